@@ -1,0 +1,45 @@
+# Everything runs in .venv, which the first target that needs it builds.
+PYTHON_VENV := .venv/bin/python
+READY := .venv/.ready
+SOURCES := kv_connector remote_server benchmarks examples tests setup.py
+
+.DEFAULT_GOAL := help
+.PHONY: help setup check format test demo serve lock clean
+
+help: ## show this list
+	@echo "make TARGET [ARGS='…']"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: $(READY) ## build .venv: vLLM for this machine, the tools, this project
+
+$(READY): .ci/setup pyproject.toml setup.py requirements/cpu.txt requirements/gpu.txt
+	@.ci/setup
+
+check: $(READY) ## lint, formatting, types
+	$(PYTHON_VENV) -m ruff check $(SOURCES)
+	$(PYTHON_VENV) -m ruff format --check $(SOURCES)
+	$(PYTHON_VENV) -m mypy
+
+format: $(READY) ## repair what `check` finds, where it can
+	$(PYTHON_VENV) -m ruff check --fix $(SOURCES)
+	$(PYTHON_VENV) -m ruff format $(SOURCES)
+
+test: $(READY) ## all tests; ARGS="-m 'not engine'" leaves out those that start vLLM
+	$(PYTHON_VENV) -m pytest $(ARGS)
+
+demo: $(READY) ## a prompt's KV cache through all levels, on real processes
+	$(PYTHON_VENV) -m examples.demo $(ARGS)
+
+serve: $(READY) ## run a cache server on tcp://127.0.0.1:5757; ARGS="--memory 4GiB"
+	$(PYTHON_VENV) -m remote_server $(ARGS)
+
+lock: $(READY) ## pin the newest versions that fit, in requirements/*.txt
+	$(PYTHON_VENV) -m uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+		pyproject.toml --extra dev requirements/cpu.in --override requirements/cpu-overrides.txt \
+		--no-annotate -o requirements/cpu.txt
+	$(PYTHON_VENV) -m uv pip compile --quiet --upgrade --universal --python-version 3.11 \
+		pyproject.toml --extra dev requirements/gpu.in --no-annotate -o requirements/gpu.txt
+
+clean: ## remove what tools, tests and the demo left; `rm -rf .venv` starts over
+	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
+	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +

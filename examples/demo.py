@@ -1,0 +1,255 @@
+"""The whole trip of a prompt's KV blocks, on real processes, as one table.
+
+    make demo
+
+A cache server and `vllm serve` engines with the connector run on this machine. The same long
+prompt is sent six times: cold, from the engine's own prefix cache, from the CPU pool, from the
+server after the engine was restarted, to a second engine on the same server, and once more when
+the server was killed. Exits 0 only if every answer is the same and every token came from where it
+should have.
+"""
+
+import argparse
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from examples import tiny_model
+from examples.engine import Completion, EngineError, VllmServer
+from examples.processes import LoggedProcess, RemoteServer, StartFailed
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.errors import KVFerryError
+from remote_server.protocol import StatsReply
+
+Process = TypeVar("Process", bound=LoggedProcess)
+
+BLOCK_TOKENS = 32
+ANSWER_TOKENS = 16
+LEVELS = ("computed", "engine", "CPU pool", "server")
+
+# vLLM's names for the levels that served cached prompt tokens.
+_SOURCES = {"engine": "device", "CPU pool": "host", "server": "external_unspecified"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case: how it went, where its tokens came from, where they should have."""
+
+    case: str
+    answer: Completion
+    tokens: dict[str, int]
+    expected: dict[str, int]
+    served_blocks: int  # what the server says it handed out for this case
+
+    def wrong(self, cold: "Row") -> list[str]:
+        """Everything about this row that is not as it must be."""
+        found = []
+        if self.answer.token_ids != cold.answer.token_ids:
+            found.append(f"{self.case}: the output differs from the cold run's")
+        for level in LEVELS:
+            if self.tokens[level] != self.expected[level]:
+                found.append(
+                    f"{self.case}: {self.tokens[level]} tokens from {level}, "
+                    f"expected {self.expected[level]}"
+                )
+        if self.served_blocks * BLOCK_TOKENS != self.tokens["server"]:
+            found.append(
+                f"{self.case}: the engine says {self.tokens['server']} tokens came from the "
+                f"server, which says it handed out {self.served_blocks} blocks"
+            )
+        return found
+
+
+class Demo:
+    """The six cases, in order, on processes that are gone when `run` has returned."""
+
+    def __init__(self, model: Path, prompt: list[int], logs: Path) -> None:
+        self._model = model
+        self._prompt = prompt
+        self._logs = logs
+        self._engines = 0
+        self._rows: list[Row] = []
+        self._served_before = 0
+        self._client: RemoteClient | None = None
+
+    def run(self) -> list[Row]:
+        server = RemoteServer("1GiB", log=self._logs / "server.log")
+        with started("starting the cache server", server), ExitStack() as cleanup:
+            self._client = RemoteClient(ClientConfig(endpoint=server.endpoint))
+            cleanup.callback(self._client.close)
+            full = len(self._prompt) // BLOCK_TOKENS * BLOCK_TOKENS
+            with self._engine("starting the engine", server.endpoint) as engine:
+                self._ask(engine, "cold")
+                self._ask(engine, "engine prefix cache", engine_tokens=full)
+                engine.reset_prefix_cache()
+                self._ask(engine, "CPU pool", pool_tokens=full)
+                with step("waiting until the server can read every block"):
+                    self._wait_for_blocks(full // BLOCK_TOKENS)
+            with self._engine("restarting the engine", server.endpoint) as engine:
+                self._ask(engine, "server, engine restarted", server_tokens=full)
+            with self._engine("starting a second engine", server.endpoint) as engine:
+                self._ask(engine, "server, second engine", server_tokens=full)
+                with step("killing the server, emptying the engine's caches"):
+                    server.stop(kill=True)
+                    engine.reset_prefix_cache(external=True)
+                self._ask(engine, "server killed")
+        return self._rows
+
+    def _engine(self, label: str, endpoint: str) -> AbstractContextManager[VllmServer]:
+        self._engines += 1
+        connector = {
+            "kv_connector": "KVFerryConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": {"server": endpoint, "cpu_pool": "512MiB"},
+        }
+        log = self._logs / f"engine-{self._engines}.log"
+        engine = VllmServer(
+            self._model, connector=connector, log=log, args=["--max-model-len", "8192"]
+        )
+        return started(label, engine)
+
+    def _ask(
+        self,
+        engine: VllmServer,
+        case: str,
+        *,
+        engine_tokens: int = 0,
+        pool_tokens: int = 0,
+        server_tokens: int = 0,
+    ) -> None:
+        before = _cached_tokens(engine)
+        with step(case):
+            answer = engine.complete(self._prompt, ANSWER_TOKENS)
+        after = _cached_tokens(engine)
+        tokens = {level: after[level] - before[level] for level in _SOURCES}
+        tokens["computed"] = answer.prompt_tokens - sum(tokens.values())
+        cached = {"engine": engine_tokens, "CPU pool": pool_tokens, "server": server_tokens}
+        expected = cached | {"computed": len(self._prompt) - sum(cached.values())}
+        served = 0
+        if case != "server killed":
+            total = self._stats().counters["get_hit"]
+            served, self._served_before = total - self._served_before, total
+        self._rows.append(Row(case, answer, tokens, expected, served))
+
+    def _wait_for_blocks(self, count: int) -> None:
+        deadline = time.monotonic() + 30
+        while (tier := self._stats().tiers["memory"]).blocks < count or tier.pending:
+            if time.monotonic() > deadline:
+                raise StartFailed(f"the server holds {tier.blocks} of {count} blocks after 30 s")
+            time.sleep(0.05)
+
+    def _stats(self) -> StatsReply:
+        assert self._client is not None
+        deadline = time.monotonic() + 10
+        while not self._client.ready and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return self._client.stats(timeout_s=5).result()
+
+
+def _cached_tokens(engine: VllmServer) -> dict[str, int]:
+    samples = engine.metrics()
+    return {
+        level: int(
+            sum(
+                value
+                for name, value in samples.items()
+                if name.startswith("vllm:prompt_tokens_cached_by_source_total")
+                and f'source="{source}"' in name
+            )
+        )
+        for level, source in _SOURCES.items()
+    }
+
+
+def table(rows: list[Row]) -> str:
+    """The result as a person reads it: one line a case, times next to the cold one's."""
+    cold = rows[0]
+    lines = [
+        f"{'case':<25}{'first token':>12}{'faster':>8}{'prompt':>8}"
+        + "".join(f"{level:>10}" for level in LEVELS)
+        + f"{'output':>9}"
+    ]
+    for row in rows:
+        same = row.answer.token_ids == cold.answer.token_ids
+        lines.append(
+            f"{row.case:<25}{row.answer.ttft_s:>10.3f} s"
+            f"{cold.answer.ttft_s / row.answer.ttft_s:>7.1f}x{row.answer.prompt_tokens:>8}"
+            + "".join(f"{row.tokens[level]:>10}" for level in LEVELS)
+            + f"{'equal' if same else 'DIFFERS':>9}"
+        )
+    return "\n".join(lines)
+
+
+@contextmanager
+def step(label: str) -> Iterator[None]:
+    """Say what is going on, and how long it took when it is over."""
+    print(f"  {label:<50}", end="", flush=True)
+    began = time.monotonic()
+    try:
+        yield
+    except BaseException:
+        print("failed", flush=True)
+        raise
+    print(f"{time.monotonic() - began:6.1f} s", flush=True)
+
+
+@contextmanager
+def started(label: str, process: Process) -> Iterator[Process]:
+    """`process` while it runs; its start is a step."""
+    with step(label):
+        process.start()
+    with process:
+        yield process
+
+
+def run(model: Path, prompt: list[int], logs: Path) -> int:
+    """Run the demo and print its table; 0 when everything is as it must be."""
+    rows = Demo(model, prompt, logs).run()
+    print(f"\n{table(rows)}\n")
+    wrong = [line for row in rows for line in row.wrong(rows[0])]
+    for line in wrong:
+        print(f"WRONG  {line}")
+    print("Every output is equal and every token came from where it should.\n" if not wrong else "")
+    return 1 if wrong else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.demo",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--prompt-tokens", type=int, default=4109, metavar="N")
+    parser.add_argument("--preset", choices=sorted(tiny_model.PRESETS), default="wide")
+    parser.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR")
+    arguments = parser.parse_args()
+    print(
+        f"A prompt of {arguments.prompt_tokens} tokens, {BLOCK_TOKENS} tokens a block, the model "
+        f"{arguments.preset!r}.\n"
+    )
+    logs = Path(tempfile.mkdtemp(prefix="kvferry-demo-"))
+    try:
+        with step("building the model (once)"):
+            model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
+        code = run(model, tiny_model.prompt_tokens(arguments.prompt_tokens), logs)
+    except KeyboardInterrupt:
+        print(f"\nstopped; nothing of the demo runs any more. Logs: {logs}")
+        return 130
+    except (StartFailed, EngineError, KVFerryError, OSError) as error:
+        print(f"\n{error}\n\nThe demo failed. Logs: {logs}")
+        return 1
+    if code:
+        print(f"Logs: {logs}")
+    else:
+        shutil.rmtree(logs)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

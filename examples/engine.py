@@ -1,0 +1,209 @@
+"""`vllm serve` as a real process, and the few requests that tests and demo make of it."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPResponse
+from pathlib import Path
+from typing import Any
+
+from examples.processes import LoggedProcess, free_port
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What came back for one prompt, and how soon."""
+
+    text: str
+    token_ids: list[int]
+    # One entry per generated token: the log probability of each candidate, named `token_id:17` and
+    # not by its text, for many tokens of a byte-level vocabulary have the same. Empty when no
+    # logprobs were asked for.
+    logprobs: list[dict[str, float]]
+    prompt_tokens: int
+    cached_tokens: int
+    ttft_s: float  # from sending the request to the first token; the whole reply if not streamed
+    total_s: float
+    usage: dict[str, Any] = field(repr=False)
+
+
+class EngineError(RuntimeError):
+    """The engine answered a request with an error."""
+
+
+class VllmServer(LoggedProcess):
+    """An engine on the CPU or the GPU, whichever its vLLM was built for.
+
+    Every engine gets the same settings, with a connector or without, so that two of them can be
+    compared. `connector` is what `--kv-transfer-config` takes; `args` come last and win.
+    """
+
+    name = "vllm"
+    start_timeout_s = 240.0
+
+    def __init__(
+        self,
+        model: Path | str,
+        *,
+        connector: Mapping[str, Any] | None = None,
+        port: int = 0,
+        env: Mapping[str, str] | None = None,
+        args: Sequence[str] = (),
+        log: Path | None = None,
+    ) -> None:
+        self.model = str(model)
+        self.port = port or free_port()
+        command = [
+            *(sys.executable, str(Path(sys.executable).with_name("vllm")), "serve", self.model),
+            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *("--block-size", "32", "--enforce-eager", "--enable-prompt-tokens-details"),
+            *("--kv-cache-memory-bytes", str(1 << 30)),
+            *("--max-num-seqs", "8", "--no-enable-log-requests"),
+        ]
+        if connector is not None:
+            command += ["--kv-transfer-config", json.dumps(connector)]
+        super().__init__([*command, *args], {**_environment(), **(env or {})}, log)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def is_ready(self) -> bool:
+        try:
+            with self._request("GET", "/health", timeout_s=5):
+                return True
+        except (OSError, EngineError):
+            return False
+
+    def complete(
+        self,
+        prompt: Prompt,
+        max_tokens: int = 16,
+        *,
+        stream: bool = True,
+        logprobs: int | None = 5,
+        extra: Mapping[str, Any] | None = None,
+        timeout_s: float = 300,
+    ) -> Completion:
+        """Continue `prompt` greedily by exactly `max_tokens` tokens. `extra` overrides any field.
+
+        May be called from several threads at once.
+        """
+        body = {
+            "model": self.model,
+            "prompt": prompt if isinstance(prompt, str) else list(prompt),
+            "max_tokens": max_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            "logprobs": logprobs,
+            "stream": stream,
+            **({"stream_options": {"include_usage": True}} if stream else {}),
+            **(extra or {}),
+        }
+        began = time.perf_counter()
+        with self._request("POST", "/v1/completions", body, timeout_s) as response:
+            chunks, first = [], None
+            for chunk in _events(response) if stream else iter([json.load(response)]):
+                if "error" in chunk:
+                    raise EngineError(chunk["error"])
+                if chunk["choices"] and first is None:
+                    first = time.perf_counter()
+                chunks.append(chunk)
+        ended = time.perf_counter()
+        choices = [choice for chunk in chunks for choice in chunk["choices"]]
+        usage = chunks[-1]["usage"]
+        return Completion(
+            text="".join(choice["text"] for choice in choices),
+            token_ids=[token for choice in choices for token in choice["token_ids"] or []],
+            logprobs=[
+                candidates
+                for choice in choices
+                if choice.get("logprobs")
+                for candidates in choice["logprobs"]["top_logprobs"]
+            ],
+            prompt_tokens=usage["prompt_tokens"],
+            cached_tokens=(usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0,
+            ttft_s=(first or ended) - began,
+            total_s=ended - began,
+            usage=usage,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """Every Prometheus sample, under its name and labels as printed: `a_total{b="c"}`."""
+        with self._request("GET", "/metrics") as response:
+            lines = response.read().decode().splitlines()
+        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
+        return {name: float(value) for name, _, value in samples}
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples over all labels; 0 when it has none."""
+        samples = self.metrics().items()
+        return sum(value for sample, value in samples if sample.partition("{")[0] == name)
+
+    def reset_prefix_cache(self, timeout_s: float = 10, *, external: bool = False) -> None:
+        """Forget the engine's own cached blocks, as soon as no request or transfer holds any.
+
+        `external` resets the connector as well: its CPU pool is emptied.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            path = f"/reset_prefix_cache?reset_external={str(external).lower()}"
+            with self._request("POST", path) as response:
+                answer = response.read().decode()
+            if "false" not in answer.lower():
+                return
+            if time.monotonic() > deadline:
+                raise EngineError(f"the prefix cache stays in use: {answer}")
+            time.sleep(0.05)
+
+    @contextmanager
+    def _request(
+        self, method: str, path: str, body: Any = None, timeout_s: float = 60
+    ) -> Iterator[HTTPResponse]:
+        # http.client and not urllib: it never asks a proxy for a loopback address.
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
+        try:
+            headers = {"Content-Type": "application/json"}
+            data = None if body is None else json.dumps(body)
+            connection.request(method, path, data, headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                raise EngineError(f"{method} {path}: {response.status} {response.read().decode()}")
+            yield response
+        except HTTPException as error:  # the engine hung up in the middle of an answer
+            raise EngineError(f"{method} {path}: {error!r}") from error
+        finally:
+            connection.close()
+
+
+def _environment() -> dict[str, str]:
+    # vLLM keeps one core free for its scheduler, and one more when a connector is configured: on a
+    # small machine the two kinds of engine would compute on different numbers of cores, and a
+    # comparison would measure that. So all of them get the same cores, named here. One is left
+    # out, for with none to spare the threads that compute spin while others wait for their core.
+    cores = sorted(os.sched_getaffinity(0))
+    cores = cores[:-1] or cores
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
+        "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
+        # vLLM compiles the ranking of logprobs even in eager mode: 2 to 17 s within the first
+        # request that asks for them, and a need for a C++ compiler.
+        "TORCHDYNAMO_DISABLE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+
+
+def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
+    """The JSON of each server-sent event, until the stream says that it is done."""
+    for line in response:
+        if line.startswith(b"data: ") and (data := line[6:].strip()) != b"[DONE]":
+            yield json.loads(data)

@@ -1,0 +1,217 @@
+"""Programs that a test, a demo or a benchmark starts and is answerable for.
+
+Each runs in a session of its own with its output in a log file. However the block that started it
+ends, the program and everything it started in turn have ended after it; nothing else is touched.
+"""
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+class StartFailed(RuntimeError):
+    """A program ended, or stayed silent, before it was ready. The message ends with its log."""
+
+
+def free_port() -> int:
+    """A loopback port that was free a moment ago, for programs that cannot choose one."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+class LoggedProcess:
+    """One program with its children. Subclasses say what to run and when it is ready.
+
+    `env` is added to this process's environment. Without `log` the output goes to a temporary
+    file, which is removed when the program was stopped in good order and kept for reading when not.
+    """
+
+    name = "process"
+    start_timeout_s = 60.0
+
+    def __init__(
+        self, command: Sequence[str], env: Mapping[str, str] | None = None, log: Path | None = None
+    ) -> None:
+        self.command = list(command)
+        self.env = dict(env or {})
+        self._keep_log = log is not None
+        self.log = log or _temporary_log(self.name)
+        self.start_s = 0.0  # how long the start took, once it is ready
+        self._scratch = ""
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def is_ready(self) -> bool:
+        """Asked several times a second while starting."""
+        raise NotImplementedError
+
+    def start(self) -> Self:
+        """Run the program until it is ready. StartFailed when it ends before, or takes too long."""
+        assert self._process is None, f"{self.name} is already running"
+        began = time.monotonic()
+        # vLLM leaves its sockets behind in the temporary directory, so it gets one of its own.
+        self._scratch = tempfile.mkdtemp(prefix=f"kvferry-{self.name}-")
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self.command,
+                cwd=REPOSITORY,
+                env={**os.environ, "TMPDIR": self._scratch, **self.env},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        try:
+            while not self.is_ready():
+                if not self.alive():
+                    raise StartFailed(f"{self.name} ended while starting\n{self.log_tail()}")
+                if time.monotonic() - began > self.start_timeout_s:
+                    raise StartFailed(
+                        f"{self.name} not ready after {self.start_timeout_s:g} s\n{self.log_tail()}"
+                    )
+                time.sleep(0.1)
+        except BaseException:
+            self._keep_log = True
+            self.stop(kill=True)
+            raise
+        self.start_s = time.monotonic() - began
+        return self
+
+    def alive(self) -> bool:
+        """Whether the program itself still runs. Its children may outlive it until `stop`."""
+        if self._process is None:
+            return False
+        # Looked at, not reaped: as long as nobody reaps it, its process group's number cannot be
+        # given to a stranger, and `stop` may send signals to the group.
+        ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        return ended is None
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to the program itself, not to its children."""
+        assert self._process is not None, f"{self.name} is not running"
+        self._process.send_signal(number)
+
+    def stop(self, kill: bool = False, grace_s: float = 15.0) -> None:
+        """End the program and its children, and return when none is left.
+
+        It is asked first (SIGTERM) and has `grace_s` to comply; `kill` imitates a crash and asks
+        nobody. Calling it again does nothing.
+        """
+        if self._process is None:
+            return
+        process, group = self._process, self._process.pid
+        if not kill and self.alive():
+            process.terminate()
+            _wait_until(lambda: not self.alive(), grace_s)
+        # The resource trackers of Python's multiprocessing come last: they leave by themselves once
+        # nobody is left to watch, and first unlink the shared memory that the others held.
+        for member, command in _group_members(group):
+            if "resource_tracker" not in command:
+                _kill_member(member, group)
+        _wait_until(lambda: not _group_members(group), 3)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+        _wait_until(lambda: not _group_members(group), 10)
+        process.wait()
+        self._process = None
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        if not self._keep_log:
+            self.log.unlink(missing_ok=True)
+
+    def log_tail(self, lines: int = 40) -> str:
+        text = self.log.read_text(errors="replace").splitlines()[-lines:]
+        return "\n".join([f"--- the end of {self.log}:", *text])
+
+    def __enter__(self) -> Self:
+        return self if self._process is not None else self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._keep_log |= error is not None
+        self.stop()
+
+
+class RemoteServer(LoggedProcess):
+    """`python -m remote_server` on a loopback port of its own choosing."""
+
+    name = "remote-server"
+
+    def __init__(
+        self,
+        memory: str = "1GiB",
+        *,
+        bind: str = "tcp://127.0.0.1:*",
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        log: Path | None = None,
+    ) -> None:
+        command = [sys.executable, "-m", "remote_server", "--memory", memory, "--bind", bind, *args]
+        super().__init__(command, env, log)
+        self.endpoint = ""  # tcp://127.0.0.1:PORT, once it is ready
+
+    def is_ready(self) -> bool:
+        found = re.findall(r"ready on (\w+://\S+)", self.log.read_text(errors="replace"))
+        if found:
+            self.endpoint = found[-1].rstrip(".,;")
+        return bool(found)
+
+
+def _temporary_log(name: str) -> Path:
+    descriptor, path = tempfile.mkstemp(prefix=f"kvferry-{name}-", suffix=".log")
+    os.close(descriptor)
+    return Path(path)
+
+
+def _wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _group_members(group: int) -> list[tuple[int, str]]:
+    """Process id and command line of all that run in this group, not of ended ones."""
+    members = []
+    for process in Path("/proc").glob("[0-9]*"):
+        if _runs_in(group, process):
+            with contextlib.suppress(OSError):
+                command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+                members.append((int(process.name), command.decode(errors="replace")))
+    return members
+
+
+def _runs_in(group: int, process: Path) -> bool:
+    try:
+        # "pid (name) state parent group …", and a name may hold spaces and parentheses
+        state, _, its_group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
+    except OSError:
+        return False
+    return int(its_group) == group and state not in "ZX"
+
+
+def _kill_member(pid: int, group: int) -> None:
+    """Kill this process if it is still one of the group: not a stranger that got its number."""
+    with contextlib.suppress(ProcessLookupError):
+        handle = os.pidfd_open(pid)
+        try:
+            if _runs_in(group, Path("/proc", str(pid))):
+                signal.pidfd_send_signal(handle, signal.SIGKILL)
+        finally:
+            os.close(handle)

@@ -1,0 +1,136 @@
+"""What an operator may choose, checked once at start, and its translation for vLLM.
+
+The settings are the keys of `kv_connector_extra_config`; the same ones that concern the server
+are the keys of a `secondary_tiers` entry when the remote tier is used bare.
+"""
+
+import difflib
+import os
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+from msgspec import Meta
+
+from remote_server.config import parse_bytes
+from remote_server.errors import ConfigError
+
+TIER_CLASS = "RemoteTier"
+SPEC_CLASS = "FerrySpec"
+
+Milliseconds = Annotated[float, Meta(gt=0, le=600_000)]
+Config = TypeVar("Config", bound="RemoteConfig")
+
+
+class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How to reach the remote server and how long it is worth waiting for it."""
+
+    server: str | None = None
+    """Address of the cache server, `tcp://host:port`. Without one the CPU pool works alone."""
+
+    namespace: str = ""
+    """Your own part of the namespace: engines with different values never share a block."""
+
+    wait_budget_ms: Milliseconds = 100
+    """How long one request may wait for the server before it is computed instead. It never
+    gives up in less than two engine steps, the time it takes to use an answer."""
+
+    lookup_timeout_ms: Milliseconds = 50
+    """A lookup that takes longer is a miss."""
+
+    load_stall_ms: Milliseconds = 50
+    """A load that receives nothing for this long ends; what came until then is used."""
+
+    load_timeout_ms: Milliseconds = 2_000
+    """A load ends after this long however well it flows."""
+
+    put_timeout_ms: Milliseconds = 5_000
+    """A put that takes longer is given up; until then its rows are pinned in the pool."""
+
+    window: int | str = "16MiB"
+    """Bytes asked for and not yet received, over all loads of an engine."""
+
+    integrity: bool = True
+    """Checksums. Turning them off is for measuring what they cost."""
+
+    def __post_init__(self) -> None:
+        if self.server is not None and not self.server.startswith(("tcp://", "ipc://")):
+            raise ConfigError(f"server={self.server!r}: expected an address like tcp://host:5757")
+        parse_bytes(self.window, "window")
+
+
+class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of the connector. Every one has a safe default."""
+
+    cpu_pool: int | str = "1GiB"
+    """Memory for the CPU pool, shared by all workers of the engine. Lives in /dev/shm."""
+
+    blocks_per_row: Annotated[int, Meta(ge=1, le=1024)] = 1
+    """Engine blocks that are stored, found and sent as one. Aim at 0.5 to 4 MiB a row."""
+
+    eviction: str = "lru"
+    """Which rows leave a full pool: `lru` or `arc`."""
+
+    store_answers: bool = True
+    """Keep the blocks of generated tokens too, so that the next turn of a chat finds them."""
+
+    log_interval_s: Annotated[float, Meta(gt=0)] = 60
+    """How often one line says where prompt tokens came from and what was declined."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        parse_bytes(self.cpu_pool, "cpu_pool")
+        if self.eviction not in ("lru", "arc"):
+            raise ConfigError(f"eviction={self.eviction!r}: choose 'lru' or 'arc'")
+
+    def tier_settings(self) -> dict[str, Any]:
+        """The part that goes to the remote tier."""
+        return {name: getattr(self, name) for name in RemoteConfig.__struct_fields__}
+
+    def for_vllm(self) -> dict[str, Any]:
+        """These settings in the words of vLLM's tiering spec."""
+        extra: dict[str, Any] = {
+            "spec_name": SPEC_CLASS,
+            "spec_module_path": "kv_connector.spec",
+            "cpu_bytes_to_use": parse_bytes(self.cpu_pool, "cpu_pool"),
+            "blocks_per_chunk": self.blocks_per_row,
+            "eviction_policy": self.eviction,
+            "offload_prompt_only": not self.store_answers,
+            "secondary_tiers": [],
+        }
+        if self.server is not None:
+            tier = {"type": TIER_CLASS, "module_path": "kv_connector.remote_tier"}
+            extra["secondary_tiers"] = [tier | self.tier_settings() | {"sees_everything": True}]
+        return extra
+
+
+def read_config(kind: type[Config], given: Mapping[str, Any], where: str) -> Config:
+    """Check `given` against `kind`. Raises `ConfigError` naming the setting, the value and,
+    for a name that does not exist, the nearest one that does."""
+    known = kind.__struct_fields__
+    for name in given:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+            hint = f"; did you mean {nearest[0]!r}?" if nearest else f"; known: {', '.join(known)}"
+            raise ConfigError(f"{where}: unknown setting {name!r}{hint}")
+    try:
+        return msgspec.convert(dict(given), kind)
+    except msgspec.ValidationError as error:
+        if isinstance(error.__cause__, ConfigError):
+            raise ConfigError(f"{where}: {error.__cause__}") from error
+        raise ConfigError(f"{where}: {_name_the_value(error, given)}") from error
+
+
+def refuse_random_hashes(algorithm: str) -> None:
+    """A shared server needs keys that mean the same in every process."""
+    if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
+        raise ConfigError(
+            f"--prefix-caching-hash-algo={algorithm} makes other keys in every process, so no "
+            "engine would ever hit; use sha256 or set PYTHONHASHSEED to one value everywhere"
+        )
+
+
+def _name_the_value(error: msgspec.ValidationError, given: Mapping[str, Any]) -> str:
+    message = str(error)
+    name = message.rpartition("$.")[2].rstrip("`")
+    return f"{name}={given[name]!r}: {message}" if name in given else message

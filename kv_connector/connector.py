@@ -1,0 +1,220 @@
+"""The connector class that vLLM loads: vLLM's offloading, with our settings and our spec.
+
+Everything that schedules, fences and counts references is `OffloadingConnector`'s. This class
+translates the settings, names the namespace, looks after the pool file's name and the metric
+definitions, and lets single requests opt out.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import vllm
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.logger import init_logger
+
+import kv_connector
+from kv_connector import namespace
+from kv_connector.config import ConnectorConfig, read_config, refuse_random_hashes
+from kv_connector.guard import never_raises
+from kv_connector.pool_file import engine_core_pid, pool_name, sweep_dead_pools
+from kv_connector.remote_tier import RemoteTier
+from kv_connector.request_options import apply_request_options
+from kv_connector.spec import POOL_NAME_KEY, FerrySpec
+from kv_connector.traffic import Traffic
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+        KVConnectorPromMetrics,
+        PromMetric,
+        PromMetricT,
+    )
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvferry")
+
+
+@dataclass
+class WorkerFacts(KVConnectorHandshakeMetadata):
+    """What each worker tells the scheduler before the first request."""
+
+    facts: namespace.Facts
+
+
+class KVFerryConnector(OffloadingConnector):
+    """Prefix-cache blocks to the CPU pool and on to the remote server, and back.
+
+    Settings are the keys of `kv_connector_extra_config`; see `ConnectorConfig`. Raises
+    `ConfigError` at start for a setting that is unknown or cannot work here, and never raises
+    afterwards.
+    """
+
+    def __init__(
+        self,
+        vllm_config: "VllmConfig",
+        role: KVConnectorRole,
+        kv_cache_config: "KVCacheConfig",
+    ) -> None:
+        assert vllm_config.kv_transfer_config is not None
+        self._config = _read(vllm_config)
+        in_worker = role == KVConnectorRole.WORKER
+        extra = self._config.for_vllm()
+        extra[POOL_NAME_KEY] = _pool_name(vllm_config, in_worker=in_worker)
+        if not in_worker:
+            _greet()
+            if self._config.server is not None:
+                refuse_random_hashes(vllm_config.cache_config.prefix_caching_hash_algo)
+            for path in sweep_dead_pools():
+                logger.info("removed %s, left by an engine that died", path)
+        translated = _with_extra_config(vllm_config, extra)
+        super().__init__(translated, role, kv_cache_config)
+        self._worker_facts: namespace.Facts = {}
+        self._facts: namespace.Facts = {}
+        self._traffic = Traffic(self._config.log_interval_s)
+        self._remote: RemoteTier | None = None
+        if not in_worker:
+            self._facts = namespace.engine_facts(translated, kv_cache_config)
+            self._find_parts()
+
+    def _find_parts(self) -> None:
+        manager: Any = self.scheduler.manager
+        tiers = [tier for tier in manager.secondary_tiers if isinstance(tier, RemoteTier)]
+        self._remote = tiers[0] if tiers else None
+
+    # ── start: worker → scheduler ────────────────────────────────────────────────────────
+
+    def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        super().register_kv_caches(kv_caches)
+        self._worker_facts = namespace.worker_facts(self._vllm_config, kv_caches)
+
+    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
+        return WorkerFacts(self._worker_facts)
+
+    def set_xfer_handshake_metadata_pp_aware(
+        self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
+    ) -> None:
+        """All workers have mapped the pool and said what they run on; nothing was served yet."""
+        facts = dict(self._facts)
+        for rank, told in sorted(metadata.items()):
+            assert isinstance(told, WorkerFacts)
+            for name, value in told.facts.items():
+                known = facts.setdefault(name, value)
+                if value not in known.split(" + "):
+                    facts[name] = f"{known} + {value}"
+            logger.debug("worker %s: %s", rank, told.facts)
+        FerrySpec.forget_pool_name_of(self.scheduler.manager)
+        if self._remote is not None:
+            facts["user"] = self._config.namespace
+            label = self._config.namespace or str(self._vllm_config.model_config.model)
+            self._remote.declare(label.rstrip("/").rpartition("/")[2], facts)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────
+
+    def on_new_request(self, request: "Request") -> None:
+        self._apply_options(request)
+        super().on_new_request(request)
+
+    @never_raises(lambda: None)
+    def _apply_options(self, request: "Request") -> None:
+        apply_request_options(request)
+
+    def get_num_new_matched_tokens(
+        self, request: "Request", num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if tokens is not None:
+            self._traffic.looked_up(request.request_id, request.num_tokens, num_computed_tokens)
+        return tokens, is_async
+
+    def update_state_after_alloc(
+        self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
+    ) -> None:
+        super().update_state_after_alloc(request, blocks, num_external_tokens)
+        if num_external_tokens:
+            self._count_admission(request, num_external_tokens)
+
+    @never_raises(lambda: None)
+    def _count_admission(self, request: "Request", num_external_tokens: int) -> None:
+        sources = self.scheduler.get_external_cache_hit_sources(request, num_external_tokens)
+        self._traffic.admitted({source.value: tokens for source, tokens in sources.items()})
+
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> Any:
+        meta = super().build_connector_meta(scheduler_output)
+        self._maybe_log()
+        return meta
+
+    @never_raises(lambda: None)
+    def _maybe_log(self) -> None:
+        line = self._traffic.line(self._remote.totals() if self._remote is not None else None)
+        if line is not None:
+            logger.info(line)
+
+    def count_hook_error(self, hook: str) -> None:
+        if self._remote is not None:
+            self._remote.count_hook_error(hook)
+
+    # ── metrics ──────────────────────────────────────────────────────────────────────────
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: "VllmConfig",
+        metric_types: "dict[type[PromMetric], type[PromMetricT]]",
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> "KVConnectorPromMetrics":
+        """Declare the metrics of the spec and tier that the engine will really build.
+
+        The API server only has the operator's settings; upstream would read them as its own
+        and the first metric that it does not know would fail every request there.
+        """
+        translated = _with_extra_config(vllm_config, _read(vllm_config).for_vllm())
+        return super().build_prom_metrics(
+            translated, metric_types, labelnames, per_engine_labelvalues
+        )
+
+
+def _read(vllm_config: "VllmConfig") -> ConnectorConfig:
+    assert vllm_config.kv_transfer_config is not None
+    given = vllm_config.kv_transfer_config.kv_connector_extra_config
+    return read_config(ConnectorConfig, given, "kv_connector_extra_config")
+
+
+def _with_extra_config(vllm_config: "VllmConfig", extra: dict[str, Any]) -> "VllmConfig":
+    """A copy of `vllm_config` with other connector settings; the original is shared, and under
+    some executors a second connector is built from it in the same process."""
+    translated = copy.copy(vllm_config)
+    translated.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
+    assert translated.kv_transfer_config is not None
+    translated.kv_transfer_config.kv_connector_extra_config = extra
+    return translated
+
+
+def _pool_name(vllm_config: "VllmConfig", *, in_worker: bool) -> str:
+    assert vllm_config.kv_transfer_config is not None
+    pid = engine_core_pid(
+        in_worker=in_worker,
+        executor_backend=vllm_config.parallel_config.distributed_executor_backend,
+    )
+    return pool_name(pid, str(vllm_config.kv_transfer_config.engine_id))
+
+
+def _greet() -> None:
+    tested = ", ".join(kv_connector.TESTED_VLLM)
+    line = ".".join(vllm.__version__.split(".")[:2])
+    if line in kv_connector.TESTED_VLLM:
+        logger.info("kvferry %s on vLLM %s", kv_connector.__version__, vllm.__version__)
+    else:
+        logger.warning(
+            "kvferry %s is tested with vLLM %s, this is %s",
+            kv_connector.__version__,
+            tested,
+            vllm.__version__,
+        )

@@ -1,0 +1,291 @@
+"""Copies between the engine's KV blocks and rows of the CPU pool, on vLLM's CPU platform.
+
+vLLM's own worker needs CUDA streams and events. On the CPU platform both sides are ordinary
+memory, so a copy is a memcpy; what matters is how few calls it takes. Blocks that lie next to
+each other on both sides form a run, and one `numpy.copyto` moves a whole run of all layers that
+share a stride: as fast as one flat memcpy of the same bytes (measured 0.9 to 1.3 times), where
+fancy indexing takes 3.5 times and `index_copy_` 40.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    BlockIDsLoadStoreSpec,
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+
+logger = init_logger("vllm.kvferry.host_worker")
+
+Bytes = npt.NDArray[np.int8]
+Ids = npt.NDArray[np.int64]
+
+
+class Run(NamedTuple):
+    """`count` engine blocks from `block` on ⇄ the pool from (`row`, `place`) on.
+
+    With one engine block to a row the run goes on into the next rows, otherwise into the next
+    places of the same row.
+    """
+
+    block: int
+    row: int
+    place: int
+    count: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """Layers that one strided copy can move together.
+
+    `engine` is (blocks, layers, bytes); `pool` is (rows, layers, places, bytes), where a row has
+    one place per engine block that it holds.
+    """
+
+    engine: Bytes
+    pool: npt.NDArray[np.int8]
+
+    def copy(self, run: Run, *, store: bool) -> int:
+        """Move one run; returns the bytes moved."""
+        engine = self.engine[run.block : run.block + run.count]
+        if self.pool.shape[2] == 1:
+            pool = self.pool[run.row : run.row + run.count, :, 0]
+        else:
+            pool = self.pool[run.row, :, run.place : run.place + run.count].swapaxes(0, 1)
+        if store:
+            np.copyto(pool, engine)
+        else:
+            np.copyto(engine, pool)
+        return engine.nbytes
+
+
+class HostWorker(OffloadingWorker):
+    """Stores and loads asynchronously, in the order submitted, on one thread of its own.
+
+    One thread keeps the order of a store and a later load of the same row, and leaves the other
+    cores to the model. Rows and blocks of a job belong to this worker from `submit_*` until the
+    job is returned by `get_finished` or waited for; the engine fences them until then.
+
+    A job that was accepted never reports failure: vLLM's connector asserts success. Arguments
+    are checked when the job is submitted; copying memory that was checked does not fail.
+    """
+
+    def __init__(
+        self,
+        kv_caches: CanonicalKVCaches,
+        region: SharedOffloadRegion,
+        blocks_per_row: int,
+    ) -> None:
+        self._blocks_per_row = blocks_per_row
+        self._region = region
+        self._regions_by_group = _regions_by_group(kv_caches, region, blocks_per_row)
+        self._jobs: queue.SimpleQueue[tuple[int, bool, int, list[Run]] | None] = queue.SimpleQueue()
+        self._running: dict[int, threading.Event] = {}
+        self._finished: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._copy_jobs, name="kvferry-copy", daemon=True)
+        self._thread.start()
+
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
+        """Copy engine blocks out to pool rows."""
+        return self._submit(job_id, src_spec, dst_spec, store=True)
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        """Copy pool rows in to engine blocks."""
+        return self._submit(job_id, dst_spec, src_spec, store=False)
+
+    def get_finished(self) -> list[TransferResult]:
+        """Jobs that ended since the last call, each exactly once."""
+        if self._error is not None:
+            raise RuntimeError("a copy between engine and pool failed") from self._error
+        finished = []
+        while not self._finished.empty():
+            finished.append(self._finished.get())
+        return finished
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Block until these jobs no longer touch their blocks; `get_finished` still reports them."""
+        for job_id in job_ids:
+            done = self._running.get(job_id)
+            if done is not None:
+                done.wait()
+
+    def shutdown(self) -> None:
+        """Finish what was submitted, then let go of the pool. Safe to call twice."""
+        if self._thread.is_alive():
+            self._jobs.put(None)
+            self._thread.join()
+            self._regions_by_group = []
+            self._region.cleanup()
+
+    def _submit(
+        self, job_id: int, engine: GPULoadStoreSpec, pool: LoadStoreSpec, *, store: bool
+    ) -> bool:
+        assert isinstance(pool, BlockIDsLoadStoreSpec)
+        parts = plan_copy(engine, pool.block_ids, self._blocks_per_row)
+        self._running[job_id] = threading.Event()
+        for group, runs in enumerate(parts):
+            # Only the last group's part carries the job's id: with it the job is done.
+            last = group == len(parts) - 1
+            self._jobs.put((job_id if last else -1, store, group, runs))
+        return True
+
+    def _copy_jobs(self) -> None:
+        moved = 0
+        seconds = 0.0
+        while (part := self._jobs.get()) is not None:
+            job_id, store, group, runs = part
+            started = time.perf_counter()
+            try:
+                for region in self._regions_by_group[group]:
+                    for run in runs:
+                        moved += region.copy(run, store=store)
+            except BaseException as error:
+                # Reporting success would announce bytes that are not there, and the connector
+                # cannot be told of failure: stop the engine rather than let it answer wrongly.
+                logger.exception("copying between engine and pool failed")
+                self._error = error
+                for done in self._running.values():
+                    done.set()
+                return
+            seconds += time.perf_counter() - started
+            if job_id < 0:
+                continue
+            self._finished.put(
+                TransferResult(job_id, True, transfer_size=moved, transfer_time=seconds)
+            )
+            self._running.pop(job_id).set()
+            moved, seconds = 0, 0.0
+
+
+def plan_copy(
+    engine: GPULoadStoreSpec, rows: npt.NDArray[np.int32], blocks_per_row: int
+) -> list[list[Run]]:
+    """Per group, the runs that move `engine`'s blocks to or from `rows`.
+
+    vLLM lists blocks and rows group after group. A group's first block may sit inside its first
+    row: `block_indices` counts engine blocks from the start of the request.
+    """
+    parts: list[list[Run]] = []
+    first_block = first_row = 0
+    for size, index in zip(engine.group_sizes, engine.block_indices, strict=True):
+        places = index % blocks_per_row + np.arange(size)
+        num_rows = int(places[-1]) // blocks_per_row + 1 if size else 0
+        group_blocks = engine.block_ids[first_block : first_block + size].astype(np.int64)
+        group_rows = rows[first_row : first_row + num_rows].astype(np.int64)
+        if len(group_rows) < num_rows:
+            raise ValueError(f"{size} engine blocks need {num_rows} rows, got {len(group_rows)}")
+        parts.append(
+            _runs(
+                group_blocks,
+                group_rows[places // blocks_per_row],
+                places % blocks_per_row,
+                blocks_per_row,
+            )
+        )
+        first_block += size
+        first_row += num_rows
+    if first_row != len(rows):
+        raise ValueError(f"{len(rows)} rows given, {first_row} needed")
+    return parts
+
+
+def _runs(blocks: Ids, rows: Ids, places: Ids, blocks_per_row: int) -> list[Run]:
+    if not len(blocks):
+        return []
+    next_row, next_place = (1, 0) if blocks_per_row == 1 else (0, 1)
+    follows = (
+        (np.diff(blocks) == 1) & (np.diff(rows) == next_row) & (np.diff(places) == next_place)
+    )
+    starts = np.flatnonzero(np.concatenate(([True], ~follows)))
+    counts = np.diff(np.append(starts, len(blocks)))
+    return [
+        Run(int(blocks[start]), int(rows[start]), int(places[start]), int(count))
+        for start, count in zip(starts, counts, strict=True)
+    ]
+
+
+def _regions_by_group(
+    kv_caches: CanonicalKVCaches, region: SharedOffloadRegion, blocks_per_row: int
+) -> list[list[Region]]:
+    """Each group's layers, joined into as few strided regions as their addresses allow."""
+    engine_views: list[Bytes] = []
+    pool_views: list[npt.NDArray[np.int8]] = []
+    for cache in kv_caches.tensors:
+        page = cache.page_size_bytes
+        engine_views.append(cache.tensor.numpy())
+        pool = region.create_next_worker_view(page * blocks_per_row).numpy()
+        row_stride = pool.strides[0]
+        pool_views.append(
+            np.lib.stride_tricks.as_strided(
+                pool, (pool.shape[0], blocks_per_row, page), (row_stride, page, 1)
+            )
+        )
+    groups = []
+    for refs in kv_caches.group_data_refs:
+        ids = sorted({ref.tensor_idx for ref in refs})
+        groups.append(
+            [_join(run, engine_views, pool_views) for run in _equal_steps(ids, engine_views)]
+        )
+    return groups
+
+
+def _address(view: npt.NDArray[np.int8]) -> int:
+    return int(view.__array_interface__["data"][0])
+
+
+def _equal_steps(ids: Sequence[int], views: Sequence[Bytes]) -> list[list[int]]:
+    """Cut `ids` where the layout stops repeating: another page size, stride or distance."""
+    cut: list[list[int]] = []
+    for tensor in ids:
+        run = cut[-1] if cut else None
+        if (
+            run is None
+            or tensor != run[-1] + 1
+            or views[tensor].shape != views[run[0]].shape
+            or views[tensor].strides != views[run[0]].strides
+            or (
+                len(run) > 1
+                and _address(views[tensor]) - _address(views[run[-1]])
+                != _address(views[run[1]]) - _address(views[run[0]])
+            )
+        ):
+            cut.append([tensor])
+        else:
+            run.append(tensor)
+    return cut
+
+
+def _join(
+    run: Sequence[int], engine_views: Sequence[Bytes], pool_views: Sequence[npt.NDArray[np.int8]]
+) -> Region:
+    """One strided view over equally spaced layers, on both sides."""
+    engine, pool = engine_views[run[0]], pool_views[run[0]]
+    engine_step = _address(engine_views[run[1]]) - _address(engine) if len(run) > 1 else 0
+    pool_step = _address(pool_views[run[1]]) - _address(pool) if len(run) > 1 else 0
+    return Region(
+        engine=np.lib.stride_tricks.as_strided(
+            engine,
+            (engine.shape[0], len(run), engine.shape[1]),
+            (engine.strides[0], engine_step, 1),
+        ),
+        pool=np.lib.stride_tricks.as_strided(
+            pool,
+            (pool.shape[0], len(run), *pool.shape[1:]),
+            (pool.strides[0], pool_step, *pool.strides[1:]),
+        ),
+    )

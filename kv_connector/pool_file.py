@@ -1,0 +1,96 @@
+"""The name of an engine's pool file in /dev/shm, and the sweeping of names left by the dead.
+
+The scheduler and the workers of one engine map the same file, so they must agree on its name
+without talking. vLLM derives it from `engine_id`, which an operator may set to the same value
+for two engines on one host: they would then write into each other's pool. Ours is derived from
+the engine-core process, which every worker can find, so two engines never share a file.
+
+vLLM ends the engine core with SIGKILL at an ordinary stop, so no code of ours can count on
+running then. The file's name is therefore removed as soon as scheduler and workers have mapped
+it (the memory goes with the last of them), and a name left by an engine that died before that
+is swept by the next engine to start.
+"""
+
+import multiprocessing
+import os
+from pathlib import Path
+
+from remote_server.errors import ConfigError
+
+SHM = Path("/dev/shm")
+PREFIX = "kvferry-"
+
+# vLLM's SharedOffloadRegion puts these around the name it is given.
+_REGION_FILE = "vllm_offload_{name}.mmap"
+
+
+def engine_core_pid(*, in_worker: bool, executor_backend: object) -> int:
+    """The process that holds this engine's scheduler, as seen from this process.
+
+    `executor_backend` is vLLM's `distributed_executor_backend`: under `mp` a worker is a child
+    of the engine core, under `uni` and `external_launcher` it is the engine core itself.
+    """
+    if not in_worker or executor_backend in ("uni", "external_launcher"):
+        return os.getpid()
+    parent = multiprocessing.parent_process()
+    return os.getppid() if parent is None or parent.pid is None else parent.pid
+
+
+def pool_name(pid: int, engine_id: str) -> str:
+    """A name that no other live engine uses and that tells later whether its owner lives.
+
+    `pid` alone is reused by the kernel and repeats between containers that share /dev/shm, so
+    the process's start time and its PID namespace are part of the name.
+    """
+    return f"{PREFIX}{_pid_namespace()}-{pid}-{_start_time(pid)}-{engine_id}"
+
+
+def pool_path(name: str) -> Path:
+    """Where vLLM's shared region puts the pool called `name`."""
+    return SHM / _REGION_FILE.format(name=name)
+
+
+def require_room(name: str, pool_bytes: int) -> None:
+    """Raise `ConfigError` when /dev/shm cannot hold the pool; containers give it 64 MiB."""
+    if pool_path(name).exists():
+        return  # created by the other side already, and its size with it
+    free = os.statvfs(SHM).f_bavail * os.statvfs(SHM).f_frsize
+    if pool_bytes > free:
+        raise ConfigError(
+            f"cpu_pool={pool_bytes} bytes: {SHM} has {free} bytes free; make cpu_pool smaller or "
+            f"the mount larger (docker run --shm-size={-(-pool_bytes >> 30) + 1}g)"
+        )
+
+
+def sweep_dead_pools(directory: Path = SHM) -> list[Path]:
+    """Remove the pool files of engines that no longer run; returns what was removed.
+
+    Files of another PID namespace are left alone: from here their owner cannot be seen, and a
+    name too many is cheaper than a pool taken from a live engine.
+    """
+    removed = []
+    for path in directory.glob(_REGION_FILE.format(name=f"{PREFIX}*")):
+        fields = path.name.removeprefix(f"vllm_offload_{PREFIX}").split("-", 3)
+        if len(fields) < 4 or not fields[1].isdigit() or fields[0] != _pid_namespace():
+            continue
+        if _start_time(int(fields[1])) == fields[2]:
+            continue
+        path.unlink(missing_ok=True)
+        removed.append(path)
+    return removed
+
+
+def _pid_namespace() -> str:
+    return str(os.stat("/proc/self/ns/pid").st_ino)
+
+
+def _start_time(pid: int) -> str:
+    """Clock ticks from boot to the start of `pid`; "0" when there is no such process."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "0"
+    # The second field is the command in parentheses and may hold anything; the start time is
+    # the 22nd field, so the 20th after the last ")". A zombie owns no memory any more.
+    after = stat.rpartition(")")[2].split()
+    return "0" if after[0] == "Z" else after[19]

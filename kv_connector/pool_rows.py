@@ -1,0 +1,58 @@
+"""The CPU pool as the remote tier sees it: rows of bytes, and how many of them there are."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import OffloadingSpec
+
+# A key whose position lies beyond this part of the pool is a miss. Promotions of a prompt longer
+# than the pool evict its own earlier ones, and vLLM would never admit it.
+POOL_SHARE_FOR_ONE_PROMPT = 0.75
+
+
+class PoolRows:
+    """Views of the pool's rows, cut to the bytes that a block owns.
+
+    A row may end in padding to a page; `block_bytes` leaves it out, so that it is neither
+    hashed nor sent.
+    """
+
+    def __init__(self, pool: memoryview, spec: "OffloadingSpec") -> None:
+        assert pool.shape is not None and pool.strides is not None
+        self.count: int = pool.shape[0]
+        self.block_bytes = owned_bytes(spec, pool.strides[0])
+        self._stride: int = pool.strides[0]
+        self._bytes = pool.cast("B")
+        self._tokens_per_row = max(spec.tokens_per_block) * spec.blocks_per_chunk
+        self._rows_per_prompt = int(
+            self.count * POOL_SHARE_FOR_ONE_PROMPT / len(spec.tokens_per_block)
+        )
+
+    def at(self, rows: Iterable[int]) -> list[memoryview]:
+        """The bytes of these rows, in place. They stay valid until `release`."""
+        return [
+            self._bytes[row * self._stride : row * self._stride + self.block_bytes]
+            for row in map(int, rows)
+        ]
+
+    def beyond_one_prompt(self, key: OffloadKey, request: ReqContext) -> bool:
+        """Whether the pool could not hold this key's block together with all before it."""
+        end_token = request.get_offload_key_position(key)
+        if end_token is None:
+            return False
+        return -(-end_token // self._tokens_per_row) > self._rows_per_prompt
+
+    def release(self) -> None:
+        """Let go of the pool's memory; views handed out before must not be used again."""
+        self._bytes.release()
+
+
+def owned_bytes(spec: "OffloadingSpec", row_bytes: int) -> int:
+    """The bytes of a row that belong to its block, without the padding at its end."""
+    per_worker: int = getattr(spec, "cpu_page_size_per_worker", 0)
+    copies = 1 if spec.replicated_layout else spec.config.parallel.world_size
+    owned = per_worker * copies
+    return owned if 0 < owned <= row_bytes else row_bytes

@@ -1,0 +1,261 @@
+"""The remote tier: vLLM's secondary-tier interface in front of a `RemoteClient`.
+
+Runs in the scheduler process. Every method here decides from what is known and hands over; none
+waits on a socket, copies or hashes. Lookups are answered by `waiting`, transfers are moved by
+`tier_transfers`, and this class is where both meet vLLM.
+
+Used by our connector, and bare as an entry of `secondary_tiers` in any `OffloadingConnector`
+with `TieringOffloadingSpec`; bare it sees less of the engine and needs `namespace` to be set.
+"""
+
+import time
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import (
+    Locality,
+    LookupResult,
+    OffloadingMetricMetadata,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+    ScheduleEndContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from kv_connector import tier_metrics as metrics
+from kv_connector.config import RemoteConfig, read_config
+from kv_connector.guard import never_raises
+from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
+from kv_connector.pool_rows import PoolRows
+from kv_connector.tier_metrics import TierCounters
+from kv_connector.tier_transfers import Transfers
+from kv_connector.waiting import Missed, Verdict, Waiting
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.config import parse_bytes
+from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
+from remote_server.protocol import Found
+
+if TYPE_CHECKING:
+    from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+        OffloadingConnectorStats,
+    )
+    from vllm.v1.kv_offload.base import OffloadingSpec
+    from vllm.v1.kv_offload.tiering.backpressure import BackpressureDetector
+
+logger = init_logger("vllm.kvferry.remote_tier")
+
+BYPASS_KEY = "kvferry_bypass"
+"""In a request's `kv_transfer_params`: the reason why it must not use the server."""
+
+# How long `drain_jobs` may hold the scheduler while transfers are cancelled.
+DRAIN_TIMEOUT_S = 2.0
+
+
+class RemoteTier(SecondaryTierManager):
+    """Looks up, loads and stores pool rows on the remote server, within every time limit.
+
+    Losing the server never fails a request: lookups become misses, loads report which keys
+    landed, puts are given up. What was declined is counted by reason.
+    """
+
+    cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
+
+    @classmethod
+    def build_metric_definitions(
+        cls, extra_config: dict[str, Any]
+    ) -> dict[str, OffloadingMetricMetadata]:
+        """All metrics that `get_stats` may name; an undeclared one would fail every request."""
+        return dict(metrics.METRICS)
+
+    def __init__(
+        self,
+        offloading_spec: "OffloadingSpec",
+        primary_kv_view: memoryview,
+        tier_type: str,
+        backpressure_detector: "BackpressureDetector | None" = None,
+        *,
+        sees_everything: bool = False,
+        client_factory: Callable[[ClientConfig], RemoteClient] = RemoteClient,
+        clock: Callable[[], float] = time.monotonic,
+        **settings: Any,
+    ) -> None:
+        super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
+        config = read_config(RemoteConfig, settings, "secondary_tiers entry RemoteTier")
+        if config.server is None:
+            raise ConfigError("RemoteTier: set 'server', the cache server's tcp://host:port")
+        self.locality = Locality.REMOTE
+        self._config = config
+        self._clock = clock
+        self._counters = TierCounters()
+        self._rows = PoolRows(primary_kv_view, offloading_spec)
+        self._waits: dict[str, Waiting] = {}
+        self._step = 0
+        self._label = ""
+        self._facts: Facts = {}
+        self._namespace: str | None = None
+        bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
+        self._client = client_factory(
+            ClientConfig(
+                endpoint=config.server,
+                client_name=offloading_spec.config.engine_id,
+                get_window_bytes=parse_bytes(config.window, "window"),
+                integrity=config.integrity,
+            )
+        )
+        self._transfers = Transfers(self._client, self._rows, config, self._counters, clock)
+        if bare is not None:
+            self.declare(*bare)
+
+    # ── identity ─────────────────────────────────────────────────────────────────────────
+
+    def declare(self, label: str, facts: Facts) -> None:
+        """Say whose blocks these are. Until then every lookup misses and nothing is put."""
+        self._label, self._facts = label, facts
+        self._namespace = namespace_of(label, facts)
+        self._client.declare(self._namespace, self._rows.block_bytes, facts)
+        logger.info(
+            "server %s, namespace %s, blocks of %d bytes",
+            self._config.server,
+            self._namespace,
+            self._rows.block_bytes,
+        )
+
+    def _weights_may_have_changed(self) -> None:
+        if self._namespace is not None:
+            self.declare(self._label, self._facts | {"weight_epoch": new_weight_epoch()})
+        for wait in self._waits.values():
+            wait.states = {}
+
+    # ── lookup ───────────────────────────────────────────────────────────────────────────
+
+    @never_raises(RequestOffloadingContext)
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        params = req_context.kv_transfer_params or {}
+        self._waits[req_context.req_id] = Waiting(
+            budget_s=self._config.wait_budget_ms / 1000, bypass=params.get(BYPASS_KEY)
+        )
+        return RequestOffloadingContext()
+
+    @never_raises(lambda: LookupResult.MISS)
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        """MISS, HIT or RETRY, from what is known now; never waits."""
+        wait = self._waits.get(req_context.req_id)
+        if wait is None:
+            return self._missed(Missed.BYPASS)
+        if not self._client.ready or self._namespace is None:
+            wait.give_up([key], Missed.UNAVAILABLE)
+        elif self._rows.beyond_one_prompt(key, req_context):
+            wait.give_up([key], Missed.BEYOND_POOL)
+        verdict = wait.verdict(key, now_s=self._clock(), step=self._step)
+        if isinstance(verdict, Missed):
+            return self._missed(verdict)
+        if verdict is Verdict.RETRY:
+            return LookupResult.RETRY
+        self._counters.count(metrics.HIT_BLOCKS)
+        return LookupResult.HIT
+
+    @never_raises(lambda: None)
+    def on_schedule_end(self, context: ScheduleEndContext) -> None:
+        """Send what this step's lookups could not answer: one question per prompt."""
+        self._step += 1
+        for wait in self._waits.values():
+            keys = wait.take_wanted()
+            if keys and self._namespace is not None:
+                reply = self._client.lookup(
+                    self._namespace, keys, timeout_s=self._config.lookup_timeout_ms / 1000
+                )
+                reply.add_done_callback(partial(self._on_found, wait, keys))
+
+    @never_raises(lambda: None)
+    def _on_found(self, wait: Waiting, keys: list[bytes], reply: "Future[Found]") -> None:
+        if reply.cancelled():
+            wait.give_up(keys, Missed.LOOKUP_FAILED)
+        elif (error := reply.exception()) is None:
+            wait.answer(keys, reply.result().states)
+        elif isinstance(error, DeadlineExceeded):
+            wait.give_up(keys, Missed.LOOKUP_LATE)
+        elif isinstance(error, ServerUnavailable):
+            wait.give_up(keys, Missed.UNAVAILABLE)
+        else:
+            wait.give_up(keys, Missed.LOOKUP_FAILED)
+
+    def _missed(self, reason: Missed) -> LookupResult:
+        self._counters.count(metrics.MISSED_BLOCKS, label=reason)
+        return LookupResult.MISS
+
+    @never_raises(lambda: None)
+    def on_request_finished(self, req_context: ReqContext) -> None:
+        self._waits.pop(req_context.req_id, None)
+
+    # ── transfers ────────────────────────────────────────────────────────────────────────
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        """Server → pool. What does not land in time is a miss for its keys."""
+        self._transfers.load(self._namespace, job_metadata)
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        """Pool → server, unless there is a reason not to."""
+        params = job_metadata.req_context.kv_transfer_params or {}
+        declined = params.get(BYPASS_KEY)
+        if declined is None and not (self._client.ready and self._namespace):
+            declined = "unavailable"
+        self._transfers.store(self._namespace, job_metadata, declined)
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        """Jobs that ended since the last call, each exactly once."""
+        finished = []
+        for result, lost in self._transfers.take_ended():
+            for wait in self._waits.values() if lost else ():
+                wait.load_failed(lost)
+            finished.append(result)
+        return finished
+
+    def drain_jobs(self) -> None:
+        """End every transfer and start a new weight epoch.
+
+        vLLM calls this from `reset_cache` alone: before sleep, after a weight update, or when
+        somebody resets the cache. It is the one call that may wait, at most `DRAIN_TIMEOUT_S`.
+        """
+        try:
+            if not self._transfers.drain(DRAIN_TIMEOUT_S):
+                logger.error("transfers did not end within %.1f s of a reset", DRAIN_TIMEOUT_S)
+            self._weights_may_have_changed()
+        except Exception:
+            logger.exception("draining the remote tier failed")
+            self.count_hook_error("drain_jobs")
+
+    @never_raises(lambda: None)
+    def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
+        """Keep blocks that are used from the CPU pool recent on the server as well."""
+        if self._client.ready and self._namespace is not None:
+            self._client.touch(self._namespace, list(keys))
+
+    @never_raises(lambda: None)
+    def shutdown(self) -> None:
+        """Close the connection and let go of the pool."""
+        self._client.close()
+        self._rows.release()
+
+    # ── what it counted ──────────────────────────────────────────────────────────────────
+
+    def count_hook_error(self, hook: str) -> None:
+        """One exception of ours was kept from the engine."""
+        self._counters.count(metrics.HOOK_ERRORS, label=hook)
+
+    def totals(self) -> dict[tuple[str, str], int]:
+        """Everything counted since the start, by metric and label."""
+        return self._counters.totals()
+
+    @never_raises(lambda: None)
+    def get_stats(self) -> "OffloadingConnectorStats | None":
+        """What is new since the last call, for the engine's `/metrics`."""
+        for event, total in self._client.counters().items():
+            self._counters.set_total(metrics.CLIENT_EVENTS, total, event)
+        stats = self._counters.take_stats()
+        stats.set_gauge(metrics.SERVER_READY, int(self._client.ready))
+        return stats

@@ -1,0 +1,49 @@
+"""What one request may ask for over HTTP, in `kv_transfer_params`.
+
+    {"kv_transfer_params": {"kvferry": {"load": false, "store": false}}}
+
+`load: false` computes the prompt although it is cached below the engine, `store: false` leaves
+the request's blocks out of the CPU pool and the server. A request that uses a LoRA adapter
+keeps to the CPU pool: vLLM's block hash knows adapters by name and path, which says nothing
+about their weights on another host.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from vllm.logger import init_logger
+
+from kv_connector.remote_tier import BYPASS_KEY
+
+if TYPE_CHECKING:
+    from vllm.v1.request import Request
+
+logger = init_logger("vllm.kvferry.request_options")
+
+OPTIONS_KEY = "kvferry"
+
+# vLLM's own words for "nothing of this request".
+_VLLM_LIMITS = {"load": "max_load_tokens", "store": "max_offload_tokens"}
+
+
+def apply_request_options(request: "Request") -> None:
+    """Translate the request's options for vLLM and the remote tier, in place."""
+    params: dict[str, Any] = dict(request.kv_transfer_params or {})
+    options = params.get(OPTIONS_KEY)
+    if isinstance(options, dict):
+        for name, allowed in options.items():
+            limit = _VLLM_LIMITS.get(name)
+            if limit is None or not isinstance(allowed, bool):
+                logger.warning(
+                    "request %s: ignoring kv_transfer_params.%s.%s=%r; known: load, store, each "
+                    "true or false",
+                    request.request_id,
+                    OPTIONS_KEY,
+                    name,
+                    allowed,
+                )
+            elif not allowed:
+                params[limit] = 0
+    if request.lora_request is not None:
+        params[BYPASS_KEY] = "lora"
+    if params:
+        request.kv_transfer_params = params

@@ -1,0 +1,75 @@
+"""The offloading spec: vLLM's tiering, on the CPU platform too, in a pool file of its own."""
+
+from pathlib import Path
+from typing import Any
+
+from vllm.platforms import current_platform
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
+from vllm.v1.kv_offload.config import OffloadingConfig
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
+from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
+
+from kv_connector.host_worker import HostWorker
+from kv_connector.pool_file import require_room
+from remote_server.errors import ConfigError
+
+POOL_NAME_KEY = "kvferry_pool_name"
+"""Where the connector hands this spec the name of the engine's pool file."""
+
+
+class FerrySpec(TieringOffloadingSpec):
+    """CPU pool as primary tier, remote tier below it, workers for CUDA and CPU platforms.
+
+    What differs from vLLM's spec: the pool file's name (see `pool_file`), its removal as soon
+    as everyone has mapped it, and `HostWorker` where there is no GPU. Everything else, the
+    index of the pool and its eviction included, is vLLM's.
+    """
+
+    def __init__(self, config: OffloadingConfig) -> None:
+        super().__init__(config)
+        self._engine_id: str = config.extra_config.get(POOL_NAME_KEY, config.engine_id)
+        if config.canonical_layout and current_platform.is_cpu():
+            raise ConfigError(
+                "canonical_layout=True: the host worker for the CPU platform copies whole pages "
+                "and cannot rearrange them; remove it"
+            )
+        if self.num_chunks < 1:
+            raise ConfigError(
+                f"cpu_pool={self.extra_config['cpu_bytes_to_use']} bytes holds no block: one is "
+                f"{self.kv_bytes_per_chunk} bytes here; 1 GiB or more is sensible"
+            )
+        require_room(self._engine_id, self.num_chunks * self.kv_bytes_per_chunk)
+
+    @staticmethod
+    def forget_pool_name_of(manager: TieringOffloadingManager) -> None:
+        """Remove the pool file's name; call it once scheduler and workers have mapped the file."""
+        region = manager.primary_tier._mmap_region
+        Path(region.mmap_path).unlink(missing_ok=True)
+        region._creator = False
+
+    def create_worker(self, kv_caches: CanonicalKVCaches) -> Any:
+        """vLLM's worker on a GPU, ours on the CPU platform."""
+        if not current_platform.is_cpu():
+            worker = super().create_worker(kv_caches)
+            if worker._mmap_region is not None:
+                worker._mmap_region._creator = False
+            return worker
+        region = SharedOffloadRegion(
+            engine_id=self._engine_id,
+            num_chunks=self.num_chunks,
+            rank=0 if self.replicated_layout else self.config.parallel.rank,
+            kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+            cpu_page_size=self.cpu_page_size_per_worker,
+        )
+        # The scheduler removes the name for everyone (`forget_pool_name_of`); without this the
+        # region would try again at shutdown and log a stack trace.
+        region._creator = False
+        return HostWorker(kv_caches, region, self.blocks_per_chunk)
+
+    def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
+        """As upstream, without its refusal of the CPU platform."""
+        if not self._worker:
+            self._worker = self.create_worker(kv_caches)
+        worker: OffloadingWorker = self._worker
+        return worker

@@ -1,0 +1,88 @@
+"""What the remote tier counts, and how vLLM's `/metrics` shows it.
+
+Every branch that quietly says no has a reason, and every reason its own counter: a cache that
+declines looks exactly like one that works, only slower.
+"""
+
+import threading
+from collections import Counter
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
+from vllm.v1.kv_offload.base import (
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingMetricMetadata,
+)
+
+HIT_BLOCKS = "kvferry_hit_blocks"
+MISSED_BLOCKS = "kvferry_missed_blocks"
+LOADED_BLOCKS = "kvferry_loaded_blocks"
+LOADED_BYTES = "kvferry_loaded_bytes"
+PUT_BLOCKS = "kvferry_put_blocks"
+PUT_BYTES = "kvferry_put_bytes"
+DECLINED_BLOCKS = "kvferry_declined_blocks"
+CLIENT_EVENTS = "kvferry_client_events"
+HOOK_ERRORS = "kvferry_hook_errors"
+SERVER_READY = "kvferry_server_ready"
+
+METRICS: dict[str, OffloadingMetricMetadata] = {
+    HIT_BLOCKS: OffloadingCounterMetadata("Blocks that lookups found readable on the server."),
+    MISSED_BLOCKS: OffloadingCounterMetadata(
+        "Blocks that lookups answered as a miss, by reason.", ("reason",)
+    ),
+    LOADED_BLOCKS: OffloadingCounterMetadata(
+        "Blocks of loads from the server, by outcome; only `hit` landed.", ("outcome",)
+    ),
+    LOADED_BYTES: OffloadingCounterMetadata("Bytes that landed in the CPU pool and verified."),
+    PUT_BLOCKS: OffloadingCounterMetadata(
+        "Blocks offered to the server, by outcome; `present` were not sent.", ("outcome",)
+    ),
+    PUT_BYTES: OffloadingCounterMetadata("Bytes of blocks sent to the server."),
+    DECLINED_BLOCKS: OffloadingCounterMetadata(
+        "Blocks that this engine did not offer to the server, by reason.", ("reason",)
+    ),
+    CLIENT_EVENTS: OffloadingCounterMetadata(
+        "What happened on the connection to the server, by event.", ("event",)
+    ),
+    HOOK_ERRORS: OffloadingCounterMetadata(
+        "Exceptions caught before they reached the engine, by hook. Always a bug.", ("hook",)
+    ),
+    SERVER_READY: OffloadingGaugeMetadata("1 while the server answers, 0 while it does not."),
+}
+
+
+class TierCounters:
+    """Counts by metric and label from both threads; hands vLLM what is new since last time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: Counter[tuple[str, str]] = Counter()
+        self._reported: Counter[tuple[str, str]] = Counter()
+
+    def count(self, metric: str, amount: int = 1, label: str = "") -> None:
+        """Add `amount`; `label` is the value of the metric's one label, if it has one."""
+        if amount:
+            with self._lock:
+                self._totals[metric, label] += amount
+
+    def set_total(self, metric: str, total: int, label: str = "") -> None:
+        """Take over a count that somebody else keeps."""
+        with self._lock:
+            self._totals[metric, label] = total
+
+    def totals(self) -> dict[tuple[str, str], int]:
+        """Everything counted since the start."""
+        with self._lock:
+            return dict(self._totals)
+
+    def take_stats(self) -> OffloadingConnectorStats:
+        """What is new since the last call, in vLLM's form."""
+        stats = OffloadingConnectorStats()
+        for (metric, label), total in self.totals().items():
+            grown = total - self._reported[metric, label]
+            if grown > 0:
+                stats.increase_counter(metric, grown, (label,) if label else ())
+                self._reported[metric, label] = total
+        return stats

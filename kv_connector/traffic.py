@@ -1,0 +1,68 @@
+"""Where prompt tokens came from: one log line a minute."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from kv_connector import tier_metrics as metrics
+
+Totals = Mapping[tuple[str, str], int]
+
+# vLLM's names for the sources of external hits, in ours.
+_LEVELS = {"host": "CPU pool", "external_unspecified": "server", "p2p": "peer", "disk": "disk"}
+
+
+class Traffic:
+    """Counts prompt tokens by the level that supplied them and makes a line of it.
+
+    vLLM may look a request up many times before it admits it; only the last look counts.
+    """
+
+    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._next_line_s = clock() + interval_s
+        self._looked_up: dict[str, tuple[int, int]] = {}
+        self._external: Counter[str] = Counter()
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def looked_up(self, request_id: str, prompt_tokens: int, engine_tokens: int) -> None:
+        """A request is about to be admitted with this many tokens in the engine's own cache."""
+        self._looked_up[request_id] = (prompt_tokens, engine_tokens)
+
+    def admitted(self, external: Mapping[str, int]) -> None:
+        """Tokens that came from below the engine, by vLLM's name for the source."""
+        self._external.update(external)
+
+    def line(self, totals: Totals | None) -> str | None:
+        """The line for the interval that has just ended; None before that, or if nothing came."""
+        if self._clock() < self._next_line_s:
+            return None
+        self._next_line_s = self._clock() + self._interval_s
+        looked_up, self._looked_up = self._looked_up, {}
+        external, self._external = self._external, Counter()
+        grown: Counter[tuple[str, str]] = Counter(totals or {})
+        grown.subtract(self._seen)
+        self._seen = Counter(totals or {})
+        if not looked_up and not any(grown.values()):
+            return None
+        prompt = sum(tokens for tokens, _ in looked_up.values())
+        engine = sum(tokens for _, tokens in looked_up.values())
+        levels = {"engine": engine}
+        levels |= {_LEVELS.get(source, source): n for source, n in external.items()}
+        levels["computed"] = max(0, prompt - sum(levels.values()))
+        parts = [f"{len(looked_up)} requests, {prompt} prompt tokens: {_list(levels)}"]
+        if totals is not None:
+            parts.append(f"put {_list(_by_label(grown, metrics.PUT_BLOCKS)) or 'nothing'}")
+            parts.append(f"missed {_list(_by_label(grown, metrics.MISSED_BLOCKS)) or 'nothing'}")
+            declined = _by_label(grown, metrics.DECLINED_BLOCKS)
+            parts.append(f"declined {_list(declined) or 'nothing'}")
+        return "; ".join(parts)
+
+
+def _by_label(grown: Totals, metric: str) -> dict[str, int]:
+    return {label: n for (name, label), n in sorted(grown.items()) if name == metric and n > 0}
+
+
+def _list(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())

@@ -1,0 +1,73 @@
+"""The circuit breaker: a server that stopped answering costs one deadline, not one per request.
+
+    closed ──N timeouts in a row──▶ open ──backoff over──▶ probing ──welcome──▶ closed
+                                     ▲                        │
+                                     └──── no answer; backoff doubles ────┘
+
+It holds no clock and no timer: every method is told the time, so tests walk through an hour
+in microseconds.
+"""
+
+from enum import StrEnum, auto
+from math import inf
+
+
+class BreakerState(StrEnum):
+    CLOSED = auto()  # requests flow
+    OPEN = auto()  # requests are answered "unavailable" at once, nothing is sent
+    PROBING = auto()  # as open, but one hello is on its way to find out
+
+
+class Breaker:
+    """Counts timeouts in a row. Any answer in time starts the count again."""
+
+    def __init__(self, threshold: int, first_backoff_s: float, longest_backoff_s: float) -> None:
+        self._threshold = threshold
+        self._first_backoff_s = first_backoff_s
+        self._longest_backoff_s = longest_backoff_s
+        self._backoff_s = first_backoff_s
+        self._timeouts = 0
+        self.state = BreakerState.CLOSED
+        self.retry_at = inf
+        """When the next probe is due; infinite unless open."""
+
+    def answered(self) -> None:
+        """A reply came in time. Closes nothing: only a probe's answer does that."""
+        self._timeouts = 0
+
+    def timed_out(self, now: float) -> bool:
+        """A request was sent and its deadline passed. True when this one opened the breaker."""
+        self._timeouts += 1
+        if self.state is not BreakerState.CLOSED or self._timeouts < self._threshold:
+            return False
+        self._open(now)
+        return True
+
+    def trip(self, now: float) -> bool:
+        """A hello went unanswered: open now, however few timeouts came before.
+
+        True when it was closed until now.
+        """
+        opened = self.state is BreakerState.CLOSED
+        self._open(now)
+        return opened
+
+    def probe(self) -> None:
+        """A hello is being sent; `close` or `trip` says how it went."""
+        if self.state is BreakerState.OPEN:
+            self.state = BreakerState.PROBING
+            self.retry_at = inf
+
+    def close(self) -> bool:
+        """The server answered a hello. True when it was not closed until now."""
+        was_open = self.state is not BreakerState.CLOSED
+        self.state = BreakerState.CLOSED
+        self.retry_at = inf
+        self._timeouts = 0
+        self._backoff_s = self._first_backoff_s
+        return was_open
+
+    def _open(self, now: float) -> None:
+        self.state = BreakerState.OPEN
+        self.retry_at = now + self._backoff_s
+        self._backoff_s = min(2 * self._backoff_s, self._longest_backoff_s)

@@ -1,0 +1,236 @@
+"""The client of the block server: ask what is there, put blocks, get them back, never wait.
+
+    client = RemoteClient(ClientConfig("tcp://10.0.0.7:5757"))
+    client.declare("my-model", block_bytes=1 << 20)
+    ...
+    if client.ready:
+        found = client.lookup("my-model", keys).result()
+        done = client.get("my-model", keys[: found.prefix], rows).result()
+
+Every request returns a `concurrent.futures.Future` at once and ends by its deadline, exactly
+once, whatever the server does. Requests that cannot be sent now end at once: losing the server
+costs nothing but the blocks.
+
+One I/O thread does all the work (`client_loop.py`). Futures end on it, so their callbacks run
+on it too: they must be quick, and must not wait for another request of the same client. A
+request submitted after `close` ends on the submitting thread. `Future.cancel` does nothing:
+only an ended future gives its rows back, and `cancel_all` is the way to get there sooner.
+"""
+
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from threading import Event
+from typing import TypeVar
+
+from remote_server import client_control as control
+from remote_server import protocol
+from remote_server.client_get_window import GetTransfer
+from remote_server.client_loop import Call, Loop
+from remote_server.client_puts import PutTransfer
+from remote_server.client_results import ClientConfig, GetOutcome, GetResult, PutResult
+from remote_server.errors import ConfigError
+
+__all__ = ["ClientConfig", "GetOutcome", "GetResult", "PutResult", "RemoteClient"]
+
+T = TypeVar("T")
+
+
+class RemoteClient:
+    """One process's face of one server. Every method may be called from any thread."""
+
+    def __init__(
+        self, config: ClientConfig, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Start the I/O thread; the server need not exist yet. Raises `ConfigError`."""
+        self._clock = clock
+        self._loop = Loop(config, clock)
+        # For a client that is dropped without `close`, and for the interpreter's exit.
+        self._finalizer = weakref.finalize(self, self._loop.stop)
+
+    # ── the server ───────────────────────────────────────────────────────────────────────
+
+    def declare(
+        self,
+        namespace: str,
+        block_bytes: int,
+        fingerprint: Mapping[str, str] = {},
+    ) -> None:
+        """Say that blocks of `namespace` hold at most `block_bytes`.
+
+        Remembered, and said again to every server this client connects to. Again with the same
+        name replaces, with another name adds. Raises `ConfigError` for what no server accepts.
+        """
+        if not 0 < len(namespace) <= protocol.MAX_NAMESPACE_CHARS:
+            raise ConfigError(
+                f"namespace: {namespace!r:.80} must be 1 to {protocol.MAX_NAMESPACE_CHARS} "
+                "characters"
+            )
+        if not 0 < block_bytes <= protocol.MAX_FRAME_BYTES:
+            raise ConfigError(
+                f"block_bytes: {block_bytes} must be 1 to {protocol.MAX_FRAME_BYTES}; "
+                "use smaller blocks"
+            )
+        session = self._loop.session
+        self._call(partial(session.declare, namespace, block_bytes, dict(fingerprint)))
+
+    @property
+    def ready(self) -> bool:
+        """Connected, every declared namespace welcome, breaker closed. Costs nothing to ask.
+
+        True is no promise: a request may still find the server gone.
+        """
+        return self._loop.ready
+
+    @property
+    def epoch(self) -> str | None:
+        """The boot of the server last heard from: another one, and what it held may be gone."""
+        return self._loop.session.epoch
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────
+
+    def lookup(
+        self, namespace: str, keys: Sequence[bytes], *, timeout_s: float = 0.05
+    ) -> "Future[protocol.Found]":
+        """Ask which of `keys` are there: one state per key, and the readable prefix.
+
+        Raises, through the future, `ServerUnavailable`, `DeadlineExceeded`, `RequestRefused`,
+        or `LocalProtocolError` for keys or a namespace that cannot be asked for. So do `touch`,
+        `stats` and `clear`.
+        """
+        future = _future(protocol.Found)
+        deadline = self._clock() + timeout_s
+        self._loop.submit(control.lookup(future, namespace, list(keys), deadline))
+        return future
+
+    def put(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        rows: Sequence[memoryview],
+        *,
+        deferred: bool = True,
+        force: bool = False,
+        timeout_s: float = 5.0,
+    ) -> "Future[PutResult]":
+        """Offer the blocks in `rows`, each exactly as long as its block.
+
+        The rows are read until the future ends and must not change before. It never raises:
+        see `PutResult.error`. `deferred` and `force` are explained at `protocol.Put`.
+        """
+        future = _future(PutResult)
+        self._loop.submit(
+            PutTransfer(
+                future=future,
+                namespace=namespace,
+                keys=list(keys),
+                rows=list(rows),
+                deferred=deferred,
+                force=force,
+                deadline=self._clock() + timeout_s,
+            )
+        )
+        return future
+
+    def get(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        rows: Sequence[memoryview],
+        *,
+        stall_s: float = 0.05,
+        timeout_s: float = 10.0,
+    ) -> "Future[GetResult]":
+        """Fill `rows`, each exactly as long as its block, in the order of `keys`.
+
+        The rows are written until the future ends and not after. It never raises: see
+        `GetResult.outcomes`. Keys that have not landed are given up after `stall_s` without
+        anything coming for this get or one submitted before it, or after `timeout_s`. A row
+        whose outcome is not HIT may hold anything.
+        """
+        future = _future(GetResult)
+        self._loop.submit(
+            GetTransfer(
+                future=future,
+                namespace=namespace,
+                keys=list(keys),
+                rows=list(rows),
+                stall_s=stall_s,
+                deadline=self._clock() + timeout_s,
+            )
+        )
+        return future
+
+    def touch(
+        self, namespace: str, keys: Sequence[bytes], *, timeout_s: float = 1.0
+    ) -> "Future[int]":
+        """Mark blocks as recently used; gives how many of them were there."""
+        future = _future(int)
+        deadline = self._clock() + timeout_s
+        self._loop.submit(control.touch(future, namespace, list(keys), deadline))
+        return future
+
+    def stats(self, *, timeout_s: float = 1.0) -> "Future[protocol.StatsReply]":
+        """Ask for the server's occupancy and counters."""
+        future = _future(protocol.StatsReply)
+        self._loop.submit(control.stats(future, self._clock() + timeout_s))
+        return future
+
+    def clear(self, namespace: str | None = None, *, timeout_s: float = 5.0) -> "Future[int]":
+        """Remove every block of `namespace`, or of all; gives how many were removed."""
+        future = _future(int)
+        self._loop.submit(control.clear(future, namespace, self._clock() + timeout_s))
+        return future
+
+    # ── this side ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of rows in puts and gets that were taken over and have not ended."""
+        return self._loop.gets.queued_bytes + self._loop.puts.queued_bytes
+
+    def counters(self) -> dict[str, int]:
+        """Everything this client counted since it was made; they only grow."""
+        return dict(self._loop.counters)
+
+    def cancel_all(self, timeout_s: float) -> bool:
+        """End every request submitted so far; their rows are free when this returns True.
+
+        Gets end as LATE with what has landed, the others with `DeadlineExceeded`. False when it
+        took longer, or when called from a future's callback; it still goes on then.
+        """
+        done = Event()
+        self._call(partial(self._loop.cancel_all, done))
+        return not self._loop.is_current_thread and done.wait(timeout_s)
+
+    def close(self, timeout_s: float = 1.0) -> None:
+        """End every request and the thread. Safe to repeat, and from a callback."""
+        self._finalizer.detach()
+        self._loop.stop()
+        self._loop.join(timeout_s)
+
+    def check(self, timeout_s: float = 1.0) -> None:
+        """Raise `AssertionError` when this client's books do not balance. For tests."""
+        failure: Future[None] = Future()
+
+        def run() -> None:
+            try:
+                self._loop.check()
+            except AssertionError as error:
+                failure.set_exception(error)
+            else:
+                failure.set_result(None)
+
+        self._call(run)
+        failure.result(timeout_s)
+
+    def _call(self, run: Callable[[], None]) -> None:
+        self._loop.submit(Call(run))
+
+
+def _future(_: type[T]) -> "Future[T]":
+    future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # from here on `cancel` answers False
+    return future

@@ -1,0 +1,181 @@
+"""One DEALER socket and what we know of its state. Used by the I/O thread only.
+
+This file is the only one of the client that calls libzmq. A transport beside tcp would leave
+`client_control.py` on it and bring its own `client_gets.py` and `client_puts.py`.
+"""
+
+import itertools
+from collections.abc import Sequence
+from math import ceil
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from remote_server import protocol
+from remote_server.client_results import ClientConfig
+from remote_server.errors import ConfigError, RemoteProtocolError
+
+_HANDSHAKE_MS = 5_000
+_CONNECT_MS = 5_000
+_EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+_monitor_numbers = itertools.count(1)
+
+# libzmq drops the rest of a frame that is larger than the buffer, so nothing is copied here.
+_NOWHERE = bytearray()
+
+
+class Connection:
+    """A DEALER that reconnects by itself and can be replaced by a fresh one at any time.
+
+    Frames handed to `send` wait inside libzmq only while a peer is there (ZMQ_IMMEDIATE), and
+    closing throws them away (linger 0): after `close` or `reopen` libzmq lets go of every row
+    within moments, which the frames' trackers tell.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        poller: zmq.Poller,
+        config: ClientConfig,
+        *,
+        receive_high_water_mark: int,
+    ) -> None:
+        self._context = context
+        self._poller = poller
+        self._config = config
+        self._receive_high_water_mark = receive_high_water_mark
+        self.connected = False
+        """The handshake is done and the peer has not left since."""
+        self.reopening = False
+        """Replaced by us and not yet connected again: expected to be back at once."""
+        self._magic = bytearray(len(protocol.MAGIC))
+        self._open()
+
+    def _open(self) -> None:
+        config = self._config
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        for option, value in {
+            zmq.LINGER: 0,
+            zmq.IMMEDIATE: 1,
+            # The windows bound what is queued; a mark on top could only fail a send half-way.
+            zmq.SNDHWM: 0,
+            zmq.RCVHWM: self._receive_high_water_mark,
+            zmq.MAXMSGSIZE: protocol.MAX_FRAME_BYTES,
+            zmq.RECONNECT_IVL: ceil(config.reconnect_s * 1e3),
+            zmq.RECONNECT_IVL_MAX: ceil(config.longest_reconnect_s * 1e3),
+            zmq.CONNECT_TIMEOUT: _CONNECT_MS,
+            zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
+            zmq.HEARTBEAT_IVL: ceil(config.heartbeat_s * 1e3),
+            zmq.HEARTBEAT_TIMEOUT: ceil(4 * config.heartbeat_s * 1e3),
+            # Tells the server when to forget a client that vanished.
+            zmq.HEARTBEAT_TTL: ceil(4 * config.heartbeat_s * 1e3),
+        }.items():
+            self._socket.setsockopt(option, value)
+        # Not pyzmq's default name, which is made of a file descriptor that is soon another's.
+        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(
+            _EVENTS, f"inproc://kvferry-monitor-{next(_monitor_numbers)}"
+        )
+        try:
+            self._socket.connect(config.endpoint)
+        except zmq.ZMQError as error:
+            self._socket.disable_monitor()
+            self._monitor.close(0)
+            self._socket.close(0)
+            raise ConfigError(f"endpoint: {config.endpoint!r}: {error}") from error
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def close(self) -> None:
+        """Leave, and drop what was not sent yet. Safe to repeat."""
+        self.connected = self.reopening = False
+        if self._socket.closed:
+            return
+        self._poller.unregister(self._socket)
+        self._poller.unregister(self._monitor)
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close(0)
+
+    def reopen(self) -> None:
+        """Replace the socket: what was queued or on its way, in either direction, is gone."""
+        self.close()
+        self._open()
+        self.reopening = True
+
+    def changes(self) -> list[bool]:
+        """What happened since the last call, oldest first: True connected, False lost."""
+        changes: list[bool] = []
+        while True:
+            try:
+                message = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return changes
+            event = parse_monitor_message(message)["event"]
+            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self.connected, self.reopening = True, False
+                changes.append(True)
+            elif event == zmq.Event.DISCONNECTED and self.connected:
+                self.connected = False
+                changes.append(False)
+
+    def send(self, header: Sequence[bytes], payload: Sequence[zmq.Frame] = ()) -> bool:
+        """Queue one message, all of it or nothing. False: not now, nothing was taken.
+
+        libzmq may refuse the first frame only; it never refuses the rest of a message it began.
+        """
+        frames: list[bytes | zmq.Frame] = [*header, *payload]
+        last = frames.pop()
+        try:
+            for frame in frames:
+                self._socket.send(frame, zmq.SNDMORE | zmq.NOBLOCK, copy=False)
+            self._socket.send(last, zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return False
+        return True
+
+    def receive(self) -> protocol.Reply | None:
+        """The header of the next message, or None when there is none.
+
+        Its payload frames are still to be taken, one by one, and the rest given up with
+        `discard_rest`, before the next call. Raises `RemoteProtocolError` for a message that
+        cannot be read; all of it has been discarded then.
+        """
+        try:
+            length = self._socket.recv_into(self._magic, flags=zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        try:
+            if length != len(protocol.MAGIC) or self._magic != protocol.MAGIC or not self.more:
+                raise RemoteProtocolError("a message that does not start like one of ours")
+            return protocol.decode_reply(self._socket.recv(zmq.NOBLOCK))
+        except RemoteProtocolError:
+            self.discard_rest()
+            raise
+
+    @property
+    def more(self) -> bool:
+        """Whether the message being received has another frame."""
+        return bool(self._socket.getsockopt(zmq.RCVMORE))
+
+    def frame_into(self, row: memoryview) -> int:
+        """Receive the next frame into `row` and return how long it was.
+
+        A longer frame is cut off at the end of `row`; nothing is ever written beyond it.
+        """
+        return self._socket.recv_into(row, flags=zmq.NOBLOCK)
+
+    def frame(self) -> memoryview:
+        """The next frame, in memory of its own."""
+        return self._socket.recv(zmq.NOBLOCK, copy=False).buffer
+
+    def discard_frame(self) -> int:
+        """Throw the next frame away and return how long it was."""
+        return self._socket.recv_into(_NOWHERE, flags=zmq.NOBLOCK)
+
+    def discard_rest(self) -> int:
+        """Throw away what is left of the message being received; returns how many frames."""
+        num_frames = 0
+        while self.more:
+            self.discard_frame()
+            num_frames += 1
+        return num_frames

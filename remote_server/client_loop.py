@@ -1,0 +1,402 @@
+"""The client's one thread: it owns every socket, every row in transit and every future's end.
+
+Callers only append to a queue and wake it. One turn of the loop, `_turn`, is the whole story:
+wait, take over what callers asked, receive, notice what broke, give up what is late, send.
+
+Receiving comes before giving up, so that an answer that is already here counts even when this
+thread was kept from running until after its deadline.
+
+Where another transport fits: `GetLane` and `PutLane` are the tcp ones. The loop needs of a lane
+only `accept`, `receive`, `pump`, `expire`, `end_all`, `reset`, `lost`, `check` and `wake_at`.
+"""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from math import ceil, inf
+
+import zmq
+
+from remote_server import client_control as control
+from remote_server import protocol
+from remote_server.client_connection import Connection
+from remote_server.client_control import Ask, ControlLane
+from remote_server.client_get_window import GetTransfer
+from remote_server.client_gets import GetLane
+from remote_server.client_puts import PutLane, PutTransfer
+from remote_server.client_results import ClientConfig, GetOutcome, new_counters
+from remote_server.client_session import Declaration, Epoch, Session
+from remote_server.errors import (
+    DeadlineExceeded,
+    KVFerryError,
+    RequestRefused,
+    ServerUnavailable,
+)
+
+logger = logging.getLogger(__name__)
+
+VERIFY_TIMEOUT_S = 5.0
+
+# libzmq tells nobody when it lets go of a row or can take a message again; look this often.
+_LOOK_AGAIN_S = 0.001
+
+_LONGEST_WAIT_MS = 3_600_000
+
+# After an unexpected exception: long enough that a bug met on every turn does not burn a core.
+_RECOVERY_PAUSE_S = 0.05
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """Something to be done on the I/O thread, in its turn among the requests."""
+
+    run: Callable[[], None]
+
+
+Submission = Ask | GetTransfer | PutTransfer | Call
+
+
+class Loop:
+    """The I/O thread and all it owns. Other threads may call `submit`, `wake` and `stop` only."""
+
+    def __init__(self, config: ClientConfig, clock: Callable[[], float]) -> None:
+        self._config = config
+        self._clock = clock
+        self.counters = new_counters()
+        self.session = Session(config, self.counters)
+        self.ready = False
+        self._submitted: deque[Submission] = deque()
+        self._taking: Submission | None = None
+        """Popped from the queue and not safely in a lane yet."""
+        self._awake = False
+        self._stopping = False
+        self._over = False
+        self._restarted = False
+        self._farewells: list[tuple[list[PutTransfer], threading.Event]] = []
+        self._wake_reader, self._wake_writer = socket.socketpair()
+        self._wake_reader.setblocking(False)
+        self._wake_writer.setblocking(False)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = zmq.Poller()
+        try:
+            self._build_lanes()
+        except BaseException:
+            self._wake_reader.close()
+            self._wake_writer.close()
+            self._context.destroy(linger=0)
+            raise
+        self._poller.register(self._wake_reader.fileno(), zmq.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="kvferry-client", daemon=True)
+        self._thread.start()
+
+    def _build_lanes(self) -> None:
+        # A mark of 8 on gets: megabytes that queue up unread have left the CPU's cache by the
+        # time they are copied, which halves the speed.
+        self._connections = tuple(
+            Connection(self._context, self._poller, self._config, receive_high_water_mark=mark)
+            for mark in (1000, 8, 1000)
+        )
+        self._control_connection, self._get_connection, self._put_connection = self._connections
+        next_request_id = count(1).__next__
+        self.control = ControlLane(
+            self._control_connection,
+            self.session,
+            self.counters,
+            self._heard,
+            next_request_id,
+            max_in_flight=self._config.max_control_in_flight,
+        )
+        self.gets = GetLane(
+            self._get_connection,
+            self.session,
+            self._config,
+            self.counters,
+            self._heard,
+            next_request_id,
+            self._verify,
+        )
+        self.puts = PutLane(
+            self._put_connection,
+            self.session,
+            self._config,
+            self.counters,
+            self._heard,
+            next_request_id,
+        )
+
+        self._lanes = (self.control, self.gets, self.puts)
+
+    # ── called by any thread ─────────────────────────────────────────────────────────────
+
+    def submit(self, submission: Submission) -> None:
+        """Hand over a request. Never blocks. After the end it is answered here, at once."""
+        self._submitted.append(submission)
+        if self._over:
+            self._turn_away()
+        elif not self._awake:
+            self._awake = True
+            self.wake()
+
+    def wake(self) -> None:
+        """Let the loop take a turn now."""
+        # BlockingIOError: it has been woken often enough. OSError: it is over.
+        with contextlib.suppress(OSError):
+            self._wake_writer.send(b"\0")
+
+    def stop(self) -> None:
+        """Begin the end: every request ends, then the thread does."""
+        self._stopping = True
+        self.wake()
+
+    def join(self, timeout_s: float) -> bool:
+        """Wait for the thread to end. False when it has not, or when called on it."""
+        if threading.current_thread() is self._thread:
+            return False
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    @property
+    def is_current_thread(self) -> bool:
+        return threading.current_thread() is self._thread
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────
+
+    def _run(self) -> None:
+        while not self._stopping:
+            try:
+                self._turn()
+            except Exception as error:
+                # Anything here is a bug of ours. Whatever it is, callers must not wait for a
+                # thread that is gone: end what is in flight, start afresh, and say so.
+                logger.exception("client: unexpected error; all requests in flight end")
+                self._recover(error)
+        self._shut_down()
+
+    def _turn(self) -> None:
+        self._wait()
+        now = self._clock()
+        self._take_over(now)
+        self.control.receive(now)
+        self.gets.receive(now)
+        self.puts.receive()
+        self._notice_changes()
+        now = self._clock()
+        self.puts.settle()
+        for lane in self._lanes:
+            lane.expire(now)
+        self._say_hello(now)
+        self.control.pump()
+        self.gets.pump(now)
+        self.puts.pump()
+        self._bid_farewell()
+        self.ready = self.session.ready and all(
+            connection.connected or connection.reopening for connection in self._connections
+        )
+
+    def _wait(self) -> None:
+        if self._submitted:
+            timeout_s = 0.0
+        else:
+            wake_at = min(self.session.wake_at(), *(lane.wake_at for lane in self._lanes))
+            timeout_s = max(0.0, wake_at - self._clock())
+            if self.puts.is_settling or any(lane.blocked for lane in self._lanes):
+                timeout_s = min(timeout_s, _LOOK_AGAIN_S)
+        if timeout_s == inf:
+            self._poller.poll()
+        else:
+            # A poll counts in milliseconds; rounding down would spin through the last one.
+            self._poller.poll(min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS))
+
+    def _take_over(self, now: float) -> None:
+        self._awake = False  # before looking: whoever submits from here on wakes us again
+        with contextlib.suppress(BlockingIOError):
+            self._wake_reader.recv(4096)
+        for _ in range(len(self._submitted)):
+            self._taking = self._submitted.popleft()
+            match self._taking:
+                case Ask() as ask:
+                    self.control.accept(ask)
+                case GetTransfer() as get:
+                    self.gets.accept(get, now)
+                case PutTransfer() as put:
+                    self.puts.accept(put)
+                case Call() as call:
+                    call.run()
+            self._taking = None
+
+    # ── the server ───────────────────────────────────────────────────────────────────────
+
+    def _heard(self, reply: protocol.Reply) -> bool:
+        """Whether `reply` is worth reading: it comes from the server as it is now."""
+        match self.session.heard(reply.epoch):
+            case Epoch.CURRENT:
+                return True
+            case Epoch.STALE:
+                self.counters["late_replies"] += 1
+                return False
+            case Epoch.NEW:
+                self._restarted = True
+                # A welcome was said to this very connection; all else answers the dead.
+                return isinstance(reply, protocol.Welcome)
+
+    def _notice_changes(self) -> None:
+        for connected in self._control_connection.changes():
+            if connected:
+                self.session.came_up()
+            else:
+                self.counters["disconnects"] += 1
+                self.session.went_down("connection lost")
+                self.control.end_all(ServerUnavailable("the connection broke"))
+        for connection, lane in (
+            (self._get_connection, self.gets),
+            (self._put_connection, self.puts),
+        ):
+            if False in connection.changes():
+                self.counters["disconnects"] += 1
+                lane.lost()
+        if self._restarted:
+            self._restarted = False
+            self._end_everything(ServerUnavailable("the server restarted"))
+
+    def _say_hello(self, now: float) -> None:
+        for declaration in self.session.due(now):
+            self.session.asked(declaration)
+            self.control.accept(
+                control.hello(
+                    declaration,
+                    self._config.client_name,
+                    now + self._config.hello_timeout_s,
+                    partial(self._hello_ended, declaration),
+                )
+            )
+
+    def _hello_ended(
+        self, declaration: Declaration, result: list[protocol.Welcome] | KVFerryError
+    ) -> None:
+        match result:
+            case [welcome]:
+                self.session.welcomed(declaration, welcome)
+            case RequestRefused():
+                self.session.not_welcomed(declaration, result, self._clock())
+            case DeadlineExceeded():
+                self.session.probe_failed(declaration, self._clock())
+            case _:
+                self.session.hello_ended(declaration)
+
+    def _verify(self, namespace: str, keys: list[bytes]) -> None:
+        self.counters["verify_sent"] += len(keys)
+        deadline = self._clock() + VERIFY_TIMEOUT_S
+        self.control.accept(control.verify(namespace, keys, deadline, self.counters))
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────
+
+    def _end_everything(self, error: KVFerryError) -> None:
+        """End every request and let nothing that was asked for come after all."""
+        self.control.end_all(error)
+        self.gets.end_all(error, GetOutcome.UNAVAILABLE)
+        self.puts.end_all(error)
+        if self.gets.has_leftovers:
+            self.gets.reset()
+
+    def cancel_all(self, done: threading.Event) -> None:
+        """On the I/O thread: end every request taken over so far, then set `done`."""
+        error = DeadlineExceeded("cancelled by the caller")
+        self.counters["cancelled"] += sum(lane.num_waiting for lane in self._lanes)
+        self.control.end_all(error, hellos=False)
+        self.gets.end_all(error, GetOutcome.LATE)
+        self.puts.end_all(error)
+        self._farewells.append((self.puts.leaving(), done))
+
+    def _bid_farewell(self) -> None:
+        for farewell in list(self._farewells):
+            puts, done = farewell
+            if all(put.ended for put in puts):
+                self._farewells.remove(farewell)
+                done.set()
+
+    def check(self) -> None:
+        """On the I/O thread: the accounts agree, and at rest nothing is held."""
+        for lane in self._lanes:
+            lane.check()
+
+    def _recover(self, cause: Exception) -> None:
+        self.counters["internal_errors"] += 1
+        self.ready = False
+        error = ServerUnavailable(f"internal error: {cause!r}")
+        steps: tuple[Callable[[], None], ...] = (
+            partial(self.session.went_down, "internal error"),
+            partial(self.control.end_all, error),
+            partial(self.gets.end_all, error, GetOutcome.UNAVAILABLE),
+            partial(self.puts.end_all, error),
+            self._control_connection.reopen,
+            self.gets.reset,
+            self.puts.reset,
+        )
+        for step in steps:
+            try:
+                step()
+            except Exception:
+                logger.exception("client: recovery could not %s", step)
+        taking, self._taking = self._taking, None
+        if taking is not None and not (isinstance(taking, Call) or taking.ended):
+            _turn_away(taking, error)
+        time.sleep(_RECOVERY_PAUSE_S)
+
+    def _shut_down(self) -> None:
+        """End every request, wait until libzmq holds nobody's row, leave."""
+        self.ready = False
+        error = ServerUnavailable("the client was closed")
+        with contextlib.suppress(Exception):
+            self._take_over(self._clock())
+        steps: tuple[Callable[[], None], ...] = (
+            partial(self.control.end_all, error),
+            partial(self.gets.end_all, error, GetOutcome.UNAVAILABLE),
+            partial(self.puts.end_all, error),
+            *(connection.close for connection in self._connections),
+        )
+        for step in steps:
+            try:
+                step()
+            except Exception:
+                logger.exception("client: closing could not %s", step)
+        # However long that takes: a row given back too early would be sent with other bytes.
+        while self.puts.is_settling:
+            self.puts.settle()
+            time.sleep(_LOOK_AGAIN_S)
+        self._bid_farewell()
+        self._context.term()
+        self._over = True
+        self._turn_away()
+        self._wake_reader.close()
+        self._wake_writer.close()
+
+    def _turn_away(self) -> None:
+        """Answer what was submitted when nobody listened any more. Any thread may do it."""
+        error = ServerUnavailable("the client was closed")
+        while True:
+            try:
+                submission = self._submitted.popleft()
+            except IndexError:
+                return
+            _turn_away(submission, error)
+
+
+def _turn_away(submission: Submission, error: KVFerryError) -> None:
+    """End a request that no lane has taken over."""
+    match submission:
+        case Ask():
+            submission.ended = True
+            submission.end(error)
+        case GetTransfer():
+            submission.end(error, GetOutcome.UNAVAILABLE)
+        case PutTransfer():
+            submission.abandon(error)
+        case Call():
+            submission.run()

@@ -1,0 +1,402 @@
+"""Puts over tcp: rows go out without a copy, and come back when libzmq has let go of them.
+
+A put is sent in batches, each one `Put` message of about `batch_bytes`; the window bounds what
+was sent and not answered, over all puts. Large rows are handed to libzmq as they lie, so a row
+is busy until its frame's tracker is done, whatever the server says. A put therefore ends in two
+steps: its fate is settled (every batch answered, or given up), and then, when its trackers are
+done, its future resolves.
+
+A put given up while libzmq still holds its rows costs the connection: closing it is the only
+way to make libzmq let go. Other puts on it lose nothing but time: what they had in flight is
+sent again, at the latest until their own deadlines. A block that had arrived after all then
+simply exists.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from math import inf
+
+import zmq
+
+from remote_server import protocol
+from remote_server.client_connection import Connection
+from remote_server.client_results import ClientConfig, Counters, PutResult
+from remote_server.client_rows import check_rows
+from remote_server.client_session import Limits, Session
+from remote_server.errors import (
+    DeadlineExceeded,
+    KVFerryError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestRefused,
+    ServerUnavailable,
+)
+
+logger = logging.getLogger(__name__)
+
+# Smaller rows are packed, several to a frame: a copy of 64 KiB costs less than a frame does.
+_PACK_BELOW_BYTES = 64 << 10
+_PACKED_FRAME_BYTES = 1 << 20
+
+_TURN_MESSAGES = 64
+
+# What a Stored reply counts, and a PutResult sums up.
+_COUNTS = ("total", "created", "existed", "forced", "duplicate")
+
+
+@dataclass(slots=True, eq=False)
+class PutTransfer:
+    """One caller's put. Its rows are ours to read until `future` ends."""
+
+    future: "Future[PutResult]"
+    namespace: str
+    keys: list[bytes]
+    rows: list[memoryview]
+    deferred: bool
+    force: bool
+    deadline: float
+    to_send: deque[range] = field(default_factory=deque)
+    num_in_flight: int = 0
+    trackers: list[zmq.MessageTracker] = field(default_factory=list)
+    cut_off: bool = False
+    """The socket that held its rows was closed; they come free without more being done."""
+    outcomes: list[protocol.PutOutcome | None] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    declined: dict[str, int] = field(default_factory=dict)
+    bytes_sent: int = 0
+    total_bytes: int = 0
+    error: KVFerryError | None = None
+    ended: bool = False
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more is to be sent and no answer is awaited."""
+        return not self.to_send and not self.num_in_flight
+
+    def let_go(self) -> bool:
+        """Whether libzmq holds none of its rows any more."""
+        self.trackers = [tracker for tracker in self.trackers if not tracker.done]
+        return not self.trackers
+
+    def resolve(self) -> None:
+        """Let the caller have its rows back."""
+        assert not self.trackers
+        self.ended = True
+        self.rows = []
+        self.future.set_result(
+            PutResult(
+                **self.counts,
+                declined=self.declined,
+                outcomes=self.outcomes,
+                bytes_sent=self.bytes_sent,
+                error=self.error,
+            )
+        )
+
+    def abandon(self, error: KVFerryError) -> None:
+        """End before anything was sent."""
+        self.error = error
+        self.outcomes = [None] * len(self.keys)
+        self.resolve()
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """One Put message on its way."""
+
+    transfer: PutTransfer
+    part: range
+    num_bytes: int
+
+
+class PutLane:
+    """All puts of one client, oldest first."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        session: Session,
+        config: ClientConfig,
+        counters: Counters,
+        heard: Callable[[protocol.Reply], bool],
+        next_request_id: Callable[[], int],
+    ) -> None:
+        self._connection = connection
+        self._session = session
+        self._config = config
+        self._counters = counters
+        self._heard = heard
+        self._next_request_id = next_request_id
+        self._transfers: dict[PutTransfer, None] = {}
+        self._leaving: dict[PutTransfer, None] = {}
+        """Settled, and waiting for libzmq to let go of their rows."""
+        self._batches: dict[int, _Batch] = {}
+        self._window_bytes = 0
+        self.wake_at = inf
+        self.blocked = False
+        self.queued_bytes = 0
+
+    # ── taking over ──────────────────────────────────────────────────────────────────────
+
+    def accept(self, transfer: PutTransfer) -> None:
+        """Take over `transfer`; it ends at once when it cannot be sent."""
+        try:
+            self._prepare(transfer)
+            self._session.require(transfer.namespace)
+            if not (self._connection.connected or self._connection.reopening):
+                raise ServerUnavailable("the connection for puts is down")
+        except KVFerryError as error:
+            local = isinstance(error, LocalProtocolError)
+            self._counters["local_errors" if local else "unavailable"] += 1
+            transfer.abandon(error)
+            return
+        if not transfer.keys:
+            transfer.resolve()
+            return
+        self._transfers[transfer] = None
+        self.queued_bytes += transfer.total_bytes
+        self.wake_at = min(self.wake_at, transfer.deadline)
+
+    def _prepare(self, transfer: PutTransfer) -> None:
+        block_bytes = self._session.declaration(transfer.namespace).block_bytes
+        transfer.rows = check_rows(transfer.keys, transfer.rows, block_bytes, writable=False)
+        transfer.outcomes = [None] * len(transfer.keys)
+        transfer.total_bytes = sum(row.nbytes for row in transfer.rows)
+        transfer.to_send.extend(
+            cut([row.nbytes for row in transfer.rows], self._config, self._session.limits)
+        )
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────
+
+    def pump(self) -> None:
+        """Send as much as the window allows, oldest put first."""
+        self.blocked = False
+        for transfer in self._transfers:
+            while transfer.to_send:
+                num_bytes = sum(transfer.rows[index].nbytes for index in transfer.to_send[0])
+                full = self._window_bytes + num_bytes > self._config.put_window_bytes
+                if (full and self._batches) or not self._send(transfer, num_bytes):
+                    return
+
+    def _send(self, transfer: PutTransfer, num_bytes: int) -> bool:
+        if not self._connection.connected:
+            return False
+        part = transfer.to_send[0]
+        rows = [transfer.rows[index] for index in part]
+        keys = [transfer.keys[index] for index in part]
+        request_id = self._next_request_id()
+        per_frame = self._blocks_per_frame(rows)
+        message = protocol.Put(
+            request_id=request_id,
+            namespace=transfer.namespace,
+            keys=keys,
+            lengths=[row.nbytes for row in rows],
+            checksums=[
+                protocol.checksum(transfer.namespace, key, row)
+                for key, row in zip(keys, rows, strict=True)
+            ],
+            blocks_per_frame=per_frame,
+            deferred=transfer.deferred,
+            force=transfer.force,
+        )
+        if per_frame == 1:
+            frames = [zmq.Frame(row, copy=False, track=True) for row in rows]
+            trackers = [frame.tracker for frame in frames if frame.tracker is not None]
+        else:
+            frames = [
+                zmq.Frame(b"".join(rows[first : first + per_frame]), copy=False)
+                for first in range(0, len(rows), per_frame)
+            ]
+            trackers = []
+        # Before the send, so that no way out of it leaves a row without its tracker.
+        transfer.trackers += trackers
+        transfer.cut_off = False
+        if not self._connection.send(protocol.encode(message), frames):
+            self.blocked = True
+            return False
+        transfer.to_send.popleft()
+        transfer.num_in_flight += 1
+        transfer.bytes_sent += num_bytes
+        self._batches[request_id] = _Batch(transfer, part, num_bytes)
+        self._window_bytes += num_bytes
+        self._counters["bytes_out"] += num_bytes
+        self._counters["blocks_out"] += len(part)
+        return True
+
+    def _blocks_per_frame(self, rows: list[memoryview]) -> int:
+        largest = max(row.nbytes for row in rows)
+        if largest >= _PACK_BELOW_BYTES:
+            return 1
+        return max(1, min(_PACKED_FRAME_BYTES, self._session.limits.max_frame_bytes) // largest)
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────
+
+    def receive(self) -> None:
+        """Take the replies that are here."""
+        for _ in range(_TURN_MESSAGES):
+            try:
+                reply = self._connection.receive()
+                if reply is None:
+                    return
+                if self._connection.discard_rest():
+                    raise RemoteProtocolError("a put was answered with a payload")
+                if self._heard(reply):
+                    self._take(reply)
+            except RemoteProtocolError as error:
+                self._counters["protocol_errors"] += 1
+                logger.debug("puts: %s", error)
+
+    def _take(self, reply: protocol.Reply) -> None:
+        batch = self._batches.get(reply.request_id)
+        if batch is None:
+            self._counters["late_replies"] += 1
+            return
+        transfer = batch.transfer
+        if isinstance(reply, protocol.Stored):
+            self._take_stored(batch, reply)
+        elif isinstance(reply, protocol.Error):
+            self._counters["refused"] += 1
+            if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
+                self._session.forgotten(transfer.namespace)
+            transfer.error = RequestRefused(reply.code, reply.message)
+            transfer.to_send.clear()
+        else:
+            raise RemoteProtocolError(f"a put was answered with {type(reply).__name__}")
+        self._session.answered()
+        self._forget(reply.request_id)
+        if transfer.settled:
+            self._leave(transfer)
+
+    def _take_stored(self, batch: _Batch, reply: protocol.Stored) -> None:
+        try:
+            outcomes = [protocol.PutOutcome(outcome) for outcome in reply.outcomes]
+        except ValueError as error:
+            raise RemoteProtocolError(f"a put's outcomes: {error}") from error
+        counts = [getattr(reply, name) for name in _COUNTS]
+        counts += reply.declined.values()
+        if len(outcomes) != len(batch.part) or min(counts) < 0:
+            raise RemoteProtocolError("a put's answer does not fit what was sent")
+        transfer = batch.transfer
+        for index, outcome in zip(batch.part, outcomes, strict=True):
+            transfer.outcomes[index] = outcome
+        for name in _COUNTS:
+            transfer.counts[name] += getattr(reply, name)
+        for reason, number in reply.declined.items():
+            transfer.declined[reason] = transfer.declined.get(reason, 0) + number
+
+    # ── bookkeeping ──────────────────────────────────────────────────────────────────────
+
+    def _forget(self, request_id: int) -> None:
+        batch = self._batches.pop(request_id)
+        batch.transfer.num_in_flight -= 1
+        self._window_bytes -= batch.num_bytes
+
+    def _leave(self, transfer: PutTransfer) -> None:
+        """Its fate is settled; it ends now, or as soon as libzmq has let go of its rows."""
+        del self._transfers[transfer]
+        if transfer.let_go():
+            self._finish(transfer)
+        else:
+            self._leaving[transfer] = None
+
+    def _finish(self, transfer: PutTransfer) -> None:
+        self.queued_bytes -= transfer.total_bytes
+        transfer.resolve()
+
+    @property
+    def is_settling(self) -> bool:
+        """Whether trackers have to be looked at again soon: nobody tells us when they are done."""
+        return bool(self._leaving)
+
+    def settle(self) -> None:
+        """End the puts whose rows libzmq has let go of since."""
+        for transfer in [transfer for transfer in self._leaving if transfer.let_go()]:
+            del self._leaving[transfer]
+            self._finish(transfer)
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────
+
+    def expire(self, now: float) -> None:
+        """Give up the puts whose deadline has passed."""
+        if now < self.wake_at:
+            return
+        late = [transfer for transfer in self._transfers if transfer.deadline <= now]
+        for transfer in late:
+            self._counters["timeouts_put"] += 1
+            if transfer.num_in_flight:
+                self._session.timed_out(now)
+        self._give_up(late, DeadlineExceeded("no answer to put in time"))
+        if any(not put.cut_off and put.deadline <= now for put in self._leaving):
+            self.reset()
+        deadlines = (transfer.deadline for transfer in (*self._transfers, *self._leaving))
+        self.wake_at = min((deadline for deadline in deadlines if deadline > now), default=inf)
+
+    def end_all(self, error: KVFerryError) -> None:
+        """Give up every put."""
+        self._give_up(list(self._transfers), error)
+
+    def lost(self) -> None:
+        """The connection broke: nothing that was sent on it will be answered."""
+        self.end_all(ServerUnavailable("the connection for puts broke"))
+
+    def reset(self) -> None:
+        """A new connection. Puts that wait are sent again."""
+        self._counters["put_resets"] += 1
+        self._connection.reopen()
+        for request_id, batch in reversed(list(self._batches.items())):
+            self._counters["batches_resent"] += 1
+            batch.transfer.to_send.appendleft(batch.part)
+            self._forget(request_id)
+        for transfer in (*self._transfers, *self._leaving):
+            transfer.cut_off = True
+
+    def _give_up(self, transfers: list[PutTransfer], error: KVFerryError) -> None:
+        given_up = set(transfers)
+        for request_id, batch in list(self._batches.items()):
+            if batch.transfer in given_up:
+                self._forget(request_id)
+        for transfer in transfers:
+            transfer.error = error
+            transfer.to_send.clear()
+        if not all(transfer.let_go() for transfer in transfers):
+            self.reset()
+        for transfer in transfers:
+            self._leave(transfer)
+
+    def leaving(self) -> list[PutTransfer]:
+        """The puts that are over but for libzmq."""
+        return list(self._leaving)
+
+    @property
+    def num_waiting(self) -> int:
+        """Puts that callers wait for."""
+        return len(self._transfers) + len(self._leaving)
+
+    def check(self) -> None:
+        """The window is exactly what the batches in flight carry, and so on down."""
+        in_flight = [batch.num_bytes for batch in self._batches.values()]
+        assert self._window_bytes == sum(in_flight), (self._window_bytes, in_flight)
+        everyone = [*self._transfers, *self._leaving]
+        assert self.queued_bytes == sum(transfer.total_bytes for transfer in everyone)
+        assert sum(transfer.num_in_flight for transfer in everyone) == len(self._batches)
+        assert all(transfer.settled for transfer in self._leaving), "left with work to do"
+        assert not any(transfer.settled for transfer in self._transfers), "settled and kept"
+
+
+def cut(sizes: list[int], config: ClientConfig, limits: Limits) -> list[range]:
+    """Consecutive runs of blocks, each about a batch and within the server's limits."""
+    most_bytes = min(config.batch_bytes, limits.max_message_bytes)
+    parts: list[range] = []
+    first, num_bytes = 0, 0
+    for index, size in enumerate(sizes):
+        full = num_bytes + size > most_bytes or index - first == limits.max_keys
+        if index > first and full:
+            parts.append(range(first, index))
+            first, num_bytes = index, 0
+        num_bytes += size
+    if sizes:
+        parts.append(range(first, len(sizes)))
+    return parts

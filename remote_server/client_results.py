@@ -1,0 +1,146 @@
+"""What a client is configured with, and what its puts and gets come back as.
+
+Everything here is re-exported by `client.py`, which is the module to import.
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum, auto
+
+from remote_server.errors import ConfigError, KVFerryError
+from remote_server.protocol import PutOutcome
+
+MiB = 1 << 20
+
+
+@dataclass(frozen=True)
+class ClientConfig:
+    """Where the server is and how much may be on the way to and from it at once."""
+
+    endpoint: str
+    """`tcp://host:port`. The server need not exist yet."""
+
+    client_name: str = ""
+    """Shown by the server's stats next to the namespaces this client declared."""
+
+    get_window_bytes: int = 16 * MiB
+    """Asked for and not yet here, over all gets. A slow reader's bytes wait in the server's
+    store rather than in somebody's socket queue, where a high-water mark would drop them."""
+
+    get_window_blocks: int = 256
+    """The same in blocks: a ROUTER's default mark is 1,000 messages, a block may be one."""
+
+    put_window_bytes: int = 32 * MiB
+    """Sent and not yet answered, over all puts."""
+
+    batch_bytes: int = 4 * MiB
+    """About how much one Get or Put message covers; at least one block."""
+
+    max_control_in_flight: int = 64
+    """Lookups and other small requests on the wire at once; more wait here, deadline running."""
+
+    integrity: bool = True
+    """Hash every landed block before announcing it. Off is for measuring what that costs; puts
+    carry checksums all the same, because the server checks them."""
+
+    breaker_timeouts: int = 3
+    """This many timeouts in a row, and the server is taken to be away."""
+
+    breaker_backoff_s: float = 0.25
+    breaker_longest_backoff_s: float = 5.0
+    hello_timeout_s: float = 1.0
+
+    reconnect_s: float = 0.05
+    """Pause between two attempts to connect; doubles up to `longest_reconnect_s`."""
+
+    longest_reconnect_s: float = 1.0
+
+    heartbeat_s: float = 2.0
+    """Pause between two ZMTP pings on an idle connection; four without an answer end it."""
+
+    def __post_init__(self) -> None:
+        for name in (
+            "get_window_bytes", "get_window_blocks", "put_window_bytes", "batch_bytes",
+            "max_control_in_flight", "breaker_timeouts", "breaker_backoff_s",
+            "breaker_longest_backoff_s", "hello_timeout_s", "reconnect_s", "longest_reconnect_s",
+            "heartbeat_s",
+        ):  # fmt: skip
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name}: {getattr(self, name)!r} must be greater than 0")
+        if not self.endpoint.startswith("tcp://"):
+            raise ConfigError(f"endpoint: {self.endpoint!r} must start with tcp://")
+
+
+class GetOutcome(StrEnum):
+    """How one key of a get ended. Only `HIT` promises anything about the row's bytes."""
+
+    HIT = auto()  # the row holds the block, verified
+    MISS = auto()  # the server does not have it (any more)
+    CORRUPT = auto()  # what came was not the block; the server was asked to verify its copy
+    LATE = auto()  # the deadline, a stall or the caller ended the wait
+    REFUSED = auto()  # the server, or this client before sending, said no; `error` says why
+    UNAVAILABLE = auto()  # no server to ask, or it went away meanwhile
+
+
+@dataclass(frozen=True)
+class GetResult:
+    """A get that has ended: nothing writes into its rows any more."""
+
+    landed: list[int]
+    """Indices into the keys asked, ascending, whose rows now hold verified bytes."""
+
+    outcomes: list[GetOutcome]
+    """One per key asked."""
+
+    bytes: int = 0
+    """Sum of the landed rows' sizes."""
+
+    error: KVFerryError | None = None
+    """Why some keys were LATE, REFUSED or UNAVAILABLE. Misses and bad blocks are no error."""
+
+
+@dataclass(frozen=True)
+class PutResult:
+    """A put that has ended: nothing reads its rows any more.
+
+    The counts are the server's (`Stored`), summed over the batches it answered; `total` is
+    less than the number of keys when some batches were not answered.
+    """
+
+    total: int = 0
+    created: int = 0
+    existed: int = 0
+    forced: int = 0
+    duplicate: int = 0
+    declined: dict[str, int] = field(default_factory=dict)
+    """Reason to count; the reasons are `protocol.Declined`'s values."""
+
+    outcomes: list[PutOutcome | None] = field(default_factory=list)
+    """One per key; None where no answer came, and then `error` says why."""
+
+    bytes_sent: int = 0
+    """Bytes of blocks handed to the wire, a batch sent again counted again."""
+
+    error: KVFerryError | None = None
+
+
+_COUNTERS = (
+    # traffic
+    "bytes_in", "bytes_out", "blocks_in", "blocks_out",
+    # the quiet "no", by reason
+    "unavailable", "local_errors", "refused", "unknown_namespace", "cancelled",
+    "timeouts_lookup", "timeouts_put", "timeouts_get", "timeouts_touch", "timeouts_stats",
+    "timeouts_clear", "timeouts_verify", "timeouts_hello",
+    # what came back wrong
+    "checksum_failures", "short_blocks", "misplaced_blocks", "protocol_errors", "late_replies",
+    "verify_sent", "verify_removed", "verify_intact",
+    # the connection
+    "hellos", "connects", "disconnects", "server_restarts", "breaker_opened",
+    "get_resets", "put_resets", "batches_resent", "internal_errors",
+)  # fmt: skip
+
+Counters = dict[str, int]
+
+
+def new_counters() -> Counters:
+    """Every counter there is, at zero: a snapshot names them all, and a typo is a KeyError."""
+    return dict.fromkeys(_COUNTERS, 0)

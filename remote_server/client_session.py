@@ -1,0 +1,251 @@
+"""What the client knows of its server: reachable, which boot, which namespaces are welcome.
+
+    DISCONNECTED ──handshake──▶ HELLO sent for every namespace ──welcomes──▶ READY
+         ▲                                   │ no answer                       │ timeouts
+         └──────── connection lost ──────────┴──▶ breaker open, probe later ◀──┘
+
+No socket, no clock, no thread: the loop tells it what happened and asks what to do.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from math import inf
+
+from remote_server import protocol
+from remote_server.breaker import Breaker, BreakerState
+from remote_server.client_results import ClientConfig, Counters
+from remote_server.errors import KVFerryError, LocalProtocolError, ServerUnavailable
+
+logger = logging.getLogger(__name__)
+
+# A namespace the server refused is offered again this often: someone may have cleared it.
+REFUSED_RETRY_S = 5.0
+
+
+class Standing(Enum):
+    """Where one namespace stands with the server we are connected to."""
+
+    DUE = auto()  # a hello is to be sent
+    ASKED = auto()  # a hello is on its way
+    WELCOME = auto()
+    REFUSED = auto()
+
+
+@dataclass(slots=True)
+class Declaration:
+    namespace: str
+    block_bytes: int
+    fingerprint: Mapping[str, str]
+    standing: Standing = Standing.DUE
+    retry_at: float = inf
+    refusal: str = ""
+
+    @property
+    def is_due(self) -> bool:
+        return self.standing is Standing.DUE
+
+
+@dataclass(slots=True)
+class Limits:
+    """What a Welcome allows; until one came, what the protocol allows."""
+
+    max_keys: int = protocol.MAX_KEYS_PER_MESSAGE
+    max_frame_bytes: int = protocol.MAX_FRAME_BYTES
+    max_message_bytes: int = protocol.MAX_MESSAGE_BYTES
+
+
+class Epoch(Enum):
+    """How a reply's epoch compares with the server we believe we talk to."""
+
+    CURRENT = auto()
+    STALE = auto()  # said by a server that has restarted since
+    NEW = auto()  # the server restarted: whatever is in flight went to the old one
+
+
+@dataclass(slots=True)
+class Session:
+    config: ClientConfig
+    counters: Counters
+    declarations: dict[str, Declaration] = field(default_factory=dict)
+    limits: Limits = field(default_factory=Limits)
+    epoch: str | None = None
+    breaker: Breaker = field(init=False)
+    connected: bool = False
+    _past_epochs: deque[str] = field(default_factory=lambda: deque(maxlen=8))
+    _said_ready: bool = False
+
+    def __post_init__(self) -> None:
+        self.breaker = Breaker(
+            self.config.breaker_timeouts,
+            self.config.breaker_backoff_s,
+            self.config.breaker_longest_backoff_s,
+        )
+
+    # ── what it answers ──────────────────────────────────────────────────────────────────
+
+    @property
+    def ready(self) -> bool:
+        """Connected, breaker closed, and every declared namespace welcome."""
+        return self._reachable and all(
+            declaration.standing is Standing.WELCOME for declaration in self.declarations.values()
+        )
+
+    @property
+    def _reachable(self) -> bool:
+        return self.connected and self.breaker.state is BreakerState.CLOSED
+
+    def declaration(self, namespace: str) -> Declaration:
+        """Raises `LocalProtocolError` when `namespace` was never declared."""
+        try:
+            return self.declarations[namespace]
+        except KeyError:
+            raise LocalProtocolError(f"namespace {namespace!r} was not declared") from None
+
+    def require(self, namespace: str | None = None) -> None:
+        """Return when a request about `namespace` may be sent now; else raise the reason.
+
+        `ServerUnavailable`, or `LocalProtocolError` for a namespace that was never declared.
+        """
+        declaration = None if namespace is None else self.declaration(namespace)
+        if not self.connected:
+            raise ServerUnavailable(f"no connection to {self.config.endpoint}")
+        if self.breaker.state is not BreakerState.CLOSED:
+            raise ServerUnavailable(f"{self.config.endpoint} stopped answering")
+        if declaration is None or declaration.standing is Standing.WELCOME:
+            return
+        if declaration.standing is Standing.REFUSED:
+            raise ServerUnavailable(f"namespace {namespace!r} refused: {declaration.refusal}")
+        raise ServerUnavailable(f"namespace {namespace!r} is not welcomed yet")
+
+    def due(self, now: float) -> list[Declaration]:
+        """The namespaces to say hello for now."""
+        if self.breaker.retry_at <= now:
+            self._say_hello_again()
+        for declaration in self.declarations.values():
+            if declaration.retry_at <= now:
+                declaration.standing, declaration.retry_at = Standing.DUE, inf
+        if not self.connected or self.breaker.state is BreakerState.OPEN:
+            return []
+        return [declared for declared in self.declarations.values() if declared.is_due]
+
+    def wake_at(self) -> float:
+        """When `due` may have something new to say."""
+        if not self.connected:
+            return inf
+        retries = (declaration.retry_at for declaration in self.declarations.values())
+        return min(self.breaker.retry_at, *retries, inf)
+
+    # ── what it is told ──────────────────────────────────────────────────────────────────
+
+    def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
+        """Remember a namespace; the same words again change nothing."""
+        known = self.declarations.get(namespace)
+        if known and (known.block_bytes, known.fingerprint) == (block_bytes, fingerprint):
+            return
+        self.declarations[namespace] = Declaration(namespace, block_bytes, fingerprint)
+
+    def came_up(self) -> None:
+        """The control connection is there. A new connection is worth a probe at once."""
+        self.connected = True
+        self.counters["connects"] += 1
+        self._say_hello_again()
+
+    def went_down(self, reason: str) -> None:
+        """The control connection is gone, or is being replaced because of `reason`."""
+        if self._said_ready:
+            logger.warning("%s: %s; every block is a miss until it is back", self._name, reason)
+        self._said_ready = self.connected = False
+        for declaration in self.declarations.values():
+            declaration.standing, declaration.retry_at = Standing.DUE, inf
+
+    def heard(self, epoch: str) -> Epoch:
+        """Some reply said `epoch`."""
+        if epoch == self.epoch:
+            return Epoch.CURRENT
+        if epoch in self._past_epochs:
+            return Epoch.STALE
+        first = self.epoch is None
+        if self.epoch is not None:
+            self._past_epochs.append(self.epoch)
+            self.counters["server_restarts"] += 1
+            self._say_hello_again()
+        self.epoch = epoch
+        return Epoch.CURRENT if first else Epoch.NEW
+
+    def asked(self, declaration: Declaration) -> None:
+        """A hello for it is being sent."""
+        declaration.standing = Standing.ASKED
+        self.counters["hellos"] += 1
+        self.breaker.probe()
+
+    def welcomed(self, declaration: Declaration, welcome: protocol.Welcome) -> None:
+        """The server holds the namespace and says what it allows."""
+        if self.declarations.get(declaration.namespace) is not declaration:
+            return  # declared anew meanwhile; its own hello is due
+        declaration.standing, declaration.refusal = Standing.WELCOME, ""
+        self.limits.max_keys = min(max(1, welcome.max_keys), protocol.MAX_KEYS_PER_MESSAGE)
+        self.limits.max_frame_bytes = min(max(1, welcome.max_frame_bytes), protocol.MAX_FRAME_BYTES)
+        self.limits.max_message_bytes = min(
+            max(1, welcome.max_message_bytes), protocol.MAX_MESSAGE_BYTES
+        )
+        self.breaker.close()
+        if self.ready and not self._said_ready:
+            self._said_ready = True
+            logger.info("%s: ready, epoch %s", self._name, self.epoch)
+
+    def not_welcomed(self, declaration: Declaration, error: KVFerryError, now: float) -> None:
+        """The server answered a hello with a refusal. It is well; the namespace is not."""
+        if declaration.refusal != str(error):
+            declaration.refusal = str(error)
+            logger.warning("%s: namespace %s refused: %s", self._name, declaration.namespace, error)
+        declaration.standing = Standing.REFUSED
+        declaration.retry_at = now + REFUSED_RETRY_S
+        self.breaker.close()
+
+    def hello_ended(self, declaration: Declaration) -> None:
+        """A hello was given up before it was answered; another is due."""
+        if declaration.standing is Standing.ASKED:
+            declaration.standing = Standing.DUE
+
+    def probe_failed(self, declaration: Declaration, now: float) -> None:
+        """A hello got no answer in time."""
+        self.hello_ended(declaration)
+        if self.breaker.state is not BreakerState.OPEN and self.breaker.trip(now):
+            self._breaker_opened()
+
+    def forgotten(self, namespace: str) -> None:
+        """The server said it does not know `namespace`, which it once welcomed."""
+        self.counters["unknown_namespace"] += 1
+        declaration = self.declarations.get(namespace)
+        if declaration and declaration.standing is Standing.WELCOME:
+            declaration.standing = Standing.DUE
+
+    def answered(self) -> None:
+        """Some request got its answer in time."""
+        self.breaker.answered()
+
+    def timed_out(self, now: float) -> None:
+        """Some request was sent and got no answer in time."""
+        if self.breaker.timed_out(now):
+            self._breaker_opened()
+
+    # ── its own ──────────────────────────────────────────────────────────────────────────
+
+    @property
+    def _name(self) -> str:
+        return self.config.endpoint
+
+    def _breaker_opened(self) -> None:
+        self.counters["breaker_opened"] += 1
+        self._said_ready = False
+        logger.warning("%s: stopped answering; every block is a miss until it is back", self._name)
+
+    def _say_hello_again(self) -> None:
+        if not self.declarations:
+            self.breaker.close()  # nothing to probe with: the next request finds out
+        self.breaker.probe()
+        for declaration in self.declarations.values():
+            declaration.standing, declaration.retry_at = Standing.DUE, inf

@@ -1,0 +1,160 @@
+"""What an operator may choose, checked once, before anything starts."""
+
+import re
+from pathlib import Path
+
+import msgspec
+
+from remote_server.errors import ConfigError
+
+KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
+
+_UNITS = {
+    "": 1, "b": 1,
+    "kib": KiB, "mib": MiB, "gib": GiB, "tib": 1 << 40,
+    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+}  # fmt: skip
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
+
+# Sixteen slabs of a page each would be 64 KiB; below this a cache is a mistake, not a choice.
+MIN_MEMORY_BYTES = 1 * MiB
+
+# memory.limit_in_bytes of an unlimited cgroup (v1) is a number near 2**63.
+_UNLIMITED = 1 << 60
+
+
+def parse_bytes(value: int | str, setting: str = "size") -> int:
+    """`"512MiB"`, `"1GB"`, `"1073741824"` or an int, as bytes. KiB is 1024, kB is 1000.
+
+    Raises `ConfigError` naming `setting` and the value.
+    """
+    if isinstance(value, int):
+        return value
+    match = _SIZE.fullmatch(value)
+    unit = _UNITS.get(match[2].lower()) if match else None
+    if match is None or unit is None:
+        raise ConfigError(
+            f"{setting}: {value!r} is not a size; write it like 512MiB, 4GiB or 1073741824"
+        )
+    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+
+
+def format_bytes(count: int) -> str:
+    """1.5 GiB: for people; one decimal."""
+    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} B"
+
+
+class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every setting of one server. Building one checks it: raises `ConfigError`."""
+
+    bind: str = "tcp://127.0.0.1:5757"
+    """Where to listen. Port `*` picks a free one; `Server.endpoint` names it."""
+
+    memory: int = 1 * GiB
+    """Bytes of blocks kept in memory, all namespaces together. A hard budget."""
+
+    drain_timeout_s: float = 5.0
+    """How long the first SIGTERM lets streams and writes finish."""
+
+    populate: bool = True
+    """Fault the memory in from the background, so that the first puts do not pay for it."""
+
+    insecure: bool = False
+    """Allow a bind that other machines can reach: nothing is encrypted or authenticated."""
+
+    log_level: str = "info"
+
+    def __post_init__(self) -> None:
+        if self.memory < MIN_MEMORY_BYTES:
+            raise ConfigError(
+                f"memory: {self.memory} bytes is below the least useful budget, "
+                f"{format_bytes(MIN_MEMORY_BYTES)}"
+            )
+        if not 0 <= self.drain_timeout_s <= 3600:
+            raise ConfigError(
+                f"drain_timeout_s: {self.drain_timeout_s} is outside 0 to 3600 seconds"
+            )
+        if self.log_level not in _LOG_LEVELS:
+            raise ConfigError(f"log_level: {self.log_level!r} is none of {', '.join(_LOG_LEVELS)}")
+        if not is_loopback(self.bind) and not self.insecure:
+            raise ConfigError(
+                f"bind: {self.bind} can be reached from other machines, and nothing on the wire "
+                "is encrypted or authenticated; pass --insecure if that network is yours alone"
+            )
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether only this machine can reach `bind`. Raises `ConfigError` when it is no address."""
+    match = re.fullmatch(r"tcp://(\[[^\]]+\]|[^:/\[\]]+):(\*|\d{1,5})", bind)
+    if match is None or (match[2] != "*" and not 0 < int(match[2]) < 65536):
+        raise ConfigError(
+            f"bind: {bind!r} is not an address; write it like tcp://127.0.0.1:5757, "
+            "or tcp://127.0.0.1:* for any free port"
+        )
+    return (
+        match[1] in ("localhost", "[::1]", "lo")
+        or re.fullmatch(r"127\.\d+\.\d+\.\d+", match[1]) is not None
+    )
+
+
+def check_memory_fits(
+    memory: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+) -> None:
+    """Raise `ConfigError` when `memory` is more than this machine, or container, can give.
+
+    Found at start rather than by the kernel's OOM killer, hours later, when the cache is full.
+    """
+    available = _mem_available(proc)
+    if memory > available:
+        raise ConfigError(
+            f"memory: {format_bytes(memory)} asked, but only {format_bytes(available)} is "
+            "available on this machine (MemAvailable)"
+        )
+    limit = _cgroup_limit(proc, cgroups)
+    if memory > limit:
+        raise ConfigError(
+            f"memory: {format_bytes(memory)} asked, but the memory limit of this container or "
+            f"cgroup is {format_bytes(limit)}"
+        )
+
+
+def _mem_available(proc: Path) -> int:
+    try:
+        text = (proc / "meminfo").read_text()
+    except OSError:
+        return _UNLIMITED  # not Linux: nothing to compare with
+    match = re.search(r"^MemAvailable:\s+(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) * KiB if match else _UNLIMITED
+
+
+def _cgroup_limit(proc: Path, cgroups: Path) -> int:
+    """The tightest limit of our cgroup and its ancestors, version 2 or 1."""
+    try:
+        lines = (proc / "self" / "cgroup").read_text().splitlines()
+    except OSError:
+        lines = []
+    limits = [_UNLIMITED]
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            root, name = cgroups, "memory.max"
+        elif "memory" in controllers.split(","):
+            root, name = cgroups / "memory", "memory.limit_in_bytes"
+        else:
+            continue
+        here = root / path.lstrip("/")
+        for folder in (here, *here.parents):
+            if folder.is_relative_to(root):
+                limits.append(_read_limit(folder / name))
+    return min(limits)
+
+
+def _read_limit(file: Path) -> int:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # no such file here, or the word "max"
+        return _UNLIMITED

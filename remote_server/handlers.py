@@ -1,0 +1,369 @@
+"""What the server does for each type of request. Runs on the server's one loop thread."""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+import msgspec
+import numpy as np
+
+from remote_server import protocol
+from remote_server.copier import Copier, Job
+from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.outbox import Outboxes, Parcel
+from remote_server.protocol import (
+    Clear,
+    Cleared,
+    Error,
+    ErrorCode,
+    Found,
+    Get,
+    Got,
+    Hello,
+    Lookup,
+    Put,
+    PutOutcome,
+    Stats,
+    StatsReply,
+    Stored,
+    Touch,
+    Touched,
+    Verified,
+    Verify,
+    Welcome,
+)
+from remote_server.slabs import Block
+from remote_server.store import NamespaceInfo, Reserved, Store
+from remote_server.streams import BlockStream, blocks_per_frame, frames_of
+
+log = logging.getLogger(__name__)
+
+# A full list of keys, lengths and checksums takes 2.4 MiB.
+MAX_HEADER_BYTES = 4 << 20
+
+# Nobody needs more to say who they are; `doctor` compares about twenty.
+MAX_FINGERPRINT_FIELDS = 64
+
+MAX_ERROR_CHARS = 500  # it may quote what a peer sent
+
+_BAD_MESSAGES = (ErrorCode.BAD_MAGIC, ErrorCode.BAD_MESSAGE, ErrorCode.BAD_REQUEST)
+"""No correct client sends these; the other refusals happen to correct ones too."""
+
+
+def server_name() -> str:
+    try:
+        return f"kvferry {version('kvferry')}"
+    except PackageNotFoundError:
+        return "kvferry, not installed"
+
+
+class _RequestIdOnly(msgspec.Struct):
+    request_id: protocol.RequestId = 0
+
+
+class Handlers:
+    """Answers requests from `store`, through `outboxes`; copies bytes through `copier`.
+
+    Every request is answered exactly once (a get may be followed by its blocks), and a refused
+    one changes nothing. No exception leaves `handle`.
+    """
+
+    def __init__(self, store: Store, copier: Copier, outboxes: Outboxes) -> None:
+        self.draining = False
+        self._store = store
+        self._copier = copier
+        self._outboxes = outboxes
+        self._server = server_name()
+        self._id_decoder = msgspec.msgpack.Decoder(_RequestIdOnly)
+        self._by_type: dict[type, Callable[..., None]] = {
+            Hello: self._hello,
+            Lookup: self._lookup,
+            Put: self._put,
+            Get: self._get,
+            Touch: self._touch,
+            Verify: self._verify,
+            Stats: self._stats,
+            Clear: self._clear,
+        }
+
+    def handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
+        """Answer one message: its frames without the routing id, which libzmq prepended.
+
+        The payload views stay in use until the put that they belong to has been copied.
+        """
+        try:
+            self._handle(client, frames)
+        except RequestRefused as refusal:
+            self._refuse(client, frames, refusal)
+        except RemoteProtocolError as error:
+            self._refuse(client, frames, RequestRefused(ErrorCode.BAD_MESSAGE, str(error)))
+        except Exception as error:  # one request must never end the server for all others
+            log.exception("a request failed inside the server")
+            text = f"{type(error).__name__}: {error}"
+            self._refuse(client, frames, RequestRefused(ErrorCode.INTERNAL, text))
+
+    def _handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
+        if not frames or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
+            raise RequestRefused(
+                ErrorCode.BAD_MAGIC,
+                f"a message begins with the frame {protocol.MAGIC.decode()}; see PROTOCOL.md",
+            )
+        if len(frames) < 2:
+            raise RemoteProtocolError("the header frame is missing")
+        if frames[1].nbytes > MAX_HEADER_BYTES:
+            raise RemoteProtocolError(
+                f"a header of {frames[1].nbytes} bytes, at most {MAX_HEADER_BYTES}"
+            )
+        request = protocol.decode_request(frames[1])
+        payload = frames[2:]
+        if payload and not isinstance(request, Put):
+            raise RequestRefused(ErrorCode.BAD_REQUEST, "only a put carries payload frames")
+        self._by_type[type(request)](client, request, payload)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────
+
+    def _hello(self, client: bytes, request: Hello, _: Sequence[memoryview]) -> None:
+        if request.protocol != protocol.PROTOCOL_VERSION:
+            raise RequestRefused(
+                ErrorCode.UNSUPPORTED_PROTOCOL,
+                f"this server speaks protocol {protocol.PROTOCOL_VERSION}, not {request.protocol}",
+            )
+        if len(request.fingerprint) > MAX_FINGERPRINT_FIELDS:
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST,
+                f"{len(request.fingerprint)} fingerprint fields, at most {MAX_FINGERPRINT_FIELDS}",
+            )
+        info = NamespaceInfo(
+            block_bytes=request.block_bytes,
+            client=request.client,
+            fingerprint=request.fingerprint,
+        )
+        self._store.declare(request.namespace, info)
+        welcome = Welcome(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            protocol=protocol.PROTOCOL_VERSION,
+            server=self._server,
+            max_keys=protocol.MAX_KEYS_PER_MESSAGE,
+            max_frame_bytes=protocol.MAX_FRAME_BYTES,
+            max_message_bytes=protocol.MAX_MESSAGE_BYTES,
+            transports=["tcp"],
+            draining=self.draining,
+        )
+        self._reply(client, welcome)
+
+    def _lookup(self, client: bytes, request: Lookup, _: Sequence[memoryview]) -> None:
+        states, prefix = self._store.lookup(request.namespace, request.keys)
+        found = Found(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            prefix=prefix,
+            states=bytes(states),
+        )
+        self._reply(client, found)
+
+    def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> None:
+        blocks = self._checked_payload(request, payload)
+        num_bytes = sum(request.lengths)
+        self._store.counters["bytes_in"] += num_bytes
+        reserved = self._store.begin_put(
+            request.namespace,
+            request.keys,
+            request.lengths,
+            request.checksums,
+            force=request.force,
+            draining=self.draining,
+        )
+        # The frames are libzmq's memory, so the sender's has been free since they were sent.
+        if request.deferred or not reserved.blocks:
+            self._reply_stored(client, request, reserved)
+        if not reserved.blocks:
+            return
+        sources = [block for index, block in enumerate(blocks) if index in reserved.blocks]
+
+        def copy() -> list[bool]:
+            pairs = zip(reserved.blocks.values(), sources, strict=True)
+            return [self._copy_in(block, source) for block, source in pairs]
+
+        def finish(intact: list[bool] | None) -> None:
+            self._store.end_put(reserved, intact)
+            if not request.deferred:
+                self._reply_stored(client, request, reserved)
+
+        self._copier.submit(Job(copy, finish, num_bytes))
+
+    def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> None:
+        found = self._store.get(request.namespace, request.keys)
+        got = Got(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            total=len(request.keys),
+            hit=len(found.blocks),
+            miss=found.miss,
+            duplicate=found.duplicate,
+            found=found.indices,
+        )
+        if request.stream:
+            self._reply(client, got)
+            if found.blocks:
+                stream = BlockStream(request.request_id, self._store.epoch, found, self._store.tier)
+                self._outboxes.post_stream(client, stream)
+            return
+        num_bytes = sum(block.length for block in found.blocks)
+        if num_bytes > protocol.MAX_MESSAGE_BYTES:
+            for block in found.blocks:
+                self._store.tier.unpin(block)
+            raise RequestRefused(
+                ErrorCode.TOO_LARGE,
+                f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
+                "ask for a stream, or for fewer keys",
+            )
+        got = msgspec.structs.replace(
+            got,
+            lengths=[block.length for block in found.blocks],
+            checksums=[block.checksum for block in found.blocks],
+            blocks_per_frame=blocks_per_frame(found.blocks),
+        )
+        frames, pinned = frames_of(found.blocks, got.blocks_per_frame, self._store.tier)
+        self._outboxes.post(client, Parcel([*protocol.encode(got), *frames], pinned, num_bytes))
+
+    def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> None:
+        touched = self._store.touch(request.namespace, request.keys)
+        self._reply(
+            client,
+            Touched(request_id=request.request_id, epoch=self._store.epoch, touched=touched),
+        )
+
+    def _verify(self, client: bytes, request: Verify, _: Sequence[memoryview]) -> None:
+        blocks = self._store.pin_to_verify(request.namespace, request.keys)
+
+        def rehash() -> list[bool]:
+            return [self._is_intact(block) for block in blocks]
+
+        def finish(intact: list[bool] | None) -> None:
+            # A rehash that failed as a whole proves nothing against any block.
+            verdicts = intact if intact is not None else [True] * len(blocks)
+            for block, good in zip(blocks, verdicts, strict=True):
+                if not good:
+                    self._store.remove_corrupt(block)
+                self._store.tier.unpin(block)
+            removed = verdicts.count(False)
+            verified = Verified(
+                request_id=request.request_id,
+                epoch=self._store.epoch,
+                removed=removed,
+                intact=len(blocks) - removed,
+            )
+            self._reply(client, verified)
+
+        self._copier.submit(Job(rehash, finish, sum(block.length for block in blocks)))
+
+    def _stats(self, client: bytes, request: Stats, _: Sequence[memoryview]) -> None:
+        counters = self._store.all_counters()
+        counters["bytes_out"] = self._outboxes.bytes_out
+        counters["clients_gone"] = self._outboxes.clients_gone
+        reply = StatsReply(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            server=self._server,
+            uptime_s=self._store.uptime_s,
+            tiers=self._store.tier_stats(),
+            namespaces=self._store.namespace_stats(),
+            counters=counters,
+        )
+        self._reply(client, reply)
+
+    def _clear(self, client: bytes, request: Clear, _: Sequence[memoryview]) -> None:
+        removed = self._store.clear(request.namespace)
+        self._reply(
+            client,
+            Cleared(request_id=request.request_id, epoch=self._store.epoch, removed=removed),
+        )
+
+    # ── payload ──────────────────────────────────────────────────────────────────────────
+
+    def _checked_payload(self, request: Put, payload: Sequence[memoryview]) -> Iterator[memoryview]:
+        """The blocks of a put as views of its frames, or a refusal that says what is wrong."""
+        info = self._store.namespaces.get(request.namespace)
+        if info is None:
+            raise RequestRefused(
+                ErrorCode.UNKNOWN_NAMESPACE,
+                f"namespace {request.namespace!r} was not declared to this server: say hello",
+            )
+        if not len(request.keys) == len(request.lengths) == len(request.checksums):
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST,
+                f"{len(request.keys)} keys, {len(request.lengths)} lengths and "
+                f"{len(request.checksums)} checksums: there must be one of each per block",
+            )
+        if 0 in request.lengths:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, "a block of no bytes")
+        if max(request.lengths, default=0) > info.block_bytes:
+            raise RequestRefused(
+                ErrorCode.TOO_LARGE,
+                f"a block of {max(request.lengths)} bytes, where hello announced at most "
+                f"{info.block_bytes}",
+            )
+        if sum(request.lengths) > protocol.MAX_MESSAGE_BYTES:
+            raise RequestRefused(
+                ErrorCode.TOO_LARGE,
+                f"{sum(request.lengths)} bytes in one message, at most "
+                f"{protocol.MAX_MESSAGE_BYTES}",
+            )
+        try:
+            return protocol.split_frames(payload, request.lengths, request.blocks_per_frame)
+        except RemoteProtocolError as error:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
+
+    def _copy_in(self, block: Block, source: memoryview) -> bool:
+        """Fill `block` and say whether it is what was announced. Runs on the copy thread.
+
+        The copy is hashed, not the source: what has to be right is what will be served.
+        """
+        view = self._store.tier.view(block)
+        np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source, np.uint8))
+        return protocol.checksum(block.namespace, block.key, view) == block.checksum
+
+    def _is_intact(self, block: Block) -> bool:
+        view = self._store.tier.view(block)
+        return protocol.checksum(block.namespace, block.key, view) == block.checksum
+
+    # ── replies ──────────────────────────────────────────────────────────────────────────
+
+    def _reply(self, client: bytes, message: protocol.Reply) -> None:
+        self._outboxes.post(client, Parcel([*protocol.encode(message)]))
+
+    def _reply_stored(self, client: bytes, request: Put, reserved: Reserved) -> None:
+        outcomes = reserved.outcomes
+        stored = Stored(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            total=len(outcomes),
+            created=outcomes.count(PutOutcome.CREATED),
+            existed=outcomes.count(PutOutcome.EXISTED),
+            forced=outcomes.count(PutOutcome.FORCED),
+            duplicate=outcomes.count(PutOutcome.DUPLICATE),
+            declined=dict(reserved.reasons),
+            outcomes=bytes(outcomes),
+        )
+        self._reply(client, stored)
+
+    def _refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
+        kind = "bad_messages" if refusal.code in _BAD_MESSAGES else "refused"
+        self._store.counters[f"{kind}_{refusal.code}"] += 1
+        message = Error(
+            request_id=self._request_id_of(frames),
+            epoch=self._store.epoch,
+            code=refusal.code,
+            message=refusal.message[:MAX_ERROR_CHARS],
+        )
+        self._reply(client, message)
+
+    def _request_id_of(self, frames: Sequence[memoryview]) -> int:
+        """The id of a request that could not be decoded as a whole, if that much is readable."""
+        if len(frames) < 2 or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
+            return 0
+        try:
+            return self._id_decoder.decode(frames[1]).request_id
+        except (msgspec.DecodeError, RecursionError):
+            return 0

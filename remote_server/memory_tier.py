@@ -1,0 +1,317 @@
+"""The memory tier: blocks in an arena, under one hard budget that all namespaces share."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from remote_server.arena import Arena
+from remote_server.protocol import KeyState, TierStats
+from remote_server.slabs import Block, BlockState, SizeClass, Slab, Slabs
+
+
+class Tier(Protocol):
+    """A level of storage. One conformance suite judges every implementation.
+
+    Not thread-safe: one thread calls it. Only the bytes are touched elsewhere, and a `Block`
+    says who may: its writer while WRITING, anyone who holds a pin afterwards.
+    """
+
+    @property
+    def largest_block_bytes(self) -> int:
+        """Blocks above this can never be kept here."""
+
+    def lookup(self, namespace: str, key: bytes) -> KeyState:
+        """What is there. Changes nothing, not even recency."""
+
+    def begin_put(
+        self, namespace: str, key: bytes, block_bytes: int, length: int, checksum: int
+    ) -> Block | None:
+        """A place for `length` bytes of a namespace of `block_bytes`, or None: no room now.
+
+        The caller fills `view(block)` and then calls `complete_put` or `fail_put`, once. Until
+        then readers see what was there before: nothing, or the previous copy.
+        """
+
+    def complete_put(self, block: Block) -> bool:
+        """`block` is filled and correct: publish it, in place of any previous copy.
+
+        False when it was cleared meanwhile; it is gone then.
+        """
+
+    def fail_put(self, block: Block) -> None:
+        """Forget `block`. Nothing of it remains; a previous copy stays."""
+
+    def view(self, block: Block) -> memoryview:
+        """The bytes of `block`: valid while it is being written or pinned."""
+
+    def view_of_run(self, blocks: Sequence[Block]) -> memoryview | None:
+        """The bytes of `blocks` as one view, when they lie one directly behind another."""
+
+    def pin(self, namespace: str, key: bytes) -> Block | None:
+        """The readable block of `key`, kept from eviction until `unpin`, and used now."""
+
+    def unpin(self, block: Block) -> None:
+        """Give back one pin."""
+
+    def touch(self, namespace: str, key: bytes) -> bool:
+        """Mark as used now; False when there is nothing readable."""
+
+    def remove(self, block: Block) -> bool:
+        """Take `block` out of the index; False when it had left already. Pins keep its bytes."""
+
+    def clear(self, namespace: str | None) -> int:
+        """Remove all blocks of one namespace, or of all; what is being written is dropped too.
+
+        Returns how many readable blocks left.
+        """
+
+    def num_blocks(self, namespace: str) -> int:
+        """Readable blocks of one namespace."""
+
+    def used_bytes(self, namespace: str) -> int:
+        """What the readable blocks of one namespace take out of the budget."""
+
+    def stats(self) -> TierStats:
+        """Occupancy now."""
+
+    def counters(self) -> dict[str, int]:
+        """What happened in here since the start; names as in PROTOCOL.md."""
+
+    def check(self) -> None:
+        """Assert the accounting identity."""
+
+
+class MemoryTier:
+    """Blocks in the slots of an arena.
+
+    When a size class has no free slot it gets, in this order: a free slab; another class's
+    coldest slab, emptied and cut anew, if it has none itself or if that slab has been idle for
+    longer than its own oldest block; its own oldest block's slot; and, when its own blocks are
+    all pinned, another's coldest slab after all. So memory follows use: a namespace that
+    arrives second takes from the first what is idle there, and neither can starve the other.
+    """
+
+    def __init__(self, arena: Arena, slab_bytes: int | None = None) -> None:
+        self.slabs = Slabs(arena.num_bytes, slab_bytes)
+        self._evicted = 0
+        self._slabs_recut = 0
+        self._arena = arena
+        self._index: dict[str, dict[bytes, Block]] = {}  # readable blocks
+        self._writing: dict[tuple[str, bytes], list[Block]] = {}  # two when forced twice
+        self._detached: set[Block] = set()
+        self._tick = 0
+
+    @property
+    def largest_block_bytes(self) -> int:
+        return self.slabs.slab_bytes
+
+    def lookup(self, namespace: str, key: bytes) -> KeyState:
+        if key in self._index.get(namespace, ()):
+            return KeyState.READABLE
+        return KeyState.PENDING if (namespace, key) in self._writing else KeyState.ABSENT
+
+    def begin_put(
+        self, namespace: str, key: bytes, block_bytes: int, length: int, checksum: int
+    ) -> Block | None:
+        size_class = self.slabs.size_class(block_bytes)
+        if not size_class.open and not self._make_room(size_class):
+            return None
+        slab, slot = self.slabs.take_slot(size_class)
+        block = Block(namespace, key, length, checksum, slab, slot, self._next_tick())
+        slab.blocks.add(block)
+        slab.tick_sum += block.tick
+        slab.num_pinned += 1
+        self._writing.setdefault((namespace, key), []).append(block)
+        return block
+
+    def complete_put(self, block: Block) -> bool:
+        if block.state is BlockState.DETACHED:
+            self.unpin(block)
+            return False
+        self._forget_writing(block)
+        blocks = self._index.setdefault(block.namespace, {})
+        previous = blocks.get(block.key)
+        if previous is not None:
+            self._detach(previous)
+        blocks[block.key] = block
+        block.state = BlockState.READABLE
+        self._class_of(block).policy.add(block)
+        self._use(block)
+        self.unpin(block)
+        return True
+
+    def fail_put(self, block: Block) -> None:
+        if block.state is BlockState.WRITING:
+            self._forget_writing(block)
+            self._set_detached(block)
+        self.unpin(block)
+
+    def view(self, block: Block) -> memoryview:
+        return self._arena.view[block.offset : block.offset + block.length]
+
+    def view_of_run(self, blocks: Sequence[Block]) -> memoryview | None:
+        end = blocks[0].offset
+        for block in blocks:
+            if block.offset != end:
+                return None
+            end += block.length
+        return self._arena.view[blocks[0].offset : end]
+
+    def pin(self, namespace: str, key: bytes) -> Block | None:
+        block = self._index.get(namespace, {}).get(key)
+        if block is None:
+            return None
+        self._use(block)
+        block.pins += 1
+        if block.pins == 1:
+            block.slab.num_pinned += 1
+        return block
+
+    def unpin(self, block: Block) -> None:
+        block.pins -= 1
+        if block.pins > 0:
+            return
+        assert block.pins == 0, "unpinned more often than pinned"
+        block.slab.num_pinned -= 1
+        if block.state is BlockState.DETACHED:
+            self._detached.remove(block)
+            self.slabs.free_slot(block)
+        else:
+            self._class_of(block).policy.unpin(block)
+
+    def touch(self, namespace: str, key: bytes) -> bool:
+        block = self._index.get(namespace, {}).get(key)
+        if block is not None:
+            self._use(block)
+        return block is not None
+
+    def remove(self, block: Block) -> bool:
+        if block.state is not BlockState.READABLE:
+            return False
+        del self._index[block.namespace][block.key]
+        self._detach(block)
+        return True
+
+    def clear(self, namespace: str | None) -> int:
+        removed = 0
+        for name in [*self._index] if namespace is None else [namespace]:
+            blocks = self._index.pop(name, {})
+            removed += len(blocks)
+            for block in blocks.values():
+                self._detach(block)
+        for name, key in [*self._writing]:
+            if namespace is None or name == namespace:
+                for block in self._writing.pop((name, key)):
+                    self._set_detached(block)
+        return removed
+
+    def num_blocks(self, namespace: str) -> int:
+        return len(self._index.get(namespace, ()))
+
+    def used_bytes(self, namespace: str) -> int:
+        blocks = self._index.get(namespace)
+        if not blocks:
+            return 0
+        return len(blocks) * next(iter(blocks.values())).slab.slot_bytes
+
+    def stats(self) -> TierStats:
+        return TierStats(
+            budget_bytes=self._arena.num_bytes,
+            used_bytes=self.slabs.used_bytes,
+            blocks=sum(len(blocks) for blocks in self._index.values()),
+            pending=sum(len(blocks) for blocks in self._writing.values()),
+            pinned=sum(slab.num_pinned for slab in self.slabs.slabs),
+            free_slabs=len(self.slabs.free),
+        )
+
+    def counters(self) -> dict[str, int]:
+        return {"evicted": self._evicted, "slabs_recut": self._slabs_recut}
+
+    def check(self) -> None:
+        """Every slot is free or holds exactly one block, and every block is in one place."""
+        readable = [block for blocks in self._index.values() for block in blocks.values()]
+        writing = [block for blocks in self._writing.values() for block in blocks]
+        self.slabs.check([*readable, *writing, *self._detached])
+        assert all(block.state is BlockState.READABLE for block in readable)
+        assert all(block.state is BlockState.WRITING and block.pins == 1 for block in writing)
+        assert all(b.state is BlockState.DETACHED and b.pins > 0 for b in self._detached)
+        assert all(self._index[b.namespace][b.key] is b for b in readable)
+        assert all(block in self._class_of(block).policy for block in readable)
+        in_policies = sum(len(c.policy) for c in self.slabs.classes.values())
+        assert in_policies == len(readable), f"{in_policies} evictable, {len(readable)} readable"
+
+    # ── making room ──────────────────────────────────────────────────────────────────────
+
+    def _make_room(self, size_class: SizeClass) -> bool:
+        """Leave `size_class` with a free slot, or say that everything is in use."""
+        victim = size_class.policy.victim()
+        if not self.slabs.free:
+            slab = self._slab_to_take(size_class, victim)
+            if slab is not None:
+                self._empty(slab)
+                self._slabs_recut += 1
+            elif victim is not None:
+                size_class.evictions_until_check -= 1
+                self._evict(victim)
+            else:
+                return False
+        if not size_class.open:
+            self.slabs.cut(size_class)
+        return True
+
+    def _slab_to_take(self, size_class: SizeClass, victim: Block | None) -> Slab | None:
+        """Another class's slab that is better used here.
+
+        Looking costs a pass over all slabs. It is done when the last look paid off, and
+        otherwise once per slab's worth of own evictions.
+        """
+        if victim is None:
+            return self.slabs.coldest_of_others(size_class)
+        if size_class.evictions_until_check > 0:
+            return None
+        slab = self.slabs.coldest_of_others(size_class)
+        if slab is not None and slab.mean_tick < victim.tick:
+            return slab
+        size_class.evictions_until_check = self.slabs.slab_bytes // size_class.slot_bytes
+        return None
+
+    def _empty(self, slab: Slab) -> None:
+        for block in [*slab.blocks]:  # none is pinned, so all are readable
+            self._evict(block)
+
+    def _evict(self, block: Block) -> None:
+        self.remove(block)
+        self._evicted += 1
+
+    # ── keeping the books ────────────────────────────────────────────────────────────────
+
+    def _detach(self, block: Block) -> None:
+        """`block` has just left the index: free its slot now, or when its last pin goes."""
+        self._class_of(block).policy.remove(block)
+        if block.pins == 0:
+            self.slabs.free_slot(block)
+            block.state = BlockState.DETACHED
+        else:
+            self._set_detached(block)
+
+    def _set_detached(self, block: Block) -> None:
+        block.state = BlockState.DETACHED
+        self._detached.add(block)
+
+    def _forget_writing(self, block: Block) -> None:
+        same_key = self._writing[block.namespace, block.key]
+        same_key.remove(block)
+        if not same_key:
+            del self._writing[block.namespace, block.key]
+
+    def _use(self, block: Block) -> None:
+        tick = self._next_tick()
+        block.slab.tick_sum += tick - block.tick
+        block.tick = tick
+        self._class_of(block).policy.use(block)
+
+    def _next_tick(self) -> int:
+        self._tick += 1
+        return self._tick
+
+    def _class_of(self, block: Block) -> SizeClass:
+        return self.slabs.classes[block.slab.slot_bytes]

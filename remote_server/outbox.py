@@ -1,0 +1,184 @@
+"""What is on its way out: one queue a client, fair between clients, and the pins it holds."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import zmq
+
+from remote_server.slabs import Block
+
+# What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a
+# queued message costs a pin rather than memory.
+SEND_HIGH_WATER_MARK = 64
+
+# Replies and streams that wait for one client. A client has far fewer requests unanswered; one
+# that asks and never reads is not answered beyond this.
+MAX_WAITING_PER_CLIENT = 1024
+
+# What one client may send before the others get their turn.
+TURN_BYTES = 1 << 20
+
+Unpin = Callable[[Block], None]
+
+
+class Parcel:
+    """One message ready to go: all its frames, and the pinned blocks whose bytes it carries."""
+
+    __slots__ = ("frames", "blocks", "num_bytes")
+
+    def __init__(
+        self, frames: list[bytes | zmq.Frame], blocks: Sequence[Block] = (), num_bytes: int = 0
+    ) -> None:
+        self.frames = frames
+        self.blocks = blocks
+        self.num_bytes = num_bytes
+
+
+class Stream(Protocol):
+    """Makes one parcel after another. Owns the pins of the blocks it has not yet parcelled."""
+
+    def next_parcel(self) -> Parcel | None:
+        """The next message, which takes its blocks' pins along, or None when all have gone."""
+
+    def cancel(self) -> None:
+        """Unpin what is left."""
+
+
+class Outbox:
+    """What waits for one client: replies first, then its streams one after another."""
+
+    __slots__ = ("client", "replies", "streams", "stuck", "in_flight")
+
+    def __init__(self, client: bytes) -> None:
+        self.client = client
+        self.replies: deque[Parcel] = deque()
+        self.streams: deque[Stream] = deque()
+        self.stuck: Parcel | None = None  # refused by a full socket; goes before all others
+        self.in_flight: deque[tuple[zmq.MessageTracker, Sequence[Block]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self.replies) + len(self.streams) + (self.stuck is not None)
+
+    def next_parcel(self) -> Parcel | None:
+        if self.stuck is not None:
+            parcel, self.stuck = self.stuck, None
+            return parcel
+        if self.replies:
+            return self.replies.popleft()
+        while self.streams:
+            next_of_stream = self.streams[0].next_parcel()
+            if next_of_stream is not None:
+                return next_of_stream
+            self.streams.popleft()
+        return None
+
+
+class Outboxes:
+    """Sends what waits for each client, a turn at a time, on a ROUTER socket.
+
+    A client that reads slowly fills its own queue in libzmq, keeps its own messages waiting
+    here, and delays nobody. Nothing is dropped while a client is connected. Blocks stay pinned
+    until libzmq has let go of their bytes, which it also does when a client goes away.
+    """
+
+    def __init__(self, router: zmq.Socket[bytes], unpin: Unpin) -> None:
+        self._router = router
+        self._unpin = unpin
+        self._outboxes: dict[bytes, Outbox] = {}  # clients with something waiting or in flight
+        self.bytes_out = 0
+        self.clients_gone = 0
+
+    @property
+    def waiting(self) -> bool:
+        return any(len(outbox) for outbox in self._outboxes.values())
+
+    @property
+    def in_flight(self) -> bool:
+        return any(outbox.in_flight for outbox in self._outboxes.values())
+
+    def accepts(self, client: bytes) -> bool:
+        outbox = self._outboxes.get(client)
+        return outbox is None or len(outbox) < MAX_WAITING_PER_CLIENT
+
+    def post(self, client: bytes, parcel: Parcel) -> None:
+        self._outbox(client).replies.append(parcel)
+
+    def post_stream(self, client: bytes, stream: Stream) -> None:
+        self._outbox(client).streams.append(stream)
+
+    def send_some(self) -> bool:
+        """Give each client a turn. True when somebody's next turn may go on at once."""
+        return any([self._send_turn(outbox) for outbox in [*self._outboxes.values()]])
+
+    def release(self) -> None:
+        """Unpin the blocks whose bytes libzmq has let go of, and forget idle clients."""
+        for client, outbox in [*self._outboxes.items()]:
+            while outbox.in_flight and outbox.in_flight[0][0].done:
+                self._unpin_all(outbox.in_flight.popleft()[1])
+            if not outbox.in_flight and not len(outbox):
+                del self._outboxes[client]
+
+    def cancel_all(self) -> None:
+        """Forget what was not handed to libzmq yet."""
+        for outbox in self._outboxes.values():
+            self._drop(outbox)
+
+    def _outbox(self, client: bytes) -> Outbox:
+        return self._outboxes.setdefault(client, Outbox(client))
+
+    def _send_turn(self, outbox: Outbox) -> bool:
+        sent_bytes = 0
+        while sent_bytes < TURN_BYTES:
+            parcel = outbox.next_parcel()
+            if parcel is None:
+                return False
+            try:
+                trackers = self._send(outbox.client, parcel)
+            except zmq.Again:
+                outbox.stuck = parcel
+                return False
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    raise
+                self._unpin_all(parcel.blocks)
+                self._drop(outbox)
+                self.clients_gone += 1
+                return False
+            sent_bytes += parcel.num_bytes
+            self.bytes_out += parcel.num_bytes
+            if parcel.blocks:
+                outbox.in_flight.append((zmq.MessageTracker(*trackers), parcel.blocks))
+        return True
+
+    def _send(self, client: bytes, parcel: Parcel) -> list[zmq.MessageTracker]:
+        """Hand one whole message to libzmq, or nothing of it.
+
+        Only the first frame, which names the client, can be refused: libzmq counts whole
+        messages against its mark, and takes the rest of one that it has begun.
+        """
+        self._router.send(client, zmq.NOBLOCK | zmq.SNDMORE)
+        trackers = []
+        last = len(parcel.frames) - 1
+        for number, frame in enumerate(parcel.frames):
+            flags = zmq.NOBLOCK | (zmq.SNDMORE if number < last else 0)
+            self._router.send(frame, flags)
+            if isinstance(frame, zmq.Frame) and frame.tracker is not None:
+                trackers.append(frame.tracker)
+        parcel.frames.clear()  # libzmq has its own references; ours would keep bytes in use
+        return trackers
+
+    def _drop(self, outbox: Outbox) -> None:
+        if outbox.stuck is not None:
+            self._unpin_all(outbox.stuck.blocks)
+            outbox.stuck = None
+        for parcel in outbox.replies:
+            self._unpin_all(parcel.blocks)
+        outbox.replies.clear()
+        for stream in outbox.streams:
+            stream.cancel()
+        outbox.streams.clear()
+
+    def _unpin_all(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            self._unpin(block)

@@ -1,0 +1,255 @@
+"""The server's life: run → serve → start → (handle…) → drain → stop."""
+
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Self
+
+import zmq
+
+from remote_server import protocol
+from remote_server.arena import Arena, warn_if_dev_shm_is_small
+from remote_server.config import ServerConfig, check_memory_fits, format_bytes
+from remote_server.copier import Copier, Gate
+from remote_server.errors import ConfigError
+from remote_server.handlers import Handlers
+from remote_server.memory_tier import MemoryTier
+from remote_server.outbox import SEND_HIGH_WATER_MARK, Outboxes
+from remote_server.store import Store
+
+log = logging.getLogger(__name__)
+
+# Queued megabytes fall out of the cache before they are copied: 8 beats 64 by a factor of two.
+RECEIVE_HIGH_WATER_MARK = 8
+
+# Requests taken in before replies and streams get their turn again.
+REQUESTS_PER_TURN = 16
+
+# A peer that is silent for this long is gone: its queue is freed and its pins with it. A reader
+# that stops reading altogether counts as silent, since its pongs wait behind what it ignores.
+HEARTBEAT_INTERVAL_MS = 5_000
+HEARTBEAT_TIMEOUT_MS = 30_000
+
+STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not tell us when it is not
+RELEASE_MS = 10  # when frames are on their way and nothing else happens
+IDLE_MS = 1_000
+
+CHECK_INTERVAL_S = 10.0
+CHECK_MAX_BLOCKS = 100_000  # about 0.2 s, in which nobody is served
+REPORT_INTERVAL_S = 60.0
+
+
+class Server:
+    """One cache server. `run()` in a process, or `with Server(config) as server:` in a test.
+
+    One thread owns the socket, the store and the queues; the copy thread touches only the bytes
+    of blocks that are being written; a third one populates the arena and ends.
+    """
+
+    def __init__(self, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self.endpoint = ""
+        self._clock = clock
+        self._leave = threading.Event()
+        self._drain_until: float | None = None
+        self._thread: threading.Thread | None = None
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────
+
+    def run(self, on_ready: Callable[["Server"], None]) -> None:
+        """Serve until a signal: the first SIGINT or SIGTERM drains, the second leaves at once.
+
+        Raises `ConfigError` when it cannot start. Must run on the main thread.
+        """
+        self.start()
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._on_signal)
+            on_ready(self)
+            self.serve()
+        finally:
+            self.stop()
+
+    def start(self) -> None:
+        """Take the address and the memory. Clients may connect from here on."""
+        check_memory_fits(self.config.memory)
+        warn_if_dev_shm_is_small(self.config.memory)
+        self._context = zmq.Context()
+        self._router = self._bind()
+        self._arena = Arena(self.config.memory)
+        if self.config.populate:
+            self._arena.populate()
+        tier = MemoryTier(self._arena)
+        self.store = Store(tier, self._clock)
+        self._copier = Copier()
+        self._copier.start()
+        self._outboxes = Outboxes(self._router, tier.unpin)
+        self._handlers = Handlers(self.store, self._copier, self._outboxes)
+        self._poller = zmq.Poller()
+        self._poller.register(self._copier.wakeup, zmq.POLLIN)
+        self._poller.register(self._router, zmq.POLLIN)
+        self._next_check = self._clock() + CHECK_INTERVAL_S
+        self._next_report = self._clock() + REPORT_INTERVAL_S
+        self._reported: dict[str, int] = {}
+
+    def serve(self) -> None:
+        """Answer requests until told to leave, or drained."""
+        more_to_send = False
+        while not self._leave.is_set() and not self._drained():
+            events = dict(self._poller.poll(self._patience_ms(more_to_send)))
+            self._copier.finish_jobs()
+            if self._router in events and not self._copier.full:
+                self._handle_requests()
+            more_to_send = self._outboxes.send_some()
+            self._outboxes.release()
+            self._apply_back_pressure()
+            self._look_after(idle=not events and not more_to_send)
+
+    def drain(self) -> None:
+        """From any thread or signal handler: decline puts, finish what is under way, return."""
+        self._drain_until = self._clock() + self.config.drain_timeout_s
+        self._handlers.draining = True
+        self._copier.wake()
+
+    def leave(self) -> None:
+        """From any thread or signal handler: return from `serve` now."""
+        self._leave.set()
+        self._copier.wake()
+
+    def stop(self) -> None:
+        """Close everything; the memory goes back to the machine."""
+        drained = not self._leave.is_set()
+        self._copier.stop()
+        self._outboxes.cancel_all()
+        # The last replies are still in libzmq when we drained; they get a moment to leave.
+        self._router.close(linger=200 if drained else 0)
+        self._context.term()
+        self._arena.close()
+
+    # ── the loop, in parts ───────────────────────────────────────────────────────────────
+
+    def _bind(self) -> zmq.Socket[bytes]:
+        router = self._context.socket(zmq.ROUTER)
+        router.router_mandatory = True  # tell us when a peer is gone or full, drop nothing
+        router.linger = 0
+        router.sndhwm = SEND_HIGH_WATER_MARK
+        router.rcvhwm = RECEIVE_HIGH_WATER_MARK
+        router.maxmsgsize = protocol.MAX_FRAME_BYTES
+        router.heartbeat_ivl = HEARTBEAT_INTERVAL_MS
+        router.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+        router.ipv6 = "[" in self.config.bind
+        try:
+            router.bind(self.config.bind)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            hint = "choose another port, or :* for any free one"
+            if error.errno == zmq.EADDRINUSE:
+                hint = f"another process listens there; stop it, or {hint}"
+            raise ConfigError(f"bind: {self.config.bind}: {error.strerror}; {hint}") from error
+        self.endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        return router
+
+    def _handle_requests(self) -> None:
+        for _ in range(REQUESTS_PER_TURN):
+            if self._copier.full:
+                return
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
+            except zmq.Again:
+                return
+            client = frames[0].bytes
+            if self._outboxes.accepts(client):
+                self._handlers.handle(client, [frame.buffer for frame in frames[1:]])
+            else:
+                self.store.counters["bad_messages_unread"] += 1
+
+    def _apply_back_pressure(self) -> None:
+        """While the copy thread is far behind, requests stay in the kernel and the clients."""
+        self._poller.modify(self._router, 0 if self._copier.full else zmq.POLLIN)
+
+    def _patience_ms(self, more_to_send: bool) -> int:
+        if more_to_send:
+            return 0
+        if self._outboxes.waiting:
+            return STUCK_RETRY_MS
+        if self._outboxes.in_flight or self._drain_until is not None:
+            return RELEASE_MS
+        return IDLE_MS
+
+    def _drained(self) -> bool:
+        if self._drain_until is None:
+            return False
+        quiet = not (self._copier.busy or self._outboxes.waiting or self._outboxes.in_flight)
+        return quiet or self._clock() >= self._drain_until
+
+    def _look_after(self, idle: bool) -> None:
+        now = self._clock()
+        if idle and now >= self._next_check:
+            self._next_check = now + CHECK_INTERVAL_S
+            self._check()
+        if now >= self._next_report:
+            self._next_report = now + REPORT_INTERVAL_S
+            self._report()
+
+    def _check(self) -> None:
+        if sum(tier.blocks for tier in self.store.tier_stats().values()) > CHECK_MAX_BLOCKS:
+            return
+        try:
+            self.store.check()
+        except AssertionError:
+            self.store.counters["failed_checks"] += 1
+            log.exception("the accounting does not add up: please report this as a bug")
+
+    def _report(self) -> None:
+        counters = self.store.all_counters()
+        if counters == self._reported:
+            return
+        self._reported = counters
+        memory = self.store.tier_stats()["memory"]
+        log.info(
+            "memory %s of %s in %d blocks, %d evicted; lookups %d of %d keys hit; gets %d of %d",
+            format_bytes(memory.used_bytes), format_bytes(memory.budget_bytes), memory.blocks,
+            counters["evicted"], counters["lookup_hits"], counters["lookup_keys"],
+            counters["get_hit"], counters["get_total"],
+        )  # fmt: skip
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self._drain_until is None:
+            log.info("%s: draining for up to %gs; again to leave at once",
+                     signal.Signals(number).name, self.config.drain_timeout_s)  # fmt: skip
+            self.drain()
+        else:
+            self.leave()
+
+    # ── in a test ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def copy_gate(self) -> Gate:
+        """Where the copy thread waits before each job while a test shuts it."""
+        return self._copier.gate
+
+    def wait_until_drained(self, timeout_s: float) -> bool:
+        """After `drain`: whether serving ended within `timeout_s`."""
+        assert self._thread is not None
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        self.start()
+        self._thread = threading.Thread(target=self.serve, name="server", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._thread is not None
+        self.leave()
+        self._thread.join()
+        self.stop()

@@ -1,0 +1,178 @@
+"""How the arena is divided: equal slabs, each cut into equal slots for one size class."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from remote_server.config import MiB
+from remote_server.eviction import LRU, EvictionPolicy
+
+SLOT_ALIGNMENT = 64  # one cache line, so that no two blocks share one
+_PAGE = 4096
+
+
+def slab_bytes_for(memory: int) -> int:
+    """The size of a slab: a sixteenth of the budget, up to 64 MiB, then a sixty-fourth.
+
+    At least 16 slabs, so that several namespaces can share a small budget; larger ones with a
+    large budget, so that an empty slab's worth of waste stays below 2 %.
+    """
+    return max(memory // 64, min(memory // 16, 64 * MiB)) // _PAGE * _PAGE
+
+
+def memory_for_block(block_bytes: int) -> int:
+    """The least budget whose slabs hold a block of `block_bytes`."""
+    return 16 * (-(-slot_bytes_for(block_bytes) // _PAGE) * _PAGE)
+
+
+def slot_bytes_for(block_bytes: int) -> int:
+    return -(-block_bytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT
+
+
+class BlockState(Enum):
+    WRITING = auto()  # has a slot; only the writer may touch its bytes
+    READABLE = auto()  # in the index; its bytes never change again
+    DETACHED = auto()  # gone from the index, kept by its pins; its bytes never change again
+
+
+@dataclass(slots=True, eq=False)
+class Block:
+    """One copy of a block's bytes, in one slot. Immutable once readable; compared by identity.
+
+    `pins` counts its users: its writer, and each message that is being sent from its bytes.
+    A pinned block is never evicted or overwritten.
+    """
+
+    namespace: str
+    key: bytes
+    length: int
+    checksum: int
+    slab: "Slab"
+    slot: int
+    tick: int  # when it was last used, in the tier's own count of uses
+    pins: int = 1  # the writer's
+    state: BlockState = BlockState.WRITING
+
+    @property
+    def offset(self) -> int:
+        """Where its bytes start in the arena."""
+        return self.slab.offset + self.slot * self.slab.slot_bytes
+
+
+@dataclass(slots=True, eq=False)
+class Slab:
+    """One part of the arena. `slot_bytes` is 0 while it belongs to no size class."""
+
+    number: int
+    offset: int
+    slot_bytes: int = 0
+    num_slots: int = 0
+    free: list[int] = field(default_factory=list)  # a stack: the next slot to use is last
+    blocks: set[Block] = field(default_factory=set)
+    num_pinned: int = 0
+    tick_sum: int = 0  # of `blocks`
+
+    @property
+    def mean_tick(self) -> float:
+        return self.tick_sum / len(self.blocks)
+
+
+class SizeClass:
+    """The slabs of all namespaces whose blocks need the same slot, and who leaves first."""
+
+    def __init__(self, slot_bytes: int) -> None:
+        self.slot_bytes = slot_bytes
+        self.slabs: list[Slab] = []
+        self.open: dict[Slab, None] = {}  # those with a free slot, in the order they got one
+        self.policy: EvictionPolicy[Block] = LRU()
+        self.evictions_until_check = 0  # until another class's slabs are looked at again
+
+
+class Slabs:
+    """Every slab of an arena of `memory` bytes, and who has it: a size class, or nobody."""
+
+    def __init__(self, memory: int, slab_bytes: int | None = None) -> None:
+        self.slab_bytes = slab_bytes or slab_bytes_for(memory)
+        self.slabs = [
+            Slab(number, number * self.slab_bytes) for number in range(memory // self.slab_bytes)
+        ]
+        self.free = self.slabs[::-1]
+        self.classes: dict[int, SizeClass] = {}
+        self.used_bytes = 0
+
+    def size_class(self, block_bytes: int) -> SizeClass:
+        slot_bytes = slot_bytes_for(block_bytes)
+        return self.classes.setdefault(slot_bytes, SizeClass(slot_bytes))
+
+    def cut(self, size_class: SizeClass) -> None:
+        """Give a free slab to `size_class`. There must be one."""
+        slab = self.free.pop()
+        slab.slot_bytes = size_class.slot_bytes
+        slab.num_slots = self.slab_bytes // size_class.slot_bytes
+        # Handed out from the first on: neighbours in time become neighbours in memory, and a
+        # run of neighbours can be sent as one frame.
+        slab.free = list(range(slab.num_slots - 1, -1, -1))
+        size_class.slabs.append(slab)
+        size_class.open[slab] = None
+
+    def take_slot(self, size_class: SizeClass) -> tuple[Slab, int]:
+        """A slot of an open slab. There must be one."""
+        slab = next(iter(size_class.open))
+        slot = slab.free.pop()
+        if not slab.free:
+            del size_class.open[slab]
+        self.used_bytes += slab.slot_bytes
+        return slab, slot
+
+    def free_slot(self, block: Block) -> None:
+        """Take back the slot of `block`, which nobody uses any more.
+
+        A slab that becomes empty leaves its size class: any class may have it next.
+        """
+        slab = block.slab
+        size_class = self.classes[slab.slot_bytes]
+        slab.blocks.remove(block)
+        slab.tick_sum -= block.tick
+        slab.free.append(block.slot)
+        self.used_bytes -= slab.slot_bytes
+        size_class.open[slab] = None
+        if not slab.blocks:
+            del size_class.open[slab]
+            size_class.slabs.remove(slab)
+            slab.slot_bytes = slab.num_slots = 0
+            slab.free = []
+            self.free.append(slab)
+
+    def coldest_of_others(self, size_class: SizeClass) -> Slab | None:
+        """The least recently used slab of the other classes that nobody is using now."""
+        idle = [slab for slab in self._of_others(size_class) if slab.num_pinned == 0]
+        return min(idle, key=lambda slab: slab.mean_tick, default=None)
+
+    def _of_others(self, size_class: SizeClass) -> Iterator[Slab]:
+        for other in self.classes.values():
+            if other is not size_class:
+                yield from other.slabs
+
+    def check(self, blocks: list[Block]) -> None:
+        """Assert that every slot is free or holds exactly one of `blocks`, and every sum fits.
+
+        Lists are compared, not sets: a set cannot see two blocks in one slot.
+        """
+        taken: dict[int, list[Block]] = {slab.number: [] for slab in self.slabs}
+        for block in blocks:
+            taken[block.slab.number].append(block)
+        owned = [slab.number for c in self.classes.values() for slab in c.slabs]
+        assert sorted([*owned, *(slab.number for slab in self.free)]) == [*range(len(self.slabs))]
+        for slab in self.slabs:
+            here = taken[slab.number]
+            slots = sorted([*slab.free, *(block.slot for block in here)])
+            assert slots == [*range(slab.num_slots)], f"slab {slab.number}: {slots}"
+            assert len(here) == len(slab.blocks) and set(here) == slab.blocks
+            assert slab.tick_sum == sum(block.tick for block in here)
+            assert slab.num_pinned == sum(block.pins > 0 for block in here)
+            assert (slab.slot_bytes == 0) == (slab.number in {free.number for free in self.free})
+        for slot_bytes, size_class in self.classes.items():
+            assert all(slab.slot_bytes == slot_bytes for slab in size_class.slabs)
+            assert all(slab.blocks for slab in size_class.slabs), "an empty slab is kept"
+            assert set(size_class.open) == {slab for slab in size_class.slabs if slab.free}
+        assert self.used_bytes == sum(block.slab.slot_bytes for block in blocks)

@@ -1,0 +1,24 @@
+"""What tests of both packages share."""
+
+from pathlib import Path
+
+import pytest
+
+from examples import tiny_model
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests in `engine/` need a real engine: they can be left out, and have time to start one."""
+    for item in items:
+        if item.path.is_relative_to(REPOSITORY / "tests" / "engine"):
+            item.add_marker(pytest.mark.engine)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(400))
+
+
+@pytest.fixture(scope="session")
+def model() -> Path:
+    """The small model, built once and kept in `.cache`."""
+    return tiny_model.build(REPOSITORY / ".cache" / "models" / "small", "small")

@@ -1,0 +1,190 @@
+"""An answer does not depend on where the prompt's KV blocks came from.
+
+Hits of equal length give bit-equal tokens and logprobs whether they came from the engine's own
+cache, the CPU pool or the server. Against a cold run, and against an engine without a connector,
+the tokens are equal; logprobs differ at most as much as vLLM's own prefix hit makes them differ,
+since a hit runs other batch shapes than a full prefill.
+"""
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from conftest import BLOCK, ENGINE_ARGS, Cluster, Engine, connector
+
+from examples.engine import Completion
+from examples.tiny_model import prompt_tokens
+
+# Before, on and after block boundaries; below one block; more than one prefill chunk of 512.
+LENGTHS = [31, 32, 33, 10 * BLOCK - 1, 10 * BLOCK, 10 * BLOCK + 1, 1000, 1500]
+PROMPTS = {length: prompt_tokens(length, seed=length) for length in LENGTHS}
+
+Answers = dict[int, dict[str, Completion]]
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path, logs: Path) -> Iterator[Engine]:
+    """vLLM as it is, without a connector."""
+    with Engine(model, args=ENGINE_ARGS, log=logs / "plain.log") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def uncached(plain: Engine, cluster: Cluster, model: Path, logs: Path) -> Iterator[Engine]:
+    """A second engine on the server, with vLLM's own prefix caching off."""
+    with Engine(
+        model,
+        connector=connector(cluster.proxy.endpoint),
+        args=[*ENGINE_ARGS, "--no-enable-prefix-caching"],
+        log=logs / "uncached.log",
+    ) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def without_connector(plain: Engine) -> Answers:
+    """Each prompt cold, and from vLLM's own prefix cache."""
+    return {n: {"cold": plain.ask(p), "engine": plain.ask(p)} for n, p in PROMPTS.items()}
+
+
+@pytest.fixture(scope="module")
+def with_connector(engine: Engine, cluster: Cluster) -> Answers:
+    """Each prompt cold, then from each of the three levels, checked to be from there."""
+    answers: Answers = {}
+    for length, prompt in PROMPTS.items():
+        full = length // BLOCK * BLOCK
+        engine_full = (length - 1) // BLOCK * BLOCK
+        cold, _ = engine.ask_from(prompt)
+        hit, tokens = engine.ask_from(prompt)
+        assert tokens == {"engine": engine_full, "pool": full - engine_full, "server": 0}
+        engine.forget()
+        pooled, tokens = engine.ask_from(prompt)
+        assert tokens == {"engine": 0, "pool": full, "server": 0}
+        answers[length] = {"cold": cold, "engine": hit, "pool": pooled}
+    engine.push_out_of_pool(seed=1)
+    cluster.settled()
+    for length, prompt in PROMPTS.items():
+        answers[length]["server"], tokens = engine.ask_from(prompt)
+        assert tokens == {"engine": 0, "pool": 0, "server": length // BLOCK * BLOCK}
+    return answers
+
+
+def difference(one: Completion, other: Completion) -> float:
+    """The largest difference of a logprob that both report."""
+    return max(
+        abs(a[token] - b[token])
+        for a, b in zip(one.logprobs, other.logprobs, strict=True)
+        for token in a.keys() & b.keys()
+    )
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_pool_and_server_give_bit_equal_answers(with_connector: Answers, length: int):
+    answers = with_connector[length]
+    assert answers["server"].token_ids == answers["pool"].token_ids
+    assert answers["server"].logprobs == answers["pool"].logprobs
+
+
+@pytest.mark.parametrize("length", [n for n in LENGTHS if n % BLOCK])
+def test_a_hit_below_the_engine_equals_the_engines_own(with_connector: Answers, length: int):
+    answers = with_connector[length]
+    assert answers["pool"].token_ids == answers["engine"].token_ids
+    assert answers["pool"].logprobs == answers["engine"].logprobs
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_every_level_gives_the_tokens_of_an_engine_without_a_connector(
+    with_connector: Answers, without_connector: Answers, length: int
+):
+    expected = without_connector[length]["cold"].token_ids
+    assert {
+        level: answer.token_ids == expected for level, answer in with_connector[length].items()
+    } == dict.fromkeys(("cold", "engine", "pool", "server"), True)
+
+
+def test_a_hit_changes_logprobs_no_more_than_vllms_own_hit_does(
+    with_connector: Answers, without_connector: Answers
+):
+    own = max(difference(a["cold"], a["engine"]) for a in without_connector.values())
+    for level in ("pool", "server"):
+        ours = max(
+            difference(without_connector[n]["cold"], with_connector[n][level]) for n in LENGTHS
+        )
+        assert ours <= own, level
+
+
+def test_a_second_engine_without_prefix_caching_gets_the_same_from_the_server(
+    with_connector: Answers, uncached: Engine
+):
+    """Its blocks were made by the first engine; then they come from its own pool."""
+    for length, prompt in PROMPTS.items():
+        full = length // BLOCK * BLOCK
+        first, tokens = uncached.ask_from(prompt)
+        assert tokens == {"engine": 0, "pool": 0, "server": full}
+        again, tokens = uncached.ask_from(prompt)
+        assert tokens == {"engine": 0, "pool": full, "server": 0}
+        for answer in (first, again):
+            assert answer.token_ids == with_connector[length]["server"].token_ids
+            assert answer.logprobs == with_connector[length]["server"].logprobs
+
+
+def test_concurrent_requests_that_share_prefixes_are_answered_as_alone(
+    engine: Engine, uncached: Engine, plain: Engine
+):
+    common = prompt_tokens(640, seed=77)
+    prompts = [common + prompt_tokens(40 + 50 * i, seed=100 + i) for i in range(6)]
+    alone = [plain.ask(prompt).token_ids for prompt in prompts]
+
+    def all_at_once(target: Engine) -> list[list[int]]:
+        with ThreadPoolExecutor(6) as threads:
+            return [answer.token_ids for answer in threads.map(target.ask, prompts)]
+
+    assert all_at_once(engine) == alone, "cold and sharing"
+    engine.push_out_of_pool(seed=2)
+    assert all_at_once(engine) == alone, "from the server"
+    assert all_at_once(uncached) == alone, "a second engine, at once"
+
+
+def test_preempted_requests_are_answered_as_alone(engine: Engine, plain: Engine):
+    """Eight requests need twice the blocks that the engine has."""
+    prompts = [prompt_tokens(900 + 33 * i, seed=200 + i) for i in range(8)]
+    alone = [plain.ask(prompt, 48).token_ids for prompt in prompts]
+    before = engine.metric("vllm:num_preemptions_total")
+    with ThreadPoolExecutor(8) as threads:
+        together = [
+            answer.token_ids for answer in threads.map(lambda p: engine.ask(p, 48), prompts)
+        ]
+    assert engine.metric("vllm:num_preemptions_total") > before, "nothing was preempted"
+    assert together == alone
+
+
+def test_an_abort_in_the_middle_of_a_load_harms_nobody(engine: Engine, cluster: Cluster):
+    prompt = prompt_tokens(1100, seed=300)
+    cold = engine.ask(prompt)
+    engine.push_out_of_pool(seed=3)
+    cluster.settled()
+    with cluster.proxy.held(after_bytes=300_000) as blocked:
+        given_up = threading.Thread(target=engine.start_and_abort, args=(prompt, blocked))
+        given_up.start()
+        given_up.join(30)
+        assert not given_up.is_alive()
+    answer, tokens = engine.ask_from(prompt)
+    assert answer.token_ids == cold.token_ids
+    assert sum(tokens.values()) == 1100 // BLOCK * BLOCK
+    assert engine.when_idle("vllm:kv_offload_cpu_cache_usage_perc") == 0, "a row stays pinned"
+
+
+def test_only_the_blocks_that_the_server_holds_are_loaded(engine: Engine, cluster: Cluster):
+    prompt = prompt_tokens(30 * BLOCK + 7, seed=400)
+    held = 11
+    engine.ask(prompt[: held * BLOCK + 5], 1)
+    engine.push_out_of_pool(seed=4)
+    cluster.settled()
+    answer, tokens = engine.ask_from(prompt)
+    assert tokens == {"engine": 0, "pool": 0, "server": held * BLOCK}
+    engine.forget()
+    again, tokens = engine.ask_from(prompt)
+    assert tokens["pool"] == 30 * BLOCK
+    assert again.token_ids == answer.token_ids

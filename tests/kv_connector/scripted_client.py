@@ -1,0 +1,165 @@
+"""A `RemoteClient` that answers when the test says so, and an engine around the tier."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, make_offload_key
+from vllm.v1.kv_offload.tiering.base import TransferJob
+
+from kv_connector.remote_tier import RemoteTier
+from remote_server.client import GetOutcome, GetResult, PutResult
+from remote_server.protocol import Found, KeyState, PutOutcome
+
+STEP_END = ScheduleEndContext((), ())
+
+
+@dataclass
+class Asked:
+    """One request that the tier made; the test completes `reply`."""
+
+    operation: str
+    namespace: str
+    keys: list[bytes]
+    rows: Sequence[memoryview]
+    reply: "Future[Any]" = field(default_factory=Future)
+
+    def found(self, *states: KeyState) -> None:
+        prefix = next((i for i, s in enumerate(states) if s != KeyState.READABLE), len(states))
+        self.reply.set_result(
+            Found(request_id=1, epoch="e", prefix=prefix, states=bytes(list(states)))
+        )
+
+    def landed(self, *indices: int) -> None:
+        """These rows arrived; the rest stalled."""
+        outcomes = [
+            GetOutcome.HIT if i in indices else GetOutcome.LATE for i in range(len(self.keys))
+        ]
+        size = sum(self.rows[i].nbytes for i in indices)
+        self.reply.set_result(GetResult(landed=list(indices), outcomes=outcomes, bytes=size))
+
+    def stored(self) -> None:
+        n = len(self.keys)
+        self.reply.set_result(
+            PutResult(total=n, created=n, outcomes=[PutOutcome.CREATED] * n, bytes_sent=n)
+        )
+
+
+class ScriptedClient:
+    """Records what it is asked; `ready` is the test's to set."""
+
+    def __init__(self, config: Any) -> None:
+        self.config = config
+        self.ready = True
+        self.asked: list[Asked] = []
+        self.declared: list[tuple[str, int, dict[str, str]]] = []
+        self.closed = False
+
+    def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
+        self.declared.append((namespace, block_bytes, dict(fingerprint)))
+
+    def lookup(self, namespace: str, keys: Sequence[bytes], *, timeout_s: float) -> "Future[Any]":
+        return self._ask("lookup", namespace, keys)
+
+    def get(
+        self, namespace: str, keys: Any, rows: Any, *, stall_s: float, timeout_s: float
+    ) -> "Future[Any]":
+        return self._ask("get", namespace, keys, rows)
+
+    def put(self, namespace: str, keys: Any, rows: Any, *, timeout_s: float) -> "Future[Any]":
+        return self._ask("put", namespace, keys, rows)
+
+    def counters(self) -> dict[str, int]:
+        return {"bytes_in": 0}
+
+    def cancel_all(self, timeout_s: float) -> bool:
+        for asked in self.asked:
+            if asked.reply.done():
+                continue
+            if asked.operation == "get":
+                asked.landed()
+            elif asked.operation == "put":
+                asked.reply.set_result(PutResult(outcomes=[None] * len(asked.keys)))
+            else:
+                asked.reply.cancel()
+        return True
+
+    def close(self) -> None:
+        self.closed = True
+
+    def last(self, operation: str) -> Asked:
+        return next(a for a in reversed(self.asked) if a.operation == operation)
+
+    def count(self, operation: str) -> int:
+        return sum(a.operation == operation for a in self.asked)
+
+    def _ask(self, operation: str, namespace: str, keys: Any, rows: Any = ()) -> "Future[Any]":
+        self.asked.append(Asked(operation, namespace, list(keys), rows))
+        return self.asked[-1].reply
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+ROW_BYTES = 4096
+BLOCK_BYTES = 4000
+TOKENS_PER_BLOCK = 32
+
+
+class Engine:
+    """The part of vLLM that a tier meets: a pool, a spec, requests and jobs."""
+
+    def __init__(self, num_rows: int = 40, **settings: Any) -> None:
+        self.pool = np.zeros((num_rows, ROW_BYTES), np.int8)
+        self.clock = Clock()
+        spec = SimpleNamespace(
+            tokens_per_block=(TOKENS_PER_BLOCK,),
+            blocks_per_chunk=1,
+            cpu_page_size_per_worker=BLOCK_BYTES,
+            replicated_layout=False,
+            config=SimpleNamespace(engine_id="engine", parallel=SimpleNamespace(world_size=1)),
+        )
+        self.tier = RemoteTier(
+            spec,  # type: ignore[arg-type]
+            memoryview(self.pool),
+            "RemoteTier",
+            sees_everything=True,
+            client_factory=ScriptedClient,  # type: ignore[arg-type]
+            clock=self.clock,
+            server="tcp://127.0.0.1:1",
+            **settings,
+        )
+        self.client: ScriptedClient = self.tier._client  # type: ignore[assignment]
+        self.tier.declare("model", {"model": "m"})
+        self._jobs = 0
+
+    def request(self, name: str, num_keys: int, **params: Any) -> tuple[ReqContext, list[Any]]:
+        context = ReqContext(name, kv_transfer_params=params or None)
+        keys = [make_offload_key(f"{i:032d}".encode(), 0) for i in range(num_keys)]
+        for i, key in enumerate(keys):
+            context.set_offload_key_position(key, (i + 1) * TOKENS_PER_BLOCK)
+        self.tier.on_new_request(context)
+        return context, keys
+
+    def lookup(self, context: ReqContext, keys: Sequence[OffloadKey]) -> list[str]:
+        return [self.tier.lookup(key, context).name for key in keys]
+
+    def step(self) -> None:
+        self.tier.on_schedule_end(STEP_END)
+
+    def job(self, context: ReqContext, keys: Sequence[OffloadKey], rows: Sequence[int]) -> Any:
+        self._jobs += 1
+        return TransferJob(self._jobs, list(keys), np.array(rows, np.int32), True, context)
+
+    def finished(self) -> list[tuple[int, bool, list[bytes] | None]]:
+        return [
+            (r.job_id, r.success, None if r.successful_keys is None else list(r.successful_keys))
+            for r in self.tier.get_finished_jobs()
+        ]

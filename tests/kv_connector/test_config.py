@@ -1,0 +1,70 @@
+"""A wrong setting is told at start, by name, with its value and the nearest right one."""
+
+import pytest
+
+from kv_connector.config import (
+    ConnectorConfig,
+    RemoteConfig,
+    read_config,
+    refuse_random_hashes,
+)
+from remote_server.errors import ConfigError
+
+
+def read(**given: object) -> ConnectorConfig:
+    return read_config(ConnectorConfig, given, "kv_connector_extra_config")
+
+
+def test_every_setting_has_a_safe_default():
+    config = read()
+    assert config.server is None
+    assert config.for_vllm()["secondary_tiers"] == []
+    assert config.for_vllm()["cpu_bytes_to_use"] == 1 << 30
+    assert config.integrity
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"),
+    [("cpu_poll", "cpu_pool"), ("servers", "server"), ("load_stall", "load_stall_ms")],
+)
+def test_an_unknown_setting_is_refused_and_the_nearest_named(wrong: str, right: str):
+    with pytest.raises(ConfigError, match=f"unknown setting '{wrong}'; did you mean '{right}'"):
+        read(**{wrong: 1})
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("cpu_pool", "a lot"),
+        ("blocks_per_row", 0),
+        ("wait_budget_ms", -1),
+        ("server", "localhost:5757"),
+        ("eviction", "fifo"),
+        ("integrity", "yes"),
+        ("window", "12 parsecs"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_name_and_value(setting: str, value: object):
+    with pytest.raises(ConfigError) as refused:
+        read(**{setting: value})
+    assert setting in str(refused.value)
+    assert str(value) in str(refused.value)
+
+
+def test_there_are_at_most_fifteen_settings_and_the_tier_takes_a_part_of_them():
+    assert len(ConnectorConfig.__struct_fields__) <= 15
+    assert set(RemoteConfig.__struct_fields__) < set(ConnectorConfig.__struct_fields__)
+
+
+def test_answers_are_stored_unless_the_operator_says_otherwise():
+    assert read().for_vllm()["offload_prompt_only"] is False
+    assert read(store_answers=False).for_vllm()["offload_prompt_only"] is True
+
+
+def test_a_random_hash_seed_is_refused_for_a_shared_server(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    refuse_random_hashes("sha256")
+    with pytest.raises(ConfigError, match="PYTHONHASHSEED"):
+        refuse_random_hashes("xxhash")
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    refuse_random_hashes("xxhash")

@@ -1,0 +1,134 @@
+"""The host worker moves exactly the bytes it was told to, in the order it was told."""
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    CanonicalKVCacheTensor,
+    GPULoadStoreSpec,
+)
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+
+from kv_connector.host_worker import HostWorker, Run, plan_copy
+
+NUM_BLOCKS = 24
+NUM_ROWS = 16
+PAGE = 48
+
+
+class Pool:
+    """Stands in for vLLM's shared region: the same row layout, in ordinary memory."""
+
+    def __init__(self, row_bytes: int) -> None:
+        self.bytes = torch.zeros(NUM_ROWS, row_bytes, dtype=torch.int8)
+        self._used = 0
+
+    def create_next_worker_view(self, tensor_page_size: int) -> torch.Tensor:
+        start = self._used
+        self._used += tensor_page_size
+        return self.bytes[:, start : start + tensor_page_size]
+
+    def cleanup(self) -> None:
+        pass
+
+
+def engine_cache(layers: int, page: int = PAGE) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(layers)
+    shape = (layers, NUM_BLOCKS, page)
+    return torch.randint(-128, 127, shape, dtype=torch.int8, generator=generator)
+
+
+def make_worker(
+    caches: list[torch.Tensor], groups: list[list[int]], blocks_per_row: int
+) -> tuple[HostWorker, Pool]:
+    tensors = [CanonicalKVCacheTensor(t, t.shape[1]) for cache in caches for t in cache]
+    refs = [[CanonicalKVCacheRef(i, tensors[i].page_size_bytes) for i in ids] for ids in groups]
+    pool = Pool(sum(t.page_size_bytes for t in tensors) * blocks_per_row + 64)
+    return HostWorker(CanonicalKVCaches(tensors, refs), pool, blocks_per_row), pool
+
+
+def finish(worker: HostWorker, job: int) -> None:
+    worker.wait({job})
+    assert [(r.job_id, r.success) for r in worker.get_finished()] == [(job, True)]
+
+
+@pytest.mark.parametrize("blocks_per_row", [1, 3])
+@pytest.mark.parametrize(
+    "blocks", [[4, 5, 6, 7, 8, 9], [9, 2, 17, 3, 4, 20], [5, 4, 3, 2, 1, 0]], ids=str
+)
+def test_what_was_stored_comes_back_in_other_blocks(blocks: list[int], blocks_per_row: int):
+    cache = engine_cache(layers=4)
+    worker, pool = make_worker([cache], [[0, 1, 2, 3]], blocks_per_row)
+    rows = [7, 2, 3, 11, 12, 0][: len(blocks) // blocks_per_row]
+    before = cache.clone()
+    worker.submit_store(1, GPULoadStoreSpec(blocks, [len(blocks)], [0]), CPULoadStoreSpec(rows))
+    finish(worker, 1)
+    target = [b + 1 if b < 23 else 0 for b in [10, 11, 12, 13, 21, 22]]
+    worker.submit_load(2, CPULoadStoreSpec(rows), GPULoadStoreSpec(target, [len(target)], [0]))
+    finish(worker, 2)
+    assert torch.equal(cache[:, target], before[:, blocks])
+    untouched = [b for b in range(NUM_BLOCKS) if b not in target]
+    assert torch.equal(cache[:, untouched], before[:, untouched])
+    other_rows = [r for r in range(NUM_ROWS) if r not in rows]
+    assert not pool.bytes[other_rows].any()
+    worker.shutdown()
+
+
+def test_a_load_may_begin_inside_a_row():
+    cache = engine_cache(layers=2)
+    worker, _ = make_worker([cache], [[0, 1]], blocks_per_row=4)
+    before = cache.clone()
+    worker.submit_store(1, GPULoadStoreSpec(list(range(8)), [8], [0]), CPULoadStoreSpec([5, 3]))
+    worker.submit_load(2, CPULoadStoreSpec([5, 3]), GPULoadStoreSpec([16, 17, 18, 19], [4], [2]))
+    worker.wait({1, 2})
+    assert torch.equal(cache[:, 16:20], before[:, 2:6])
+    worker.shutdown()
+
+
+def test_groups_keep_to_their_own_layers():
+    """Two groups with layers of different page sizes; a row belongs to one group."""
+    caches = [engine_cache(layers=2), engine_cache(layers=3, page=80)]
+    worker, pool = make_worker(caches, [[0, 1], [2, 3, 4]], blocks_per_row=1)
+    before = [cache.clone() for cache in caches]
+    spec = GPULoadStoreSpec([1, 2, 5], [2, 1], [0, 0])
+    worker.submit_store(1, spec, CPULoadStoreSpec([0, 1, 2]))
+    worker.submit_load(
+        2, CPULoadStoreSpec([0, 1, 2]), GPULoadStoreSpec([8, 9, 10], [2, 1], [0, 0])
+    )
+    worker.wait({1, 2})
+    assert torch.equal(caches[0][:, 8:10], before[0][:, 1:3])
+    assert torch.equal(caches[1][:, 10], before[1][:, 5])
+    assert torch.equal(caches[1][:, 8:10], before[1][:, 8:10])
+    assert not pool.bytes[0, 2 * PAGE :].any(), "group 0 wrote outside its layers"
+    worker.shutdown()
+
+
+def test_blocks_that_follow_each_other_make_one_run():
+    spec = GPULoadStoreSpec([4, 5, 6, 9], [4], [0])
+    assert plan_copy(spec, np.array([1, 2, 3, 4], np.int32), 1) == [
+        [Run(4, 1, 0, 3), Run(9, 4, 0, 1)]
+    ]
+    assert plan_copy(spec, np.array([1, 7], np.int32), 2) == [
+        [Run(4, 1, 0, 2), Run(6, 7, 0, 1), Run(9, 7, 1, 1)]
+    ]
+
+
+@pytest.mark.parametrize("rows", [[1], [1, 2, 3]])
+def test_a_plan_whose_rows_do_not_fit_its_blocks_is_refused(rows: list[int]):
+    with pytest.raises(ValueError, match="rows"):
+        plan_copy(GPULoadStoreSpec([1, 2], [2], [0]), np.array(rows, np.int32), 1)
+
+
+def test_each_job_is_reported_once_with_its_size():
+    worker, _ = make_worker([engine_cache(layers=4)], [[0, 1, 2, 3]], blocks_per_row=1)
+    for job in range(50):
+        worker.submit_store(job, GPULoadStoreSpec([job % 20], [1], [0]), CPULoadStoreSpec([3]))
+    worker.wait(set(range(50)))
+    finished = worker.get_finished()
+    assert [r.job_id for r in finished] == list(range(50))
+    assert {r.transfer_size for r in finished} == {4 * PAGE}
+    assert worker.get_finished() == []
+    worker.shutdown()
+    worker.shutdown()

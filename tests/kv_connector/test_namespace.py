@@ -1,0 +1,92 @@
+"""Engines that differ in anything that matters miss each other."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kv_connector.namespace import (
+    ADVISORY,
+    bare_facts,
+    model_identity,
+    namespace_of,
+    new_weight_epoch,
+)
+from remote_server.errors import ConfigError
+from remote_server.protocol import MAX_NAMESPACE_CHARS
+
+FACTS = {"model": "m", "dtype": "bf16", "hash_algo": "sha256", "hash_seed": "0"}
+
+
+def test_every_decisive_fact_changes_the_namespace():
+    for name in FACTS:
+        changed = namespace_of("label", FACTS | {name: "other"}) != namespace_of("label", FACTS)
+        assert changed == (name not in ADVISORY), name
+    assert namespace_of("label", FACTS | {"rope": "x"}) != namespace_of("label", FACTS)
+
+
+def test_a_namespace_is_short_and_readable_whatever_the_label():
+    name = namespace_of("my model/with ünusual*chars" * 20, FACTS)
+    assert name.isprintable() and " " not in name
+    assert len(name) <= MAX_NAMESPACE_CHARS
+
+
+def make_model(folder: Path, weight: int) -> Path:
+    folder.mkdir()
+    (folder / "config.json").write_text('{"hidden_size": 256}')
+    weights = bytearray(3 << 20)
+    weights[-100] = weight
+    (folder / "model.safetensors").write_bytes(weights)
+    return folder
+
+
+def test_two_checkpoints_of_one_shape_are_two_models(tmp_path: Path):
+    one, same, other = (
+        model_identity(str(make_model(tmp_path / name, weight)), None)
+        for name, weight in [("one", 1), ("copy of one", 1), ("other", 2)]
+    )
+    assert one == same
+    assert one != other
+
+
+def test_a_model_that_is_not_here_is_known_by_name_and_revision():
+    assert model_identity("nobody/nothing", "abc") != model_identity("nobody/nothing", "def")
+
+
+def test_two_engines_that_updated_their_weights_once_do_not_meet():
+    assert new_weight_epoch() != new_weight_epoch()
+
+
+def offloading_config(**changes: Any) -> Any:
+    parallel = SimpleNamespace(tp_size=1, pp_size=1, pcp_size=1, dcp_size=1)
+    values: dict[str, Any] = {
+        "model": SimpleNamespace(name="m", dtype="bfloat16"),
+        "kv_cache_layout": "LBHNC",
+        "cache": SimpleNamespace(blocks_per_chunk=1, tokens_per_hash=32),
+        "groups": (SimpleNamespace(group_id=0, tokens_per_block=32, layer_names=("l0",)),),
+        "worker_kv_bytes_per_block": 4096,
+        "canonical_layout": False,
+        "parallel": parallel,
+    }
+    return SimpleNamespace(**(values | changes))
+
+
+def test_a_bare_tier_needs_the_operators_namespace_and_says_what_it_cannot_see():
+    with pytest.raises(ConfigError, match="'namespace'.*revision.*quantization.*LoRA"):
+        bare_facts(offloading_config(), "")
+
+
+def test_a_bare_tier_tells_apart_what_it_can_see():
+    def named(user: str = "mine", **changes: Any) -> str:
+        return namespace_of(*bare_facts(offloading_config(**changes), user))
+
+    assert named() == named()
+    different = [
+        named("yours"),
+        named(kv_cache_layout="BLHNC"),
+        named(worker_kv_bytes_per_block=8192),
+        named(model=SimpleNamespace(name="m", dtype="float16")),
+        named(parallel=SimpleNamespace(tp_size=2, pp_size=1, pcp_size=1, dcp_size=1)),
+    ]
+    assert len({named(), *different}) == 6

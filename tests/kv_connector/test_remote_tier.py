@@ -1,0 +1,201 @@
+"""The tier asks once, promises only what landed, and ends every job exactly once."""
+
+import numpy as np
+import pytest
+from scripted_client import BLOCK_BYTES, ROW_BYTES, Engine
+
+from kv_connector import tier_metrics as metrics
+from kv_connector.remote_tier import BYPASS_KEY
+from remote_server.errors import DeadlineExceeded, ServerUnavailable
+from remote_server.protocol import KeyState
+
+ABSENT, PENDING, READABLE = KeyState
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def test_a_prompt_is_one_question(engine: Engine):
+    context, keys = engine.request("r", 20)
+    assert engine.lookup(context, keys) == ["RETRY"] * 20
+    assert engine.client.count("lookup") == 0, "nothing is sent while the scheduler looks"
+    engine.step()
+    assert [a.keys for a in engine.client.asked] == [keys]
+
+
+def test_the_first_k_blocks_of_the_server_are_hits_and_the_rest_misses(engine: Engine):
+    context, keys = engine.request("r", 4)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(READABLE, READABLE, ABSENT, READABLE)
+    assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS", "HIT"]
+
+
+def test_without_a_server_every_lookup_is_an_instant_miss(engine: Engine):
+    context, keys = engine.request("r", 3)
+    engine.client.ready = False
+    assert engine.lookup(context, keys) == ["MISS"] * 3
+    engine.client.ready = True
+    assert engine.lookup(context, keys) == ["MISS"] * 3, "and stays one for this request"
+    assert engine.lookup(*engine.request("next", 1)) == ["RETRY"]
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (DeadlineExceeded("late"), "lookup_late"),
+        (ServerUnavailable("gone"), "unavailable"),
+        (RuntimeError("odd"), "lookup_failed"),
+    ],
+)
+def test_a_lookup_that_fails_is_a_miss_counted_by_its_reason(
+    engine: Engine, error: Exception, reason: str
+):
+    context, keys = engine.request("r", 2)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").reply.set_exception(error)
+    assert engine.lookup(context, keys) == ["MISS"] * 2
+    assert engine.tier.totals()[metrics.MISSED_BLOCKS, reason] == 2
+
+
+def test_a_request_that_waited_its_budget_is_computed(engine: Engine):
+    context, keys = engine.request("r", 2)
+    for _ in range(3):
+        assert engine.lookup(context, keys) == ["RETRY"] * 2
+        engine.step()
+        engine.client.last("lookup").found(*[PENDING] * len(engine.client.last("lookup").keys))
+        engine.clock.now += 0.04
+    assert engine.lookup(context, keys) == ["MISS"] * 2
+
+
+def test_a_prompt_longer_than_the_pool_asks_only_for_what_fits(engine: Engine):
+    """40 rows: three quarters are 30."""
+    context, keys = engine.request("r", 50)
+    assert engine.lookup(context, keys) == ["RETRY"] * 30 + ["MISS"] * 20
+
+
+def test_a_load_fills_the_rows_without_their_padding_and_is_reported_once(engine: Engine):
+    context, keys = engine.request("r", 2)
+    engine.tier.submit_load(engine.job(context, keys, [7, 3]))
+    asked = engine.client.last("get")
+    assert [row.nbytes for row in asked.rows] == [BLOCK_BYTES] * 2
+    for value, row in enumerate(asked.rows, 1):
+        row[:] = bytes([value]) * BLOCK_BYTES
+    assert engine.finished() == []
+    asked.landed(0, 1)
+    assert engine.finished() == [(1, True, keys)]
+    assert engine.finished() == []
+    assert np.all(engine.pool[7, :BLOCK_BYTES] == 1) and np.all(engine.pool[3, :BLOCK_BYTES] == 2)
+    assert not engine.pool[:, BLOCK_BYTES:ROW_BYTES].any()
+
+
+def test_a_load_that_stalls_keeps_what_landed_and_the_rest_is_not_asked_again(engine: Engine):
+    context, keys = engine.request("r", 3)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(READABLE, READABLE, READABLE)
+    engine.lookup(context, keys)
+    engine.tier.submit_load(engine.job(context, keys, [0, 1, 2]))
+    engine.client.last("get").landed(0, 2)
+    assert engine.finished() == [(1, False, [keys[0], keys[2]])]
+    assert engine.lookup(context, keys[1:2]) == ["MISS"]
+    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "load_failed"] == 1
+
+
+def test_only_what_the_server_lacks_is_put(engine: Engine):
+    context, keys = engine.request("r", 4)
+    engine.tier.submit_store(engine.job(context, keys, [4, 5, 6, 7]))
+    engine.client.last("lookup").found(READABLE, ABSENT, PENDING, ABSENT)
+    put = engine.client.last("put")
+    assert put.keys == [keys[1], keys[3]]
+    engine.pool[5, 0], engine.pool[7, 0] = 5, 7
+    assert [row[0] for row in put.rows] == [5, 7]
+    put.stored()
+    assert engine.finished() == [(1, True, None)]
+
+
+def test_a_second_identical_store_sends_nothing(engine: Engine):
+    context, keys = engine.request("r", 3)
+    engine.tier.submit_store(engine.job(context, keys, [0, 1, 2]))
+    engine.client.last("lookup").found(READABLE, READABLE, READABLE)
+    assert engine.finished() == [(1, True, None)]
+    assert engine.client.count("put") == 0
+
+
+def test_puts_pin_at_most_a_quarter_of_the_pool_and_the_rest_is_declined(engine: Engine):
+    """40 rows: puts may pin 10."""
+    context, keys = engine.request("r", 16)
+    engine.tier.submit_store(engine.job(context, keys[:6], range(6)))
+    engine.tier.submit_store(engine.job(context, keys[6:16], range(6, 16)))
+    assert [len(a.keys) for a in engine.client.asked] == [6, 4]
+    assert engine.tier.totals()[metrics.DECLINED_BLOCKS, "pinned_rows"] == 6
+    engine.tier.submit_store(engine.job(context, keys[:1], [20]))
+    assert engine.finished() == [(3, True, None)], "declined at once, nothing stays pinned"
+    for asked in list(engine.client.asked):
+        asked.found(*[READABLE] * len(asked.keys))
+    assert [job for job, _, _ in engine.finished()] == [1, 2]
+    engine.tier.submit_store(engine.job(context, keys[:1], [20]))
+    assert engine.client.last("lookup").keys == keys[:1]
+
+
+def test_a_request_with_a_lora_adapter_keeps_to_the_pool(engine: Engine):
+    context, keys = engine.request("r", 2, **{BYPASS_KEY: "lora"})
+    assert engine.lookup(context, keys) == ["MISS"] * 2
+    engine.tier.submit_store(engine.job(context, keys, [0, 1]))
+    assert engine.finished() == [(1, True, None)]
+    assert engine.client.asked == []
+    assert engine.tier.totals()[metrics.DECLINED_BLOCKS, "lora"] == 2
+
+
+def test_a_reset_ends_every_job_and_leaves_the_old_namespace(engine: Engine):
+    context, keys = engine.request("r", 6)
+    engine.tier.submit_load(engine.job(context, keys[:2], [0, 1]))
+    engine.tier.submit_store(engine.job(context, keys[2:4], [2, 3]))
+    engine.tier.submit_store(engine.job(context, keys[4:], [4, 5]))
+    engine.client.asked[1].found(ABSENT, ABSENT)  # the first store is being put, the other asks
+    before = engine.client.declared[-1]
+    engine.tier.drain_jobs()
+    assert sorted(job for job, _, _ in engine.finished()) == [1, 2, 3]
+    after = engine.client.declared[-1]
+    assert after[0] != before[0] and "weight_epoch" in after[2]
+    engine.lookup(context, keys)
+    engine.step()
+    assert engine.client.last("lookup").namespace == after[0]
+
+
+def test_a_bug_in_the_client_costs_a_job_and_not_the_engine(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    def broken(*_: object, **__: object) -> None:
+        raise RuntimeError("bug")
+
+    context, keys = engine.request("r", 2)
+    for operation in ("lookup", "get", "put", "counters"):
+        monkeypatch.setattr(engine.client, operation, broken)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.tier.submit_load(engine.job(context, keys, [0, 1]))
+    engine.tier.submit_store(engine.job(context, keys, [2, 3]))
+    assert engine.finished() == [(1, False, []), (2, False, [])]
+    assert engine.tier.get_stats() is None
+    assert sum(n for (name, _), n in engine.tier.totals().items() if name == metrics.HOOK_ERRORS)
+
+
+def test_every_metric_that_is_reported_is_declared(engine: Engine):
+    context, keys = engine.request("r", 2)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(READABLE, ABSENT)
+    engine.lookup(context, keys)
+    engine.tier.submit_load(engine.job(context, keys, [0, 1]))
+    engine.client.last("get").landed(0)
+    engine.tier.submit_store(engine.job(context, keys, [2, 3]))
+    stats = engine.tier.get_stats()
+    assert stats is not None
+    for name, values in stats.data["data"].items():
+        for labels in values:
+            assert len(labels) == len(metrics.METRICS[name].labelnames), name
+    assert {metrics.HIT_BLOCKS, metrics.LOADED_BYTES} <= set(stats.data["data"])

@@ -1,0 +1,81 @@
+import fcntl
+import logging
+import os
+
+import pytest
+
+from remote_server.arena import Arena, warn_if_dev_shm_is_small
+from remote_server.config import GiB, MiB
+
+
+@pytest.fixture
+def arena():
+    arena = Arena(8 * MiB)
+    yield arena
+    arena.close()
+
+
+def resident_bytes(arena: Arena) -> int:
+    return os.fstat(arena.fd).st_blocks * 512
+
+
+def test_no_file_appears_in_dev_shm():
+    before = set(os.listdir("/dev/shm"))
+    arena = Arena(1 * MiB)
+    assert set(os.listdir("/dev/shm")) <= before
+    arena.close()
+
+
+def test_memory_is_taken_only_when_touched(arena):
+    assert resident_bytes(arena) == 0
+    arena.view[5 * MiB] = 1
+    assert 0 < resident_bytes(arena) < MiB * 4
+
+
+def test_a_client_can_rely_on_its_size(arena):
+    seals = fcntl.fcntl(arena.fd, fcntl.F_GET_SEALS)
+    assert seals & fcntl.F_SEAL_SHRINK and seals & fcntl.F_SEAL_GROW
+    with pytest.raises(PermissionError):
+        os.ftruncate(arena.fd, 1 * MiB)
+
+
+def test_populating_makes_every_page_resident_and_changes_no_byte(arena):
+    arena.view[4096:4100] = b"kept"
+    arena.populate()
+    arena._populator.join()
+    assert resident_bytes(arena) == arena.num_bytes == arena.populated_bytes
+    assert arena.view[4096:4100] == b"kept"
+
+
+def test_kernels_without_populate_write_get_their_pages_touched(arena):
+    arena._touch(0, arena.num_bytes)
+    assert resident_bytes(arena) == arena.num_bytes
+
+
+def test_closing_stops_a_population_under_way():
+    arena = Arena(512 * MiB)
+    arena.populate()
+    arena.close()
+    assert arena.populated_bytes <= arena.num_bytes
+    assert not arena._populator.is_alive()
+
+
+def test_closing_while_bytes_are_in_use_leaves_them_readable():
+    arena = Arena(1 * MiB)
+    arena.view[:4] = b"held"
+    held = arena.view[:4]
+    arena.close()
+    assert held == b"held"
+
+
+def test_a_small_dev_shm_is_warned_about_with_the_flag_that_helps(caplog):
+    with caplog.at_level(logging.WARNING):
+        assert warn_if_dev_shm_is_small(1 << 60)
+    assert len(caplog.records) == 1
+    assert f"--shm-size={(1 << 60) // GiB}g" in caplog.text
+
+
+def test_a_large_dev_shm_is_not(caplog):
+    assert not warn_if_dev_shm_is_small(4096)
+    assert not warn_if_dev_shm_is_small(1 << 60, folder="/nonexistent")
+    assert not caplog.records

@@ -1,0 +1,170 @@
+"""Streams to readers of every speed: complete, fair, bounded, and let go when nobody reads."""
+
+import pytest
+from conftest import block, key
+
+from remote_server import copier as copier_module
+from remote_server import outbox as outbox_module
+from remote_server import protocol
+from remote_server.protocol import Blocks, Found, KeyState, Lookup
+
+LENGTH = 1 << 18  # large enough to travel alone: many messages from few bytes
+
+
+@pytest.fixture
+def loaded(connect):
+    """A namespace of 40 blocks, 10 MiB."""
+    peer = connect()
+    peer.hello(block_bytes=LENGTH)
+    for first in range(0, 40, 10):
+        peer.put(range(first, first + 10), length=LENGTH)
+    return peer
+
+
+def read_all(peer, ids):
+    """What arrives for each request until all are complete: request id -> indices in order."""
+    arrived = {request_id: [] for request_id in ids}
+    open_streams = set(ids)
+    while open_streams:
+        reply, frames = peer.receive()
+        if isinstance(reply, Blocks):
+            for index, frame in zip(reply.indices, frames, strict=True):
+                assert frame == block(index, LENGTH)
+                arrived[reply.request_id].append(index)
+            if not reply.more:
+                open_streams.remove(reply.request_id)
+    return arrived
+
+
+def test_a_reader_that_pauses_for_2000_blocks_loses_none(connect, loaded):
+    """With default marks and no mandatory flag a ROUTER drops most of these."""
+    slow = connect(rcvhwm=1)
+    ids = [slow.send_get(range(40)) for _ in range(50)]
+    loaded.stats_once(lambda stats: stats.counters["get_total"] >= 2000)
+    assert read_all(slow, ids) == {request_id: [*range(40)] for request_id in ids}
+
+
+def test_others_are_served_while_a_reader_pauses(connect, loaded):
+    slow, other = connect(rcvhwm=1), connect()
+    for _ in range(20):
+        slow.send_get(range(40))
+    for _ in range(100):
+        assert other.lookup(range(40)).prefix == 40
+    assert read_all(other, [other.send_get(range(40))])
+    assert loaded.stats().tiers["memory"].pinned > 0, "the slow reader's blocks are still due"
+
+
+def test_a_lookup_overtakes_the_streams_its_own_client_is_waiting_for(connect, loaded):
+    reader = connect(rcvhwm=1)
+    streams = [reader.send_get(range(40)) for _ in range(40)]  # more than the queues between hold
+    loaded.stats_once(lambda stats: stats.counters["get_total"] >= 1600)
+    reader.send(Lookup(request_id=reader.next_id(), namespace="ns", keys=[key(1)]))
+    finished = 0
+    while not isinstance((reply := reader.receive()[0]), Found):
+        finished += isinstance(reply, Blocks) and not reply.more
+    assert finished < len(streams)
+
+
+def test_two_clients_stream_side_by_side(connect, loaded):
+    """The second starts long before the first is done, however much the first has asked for."""
+    first, second = connect(rcvhwm=1), connect()
+    many = [first.send_get(range(40)) for _ in range(40)]
+    loaded.stats_once(lambda stats: stats.counters["get_total"] >= 1600)
+    assert read_all(second, [second.send_get(range(40))])
+    assert loaded.stats().tiers["memory"].pinned > 0, "the first is not done"
+    assert read_all(first, many)
+
+
+def test_what_is_being_sent_is_pinned_and_let_go_when_it_has_been_read(connect, loaded):
+    slow = connect(rcvhwm=1)
+    ids = [slow.send_get(range(40)) for _ in range(20)]
+    loaded.stats_once(lambda stats: stats.counters["get_total"] >= 800)
+    assert loaded.stats().tiers["memory"].pinned == 40
+    read_all(slow, ids)
+    loaded.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
+
+
+def test_a_reader_that_leaves_lets_go_of_everything(connect, loaded):
+    leaver = connect(rcvhwm=1)
+    for _ in range(20):
+        leaver.send_get(range(40))
+    loaded.stats_once(lambda stats: stats.counters["get_total"] >= 800)
+    leaver.socket.close()
+    stats = loaded.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
+    assert stats.counters["clients_gone"] == 1
+    assert loaded.lookup(range(40)).prefix == 40
+
+
+def test_a_block_replaced_while_it_is_being_sent_arrives_as_it_was(connect, loaded):
+    slow = connect(rcvhwm=1)
+    ids = [slow.send_get(range(40)) for _ in range(10)]
+    loaded.stats_once(lambda stats: stats.counters["get_total"] >= 400)
+    zeros = bytes(LENGTH)
+    message, _ = loaded.put_message(
+        [39], length=LENGTH, force=True, checksums=[protocol.checksum("ns", key(39), zeros)]
+    )
+    assert loaded.ask(message, zeros).forced == 1
+    assert read_all(slow, ids) == {request_id: [*range(40)] for request_id in ids}
+    assert loaded.get([39])[1] == [(0, zeros)]
+
+
+def test_a_client_that_asks_and_never_reads_is_not_served_without_end(
+    connect, loaded, monkeypatch
+):
+    monkeypatch.setattr(outbox_module, "MAX_WAITING_PER_CLIENT", 10)
+    deaf = connect(rcvhwm=1)
+    for _ in range(200):
+        deaf.send_get(range(40))
+    stats = loaded.stats_once(lambda stats: stats.counters.get("bad_messages_unread", 0) > 0)
+    assert stats.counters["get_total"] < 200 * 40
+    assert loaded.lookup([1]).prefix == 1
+
+
+def test_requests_wait_outside_while_the_copy_thread_is_behind(
+    connect, loaded, server, monkeypatch
+):
+    monkeypatch.setattr(copier_module, "MAX_QUEUED_BYTES", 4 * LENGTH)
+    writer = connect()
+    with server.copy_gate.shut():
+        for number in range(100, 120):
+            message, blocks = writer.put_message([number], length=LENGTH, deferred=True)
+            writer.send(message, *blocks)
+        for _ in range(5):
+            assert writer.receive()[0].created == 1
+        assert server._copier.queued_bytes == 5 * LENGTH
+        assert not writer.socket.poll(20), "the sixth put was taken in"
+    for _ in range(15):
+        assert writer.receive()[0].created == 1
+    loaded.stats_once(lambda stats: stats.tiers["memory"].pending == 0)
+    assert writer.lookup(range(100, 120)).prefix == 20
+
+
+def test_draining_finishes_what_is_under_way_and_declines_what_is_new(
+    connect, loaded, server
+):
+    reader = connect(rcvhwm=1)
+    ids = [reader.send_get(range(40)) for _ in range(20)]
+    loaded.stats_once(lambda stats: stats.counters["get_total"] >= 800)
+    with server.copy_gate.shut():
+        loaded.put([50], length=LENGTH, deferred=True)
+        server.drain()
+        stored = loaded.put([51], length=LENGTH)
+        assert stored.declined == {"draining": 1}
+        assert loaded.hello(block_bytes=LENGTH).draining
+        assert loaded.lookup([0, 1]).prefix == 2
+    assert not server.wait_until_drained(0)
+    assert read_all(reader, ids)
+    assert server.wait_until_drained(5)
+    assert server.store.lookup("ns", [key(50)]).states == [KeyState.READABLE]
+
+
+def test_a_drain_that_takes_too_long_is_cut_off(connect, server):
+    peer = connect()
+    peer.hello(block_bytes=LENGTH)
+    server._clock = lambda: 1e9
+    with server.copy_gate.shut():
+        peer.put([1], length=LENGTH, deferred=True)
+        server.drain()
+        peer.lookup([1])
+        server._clock = lambda: 1e9 + server.config.drain_timeout_s
+        assert server.wait_until_drained(5)

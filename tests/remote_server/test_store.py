@@ -1,0 +1,194 @@
+import pytest
+
+from remote_server.arena import Arena
+from remote_server.config import MiB
+from remote_server.errors import RequestRefused
+from remote_server.memory_tier import MemoryTier
+from remote_server.protocol import Declined, ErrorCode, KeyState, PutOutcome
+from remote_server.store import MAX_NAMESPACES, NamespaceInfo, Store
+
+BLOCK_BYTES = 4096
+INFO = NamespaceInfo(block_bytes=BLOCK_BYTES)
+A, B, C, D = b"a", b"b", b"c", b"d"
+
+
+@pytest.fixture
+def store():
+    arena = Arena(1 * MiB)
+    store = Store(MemoryTier(arena))
+    store.declare("ns", INFO)
+    yield store
+    store.check()
+    arena.close()
+
+
+def begin(store, *keys, force=False, draining=False):
+    sums = [0] * len(keys)
+    return store.begin_put("ns", keys, [BLOCK_BYTES] * len(keys), sums, force=force, draining=draining)
+
+
+def put(store, *keys, **how):
+    reserved = begin(store, *keys, **how)
+    store.end_put(reserved, [True] * len(reserved.blocks))
+    return reserved
+
+
+def counted(store, prefix):
+    return {
+        name.removeprefix(prefix): count
+        for name, count in store.all_counters().items()
+        if name.startswith(prefix) and count
+    }
+
+
+def test_a_put_says_what_became_of_each_key(store):
+    put(store, A)
+    assert put(store, A, B, B).outcomes == [
+        PutOutcome.EXISTED, PutOutcome.CREATED, PutOutcome.DUPLICATE
+    ]  # fmt: skip
+    assert put(store, A, C, C, force=True).outcomes == [
+        PutOutcome.FORCED, PutOutcome.CREATED, PutOutcome.DUPLICATE
+    ]  # fmt: skip
+    assert counted(store, "put_") == {
+        "total": 7, "created": 3, "existed": 1, "forced": 1, "duplicate": 2
+    }  # fmt: skip
+
+
+def test_a_key_being_written_exists_already(store):
+    first = begin(store, A)
+    assert begin(store, A).outcomes == [PutOutcome.EXISTED]
+    store.end_put(first, [True])
+
+
+def test_bytes_that_landed_wrong_are_declined_and_counted(store):
+    reserved = begin(store, A, B, C)
+    store.end_put(reserved, [True, False, True])
+    assert reserved.outcomes == [PutOutcome.CREATED, PutOutcome.DECLINED, PutOutcome.CREATED]
+    assert reserved.reasons == {Declined.CHECKSUM: 1}
+    assert store.lookup("ns", [A, B, C]).states == [2, 0, 2]
+    assert counted(store, "put_") == {"total": 3, "created": 2, "declined_checksum": 1}
+
+
+def test_a_copy_that_failed_as_a_whole_keeps_nothing(store):
+    reserved = begin(store, A, B)
+    store.end_put(reserved, None)
+    assert store.lookup("ns", [A, B]).states == [KeyState.ABSENT] * 2
+    assert reserved.outcomes == [PutOutcome.DECLINED] * 2
+
+
+def test_what_finds_no_slot_is_declined(store):
+    keys = [b"%d" % n for n in range(MiB // BLOCK_BYTES)]
+    put(store, *keys)
+    found = store.get("ns", keys)
+    reserved = put(store, A)
+    assert reserved.outcomes == [PutOutcome.DECLINED]
+    assert reserved.reasons == {Declined.NO_SLOT: 1}
+    assert counted(store, "put_declined_") == {"no_slot": 1}
+    for block in found.blocks:
+        store.tier.unpin(block)
+
+
+def test_a_draining_store_declines_what_is_new_and_knows_what_it_has(store):
+    put(store, A)
+    reserved = put(store, A, B, draining=True)
+    assert reserved.outcomes == [PutOutcome.EXISTED, PutOutcome.DECLINED]
+    assert counted(store, "put_declined_") == {"draining": 1}
+
+
+@pytest.mark.parametrize(
+    ("keys", "states", "prefix"),
+    [([A, B, C], [2, 0, 2], 1), ([B, A], [0, 2], 0), ([A, C], [2, 2], 2), ([], [], 0),
+     ([A, A], [2, 2], 2)],
+)  # fmt: skip
+def test_a_lookup_answers_per_key_and_with_the_longest_prefix(store, keys, states, prefix):
+    put(store, A, C)
+    assert store.lookup("ns", keys) == (states, prefix)
+
+
+def test_a_pending_key_ends_the_readable_prefix(store):
+    put(store, A, C)
+    reserved = begin(store, B)
+    assert store.lookup("ns", [A, B, C]) == ([2, 1, 2], 1)
+    store.end_put(reserved, [True])
+    assert store.lookup("ns", [A, B, C]) == ([2, 2, 2], 3)
+    assert counted(store, "lookup_") == {"keys": 6, "hits": 5}
+
+
+def test_a_get_names_each_hit_once_in_the_order_asked(store):
+    put(store, A, B, C)
+    found = store.get("ns", [C, D, A, C, D])
+    assert (found.indices, [block.key for block in found.blocks]) == ([0, 2], [C, A])
+    assert (found.miss, found.duplicate) == (1, 2)
+    assert counted(store, "get_") == {"total": 5, "hit": 2, "miss": 1, "duplicate": 2}
+    assert store.tier.stats().pinned == 2
+    for block in found.blocks:
+        store.tier.unpin(block)
+
+
+def test_an_unknown_namespace_is_all_misses(store):
+    assert store.lookup("unknown", [A]).states == [KeyState.ABSENT]
+    assert store.get("unknown", [A]).miss == 1
+    assert store.touch("unknown", [A]) == 0
+    assert store.clear("unknown") == 0
+
+
+@pytest.mark.parametrize("use", ["put", "get", "touch"])
+def test_the_tail_of_a_prefix_leaves_before_its_head(store, use):
+    chain = [b"%d" % n for n in range(MiB // BLOCK_BYTES)]
+    put(store, *chain)
+    if use == "get":
+        for block in store.get("ns", chain).blocks:
+            store.tier.unpin(block)
+    elif use == "touch":
+        store.touch("ns", chain)
+    put(store, A)
+    assert store.lookup("ns", chain).prefix == len(chain) - 1
+
+
+def test_touch_counts_distinct_readable_keys(store):
+    put(store, A, B)
+    assert store.touch("ns", [A, A, B, D]) == 2
+
+
+def test_a_namespace_has_one_block_size(store):
+    store.declare("ns", INFO)
+    with pytest.raises(RequestRefused, match="4096 bytes, not 8192") as caught:
+        store.declare("ns", NamespaceInfo(block_bytes=8192))
+    assert caught.value.code == ErrorCode.BLOCK_BYTES_MISMATCH
+    assert store.namespaces["ns"].block_bytes == BLOCK_BYTES
+
+
+def test_a_block_too_large_for_the_budget_is_told_what_would_be_enough(store):
+    with pytest.raises(RequestRefused, match=r"the largest is 65536; --memory 2097152") as caught:
+        store.declare("large", NamespaceInfo(block_bytes=128 * 1024))
+    assert caught.value.code == ErrorCode.TOO_LARGE
+    assert "large" not in store.namespaces
+
+
+def test_an_empty_namespace_is_forgotten_before_a_new_one_is_refused(store):
+    put(store, A)
+    for number in range(2 * MAX_NAMESPACES):
+        store.declare(f"n{number}", INFO)
+    assert len(store.namespaces) == MAX_NAMESPACES
+    assert "ns" in store.namespaces, "one that holds blocks is never forgotten"
+
+
+def test_a_corrupt_block_is_removed_and_counted(store):
+    put(store, A)
+    (block,) = store.pin_to_verify("ns", [A, A, D])
+    store.remove_corrupt(block)
+    store.tier.unpin(block)
+    assert store.lookup("ns", [A]).states == [KeyState.ABSENT]
+    assert store.all_counters()["integrity_checksum"] == 1
+
+
+def test_statistics_describe_each_namespace(store):
+    store.declare("ns", NamespaceInfo(block_bytes=4096, client="me", fingerprint={"dtype": "bf16"}))
+    put(store, A, B)
+    stats = store.namespace_stats()["ns"]
+    assert (stats.blocks, stats.used_bytes, stats.block_bytes) == (2, 8192, 4096)
+    assert (stats.client, stats.fingerprint) == ("me", {"dtype": "bf16"})
+
+
+def test_two_starts_have_two_epochs(store):
+    assert Store(store.tier).epoch != store.epoch

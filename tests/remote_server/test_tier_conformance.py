@@ -1,0 +1,255 @@
+"""What every tier must do, whatever it keeps its blocks in."""
+
+import pytest
+
+from remote_server.arena import Arena
+from remote_server.memory_tier import MemoryTier
+from remote_server.protocol import KeyState
+
+BLOCK_BYTES = 1024
+CAPACITY = 64  # blocks of BLOCK_BYTES that each tier below has room for
+
+
+def memory_tier():
+    arena = Arena(CAPACITY * BLOCK_BYTES)
+    yield MemoryTier(arena, slab_bytes=4096)
+    arena.close()
+
+
+@pytest.fixture(params=[memory_tier], ids=["memory"])
+def tier(request):
+    generator = request.param()
+    tier = next(generator)
+    yield tier
+    tier.check()
+    next(generator, None)
+
+
+def begin(tier, key: bytes, data: bytes, namespace="ns"):
+    block = tier.begin_put(namespace, key, BLOCK_BYTES, len(data), checksum=hash(data) & 0xFFFF)
+    if block is not None:
+        tier.view(block)[:] = data
+    return block
+
+
+def put(tier, key: bytes, data: bytes, namespace="ns"):
+    block = begin(tier, key, data, namespace)
+    assert block is not None
+    assert tier.complete_put(block)
+    return block
+
+
+def read(tier, key: bytes, namespace="ns") -> bytes | None:
+    block = tier.pin(namespace, key)
+    if block is None:
+        return None
+    data = bytes(tier.view(block))
+    tier.unpin(block)
+    return data
+
+
+def fill(tier, first=0, count=CAPACITY):
+    for number in range(first, first + count):
+        put(tier, b"filler-%d" % number, b"f" * BLOCK_BYTES)
+
+
+def test_a_completed_block_reads_back_with_its_own_length(tier):
+    put(tier, b"k", b"seven b")
+    assert tier.lookup("ns", b"k") is KeyState.READABLE
+    assert read(tier, b"k") == b"seven b"
+
+
+def test_a_block_being_written_is_pending_and_unreadable(tier):
+    block = begin(tier, b"k", b"new")
+    assert tier.lookup("ns", b"k") is KeyState.PENDING
+    assert tier.pin("ns", b"k") is None
+    assert tier.stats().pending == 1 and tier.stats().blocks == 0
+    tier.complete_put(block)
+    assert tier.lookup("ns", b"k") is KeyState.READABLE
+
+
+def test_a_failed_write_leaves_nothing_behind(tier):
+    tier.fail_put(begin(tier, b"k", b"new"))
+    assert tier.lookup("ns", b"k") is KeyState.ABSENT
+    assert tier.stats().used_bytes == 0
+
+
+def test_while_a_block_is_replaced_the_old_one_is_served(tier):
+    put(tier, b"k", b"old")
+    block = begin(tier, b"k", b"new")
+    assert tier.lookup("ns", b"k") is KeyState.READABLE
+    assert read(tier, b"k") == b"old"
+    tier.complete_put(block)
+    assert read(tier, b"k") == b"new"
+    assert tier.stats().blocks == 1
+
+
+def test_a_failed_replacement_leaves_the_old_block(tier):
+    put(tier, b"k", b"old")
+    tier.fail_put(begin(tier, b"k", b"new"))
+    assert read(tier, b"k") == b"old"
+
+
+def test_a_pinned_block_keeps_its_bytes_when_it_is_replaced(tier):
+    put(tier, b"k", b"old")
+    pinned = tier.pin("ns", b"k")
+    put(tier, b"k", b"new")
+    fill(tier, count=2 * CAPACITY)
+    assert bytes(tier.view(pinned)) == b"old"
+    tier.unpin(pinned)
+
+
+def test_two_replacements_at_once_end_with_the_last_completed(tier):
+    first, second = begin(tier, b"k", b"first"), begin(tier, b"k", b"second")
+    tier.complete_put(first)
+    assert read(tier, b"k") == b"first"
+    tier.complete_put(second)
+    assert read(tier, b"k") == b"second"
+    assert tier.stats().pending == 0
+
+
+def test_a_pinned_block_outlives_eviction(tier):
+    put(tier, b"k", b"kept")
+    pinned = tier.pin("ns", b"k")
+    fill(tier, count=3 * CAPACITY)
+    assert read(tier, b"k") == b"kept"
+    tier.unpin(pinned)
+    fill(tier, first=3 * CAPACITY, count=2 * CAPACITY)
+    assert tier.lookup("ns", b"k") is KeyState.ABSENT
+
+
+def test_the_budget_is_hard(tier):
+    fill(tier, count=3 * CAPACITY)
+    stats = tier.stats()
+    assert stats.used_bytes <= stats.budget_bytes
+    assert stats.blocks == CAPACITY
+    assert tier.counters()["evicted"] == 2 * CAPACITY
+
+
+def test_there_is_no_room_when_everything_is_pinned_and_room_again_after(tier):
+    fill(tier)
+    pinned = [tier.pin("ns", b"filler-%d" % number) for number in range(CAPACITY)]
+    assert begin(tier, b"k", b"no room") is None
+    assert tier.lookup("ns", b"k") is KeyState.ABSENT
+    tier.unpin(pinned.pop())
+    put(tier, b"k", b"room")
+    assert read(tier, b"k") == b"room"
+    for block in pinned:
+        tier.unpin(block)
+
+
+def test_there_is_no_room_when_everything_is_being_written(tier):
+    blocks = [begin(tier, b"%d" % number, b"x") for number in range(CAPACITY)]
+    assert begin(tier, b"k", b"no room") is None
+    for block in blocks:
+        tier.complete_put(block)
+    assert tier.stats().blocks == CAPACITY
+
+
+@pytest.mark.parametrize("use", ["pin", "touch"])
+def test_a_used_block_leaves_after_the_unused(tier, use):
+    fill(tier)
+    if use == "pin":
+        read(tier, b"filler-0")
+    else:
+        assert tier.touch("ns", b"filler-0")
+    fill(tier, first=CAPACITY, count=1)
+    assert tier.lookup("ns", b"filler-0") is KeyState.READABLE
+    assert tier.lookup("ns", b"filler-1") is KeyState.ABSENT
+
+
+def test_a_lookup_is_not_a_use(tier):
+    fill(tier)
+    tier.lookup("ns", b"filler-0")
+    fill(tier, first=CAPACITY, count=1)
+    assert tier.lookup("ns", b"filler-0") is KeyState.ABSENT
+
+
+def test_what_is_not_readable_cannot_be_touched(tier):
+    block = begin(tier, b"pending", b"x")
+    assert not tier.touch("ns", b"pending")
+    assert not tier.touch("ns", b"absent")
+    tier.complete_put(block)
+
+
+def test_namespaces_do_not_see_each_other(tier):
+    put(tier, b"k", b"mine", "mine")
+    assert tier.lookup("yours", b"k") is KeyState.ABSENT
+    assert tier.pin("yours", b"k") is None
+    assert not tier.touch("yours", b"k")
+    put(tier, b"k", b"yours", "yours")
+    assert read(tier, b"k", "mine") == b"mine"
+
+
+def test_clearing_a_namespace_leaves_the_others(tier):
+    put(tier, b"a", b"1", "mine")
+    put(tier, b"b", b"2", "mine")
+    put(tier, b"a", b"3", "yours")
+    assert tier.clear("mine") == 2
+    assert tier.lookup("mine", b"a") is KeyState.ABSENT
+    assert read(tier, b"a", "yours") == b"3"
+    assert tier.clear("unknown") == 0
+    assert tier.clear(None) == 1
+    assert tier.stats().used_bytes == 0
+
+
+def test_a_write_under_way_is_cleared_too(tier):
+    block = begin(tier, b"k", b"late")
+    assert tier.clear(None) == 0
+    assert tier.lookup("ns", b"k") is KeyState.ABSENT
+    tier.check()
+    assert not tier.complete_put(block)
+    assert tier.lookup("ns", b"k") is KeyState.ABSENT
+    assert tier.stats().used_bytes == 0
+
+
+def test_a_failed_write_that_was_cleared_frees_its_place_once(tier):
+    block = begin(tier, b"k", b"late")
+    tier.clear("ns")
+    tier.fail_put(block)
+    assert tier.stats().used_bytes == 0
+
+
+def test_a_pinned_block_keeps_its_bytes_when_it_is_cleared(tier):
+    put(tier, b"k", b"held")
+    pinned = tier.pin("ns", b"k")
+    tier.clear(None)
+    assert tier.lookup("ns", b"k") is KeyState.ABSENT
+    fill(tier, count=CAPACITY - 1)
+    assert bytes(tier.view(pinned)) == b"held"
+    tier.unpin(pinned)
+
+
+def test_removing_takes_exactly_the_block_that_was_meant(tier):
+    old = put(tier, b"k", b"bad")
+    pinned = tier.pin("ns", b"k")
+    put(tier, b"k", b"good")
+    assert not tier.remove(old)
+    assert read(tier, b"k") == b"good"
+    tier.unpin(pinned)
+    current = tier.pin("ns", b"k")
+    assert tier.remove(current)
+    assert tier.lookup("ns", b"k") is KeyState.ABSENT
+    tier.unpin(current)
+
+
+def test_neighbours_are_one_view_and_others_are_not(tier):
+    blocks = [put(tier, b"%d" % i, b"%d" % i * BLOCK_BYTES) for i in range(4)]
+    run = tier.view_of_run(blocks)
+    if run is not None:  # a tier need not lay blocks out so, but may not lie about it
+        assert bytes(run) == b"".join(bytes(tier.view(block)) for block in blocks)
+    assert tier.view_of_run(blocks[::-1]) is None
+    assert tier.view_of_run([blocks[0], blocks[2]]) is None
+    short = put(tier, b"short", b"s")
+    after = put(tier, b"after", b"a")
+    assert tier.view_of_run([short, after]) is None
+
+
+def test_each_namespace_is_accounted_for(tier):
+    put(tier, b"a", b"1", "mine")
+    put(tier, b"b", b"2", "mine")
+    assert tier.num_blocks("mine") == 2
+    assert tier.used_bytes("mine") == tier.stats().used_bytes >= 2
+    assert (tier.num_blocks("unknown"), tier.used_bytes("unknown")) == (0, 0)
+    tier.clear(None)
+    assert (tier.num_blocks("mine"), tier.used_bytes("mine")) == (0, 0)
