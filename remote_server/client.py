@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from threading import Event
+from threading import Event, Lock
 from typing import TypeVar
 
 from remote_server import client_control as control
@@ -47,6 +47,9 @@ class RemoteClient:
         """Start the I/O thread; the server need not exist yet. Raises `ConfigError`."""
         self._clock = clock
         self._loop = Loop(config, clock)
+        self._declaring = Lock()
+        self._num_undeclared = 0
+        """Declarations the I/O thread has not seen: until it has, `ready` would be too early."""
         # For a client that is dropped without `close`, and for the interpreter's exit.
         self._finalizer = weakref.finalize(self, self._loop.stop)
 
@@ -73,8 +76,16 @@ class RemoteClient:
                 f"block_bytes: {block_bytes} must be 1 to {protocol.MAX_FRAME_BYTES}; "
                 "use smaller blocks"
             )
-        session = self._loop.session
-        self._call(partial(session.declare, namespace, block_bytes, dict(fingerprint)))
+        with self._declaring:
+            self._num_undeclared += 1
+
+        def run() -> None:
+            self._loop.session.declare(namespace, block_bytes, dict(fingerprint))
+            self._loop.ready = False
+            with self._declaring:
+                self._num_undeclared -= 1
+
+        self._call(run)
 
     @property
     def ready(self) -> bool:
@@ -82,7 +93,7 @@ class RemoteClient:
 
         True is no promise: a request may still find the server gone.
         """
-        return self._loop.ready
+        return self._loop.ready and not self._num_undeclared
 
     @property
     def epoch(self) -> str | None:

@@ -6,7 +6,7 @@ This file is the only one of the client that calls libzmq. A transport beside tc
 
 import itertools
 from collections.abc import Sequence
-from math import ceil
+from math import ceil, inf
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
@@ -17,7 +17,12 @@ from remote_server.errors import ConfigError, RemoteProtocolError
 
 _HANDSHAKE_MS = 5_000
 _CONNECT_MS = 5_000
-_EVENTS = zmq.Event.HANDSHAKE_SUCCEEDED | zmq.Event.DISCONNECTED
+_EVENTS = (
+    zmq.Event.HANDSHAKE_SUCCEEDED
+    | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.DISCONNECTED
+)
 _monitor_numbers = itertools.count(1)
 
 # libzmq drops the rest of a frame that is larger than the buffer, so nothing is copied here.
@@ -47,7 +52,11 @@ class Connection:
         self.connected = False
         """The handshake is done and the peer has not left since."""
         self.reopening = False
-        """Replaced by us and not yet connected again: expected to be back at once."""
+        """Replaced by us while connected, and not back yet: it should be in a moment."""
+        self.stuck_at = inf
+        """When to `reopen` unless connected by then. libzmq reconnects by itself after most
+        failures, but never again to a peer that broke ZMTP: a frame too large, another protocol.
+        """
         self._magic = bytearray(len(protocol.MAGIC))
         self._open()
 
@@ -88,6 +97,7 @@ class Connection:
     def close(self) -> None:
         """Leave, and drop what was not sent yet. Safe to repeat."""
         self.connected = self.reopening = False
+        self.stuck_at = inf
         if self._socket.closed:
             return
         self._poller.unregister(self._socket)
@@ -98,11 +108,12 @@ class Connection:
 
     def reopen(self) -> None:
         """Replace the socket: what was queued or on its way, in either direction, is gone."""
+        was_up = self.connected or self.reopening
         self.close()
         self._open()
-        self.reopening = True
+        self.reopening = was_up
 
-    def changes(self) -> list[bool]:
+    def changes(self, now: float) -> list[bool]:
         """What happened since the last call, oldest first: True connected, False lost."""
         changes: list[bool] = []
         while True:
@@ -110,13 +121,14 @@ class Connection:
                 message = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return changes
-            event = parse_monitor_message(message)["event"]
-            if event == zmq.Event.HANDSHAKE_SUCCEEDED:
-                self.connected, self.reopening = True, False
+            if parse_monitor_message(message)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+                self.connected, self.reopening, self.stuck_at = True, False, inf
                 changes.append(True)
-            elif event == zmq.Event.DISCONNECTED and self.connected:
-                self.connected = False
-                changes.append(False)
+            else:
+                self.stuck_at = now + self._config.longest_reconnect_s
+                if self.connected:
+                    self.connected = False
+                    changes.append(False)
 
     def send(self, header: Sequence[bytes], payload: Sequence[zmq.Frame] = ()) -> bool:
         """Queue one message, all of it or nothing. False: not now, nothing was taken.

@@ -199,6 +199,10 @@ class ControlLane:
             }
         ask.end(result)
 
+    def awaits(self, request_id: int) -> bool:
+        """Whether a reply to this request would be in time."""
+        return request_id in self._in_flight
+
     @property
     def num_waiting(self) -> int:
         """Asks that callers wait for."""

@@ -186,8 +186,8 @@ class Loop:
         self.control.receive(now)
         self.gets.receive(now)
         self.puts.receive()
-        self._notice_changes()
         now = self._clock()
+        self._notice_changes(now)
         self.puts.settle()
         for lane in self._lanes:
             lane.expire(now)
@@ -204,7 +204,11 @@ class Loop:
         if self._submitted:
             timeout_s = 0.0
         else:
-            wake_at = min(self.session.wake_at(), *(lane.wake_at for lane in self._lanes))
+            wake_at = min(
+                self.session.wake_at(),
+                *(lane.wake_at for lane in self._lanes),
+                *(connection.stuck_at for connection in self._connections),
+            )
             timeout_s = max(0.0, wake_at - self._clock())
             if self.puts.is_settling or any(lane.blocked for lane in self._lanes):
                 timeout_s = min(timeout_s, _LOOK_AGAIN_S)
@@ -235,7 +239,8 @@ class Loop:
 
     def _heard(self, reply: protocol.Reply) -> bool:
         """Whether `reply` is worth reading: it comes from the server as it is now."""
-        match self.session.heard(reply.epoch):
+        welcome = isinstance(reply, protocol.Welcome) and self.control.awaits(reply.request_id)
+        match self.session.heard(reply.epoch, welcome=welcome):
             case Epoch.CURRENT:
                 return True
             case Epoch.STALE:
@@ -244,10 +249,10 @@ class Loop:
             case Epoch.NEW:
                 self._restarted = True
                 # A welcome was said to this very connection; all else answers the dead.
-                return isinstance(reply, protocol.Welcome)
+                return welcome
 
-    def _notice_changes(self) -> None:
-        for connected in self._control_connection.changes():
+    def _notice_changes(self, now: float) -> None:
+        for connected in self._control_connection.changes(now):
             if connected:
                 self.session.came_up()
             else:
@@ -258,9 +263,12 @@ class Loop:
             (self._get_connection, self.gets),
             (self._put_connection, self.puts),
         ):
-            if False in connection.changes():
+            if False in connection.changes(now):
                 self.counters["disconnects"] += 1
                 lane.lost()
+        for connection in self._connections:
+            if connection.stuck_at <= now:
+                connection.reopen()
         if self._restarted:
             self._restarted = False
             self._end_everything(ServerUnavailable("the server restarted"))
@@ -307,6 +315,9 @@ class Loop:
 
     def cancel_all(self, done: threading.Event) -> None:
         """On the I/O thread: end every request taken over so far, then set `done`."""
+        if self._over:
+            done.set()
+            return
         error = DeadlineExceeded("cancelled by the caller")
         self.counters["cancelled"] += sum(lane.num_waiting for lane in self._lanes)
         self.control.end_all(error, hellos=False)

@@ -61,7 +61,7 @@ class Epoch(Enum):
     """How a reply's epoch compares with the server we believe we talk to."""
 
     CURRENT = auto()
-    STALE = auto()  # said by a server that has restarted since
+    STALE = auto()  # said by a server that has restarted since, or by nobody we know
     NEW = auto()  # the server restarted: whatever is in flight went to the old one
 
 
@@ -161,19 +161,30 @@ class Session:
         for declaration in self.declarations.values():
             declaration.standing, declaration.retry_at = Standing.DUE, inf
 
-    def heard(self, epoch: str) -> Epoch:
-        """Some reply said `epoch`."""
+    def heard(self, epoch: str, *, welcome: bool) -> Epoch:
+        """Some reply said `epoch`; `welcome` when it answers a hello that is on its way.
+
+        Only a welcome is believed about a new epoch. Anything else that names one costs a hello
+        and what is in flight, but cannot talk us out of the epoch we are in.
+        """
         if epoch == self.epoch:
             return Epoch.CURRENT
-        if epoch in self._past_epochs:
-            return Epoch.STALE
-        first = self.epoch is None
-        if self.epoch is not None:
+        if self.epoch is None:
+            self.epoch = epoch
+            return Epoch.CURRENT
+        if welcome or not self.declarations:
             self._past_epochs.append(self.epoch)
+            self.epoch = epoch
             self.counters["server_restarts"] += 1
-            self._say_hello_again()
-        self.epoch = epoch
-        return Epoch.CURRENT if first else Epoch.NEW
+        elif epoch in self._past_epochs or not self._is_welcome_anywhere:
+            return Epoch.STALE
+        self._say_hello_again()
+        return Epoch.NEW
+
+    @property
+    def _is_welcome_anywhere(self) -> bool:
+        standings = (declaration.standing for declaration in self.declarations.values())
+        return Standing.WELCOME in standings
 
     def asked(self, declaration: Declaration) -> None:
         """A hello for it is being sent."""

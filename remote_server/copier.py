@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 
 from remote_server.config import MiB
 
@@ -104,8 +104,9 @@ class Copier:
     def stop(self) -> None:
         """Let the job at hand end and forget the others. What they wrote stays unpublished."""
         self.gate.open_for_good()
-        while not self._jobs.empty():
-            self._jobs.get()
+        with suppress(Empty):
+            while True:
+                self._jobs.get_nowait()
         self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join()

@@ -1,16 +1,16 @@
 """What the server does for each type of request. Runs on the server's one loop thread."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
-import numpy as np
 
 from remote_server import protocol
 from remote_server.copier import Copier, Job
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.outbox import Outboxes, Parcel
+from remote_server.payload import blocks_of, copy_in, is_intact
 from remote_server.protocol import (
     Clear,
     Cleared,
@@ -32,7 +32,6 @@ from remote_server.protocol import (
     Verify,
     Welcome,
 )
-from remote_server.slabs import Block
 from remote_server.store import NamespaceInfo, Reserved, Store
 from remote_server.streams import BlockStream, blocks_per_frame, frames_of
 
@@ -57,10 +56,6 @@ def server_name() -> str:
         return "kvferry, not installed"
 
 
-class _RequestIdOnly(msgspec.Struct):
-    request_id: protocol.RequestId = 0
-
-
 class Handlers:
     """Answers requests from `store`, through `outboxes`; copies bytes through `copier`.
 
@@ -74,7 +69,6 @@ class Handlers:
         self._copier = copier
         self._outboxes = outboxes
         self._server = server_name()
-        self._id_decoder = msgspec.msgpack.Decoder(_RequestIdOnly)
         self._by_type: dict[type, Callable[..., None]] = {
             Hello: self._hello,
             Lookup: self._lookup,
@@ -163,7 +157,7 @@ class Handlers:
         self._reply(client, found)
 
     def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> None:
-        blocks = self._checked_payload(request, payload)
+        blocks = blocks_of(request, payload, self._store.namespaces.get(request.namespace))
         num_bytes = sum(request.lengths)
         self._store.counters["bytes_in"] += num_bytes
         reserved = self._store.begin_put(
@@ -179,11 +173,12 @@ class Handlers:
             self._reply_stored(client, request, reserved)
         if not reserved.blocks:
             return
+        tier = self._store.tier
         sources = [block for index, block in enumerate(blocks) if index in reserved.blocks]
 
         def copy() -> list[bool]:
             pairs = zip(reserved.blocks.values(), sources, strict=True)
-            return [self._copy_in(block, source) for block, source in pairs]
+            return [copy_in(block, source, tier) for block, source in pairs]
 
         def finish(intact: list[bool] | None) -> None:
             self._store.end_put(reserved, intact)
@@ -235,10 +230,11 @@ class Handlers:
         )
 
     def _verify(self, client: bytes, request: Verify, _: Sequence[memoryview]) -> None:
+        tier = self._store.tier
         blocks = self._store.pin_to_verify(request.namespace, request.keys)
 
         def rehash() -> list[bool]:
-            return [self._is_intact(block) for block in blocks]
+            return [is_intact(block, tier) for block in blocks]
 
         def finish(intact: list[bool] | None) -> None:
             # A rehash that failed as a whole proves nothing against any block.
@@ -246,7 +242,7 @@ class Handlers:
             for block, good in zip(blocks, verdicts, strict=True):
                 if not good:
                     self._store.remove_corrupt(block)
-                self._store.tier.unpin(block)
+                tier.unpin(block)
             removed = verdicts.count(False)
             verified = Verified(
                 request_id=request.request_id,
@@ -279,54 +275,6 @@ class Handlers:
             client,
             Cleared(request_id=request.request_id, epoch=self._store.epoch, removed=removed),
         )
-
-    # ── payload ──────────────────────────────────────────────────────────────────────────
-
-    def _checked_payload(self, request: Put, payload: Sequence[memoryview]) -> Iterator[memoryview]:
-        """The blocks of a put as views of its frames, or a refusal that says what is wrong."""
-        info = self._store.namespaces.get(request.namespace)
-        if info is None:
-            raise RequestRefused(
-                ErrorCode.UNKNOWN_NAMESPACE,
-                f"namespace {request.namespace!r} was not declared to this server: say hello",
-            )
-        if not len(request.keys) == len(request.lengths) == len(request.checksums):
-            raise RequestRefused(
-                ErrorCode.BAD_REQUEST,
-                f"{len(request.keys)} keys, {len(request.lengths)} lengths and "
-                f"{len(request.checksums)} checksums: there must be one of each per block",
-            )
-        if 0 in request.lengths:
-            raise RequestRefused(ErrorCode.BAD_REQUEST, "a block of no bytes")
-        if max(request.lengths, default=0) > info.block_bytes:
-            raise RequestRefused(
-                ErrorCode.TOO_LARGE,
-                f"a block of {max(request.lengths)} bytes, where hello announced at most "
-                f"{info.block_bytes}",
-            )
-        if sum(request.lengths) > protocol.MAX_MESSAGE_BYTES:
-            raise RequestRefused(
-                ErrorCode.TOO_LARGE,
-                f"{sum(request.lengths)} bytes in one message, at most "
-                f"{protocol.MAX_MESSAGE_BYTES}",
-            )
-        try:
-            return protocol.split_frames(payload, request.lengths, request.blocks_per_frame)
-        except RemoteProtocolError as error:
-            raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
-
-    def _copy_in(self, block: Block, source: memoryview) -> bool:
-        """Fill `block` and say whether it is what was announced. Runs on the copy thread.
-
-        The copy is hashed, not the source: what has to be right is what will be served.
-        """
-        view = self._store.tier.view(block)
-        np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source, np.uint8))
-        return protocol.checksum(block.namespace, block.key, view) == block.checksum
-
-    def _is_intact(self, block: Block) -> bool:
-        view = self._store.tier.view(block)
-        return protocol.checksum(block.namespace, block.key, view) == block.checksum
 
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
@@ -363,7 +311,4 @@ class Handlers:
         """The id of a request that could not be decoded as a whole, if that much is readable."""
         if len(frames) < 2 or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
             return 0
-        try:
-            return self._id_decoder.decode(frames[1]).request_id
-        except (msgspec.DecodeError, RecursionError):
-            return 0
+        return protocol.request_id_of(frames[1])

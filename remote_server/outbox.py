@@ -25,7 +25,7 @@ Unpin = Callable[[Block], None]
 class Parcel:
     """One message ready to go: all its frames, and the pinned blocks whose bytes it carries."""
 
-    __slots__ = ("frames", "blocks", "num_bytes")
+    __slots__ = ("blocks", "frames", "num_bytes")
 
     def __init__(
         self, frames: list[bytes | zmq.Frame], blocks: Sequence[Block] = (), num_bytes: int = 0
@@ -48,7 +48,7 @@ class Stream(Protocol):
 class Outbox:
     """What waits for one client: replies first, then its streams one after another."""
 
-    __slots__ = ("client", "replies", "streams", "stuck", "in_flight")
+    __slots__ = ("client", "in_flight", "replies", "streams", "stuck")
 
     def __init__(self, client: bytes) -> None:
         self.client = client
@@ -109,7 +109,10 @@ class Outboxes:
 
     def send_some(self) -> bool:
         """Give each client a turn. True when somebody's next turn may go on at once."""
-        return any([self._send_turn(outbox) for outbox in [*self._outboxes.values()]])
+        more = False
+        for outbox in self._outboxes.values():
+            more |= self._send_turn(outbox)
+        return more
 
     def release(self) -> None:
         """Unpin the blocks whose bytes libzmq has let go of, and forget idle clients."""

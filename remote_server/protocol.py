@@ -284,12 +284,21 @@ class Error(_Reply, frozen=True, tag="error"):
 
 
 Request = Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear
-Reply = (
-    Welcome | Found | Stored | Got | Blocks | Touched | Verified | StatsReply | Cleared | Error
-)
+Reply = Welcome | Found | Stored | Got | Blocks | Touched | Verified | StatsReply | Cleared | Error
+
+
+class _RequestIdOnly(msgspec.Struct):
+    request_id: RequestId = 0
+
+
+# msgspec lets two of Python's own errors through: text that is not UTF-8, and nesting without end.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder()
 _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_request_id_decoder: msgspec.msgpack.Decoder[_RequestIdOnly] = msgspec.msgpack.Decoder(
+    _RequestIdOnly
+)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
@@ -302,15 +311,23 @@ def decode_request(header: bytes | memoryview) -> Request:
     """Read a header that a client sent. Raises `RemoteProtocolError` saying what is wrong."""
     try:
         return _request_decoder.decode(header)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise RemoteProtocolError(f"unreadable request header: {error}") from error
+
+
+def request_id_of(header: bytes | memoryview) -> int:
+    """The id of a request that may not be readable otherwise, or 0."""
+    try:
+        return _request_id_decoder.decode(header).request_id
+    except _UNREADABLE:
+        return 0
 
 
 def decode_reply(header: bytes | memoryview) -> Reply:
     """Read a header that a server sent. Raises `RemoteProtocolError` saying what is wrong."""
     try:
         return _reply_decoder.decode(header)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except _UNREADABLE as error:
         raise RemoteProtocolError(f"unreadable reply header: {error}") from error
 
 

@@ -28,17 +28,18 @@ RECEIVE_HIGH_WATER_MARK = 8
 # Requests taken in before replies and streams get their turn again.
 REQUESTS_PER_TURN = 16
 
-# A peer that is silent for this long is gone: its queue is freed and its pins with it. A reader
-# that stops reading altogether counts as silent, since its pongs wait behind what it ignores.
+# A peer that is silent for this long is gone: its queue is freed and its pins with it. An idle
+# one is noticed by ZeroMQ's heartbeats. One that has stopped reading is not, because our ping
+# would wait behind what it ignores: there TCP counts how long its window has been shut.
 HEARTBEAT_INTERVAL_MS = 5_000
-HEARTBEAT_TIMEOUT_MS = 30_000
+SILENCE_MS = 30_000
 
 STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not tell us when it is not
 RELEASE_MS = 10  # when frames are on their way and nothing else happens
 IDLE_MS = 1_000
 
 CHECK_INTERVAL_S = 10.0
-CHECK_MAX_BLOCKS = 100_000  # about 0.2 s, in which nobody is served
+CHECK_MAX_BLOCKS = 50_000  # about 30 ms, in which nobody is served
 REPORT_INTERVAL_S = 60.0
 
 
@@ -55,6 +56,7 @@ class Server:
         self._clock = clock
         self._leave = threading.Event()
         self._drain_until: float | None = None
+        self._signalled = False
         self._thread: threading.Thread | None = None
 
     # ── life ─────────────────────────────────────────────────────────────────────────────
@@ -79,7 +81,7 @@ class Server:
         warn_if_dev_shm_is_small(self.config.memory)
         self._context = zmq.Context()
         self._router = self._bind()
-        self._arena = Arena(self.config.memory)
+        self._arena = self._map()
         if self.config.populate:
             self._arena.populate()
         tier = MemoryTier(self._arena)
@@ -139,7 +141,8 @@ class Server:
         router.rcvhwm = RECEIVE_HIGH_WATER_MARK
         router.maxmsgsize = protocol.MAX_FRAME_BYTES
         router.heartbeat_ivl = HEARTBEAT_INTERVAL_MS
-        router.heartbeat_timeout = HEARTBEAT_TIMEOUT_MS
+        router.heartbeat_timeout = SILENCE_MS
+        router.tcp_maxrt = SILENCE_MS
         router.ipv6 = "[" in self.config.bind
         try:
             router.bind(self.config.bind)
@@ -151,6 +154,15 @@ class Server:
             raise ConfigError(f"bind: {self.config.bind}: {error.strerror}; {hint}") from error
         self.endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         return router
+
+    def _map(self) -> Arena:
+        try:
+            return Arena(self.config.memory)
+        except OSError as error:
+            self._context.destroy(linger=0)
+            raise ConfigError(
+                f"memory: the kernel refuses {format_bytes(self.config.memory)}: {error.strerror}"
+            ) from error
 
     def _handle_requests(self) -> None:
         for _ in range(REQUESTS_PER_TURN):
@@ -217,12 +229,16 @@ class Server:
         )  # fmt: skip
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
-        if self._drain_until is None:
-            log.info("%s: draining for up to %gs; again to leave at once",
-                     signal.Signals(number).name, self.config.drain_timeout_s)  # fmt: skip
-            self.drain()
-        else:
+        if self._signalled:
             self.leave()
+            return
+        self._signalled = True  # first of all: the next signal may interrupt this very function
+        self.drain()
+        log.info(
+            "%s: draining for up to %gs; again to leave at once",
+            signal.Signals(number).name,
+            self.config.drain_timeout_s,
+        )
 
     # ── in a test ────────────────────────────────────────────────────────────────────────
 

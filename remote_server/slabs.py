@@ -167,7 +167,8 @@ class Slabs:
             here = taken[slab.number]
             slots = sorted([*slab.free, *(block.slot for block in here)])
             assert slots == [*range(slab.num_slots)], f"slab {slab.number}: {slots}"
-            assert len(here) == len(slab.blocks) and set(here) == slab.blocks
+            assert len(here) == len(slab.blocks)
+            assert set(here) == slab.blocks
             assert slab.tick_sum == sum(block.tick for block in here)
             assert slab.num_pinned == sum(block.pins > 0 for block in here)
             assert (slab.slot_bytes == 0) == (slab.number in {free.number for free in self.free})

@@ -10,7 +10,6 @@ import msgspec
 
 from remote_server.config import format_bytes
 from remote_server.errors import RequestRefused
-from remote_server.memory_tier import Tier
 from remote_server.protocol import (
     Declined,
     ErrorCode,
@@ -20,6 +19,7 @@ from remote_server.protocol import (
     TierStats,
 )
 from remote_server.slabs import Block, memory_for_block
+from remote_server.tier import Tier
 
 # A deployment has one namespace per model and setting; each weight update makes another. This
 # only bounds what a broken client can make us remember.
@@ -43,14 +43,14 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: dict[str, str] = {}
 
 
-class Lookup(NamedTuple):
+class KeyStates(NamedTuple):
     """The state of each key asked, and how many from the first are readable."""
 
     states: list[KeyState]
     prefix: int
 
 
-class Found(NamedTuple):
+class Pinned(NamedTuple):
     """What a get can serve. `blocks` are pinned for the caller, who unpins each one once."""
 
     indices: list[int]  # into the keys asked; a key asked twice is named once
@@ -91,7 +91,7 @@ class Store:
             raise RequestRefused(
                 ErrorCode.BLOCK_BYTES_MISMATCH,
                 f"namespace {name!r} holds blocks of {known.block_bytes} bytes, "
-                f"not {info.block_bytes}: use another namespace, or clear and restart",
+                f"not {info.block_bytes}: use another namespace",
             )
         largest = self.tier.largest_block_bytes
         if info.block_bytes > largest:
@@ -118,7 +118,7 @@ class Store:
 
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
-    def lookup(self, namespace: str, keys: Sequence[bytes]) -> Lookup:
+    def lookup(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
         states = [self.tier.lookup(namespace, key) for key in keys]
         hits = states.count(KeyState.READABLE)
         prefix = hits
@@ -126,9 +126,9 @@ class Store:
             prefix = next(i for i, state in enumerate(states) if state != KeyState.READABLE)
         self.counters["lookup_keys"] += len(keys)
         self.counters["lookup_hits"] += hits
-        return Lookup(states, prefix)
+        return KeyStates(states, prefix)
 
-    def get(self, namespace: str, keys: Sequence[bytes]) -> Found:
+    def get(self, namespace: str, keys: Sequence[bytes]) -> Pinned:
         """Pin what is readable of `keys`, for the caller to unpin."""
         first = _first_places(keys)
         pinned: list[tuple[int, Block]] = []
@@ -139,7 +139,7 @@ class Store:
             if block is not None:
                 pinned.append((index, block))
         pinned.reverse()
-        found = Found(
+        found = Pinned(
             indices=[index for index, _ in pinned],
             blocks=[block for _, block in pinned],
             miss=len(first) - len(pinned),

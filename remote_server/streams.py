@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import zmq
 
 from remote_server import protocol
-from remote_server.memory_tier import Tier
 from remote_server.outbox import Parcel
 from remote_server.slabs import Block
-from remote_server.store import Found
+from remote_server.store import Pinned
+from remote_server.tier import Tier
 
 # From this size on a block is worth a frame of its own: the fixed cost of a zero-copy frame,
 # some 40 µs with its tracker, is below that of copying it.
@@ -50,7 +50,7 @@ def blocks_per_frame(blocks: Sequence[Block]) -> int:
 class BlockStream:
     """The `Blocks` messages of one streamed get. Owns the pins of what it has not sent."""
 
-    def __init__(self, request_id: int, epoch: str, found: Found, tier: Tier) -> None:
+    def __init__(self, request_id: int, epoch: str, found: Pinned, tier: Tier) -> None:
         self._request_id = request_id
         self._epoch = epoch
         self._tier = tier

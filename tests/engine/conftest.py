@@ -1,6 +1,6 @@
 """Real engines and a real server, shared by the tests of this folder.
 
-An engine takes half a minute to start, so each is started once. Pools are small (64 rows): a
+An engine takes half a minute to start, so each is started once. Pools are small (192 rows): a
 prompt is pushed out of the pool by filler prompts, and then comes back from the server without
 any restart.
 """
@@ -23,10 +23,12 @@ from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import StatsReply
 
 BLOCK = 32
-POOL_ROWS = 64
+# A quarter of the pool, the most that puts may pin, holds the longest prompt that is expected to
+# be on the server whole.
+POOL_ROWS = 192
 ROW_BYTES = 32 * 3072
-ENGINE_BLOCKS = 160
-MAX_MODEL_LEN = 4096
+ENGINE_BLOCKS = 208
+MAX_MODEL_LEN = 6144
 
 ENGINE_ARGS = [
     *("--max-model-len", str(MAX_MODEL_LEN)),

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import BLOCK, ENGINE_ARGS, Cluster, Engine, connector
+from conftest import BLOCK, ENGINE_ARGS, ENGINE_BLOCKS, Cluster, Engine, connector
 
 from examples.engine import Completion
 from examples.tiny_model import prompt_tokens
@@ -148,13 +148,14 @@ def test_concurrent_requests_that_share_prefixes_are_answered_as_alone(
 
 
 def test_preempted_requests_are_answered_as_alone(engine: Engine, plain: Engine):
-    """Eight requests need twice the blocks that the engine has."""
-    prompts = [prompt_tokens(900 + 33 * i, seed=200 + i) for i in range(8)]
-    alone = [plain.ask(prompt, 48).token_ids for prompt in prompts]
+    """Eight prompts just fit the engine's blocks; their answers do not."""
+    prompts = [prompt_tokens(792 + i, seed=200 + i) for i in range(8)]
+    assert 8 * 25 < ENGINE_BLOCKS < 8 * 27
+    alone = [plain.ask(prompt, 72).token_ids for prompt in prompts]
     before = engine.metric("vllm:num_preemptions_total")
     with ThreadPoolExecutor(8) as threads:
         together = [
-            answer.token_ids for answer in threads.map(lambda p: engine.ask(p, 48), prompts)
+            answer.token_ids for answer in threads.map(lambda p: engine.ask(p, 72), prompts)
         ]
     assert engine.metric("vllm:num_preemptions_total") > before, "nothing was preempted"
     assert together == alone

@@ -44,7 +44,9 @@ def test_naming_a_victim_does_not_remove_it(lru, items):
 def test_a_pinned_one_is_never_the_victim(lru, items):
     items[0].pins = items[2].pins = 1
     assert leaving_order(lru) == [items[1], items[3]]
-    assert items[0] in lru and items[2] in lru and len(lru) == 2
+    assert items[0] in lru
+    assert items[2] in lru
+    assert len(lru) == 2
 
 
 def test_an_unpinned_one_can_leave_again(lru, items):

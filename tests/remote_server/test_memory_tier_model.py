@@ -131,10 +131,6 @@ class Machine(RuleBasedStateMachine):
 
     def notice_evictions(self):
         gone = [p for p in self.readable if self.tier.lookup(*p) is not KeyState.READABLE]
-        gone += [
-            place for place in self.readable
-            if place not in gone and self.tier._index[place[0]][place[1]] is not self.readable[place]
-        ]  # fmt: skip
         for place in gone:
             assert self.readable.pop(place) not in self.pinned, "a pinned block was evicted"
         self.evicted += len(gone)

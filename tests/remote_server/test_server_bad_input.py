@@ -4,7 +4,7 @@ import random
 
 import msgpack
 import pytest
-from conftest import BLOCK_BYTES, block, key
+from wire_peer import BLOCK_BYTES, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Error, Found, Get, Hello, Lookup, Put
@@ -13,7 +13,8 @@ from remote_server.protocol import Error, Found, Get, Hello, Lookup, Put
 def error_for(peer, *frames: bytes) -> Error:
     peer.socket.send_multipart(frames)
     reply, payload = peer.receive()
-    assert isinstance(reply, Error) and not payload
+    assert isinstance(reply, Error)
+    assert not payload
     return reply
 
 
@@ -67,7 +68,8 @@ def test_limits_on_keys_and_namespaces_hold(peer, fields):
     peer.socket.send_multipart([b"KVF1", msgpack.packb(header)])
     reply, _ = peer.receive()
     if fields == {"keys": []}:
-        assert reply.prefix == 0 and reply.states == b""
+        assert reply.prefix == 0
+        assert reply.states == b""
     else:
         assert reply.code == "bad_message"
 
@@ -109,7 +111,9 @@ def test_a_put_beyond_the_message_limit_is_too_large(connect, monkeypatch):
 def test_a_whole_get_beyond_the_message_limit_is_too_large_and_pins_nothing(peer, monkeypatch):
     peer.put(range(4))
     monkeypatch.setattr(protocol, "MAX_MESSAGE_BYTES", 3 * BLOCK_BYTES)
-    get = Get(request_id=peer.next_id(), namespace="ns", keys=[key(n) for n in range(4)], stream=False)
+    get = Get(
+        request_id=peer.next_id(), namespace="ns", keys=[key(n) for n in range(4)], stream=False
+    )
     assert peer.ask(get).code == "too_large"
     assert peer.stats().tiers["memory"].pinned == 0
     assert len(peer.get(range(4))[1]) == 4
@@ -205,4 +209,5 @@ def test_10_000_malformed_messages_do_not_disturb_a_good_client(peer, connect, s
 def test_a_lookup_of_the_most_keys_allowed_is_answered(peer):
     keys = [b"%0128d" % n for n in range(protocol.MAX_KEYS_PER_MESSAGE)]
     found = peer.ask(Lookup(request_id=peer.next_id(), namespace="ns", keys=keys))
-    assert isinstance(found, Found) and found.states == bytes(len(keys))
+    assert isinstance(found, Found)
+    assert found.states == bytes(len(keys))

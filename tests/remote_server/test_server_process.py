@@ -8,7 +8,7 @@ import sys
 import time
 
 import pytest
-from conftest import Peer, block
+from wire_peer import Peer, block
 
 import remote_server
 from remote_server.protocol import Blocks
@@ -21,7 +21,10 @@ class Process:
     def __init__(self, *flags: str) -> None:
         started = time.monotonic()
         self.popen = subprocess.Popen(
-            [*COMMAND, *FREE_PORT, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*COMMAND, *FREE_PORT, *flags],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         self.ready_line = self.popen.stdout.readline()
         self.start_s = time.monotonic() - started
@@ -52,7 +55,8 @@ def start():
 def fails_with(status: int, *flags: str) -> str:
     done = subprocess.run([*COMMAND, *flags], capture_output=True, text=True, timeout=20)
     assert done.returncode == status
-    assert "Traceback" not in done.stderr and done.stdout == ""
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
     return done.stderr
 
 
@@ -76,7 +80,8 @@ def test_a_signal_ends_an_idle_server_with_status_0(start, number):
     process.signal(number)
     status, errors = process.ended()
     assert status == 0
-    assert "draining" in errors and "Traceback" not in errors
+    assert "draining" in errors
+    assert "Traceback" not in errors
 
 
 def test_the_first_signal_lets_a_stream_finish(start, context):
@@ -123,7 +128,9 @@ def test_an_address_in_use_is_one_clear_line(start):
     endpoint = start("--memory", "16MiB").endpoint
     errors = fails_with(1, "--bind", endpoint, "--memory", "16MiB")
     assert errors.count("\n") == 1
-    assert endpoint in errors and "in use" in errors and "choose another port" in errors
+    assert endpoint in errors
+    assert "in use" in errors
+    assert "choose another port" in errors
 
 
 def test_an_unknown_flag_is_met_with_the_nearest_known_one():
@@ -133,7 +140,8 @@ def test_an_unknown_flag_is_met_with_the_nearest_known_one():
 
 def test_more_memory_than_the_machine_has_names_both_numbers():
     errors = fails_with(1, *FREE_PORT, "--memory", "900000GiB")
-    assert "memory: 900000.0 GiB asked, but only" in errors and errors.count("\n") == 1
+    assert "memory: 900000.0 GiB asked, but only" in errors
+    assert errors.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -149,7 +157,8 @@ def test_more_memory_than_the_machine_has_names_both_numbers():
 )
 def test_an_operators_mistake_is_one_line_and_no_traceback(flags, complaint):
     errors = fails_with(1, *flags)
-    assert complaint in errors and errors.count("\n") == 1
+    assert complaint in errors
+    assert errors.count("\n") == 1
 
 
 def test_help_names_every_flag_with_its_default():
@@ -159,7 +168,9 @@ def test_help_names_every_flag_with_its_default():
 
 
 def test_importing_all_of_it_loads_neither_torch_nor_vllm():
-    names = [f"remote_server.{module.name}" for module in pkgutil.iter_modules(remote_server.__path__)]
+    names = [
+        f"remote_server.{module.name}" for module in pkgutil.iter_modules(remote_server.__path__)
+    ]
     assert "remote_server.server" in names
     program = (
         f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\n"

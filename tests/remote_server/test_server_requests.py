@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from conftest import BLOCK_BYTES, block, key
+from wire_peer import BLOCK_BYTES, block, key
 
 from remote_server import protocol
 from remote_server.protocol import (
@@ -31,7 +31,8 @@ def test_hello_welcomes_with_epoch_and_limits(connect, server):
     assert isinstance(welcome, Welcome)
     assert welcome.epoch == server.store.epoch
     assert welcome.max_frame_bytes == protocol.MAX_FRAME_BYTES
-    assert welcome.transports == ["tcp"] and not welcome.draining
+    assert welcome.transports == ["tcp"]
+    assert not welcome.draining
     assert server.store.namespaces["ns"].fingerprint == {"model": "tiny"}
 
 
@@ -65,7 +66,8 @@ def test_a_whole_get_is_one_message(connect, length):
     peer.put([3, 1, 2], length=length)
     peer.send_get([1, 9, 2, 3], stream=False)
     got, frames = peer.receive()
-    assert isinstance(got, Got) and got.found == [0, 2, 3]
+    assert isinstance(got, Got)
+    assert got.found == [0, 2, 3]
     views = protocol.split_frames(frames, got.lengths, got.blocks_per_frame)
     assert [bytes(view) for view in views] == [block(n, length) for n in (1, 2, 3)]
     sums = [protocol.checksum("ns", key(n), block(n, length)) for n in (1, 2, 3)]
@@ -157,7 +159,8 @@ def test_a_put_cleared_before_it_landed_does_not_come_back(peer, server):
     with server.copy_gate.shut():
         peer.put([1], deferred=True)
         cleared = peer.ask(Clear(request_id=peer.next_id(), namespace="ns"))
-        assert isinstance(cleared, Cleared) and cleared.removed == 0
+        assert isinstance(cleared, Cleared)
+        assert cleared.removed == 0
         assert states(peer.lookup([1])) == [ABSENT]
     peer.put([2])
     assert states(peer.lookup([1, 2])) == [ABSENT, READABLE]

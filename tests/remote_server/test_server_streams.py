@@ -1,11 +1,13 @@
 """Streams to readers of every speed: complete, fair, bounded, and let go when nobody reads."""
 
 import pytest
-from conftest import block, key
+from wire_peer import Peer, block, key
 
 from remote_server import copier as copier_module
 from remote_server import outbox as outbox_module
 from remote_server import protocol
+from remote_server import server as server_module
+from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Blocks, Found, KeyState, Lookup
 
 LENGTH = 1 << 18  # large enough to travel alone: many messages from few bytes
@@ -95,6 +97,21 @@ def test_a_reader_that_leaves_lets_go_of_everything(connect, loaded):
     assert loaded.lookup(range(40)).prefix == 40
 
 
+def test_a_reader_that_stays_but_stops_reading_lets_go_after_a_while(context, monkeypatch):
+    """Nothing but TCP notices this one: it is connected, and its heartbeats wait behind data."""
+    monkeypatch.setattr(server_module, "SILENCE_MS", 300)
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
+    with server_module.Server(config) as server:
+        peer, frozen = (Peer(context, server.endpoint, rcvhwm=1) for _ in range(2))
+        peer.hello(block_bytes=LENGTH)
+        peer.put(range(40), length=LENGTH)
+        for _ in range(20):
+            frozen.send_get(range(40))
+        peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 40)
+        peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
+        server.store.check()
+
+
 def test_a_block_replaced_while_it_is_being_sent_arrives_as_it_was(connect, loaded):
     slow = connect(rcvhwm=1)
     ids = [slow.send_get(range(40)) for _ in range(10)]
@@ -108,9 +125,7 @@ def test_a_block_replaced_while_it_is_being_sent_arrives_as_it_was(connect, load
     assert loaded.get([39])[1] == [(0, zeros)]
 
 
-def test_a_client_that_asks_and_never_reads_is_not_served_without_end(
-    connect, loaded, monkeypatch
-):
+def test_a_client_that_asks_and_never_reads_is_not_served_without_end(connect, loaded, monkeypatch):
     monkeypatch.setattr(outbox_module, "MAX_WAITING_PER_CLIENT", 10)
     deaf = connect(rcvhwm=1)
     for _ in range(200):
@@ -139,9 +154,7 @@ def test_requests_wait_outside_while_the_copy_thread_is_behind(
     assert writer.lookup(range(100, 120)).prefix == 20
 
 
-def test_draining_finishes_what_is_under_way_and_declines_what_is_new(
-    connect, loaded, server
-):
+def test_draining_finishes_what_is_under_way_and_declines_what_is_new(connect, loaded, server):
     reader = connect(rcvhwm=1)
     ids = [reader.send_get(range(40)) for _ in range(20)]
     loaded.stats_once(lambda stats: stats.counters["get_total"] >= 800)

@@ -24,7 +24,9 @@ def store():
 
 def begin(store, *keys, force=False, draining=False):
     sums = [0] * len(keys)
-    return store.begin_put("ns", keys, [BLOCK_BYTES] * len(keys), sums, force=force, draining=draining)
+    return store.begin_put(
+        "ns", keys, [BLOCK_BYTES] * len(keys), sums, force=force, draining=draining
+    )
 
 
 def put(store, *keys, **how):

@@ -63,7 +63,8 @@ def test_a_block_being_written_is_pending_and_unreadable(tier):
     block = begin(tier, b"k", b"new")
     assert tier.lookup("ns", b"k") is KeyState.PENDING
     assert tier.pin("ns", b"k") is None
-    assert tier.stats().pending == 1 and tier.stats().blocks == 0
+    assert tier.stats().pending == 1
+    assert tier.stats().blocks == 0
     tier.complete_put(block)
     assert tier.lookup("ns", b"k") is KeyState.READABLE
 

@@ -1,0 +1,66 @@
+"""The bytes of a put: what was announced, what came, and what landed."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from remote_server import protocol
+from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.protocol import ErrorCode, Put
+from remote_server.slabs import Block
+from remote_server.store import NamespaceInfo
+from remote_server.tier import Tier
+
+
+def blocks_of(
+    request: Put, frames: Sequence[memoryview], info: NamespaceInfo | None
+) -> Iterator[memoryview]:
+    """The blocks of a put as views of its payload frames, one per key.
+
+    Raises `RequestRefused`, before the first block, when the request contradicts itself, its
+    payload or its namespace, whose `info` is None when nobody declared it.
+    """
+    if info is None:
+        raise RequestRefused(
+            ErrorCode.UNKNOWN_NAMESPACE,
+            f"namespace {request.namespace!r} was not declared to this server: say hello",
+        )
+    if not len(request.keys) == len(request.lengths) == len(request.checksums):
+        raise RequestRefused(
+            ErrorCode.BAD_REQUEST,
+            f"{len(request.keys)} keys, {len(request.lengths)} lengths and "
+            f"{len(request.checksums)} checksums: there must be one of each per block",
+        )
+    if 0 in request.lengths:
+        raise RequestRefused(ErrorCode.BAD_REQUEST, "a block of no bytes")
+    largest, total = max(request.lengths, default=0), sum(request.lengths)
+    if largest > info.block_bytes:
+        raise RequestRefused(
+            ErrorCode.TOO_LARGE,
+            f"a block of {largest} bytes, where hello announced at most {info.block_bytes}",
+        )
+    if total > protocol.MAX_MESSAGE_BYTES:
+        raise RequestRefused(
+            ErrorCode.TOO_LARGE,
+            f"{total} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}",
+        )
+    try:
+        return protocol.split_frames(frames, request.lengths, request.blocks_per_frame)
+    except RemoteProtocolError as error:
+        raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
+
+
+def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
+    """Fill `block` from `source`, and say whether what landed is what was announced.
+
+    The copy is hashed, not the source: what has to be right is what will be served. Lets go of
+    the GIL for both. Runs on the copy thread, which owns the bytes of a block being written.
+    """
+    view = tier.view(block)
+    np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source, np.uint8))
+    return is_intact(block, tier)
+
+
+def is_intact(block: Block, tier: Tier) -> bool:
+    """Whether the bytes of `block` still hash to its checksum."""
+    return protocol.checksum(block.namespace, block.key, tier.view(block)) == block.checksum

@@ -1,0 +1,79 @@
+"""What the store expects of a level of storage."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from remote_server.protocol import KeyState, TierStats
+from remote_server.slabs import Block
+
+
+class Tier(Protocol):
+    """A level of storage. One conformance suite judges every implementation.
+
+    Not thread-safe: one thread calls it. Only the bytes are touched elsewhere, and a `Block`
+    says who may: its writer while WRITING, anyone who holds a pin afterwards.
+    """
+
+    @property
+    def largest_block_bytes(self) -> int:
+        """Blocks above this can never be kept here."""
+
+    def lookup(self, namespace: str, key: bytes) -> KeyState:
+        """What is there. Changes nothing, not even recency."""
+
+    def begin_put(
+        self, namespace: str, key: bytes, block_bytes: int, length: int, checksum: int
+    ) -> Block | None:
+        """A place for `length` bytes of a namespace of `block_bytes`, or None: no room now.
+
+        The caller fills `view(block)` and then calls `complete_put` or `fail_put`, once. Until
+        then readers see what was there before: nothing, or the previous copy.
+        """
+
+    def complete_put(self, block: Block) -> bool:
+        """`block` is filled and correct: publish it, in place of any previous copy.
+
+        False when it was cleared meanwhile; it is gone then.
+        """
+
+    def fail_put(self, block: Block) -> None:
+        """Forget `block`. Nothing of it remains; a previous copy stays."""
+
+    def view(self, block: Block) -> memoryview:
+        """The bytes of `block`: valid while it is being written or pinned."""
+
+    def view_of_run(self, blocks: Sequence[Block]) -> memoryview | None:
+        """The bytes of `blocks` as one view, when they lie one directly behind another."""
+
+    def pin(self, namespace: str, key: bytes) -> Block | None:
+        """The readable block of `key`, kept from eviction until `unpin`, and used now."""
+
+    def unpin(self, block: Block) -> None:
+        """Give back one pin."""
+
+    def touch(self, namespace: str, key: bytes) -> bool:
+        """Mark as used now; False when there is nothing readable."""
+
+    def remove(self, block: Block) -> bool:
+        """Take `block` out of the index; False when it had left already. Pins keep its bytes."""
+
+    def clear(self, namespace: str | None) -> int:
+        """Remove all blocks of one namespace, or of all; what is being written is dropped too.
+
+        Returns how many readable blocks left.
+        """
+
+    def num_blocks(self, namespace: str) -> int:
+        """Readable blocks of one namespace."""
+
+    def used_bytes(self, namespace: str) -> int:
+        """What the readable blocks of one namespace take out of the budget."""
+
+    def stats(self) -> TierStats:
+        """Occupancy now."""
+
+    def counters(self) -> dict[str, int]:
+        """What happened in here since the start; names as in PROTOCOL.md."""
+
+    def check(self) -> None:
+        """Assert the accounting identity."""

@@ -1,0 +1,397 @@
+"""Deadlines, stalls and late answers: a request ends in time, and its rows are free when it has."""
+
+import threading
+import time
+
+import pytest
+from client_helpers import (
+    BLOCK_BYTES, NAMESPACE, assert_untouched, block, empty_rows, hold_blocks, key, rows_of,
+)  # fmt: skip
+from fake_server import PATIENCE_S, eventually
+
+from remote_server.client import GetOutcome
+from remote_server.client_gets import ABANDON_S
+from remote_server.config import MiB
+from remote_server.errors import DeadlineExceeded
+from remote_server.protocol import Clear, Get, Lookup, Put, PutOutcome, Stats, Stored, Touch
+
+pytest_plugins = ["client_fixtures"]
+
+HIT, LATE = GetOutcome.HIT, GetOutcome.LATE
+
+
+def turn(client):
+    """Let the loop take a whole turn: what it was going to do, it has done."""
+    client.check()
+    client.check()
+
+
+# ── small requests ───────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("kind", "op"),
+    [(Lookup, "lookup"), (Touch, "touch"), (Stats, "stats"), (Clear, "clear")],
+)
+def test_a_small_request_ends_at_its_deadline_and_not_before(timed, fake, clock, kind, op):
+    fake.silence(kind)
+    about = () if op in ("stats", "clear") else (NAMESPACE, [key(1)])
+    future = getattr(timed, op)(*about, timeout_s=0.050)
+    (asked,) = fake.wait_for(kind)
+    clock.advance(0.049)
+    turn(timed)
+    assert not future.done()
+    clock.advance(0.002)
+    assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
+    assert timed.counters()[f"timeouts_{op}"] == 1
+    fake.do(lambda: fake.answer(asked))
+    eventually(lambda: timed.counters()["late_replies"] == 1)
+
+
+def test_lookups_that_never_left_time_out_too(fake, make_client, clock):
+    client = make_client(fake.endpoint, clock=clock, max_control_in_flight=1)
+    fake.silence(Lookup)
+    futures = [client.lookup(NAMESPACE, [key(number)]) for number in range(3)]
+    fake.wait_for(Lookup)
+    turn(client)
+    clock.advance(0.051)
+    for future in futures:
+        assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
+    assert client.ready, "one unanswered lookup is no reason to open the breaker"
+
+
+def test_an_answer_that_is_here_counts_however_late_it_is_read(timed, fake, clock):
+    """As when the process was kept from running: the answer waited for us, not we for it."""
+    fake.silence(Lookup)
+    future = timed.lookup(NAMESPACE, [key(1)], timeout_s=0.050)
+    (asked,) = fake.wait_for(Lookup)
+    paused, resume = threading.Event(), threading.Event()
+    timed._call(lambda: (paused.set(), resume.wait(PATIENCE_S)))
+    assert paused.wait(PATIENCE_S)
+    fake.do(lambda: fake.answer(asked))
+    time.sleep(0.02)  # the answer is in our socket by then; if not, the test proves less
+    clock.now += 10
+    resume.set()
+    assert future.result(PATIENCE_S).prefix == 0
+
+
+# ── gets ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_get_ends_when_nothing_comes_for_its_stall_time(timed, fake, clock):
+    fake.silence(Get)
+    rows = empty_rows(2)
+    future = timed.get(NAMESPACE, [key(0), key(1)], rows, stall_s=0.050)
+    fake.wait_for(Get)
+    clock.advance(0.049)
+    turn(timed)
+    assert not future.done()
+    clock.advance(0.002)
+    got = future.result(PATIENCE_S)
+    assert got.outcomes == [LATE, LATE]
+    assert isinstance(got.error, DeadlineExceeded)
+    assert timed.counters()["timeouts_get"] == 1
+    assert_untouched(rows)
+
+
+def test_what_landed_before_a_stall_is_a_hit(timed, fake, clock):
+    keys = hold_blocks(fake, range(4))
+
+    def answer_half(asked):
+        fake.send(asked, fake.summary_for(asked))
+        fake.send(asked, *fake.blocks_for(asked, [0, 2], more=True))
+
+    fake.rules[Get] = answer_half
+    rows = empty_rows(4)
+    future = timed.get(NAMESPACE, keys, rows)
+    eventually(lambda: timed.counters()["blocks_in"] == 2)
+    clock.advance(0.051)
+    got = future.result(PATIENCE_S)
+    assert got.outcomes == [HIT, LATE, HIT, LATE]
+    assert got.landed == [0, 2]
+    assert rows[0] == block(0)
+    assert rows[2] == block(2)
+    assert_untouched(rows, but=(0, 2))
+
+
+def test_a_get_that_keeps_moving_ends_at_its_deadline_only(timed, fake, clock):
+    keys = hold_blocks(fake, range(10))
+    fake.silence(Get)
+    future = timed.get(NAMESPACE, keys, empty_rows(10), stall_s=0.050, timeout_s=0.200)
+    (asked,) = fake.wait_for(Get)
+    fake.do(lambda: fake.send(asked, fake.summary_for(asked)))
+    for number in range(5):
+        assert not future.done()
+        fake.do(lambda n=number: fake.send(asked, *fake.blocks_for(asked, [n], more=True)))
+        eventually(lambda n=number: timed.counters()["blocks_in"] == n + 1)
+        clock.advance(0.041)
+    got = future.result(PATIENCE_S)
+    assert got.outcomes == [HIT] * 5 + [LATE] * 5
+    assert timed.ready, "slow is not dead: the breaker counts only silence"
+
+
+def _two_gets(client, fake, keys):
+    first = client.get(NAMESPACE, keys[:4], empty_rows(4), stall_s=0.050)
+    fake.wait_for(Get, 1)
+    second = client.get(NAMESPACE, keys[4:], empty_rows(4), stall_s=0.050)
+    asked = fake.wait_for(Get, 2)
+    for one in asked:
+        fake.do(lambda one=one: fake.send(one, fake.summary_for(one)))
+    turn(client)
+    return first, second, asked
+
+
+def test_a_get_does_not_stall_while_the_one_before_it_moves(timed, fake, clock):
+    keys = hold_blocks(fake, range(8))
+    fake.silence(Get)
+    first, second, asked = _two_gets(timed, fake, keys)
+    for number in range(4):
+        clock.advance(0.040)
+        blocks = fake.blocks_for(asked[0], [number], more=number < 3)
+        fake.do(lambda blocks=blocks: fake.send(asked[0], *blocks))
+        eventually(lambda n=number: timed.counters()["blocks_in"] == n + 1)
+    assert first.result(PATIENCE_S).landed == [0, 1, 2, 3]
+    clock.advance(0.040)
+    turn(timed)
+    assert not second.done(), "its turn came when the first one's last block did"
+    clock.advance(0.011)
+    assert second.result(PATIENCE_S).outcomes == [LATE] * 4
+
+
+def test_a_get_stalls_although_the_one_behind_it_moves(timed, fake, clock):
+    keys = hold_blocks(fake, range(8))
+    fake.silence(Get)
+    first, second, asked = _two_gets(timed, fake, keys)
+    clock.advance(0.040)
+    fake.do(lambda: fake.send(asked[1], *fake.blocks_for(asked[1], [0], more=True)))
+    eventually(lambda: timed.counters()["blocks_in"] == 1)
+    clock.advance(0.011)
+    assert first.result(PATIENCE_S).outcomes == [LATE] * 4
+    assert not second.done()
+
+
+def test_a_late_block_never_touches_a_row(timed, fake, clock):
+    keys = hold_blocks(fake, range(4))
+    fake.silence(Get)
+    rows = empty_rows(4)
+    future = timed.get(NAMESPACE, keys, rows)
+    (asked,) = fake.wait_for(Get)
+    clock.advance(0.051)
+    assert future.result(PATIENCE_S).landed == []
+    fake.do(lambda: fake.answer(asked))
+    eventually(lambda: timed.counters()["late_replies"] == 5)
+    assert_untouched(rows)
+    fake.behave()
+    assert timed.get(NAMESPACE, keys, rows).result(PATIENCE_S).landed == [0, 1, 2, 3]
+    assert timed.counters()["get_resets"] == 0
+
+
+def test_late_blocks_keep_their_share_of_the_window_until_they_have_come(
+    fake, make_client, clock
+):
+    client = make_client(fake.endpoint, clock=clock, get_window_bytes=4 * BLOCK_BYTES)
+    keys = hold_blocks(fake, range(8))
+    fake.silence(Get)
+    client.get(NAMESPACE, keys[:4], empty_rows(4))
+    (asked,) = fake.wait_for(Get)
+    clock.advance(0.051)
+    second = client.get(NAMESPACE, keys[4:], empty_rows(4))
+    turn(client)
+    assert len(fake.all_asked(Get)) == 1, "the window is full of what nobody wants any more"
+    fake.behave()
+    fake.do(lambda: fake.answer(asked))
+    assert second.result(PATIENCE_S).landed == [0, 1, 2, 3]
+
+
+def test_what_never_comes_is_taken_back_with_a_new_connection(fake, make_client, clock):
+    client = make_client(fake.endpoint, clock=clock, get_window_bytes=4 * BLOCK_BYTES)
+    keys = hold_blocks(fake, range(8))
+    fake.silence(Get)
+    first = client.get(NAMESPACE, keys[:2], empty_rows(2))
+    patient = client.get(NAMESPACE, keys[4:], empty_rows(4), stall_s=60, timeout_s=60)
+    (asked,) = fake.wait_for(Get)
+    clock.advance(0.051)
+    assert first.result(PATIENCE_S).outcomes == [LATE, LATE]
+    turn(client)
+    fake.behave()
+    clock.advance(ABANDON_S)
+    assert patient.result(PATIENCE_S).landed == [0, 1, 2, 3]
+    assert client.counters()["get_resets"] == 1
+    fake.do(lambda: fake.answer(asked))  # to a connection that is gone
+    assert client.counters()["late_replies"] == 0
+
+
+def test_a_new_connection_asks_again_for_what_somebody_still_wants(timed, fake, clock):
+    keys = hold_blocks(fake, range(6))
+
+    def answer_one(asked):
+        fake.send(asked, fake.summary_for(asked))
+        fake.send(asked, *fake.blocks_for(asked, [1], more=True))
+
+    fake.rules[Get] = answer_one
+    rows = empty_rows(4)
+    patient = timed.get(NAMESPACE, keys[:4], rows, stall_s=60, timeout_s=60)
+    fake.wait_for(Get)
+    hasty = timed.get(NAMESPACE, keys[4:], empty_rows(2))
+    eventually(lambda: timed.counters()["blocks_in"] == 2)
+    clock.advance(0.051)
+    assert hasty.result(PATIENCE_S).outcomes == [LATE, HIT]
+    fake.behave()
+    turn(timed)
+    clock.advance(ABANDON_S)
+    assert patient.result(PATIENCE_S).landed == [0, 1, 2, 3]
+    assert all(row == block(number) for number, row in enumerate(rows))
+    assert fake.all_asked(Get)[-1].message.keys == [keys[0], keys[2], keys[3]]
+    assert timed.counters()["batches_resent"] == 1
+
+
+# ── puts ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_put_ends_at_its_deadline_and_not_before(timed, fake, clock):
+    fake.silence(Put)
+    future = timed.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=5)
+    (asked,) = fake.wait_for(Put)
+    clock.advance(4.9)
+    turn(timed)
+    assert not future.done()
+    clock.advance(0.2)
+    put = future.result(PATIENCE_S)
+    assert isinstance(put.error, DeadlineExceeded)
+    assert (put.outcomes, put.total, put.bytes_sent) == ([None], 0, BLOCK_BYTES)
+    assert timed.counters()["timeouts_put"] == 1
+    assert timed.counters()["put_resets"] == 0, "libzmq held no row: no reason to reconnect"
+    fake.do(lambda: fake.answer(asked))
+    eventually(lambda: timed.counters()["late_replies"] == 1)
+
+
+@pytest.fixture
+def large(fake, make_client, clock):
+    """A client of 1 MiB blocks whose server does not read: rows stay inside libzmq."""
+    client = make_client(fake.endpoint, clock=clock, block_bytes=MiB)
+    fake.stop_reading()
+    return client
+
+
+def _is_free(region: bytearray) -> bool:
+    """Whether nobody else holds the memory: a bytearray refuses to grow while somebody does."""
+    try:
+        region.append(0)
+        return True
+    except BufferError:
+        return False
+
+
+def test_a_put_past_its_deadline_frees_its_rows_before_it_ends(large, fake, clock):
+    regions = [block(number, MiB) for number in range(24)]
+    rows = [memoryview(region) for region in regions]
+    future = large.put(NAMESPACE, [key(n) for n in range(24)], rows, timeout_s=5)
+    seen = []
+
+    def look(_):
+        seen.append((large.counters()["put_resets"], list(large._loop.puts.leaving())))
+        for row in rows:
+            row[:] = bytes(MiB)  # ours again: if a byte of this is sent, its checksum is wrong
+
+    future.add_done_callback(look)
+    eventually(lambda: large.counters()["bytes_out"] == 24 * MiB)
+    clock.advance(5.1)
+    assert isinstance(future.result(PATIENCE_S).error, DeadlineExceeded)
+    eventually(lambda: seen)
+    assert seen == [(1, [])]
+    for row in rows:
+        row.release()
+    del row
+    eventually(lambda: all(map(_is_free, regions)), "every row is free")
+    fake.read_again()  # it checks what it reads
+    again = large.put(NAMESPACE, [key(99)], rows_of(range(1), MiB)).result(PATIENCE_S)
+    assert again.created == 1
+
+
+def test_other_puts_survive_a_new_connection(large, fake, clock):
+    keys = [key(number) for number in range(30)]
+    hasty = large.put(NAMESPACE, keys[:20], rows_of(range(20), MiB), timeout_s=1)
+    patient = large.put(NAMESPACE, keys[20:], rows_of(range(20, 30), MiB), timeout_s=60)
+    eventually(lambda: large.counters()["bytes_out"] == 30 * MiB)
+    clock.advance(1.1)
+    assert hasty.result(PATIENCE_S).error is not None
+    assert not patient.done()
+    fake.read_again()
+    put = patient.result(PATIENCE_S)
+    assert put.error is None
+    assert put.total == 10
+    assert large.counters()["batches_resent"] == 3
+    assert put.bytes_sent == 20 * MiB
+    for number in range(20, 30):
+        assert fake.blocks[NAMESPACE, keys[number]] == block(number, MiB)
+
+
+def test_a_new_put_connection_does_not_disturb_gets(large, fake, clock):
+    fake.read_again()
+    keys = hold_blocks(fake, range(4), MiB)
+    fake.silence(Get)
+    got = large.get(NAMESPACE, keys, rows := empty_rows(4, MiB), stall_s=60, timeout_s=60)
+    (asked,) = fake.wait_for(Get)
+    fake.stop_reading()
+    put = large.put(NAMESPACE, keys, rows_of(range(4), MiB) * 6, timeout_s=1)
+    assert put.result(PATIENCE_S).error is not None  # four keys for 24 rows
+    put = large.put(
+        NAMESPACE, [key(n) for n in range(100, 124)], rows_of(range(24), MiB), timeout_s=1
+    )
+    eventually(lambda: large.counters()["bytes_out"] == 24 * MiB)
+    clock.advance(1.1)
+    assert isinstance(put.result(PATIENCE_S).error, DeadlineExceeded)
+    assert large.counters()["put_resets"] == 1
+    assert not got.done()
+    assert large.ready
+    fake.read_again()
+    fake.behave()
+    fake.do(lambda: fake.answer(asked))
+    assert got.result(PATIENCE_S).landed == [0, 1, 2, 3]
+    assert all(row == block(number, MiB) for number, row in enumerate(rows))
+
+
+def test_an_answer_does_not_end_a_put_whose_rows_are_still_being_sent(large, fake, clock):
+    """No honest server answers what it has not read; a row is worth not believing it."""
+    fake.read_again()
+    large.put(NAMESPACE, [key(0)], rows_of(range(1), MiB)).result(PATIENCE_S)
+    (first,) = fake.all_asked(Put)
+    fake.stop_reading()
+    keys = [key(number) for number in range(1, 33)]
+    future = large.put(NAMESPACE, keys, rows_of(range(1, 33), MiB), timeout_s=5)
+    eventually(lambda: large.counters()["bytes_out"] == 33 * MiB)
+
+    def answer_all():
+        for request_id in range(first.message.request_id + 1, first.message.request_id + 9):
+            stored = Stored(
+                request_id=request_id, epoch=fake.epoch, total=4, created=4, existed=0, forced=0,
+                duplicate=0, declined={}, outcomes=bytes([PutOutcome.CREATED] * 4),
+            )  # fmt: skip
+            fake.send(first, stored)
+
+    fake.do(answer_all)
+    eventually(lambda: large._loop.puts.leaving(), "all batches answered")
+    turn(large)
+    assert not future.done()
+    clock.advance(5.1)
+    put = future.result(PATIENCE_S)
+    assert (put.created, put.error) == (32, None)
+    assert large.counters()["put_resets"] == 1
+
+
+def test_a_put_that_never_left_ends_at_its_deadline_without_a_new_connection(
+    fake, make_client, clock
+):
+    client = make_client(fake.endpoint, clock=clock, put_window_bytes=BLOCK_BYTES)
+    fake.silence(Put)
+    first = client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=60)
+    second = client.put(NAMESPACE, [key(2)], rows_of(range(1)), timeout_s=1)
+    fake.wait_for(Put)
+    turn(client)
+    clock.advance(1.1)
+    put = second.result(PATIENCE_S)
+    assert isinstance(put.error, DeadlineExceeded)
+    assert put.bytes_sent == 0
+    assert not first.done()
+    assert client.counters()["put_resets"] == 0
+    assert client.queued_bytes == BLOCK_BYTES

@@ -1,0 +1,163 @@
+"""The bytes on the wire, kept here so that they cannot drift unnoticed."""
+
+import re
+from pathlib import Path
+
+import msgpack
+import msgspec
+import pytest
+
+import remote_server
+from remote_server import protocol
+from remote_server.errors import RemoteProtocolError
+from remote_server.protocol import (
+    Blocks,
+    Declined,
+    ErrorCode,
+    Get,
+    Got,
+    Hello,
+    Lookup,
+    Put,
+    PutOutcome,
+    Reply,
+    Request,
+    Welcome,
+)
+from remote_server.store import COUNTERS
+
+DOCUMENT = (Path(remote_server.__file__).parent / "PROTOCOL.md").read_text()
+
+GOLDEN = [
+    (
+        Hello(request_id=1, protocol=1, namespace="example", block_bytes=4096),
+        "85a474797065a568656c6c6fa870726f746f636f6c01a96e616d657370616365a76578616d706c65"
+        "ab626c6f636b5f6279746573cd1000aa726571756573745f696401",
+    ),
+    (
+        Lookup(request_id=2, namespace="example", keys=[b"\0\1\2\3"]),
+        "84a474797065a66c6f6f6b7570a96e616d657370616365a76578616d706c65"
+        "a46b65797391c40400010203aa726571756573745f696402",
+    ),
+    (
+        Put(
+            request_id=3, namespace="n", keys=[b"k"], lengths=[4096], checksums=[(1 << 64) - 1],
+            deferred=False,
+        ),
+        "87a474797065a3707574a96e616d657370616365a16ea46b65797391c4016b"
+        "a76c656e6774687391cd1000a9636865636b73756d7391cfffffffffffffffff"
+        "a86465666572726564c2aa726571756573745f696403",
+    ),
+    (
+        Got(request_id=4, epoch="e", total=3, hit=1, miss=1, duplicate=1, found=[0]),
+        "88a474797065a3676f74a565706f6368a165a5746f74616c03a368697401a46d69737301"
+        "a96475706c696361746501a5666f756e649100aa726571756573745f696404",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "golden"), GOLDEN, ids=lambda value: type(value).__name__)
+def test_headers_have_the_bytes_they_always_had(message, golden):
+    magic, header = protocol.encode(message)
+    assert magic == b"KVF1"
+    assert header.hex() == golden
+    decode = protocol.decode_request if isinstance(message, Request) else protocol.decode_reply
+    assert decode(header) == message
+
+
+def test_the_header_is_plain_messagepack():
+    _, header = protocol.encode(Get(request_id=5, namespace="n", keys=[b"k"], stream=False))
+    assert msgpack.unpackb(header) == {
+        "type": "get", "request_id": 5, "namespace": "n", "keys": [b"k"], "stream": False
+    }  # fmt: skip
+
+
+def test_a_newer_peer_may_say_more():
+    header = msgpack.packb({"type": "stats", "request_id": 1, "colour": {"deep": [1, None]}})
+    assert protocol.decode_request(header).request_id == 1
+
+
+@pytest.mark.parametrize(
+    "header",
+    [b"", b"\xc1", b"\x91" * 100_000, b"\x81\xa4type\xa5st\xffts", b"\xdd\xff\xff\xff\xff"],
+)
+def test_whatever_the_bytes_a_bad_header_is_a_protocol_error(header):
+    for decode in (protocol.decode_request, protocol.decode_reply):
+        with pytest.raises(RemoteProtocolError):
+            decode(header)
+    assert protocol.request_id_of(header) == 0
+
+
+def test_a_reply_is_no_request_and_the_other_way_round():
+    with pytest.raises(RemoteProtocolError):
+        protocol.decode_request(protocol.encode(GOLDEN[3][0])[1])
+    with pytest.raises(RemoteProtocolError):
+        protocol.decode_reply(protocol.encode(GOLDEN[0][0])[1])
+
+
+def test_the_checksum_of_the_document():
+    key, block = bytes(range(36)), bytes(range(256)) * 16
+    assert protocol.checksum("example", key, block) == 0x632C95CDDCFA0D48
+
+
+def test_a_checksum_binds_bytes_to_namespace_key_and_length():
+    base = protocol.checksum("ns", b"key", b"bytes")
+    assert base != protocol.checksum("nt", b"key", b"bytes")
+    assert base != protocol.checksum("ns", b"kez", b"bytes")
+    assert base != protocol.checksum("ns", b"key", b"bytes\0")
+    assert base == protocol.checksum("ns", b"key", memoryview(b"bytes"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lengths", "per_frame"),
+    [([3, 2, 1], [3, 2, 1], 1), ([5, 1], [3, 2, 1], 2), ([6], [3, 2, 1], 3), ([6], [3, 2, 1], 99),
+     ([], [], 1)],
+)  # fmt: skip
+def test_blocks_are_cut_from_their_frames(sizes, lengths, per_frame):
+    data = bytes(range(sum(sizes)))
+    frames, start = [], 0
+    for size in sizes:
+        frames.append(memoryview(data)[start : start + size])
+        start += size
+    blocks = [bytes(view) for view in protocol.split_frames(frames, lengths, per_frame)]
+    assert [len(block) for block in blocks] == lengths
+    assert b"".join(blocks) == data
+
+
+@pytest.mark.parametrize(
+    ("sizes", "lengths", "per_frame"),
+    [([3], [3, 2], 1), ([3, 2, 0], [3, 2], 1), ([3, 3], [3, 2], 1), ([2, 3], [3, 2], 1),
+     ([5, 0], [3, 2], 2), ([], [1], 1), ([1], [], 1)],
+)  # fmt: skip
+def test_frames_that_do_not_hold_what_was_announced_are_refused_at_once(sizes, lengths, per_frame):
+    frames = [memoryview(bytes(size)) for size in sizes]
+    with pytest.raises(RemoteProtocolError):
+        protocol.split_frames(frames, lengths, per_frame)
+
+
+# ── the document ─────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("message", [*Request.__args__, *Reply.__args__])
+def test_the_document_names_every_message_and_field(message):
+    assert re.search(rf"\b{message.__struct_config__.tag}\b", DOCUMENT)
+    for field in msgspec.structs.fields(message):
+        assert f"`{field.name}" in DOCUMENT, f"{message.__name__}.{field.name}"
+
+
+def test_the_document_shows_the_defaults_of_fields_that_may_be_left_out():
+    for message in (Hello, Put, Get, Got, Blocks, Welcome):
+        for field in msgspec.structs.fields(message):
+            if field.default is not msgspec.NODEFAULT and not isinstance(field.default, list):
+                default = msgspec.json.encode(field.default).decode()
+                assert re.search(rf"`{field.name}: [^`]* = {default}", DOCUMENT), field.name
+
+
+@pytest.mark.parametrize("name", [*ErrorCode, *Declined, *(o.name.lower() for o in PutOutcome)])
+def test_the_document_names_every_code_and_reason(name):
+    assert re.search(rf"\b{name}\b", DOCUMENT)
+
+
+@pytest.mark.parametrize("name", COUNTERS)
+def test_the_document_names_every_counter(name):
+    assert f"`{name}`" in DOCUMENT
