@@ -1,7 +1,6 @@
 # Everything runs in .venv, which the first target that needs it builds.
 PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
-SOURCES := kv_connector remote_server benchmarks examples tests setup.py
 
 .DEFAULT_GOAL := help
 .PHONY: help setup check format test demo serve lock clean
@@ -16,13 +15,13 @@ $(READY): .ci/setup pyproject.toml setup.py requirements/cpu.txt requirements/gp
 	@.ci/setup
 
 check: $(READY) ## lint, formatting, types
-	$(PYTHON_VENV) -m ruff check $(SOURCES)
-	$(PYTHON_VENV) -m ruff format --check $(SOURCES)
+	$(PYTHON_VENV) -m ruff check
+	$(PYTHON_VENV) -m ruff format --check
 	$(PYTHON_VENV) -m mypy
 
 format: $(READY) ## repair what `check` finds, where it can
-	$(PYTHON_VENV) -m ruff check --fix $(SOURCES)
-	$(PYTHON_VENV) -m ruff format $(SOURCES)
+	$(PYTHON_VENV) -m ruff check --fix
+	$(PYTHON_VENV) -m ruff format
 
 test: $(READY) ## all tests; ARGS="-m 'not engine'" leaves out those that start vLLM
 	$(PYTHON_VENV) -m pytest $(ARGS)
@@ -42,4 +41,4 @@ lock: $(READY) ## pin the newest versions that fit, in requirements/*.txt
 
 clean: ## remove what tools, tests and the demo left; `rm -rf .venv` starts over
 	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
-	find $(SOURCES) -name __pycache__ -prune -exec rm -rf {} +
+	find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +

@@ -11,6 +11,7 @@ should have.
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -233,6 +234,8 @@ def main() -> int:
         f"A prompt of {arguments.prompt_tokens} tokens, {BLOCK_TOKENS} tokens a block, the model "
         f"{arguments.preset!r}.\n"
     )
+    # A shell that is told to end its jobs sends this, and what runs in sessions of its own stays.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logs = Path(tempfile.mkdtemp(prefix="kvferry-demo-"))
     try:
         with step("building the model (once)"):

@@ -160,6 +160,15 @@ class KVFerryConnector(OffloadingConnector):
         if self._remote is not None:
             self._remote.count_hook_error(hook)
 
+    # ── before the engine is built ───────────────────────────────────────────────────────
+
+    @classmethod
+    def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
+        """False, as upstream. Where CUDA graphs are used, vLLM asks this before it loads the
+        model: the first chance to refuse a wrong setting."""
+        read_config(ConnectorConfig, extra_config, "kv_connector_extra_config")
+        return super().requires_piecewise_for_cudagraph(extra_config)
+
     # ── metrics ──────────────────────────────────────────────────────────────────────────
 
     @classmethod

@@ -34,7 +34,7 @@ Ids = npt.NDArray[np.int64]
 
 
 class Run(NamedTuple):
-    """`count` engine blocks from `block` on ⇄ the pool from (`row`, `place`) on.
+    """`length` engine blocks from `block` on ⇄ the pool from (`row`, `place`) on.
 
     With one engine block to a row the run goes on into the next rows, otherwise into the next
     places of the same row.
@@ -43,7 +43,7 @@ class Run(NamedTuple):
     block: int
     row: int
     place: int
-    count: int
+    length: int
 
 
 @dataclass(frozen=True)
@@ -59,11 +59,11 @@ class Region:
 
     def copy(self, run: Run, *, store: bool) -> int:
         """Move one run; returns the bytes moved."""
-        engine = self.engine[run.block : run.block + run.count]
+        engine = self.engine[run.block : run.block + run.length]
         if self.pool.shape[2] == 1:
-            pool = self.pool[run.row : run.row + run.count, :, 0]
+            pool = self.pool[run.row : run.row + run.length, :, 0]
         else:
-            pool = self.pool[run.row, :, run.place : run.place + run.count].swapaxes(0, 1)
+            pool = self.pool[run.row, :, run.place : run.place + run.length].swapaxes(0, 1)
         if store:
             np.copyto(pool, engine)
         else:
@@ -118,7 +118,7 @@ class HostWorker(OffloadingWorker):
         return finished
 
     def wait(self, job_ids: set[int]) -> None:
-        """Block until these jobs no longer touch their blocks; `get_finished` still reports them."""
+        """Block until these jobs have let go of their blocks. `get_finished` still reports them."""
         for job_id in job_ids:
             done = self._running.get(job_id)
             if done is not None:
@@ -208,9 +208,7 @@ def _runs(blocks: Ids, rows: Ids, places: Ids, blocks_per_row: int) -> list[Run]
     if not len(blocks):
         return []
     next_row, next_place = (1, 0) if blocks_per_row == 1 else (0, 1)
-    follows = (
-        (np.diff(blocks) == 1) & (np.diff(rows) == next_row) & (np.diff(places) == next_place)
-    )
+    follows = (np.diff(blocks) == 1) & (np.diff(rows) == next_row) & (np.diff(places) == next_place)
     starts = np.flatnonzero(np.concatenate(([True], ~follows)))
     counts = np.diff(np.append(starts, len(blocks)))
     return [

@@ -8,6 +8,7 @@ Used by our connector, and bare as an entry of `secondary_tiers` in any `Offload
 with `TieringOffloadingSpec`; bare it sees less of the engine and needs `namespace` to be set.
 """
 
+import logging
 import time
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
@@ -98,6 +99,7 @@ class RemoteTier(SecondaryTierManager):
         self._label = ""
         self._facts: Facts = {}
         self._namespace: str | None = None
+        _log_through_vllm()
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
         self._client = client_factory(
             ClientConfig(
@@ -259,3 +261,12 @@ class RemoteTier(SecondaryTierManager):
         stats = self._counters.take_stats()
         stats.set_gauge(metrics.SERVER_READY, int(self._client.ready))
         return stats
+
+
+def _log_through_vllm() -> None:
+    """Give the client's log lines the engine's handlers: vLLM sets up only its own loggers."""
+    client, engine = logging.getLogger("remote_server"), logging.getLogger("vllm")
+    if engine.handlers and not client.handlers:
+        client.handlers = list(engine.handlers)
+        client.setLevel(engine.level)
+        client.propagate = False

@@ -1,7 +1,7 @@
 """The offloading spec: vLLM's tiering, on the CPU platform too, in a pool file of its own."""
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
@@ -28,6 +28,7 @@ class FerrySpec(TieringOffloadingSpec):
 
     def __init__(self, config: OffloadingConfig) -> None:
         super().__init__(config)
+        self._worker: OffloadingWorker | None = None
         self._engine_id: str = config.extra_config.get(POOL_NAME_KEY, config.engine_id)
         if config.canonical_layout and current_platform.is_cpu():
             raise ConfigError(
@@ -48,13 +49,13 @@ class FerrySpec(TieringOffloadingSpec):
         Path(region.mmap_path).unlink(missing_ok=True)
         region._creator = False
 
-    def create_worker(self, kv_caches: CanonicalKVCaches) -> Any:
+    def create_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """vLLM's worker on a GPU, ours on the CPU platform."""
         if not current_platform.is_cpu():
-            worker = super().create_worker(kv_caches)
+            worker: Any = super().create_worker(kv_caches)
             if worker._mmap_region is not None:
                 worker._mmap_region._creator = False
-            return worker
+            return cast(OffloadingWorker, worker)
         region = SharedOffloadRegion(
             engine_id=self._engine_id,
             num_chunks=self.num_chunks,
@@ -69,7 +70,6 @@ class FerrySpec(TieringOffloadingSpec):
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """As upstream, without its refusal of the CPU platform."""
-        if not self._worker:
+        if self._worker is None:
             self._worker = self.create_worker(kv_caches)
-        worker: OffloadingWorker = self._worker
-        return worker
+        return self._worker

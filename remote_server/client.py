@@ -81,7 +81,6 @@ class RemoteClient:
 
         def run() -> None:
             self._loop.session.declare(namespace, block_bytes, dict(fingerprint))
-            self._loop.ready = False
             with self._declaring:
                 self._num_undeclared -= 1
 

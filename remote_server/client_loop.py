@@ -71,7 +71,6 @@ class Loop:
         self._clock = clock
         self.counters = new_counters()
         self.session = Session(config, self.counters)
-        self.ready = False
         self._submitted: deque[Submission] = deque()
         self._taking: Submission | None = None
         """Popped from the queue and not safely in a lane yet."""
@@ -135,6 +134,12 @@ class Loop:
 
     # ── called by any thread ─────────────────────────────────────────────────────────────
 
+    @property
+    def ready(self) -> bool:
+        return self.session.ready and all(
+            connection.connected or connection.reopening for connection in self._connections
+        )
+
     def submit(self, submission: Submission) -> None:
         """Hand over a request. Never blocks. After the end it is answered here, at once."""
         self._submitted.append(submission)
@@ -196,9 +201,6 @@ class Loop:
         self.gets.pump(now)
         self.puts.pump()
         self._bid_farewell()
-        self.ready = self.session.ready and all(
-            connection.connected or connection.reopening for connection in self._connections
-        )
 
     def _wait(self) -> None:
         if self._submitted:
@@ -339,7 +341,6 @@ class Loop:
 
     def _recover(self, cause: Exception) -> None:
         self.counters["internal_errors"] += 1
-        self.ready = False
         error = ServerUnavailable(f"internal error: {cause!r}")
         steps: tuple[Callable[[], None], ...] = (
             partial(self.session.went_down, "internal error"),
@@ -362,7 +363,6 @@ class Loop:
 
     def _shut_down(self) -> None:
         """End every request, wait until libzmq holds nobody's row, leave."""
-        self.ready = False
         error = ServerUnavailable("the client was closed")
         with contextlib.suppress(Exception):
             self._take_over(self._clock())

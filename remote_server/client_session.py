@@ -74,6 +74,8 @@ class Session:
     epoch: str | None = None
     breaker: Breaker = field(init=False)
     connected: bool = False
+    ready: bool = False
+    """Connected, breaker closed, every declared namespace welcome. Any thread may read it."""
     _past_epochs: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     _said_ready: bool = False
 
@@ -85,17 +87,6 @@ class Session:
         )
 
     # ── what it answers ──────────────────────────────────────────────────────────────────
-
-    @property
-    def ready(self) -> bool:
-        """Connected, breaker closed, and every declared namespace welcome."""
-        return self._reachable and all(
-            declaration.standing is Standing.WELCOME for declaration in self.declarations.values()
-        )
-
-    @property
-    def _reachable(self) -> bool:
-        return self.connected and self.breaker.state is BreakerState.CLOSED
 
     def declaration(self, namespace: str) -> Declaration:
         """Raises `LocalProtocolError` when `namespace` was never declared."""
@@ -146,6 +137,7 @@ class Session:
         if known and (known.block_bytes, known.fingerprint) == (block_bytes, fingerprint):
             return
         self.declarations[namespace] = Declaration(namespace, block_bytes, fingerprint)
+        self._refresh()
 
     def came_up(self) -> None:
         """The control connection is there. A new connection is worth a probe at once."""
@@ -157,7 +149,7 @@ class Session:
         """The control connection is gone, or is being replaced because of `reason`."""
         if self._said_ready:
             logger.warning("%s: %s; every block is a miss until it is back", self._name, reason)
-        self._said_ready = self.connected = False
+        self._said_ready = self.connected = self.ready = False
         for declaration in self.declarations.values():
             declaration.standing, declaration.retry_at = Standing.DUE, inf
 
@@ -203,6 +195,7 @@ class Session:
             max(1, welcome.max_message_bytes), protocol.MAX_MESSAGE_BYTES
         )
         self.breaker.close()
+        self._refresh()
         if self.ready and not self._said_ready:
             self._said_ready = True
             logger.info("%s: ready, epoch %s", self._name, self.epoch)
@@ -215,6 +208,7 @@ class Session:
         declaration.standing = Standing.REFUSED
         declaration.retry_at = now + REFUSED_RETRY_S
         self.breaker.close()
+        self._refresh()
 
     def hello_ended(self, declaration: Declaration) -> None:
         """A hello was given up before it was answered; another is due."""
@@ -233,6 +227,7 @@ class Session:
         declaration = self.declarations.get(namespace)
         if declaration and declaration.standing is Standing.WELCOME:
             declaration.standing = Standing.DUE
+            self._refresh()
 
     def answered(self) -> None:
         """Some request got its answer in time."""
@@ -251,7 +246,7 @@ class Session:
 
     def _breaker_opened(self) -> None:
         self.counters["breaker_opened"] += 1
-        self._said_ready = False
+        self._said_ready = self.ready = False
         logger.warning("%s: stopped answering; every block is a miss until it is back", self._name)
 
     def _say_hello_again(self) -> None:
@@ -260,3 +255,11 @@ class Session:
         self.breaker.probe()
         for declaration in self.declarations.values():
             declaration.standing, declaration.retry_at = Standing.DUE, inf
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self.ready = (
+            self.connected
+            and self.breaker.state is BreakerState.CLOSED
+            and all(known.standing is Standing.WELCOME for known in self.declarations.values())
+        )

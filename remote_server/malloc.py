@@ -13,8 +13,8 @@ def keep_freed_memory() -> bool:
     """Make this process reuse what it frees instead of giving it back to the kernel.
 
     libzmq allocates every message it receives. By default glibc maps a fresh region for each
-    of more than 128 KiB, and its page faults cost more than the copy: this takes 1 MiB frames
-    from 2-3 to about 5 GB/s. The price is up to 256 MiB kept after a burst.
+    of more than 128 KiB, and its page faults cost more than the copy. The price is up to 256 MiB
+    kept after a burst.
     Call it once, at start. False where there is no glibc: slower, and nothing else.
     """
     try:

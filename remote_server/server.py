@@ -22,7 +22,8 @@ from remote_server.store import Store
 
 log = logging.getLogger(__name__)
 
-# Queued megabytes fall out of the cache before they are copied: 8 beats 64 by a factor of two.
+# Low, because queued megabytes fall out of the CPU's cache before they are copied. Together with
+# `keep_freed_memory` it took 1 MiB frames from 2-3 to about 5 GB/s.
 RECEIVE_HIGH_WATER_MARK = 8
 
 # Requests taken in before replies and streams get their turn again.
@@ -103,7 +104,7 @@ class Server:
         while not self._leave.is_set() and not self._drained():
             events = dict(self._poller.poll(self._patience_ms(more_to_send)))
             self._copier.finish_jobs()
-            if self._router in events and not self._copier.full:
+            if self._router in events:
                 self._handle_requests()
             more_to_send = self._outboxes.send_some()
             self._outboxes.release()

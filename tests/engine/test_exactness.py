@@ -33,10 +33,12 @@ def plain(model: Path, logs: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def uncached(plain: Engine, cluster: Cluster, model: Path, logs: Path) -> Iterator[Engine]:
-    """A second engine on the server, with vLLM's own prefix caching off."""
+    """A second engine on the server, with vLLM's own prefix caching off. It names the connector
+    by its module instead of relying on the plugin."""
+    by_module = {"kv_connector_module_path": "kv_connector.connector"}
     with Engine(
         model,
-        connector=connector(cluster.proxy.endpoint),
+        connector=connector(cluster.proxy.endpoint) | by_module,
         args=[*ENGINE_ARGS, "--no-enable-prefix-caching"],
         log=logs / "uncached.log",
     ) as engine:

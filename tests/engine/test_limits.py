@@ -42,9 +42,7 @@ def test_a_prompt_as_long_as_the_engine_allows_is_served_while_rows_are_pinned(
     assert engine.when_idle("vllm:kv_offload_cpu_cache_usage_perc") == 0, "a row stays pinned"
 
 
-def test_hits_resume_by_themselves_when_the_server_answers_again(
-    engine: Engine, cluster: Cluster
-):
+def test_hits_resume_by_themselves_when_the_server_answers_again(engine: Engine, cluster: Cluster):
     prompt = prompt_tokens(640 + 1, seed=620)
     engine.when_ready()
     engine.ask(prompt, 1)

@@ -133,9 +133,7 @@ def test_the_engines_metrics_count_a_remote_hit(engine: Engine, cluster: Cluster
     ("options", "stored", "loaded"),
     [({"store": False}, False, True), ({"load": False}, True, False)],
 )
-def test_a_request_can_opt_out(
-    engine: Engine, options: dict[str, Any], stored: bool, loaded: bool
-):
+def test_a_request_can_opt_out(engine: Engine, options: dict[str, Any], stored: bool, loaded: bool):
     params = {"kv_transfer_params": {"kvferry": options}}
     prompt = prompt_tokens(320 + 5, seed=550 + stored)
     engine.ask(prompt, 1, **params)

@@ -94,9 +94,7 @@ def test_groups_keep_to_their_own_layers():
     before = [cache.clone() for cache in caches]
     spec = GPULoadStoreSpec([1, 2, 5], [2, 1], [0, 0])
     worker.submit_store(1, spec, CPULoadStoreSpec([0, 1, 2]))
-    worker.submit_load(
-        2, CPULoadStoreSpec([0, 1, 2]), GPULoadStoreSpec([8, 9, 10], [2, 1], [0, 0])
-    )
+    worker.submit_load(2, CPULoadStoreSpec([0, 1, 2]), GPULoadStoreSpec([8, 9, 10], [2, 1], [0, 0]))
     worker.wait({1, 2})
     assert torch.equal(caches[0][:, 8:10], before[0][:, 1:3])
     assert torch.equal(caches[1][:, 10], before[1][:, 5])

@@ -73,7 +73,7 @@ def offloading_config(**changes: Any) -> Any:
 
 
 def test_a_bare_tier_needs_the_operators_namespace_and_says_what_it_cannot_see():
-    with pytest.raises(ConfigError, match="'namespace'.*revision.*quantization.*LoRA"):
+    with pytest.raises(ConfigError, match=r"'namespace'.*revision.*quantization.*LoRA"):
         bare_facts(offloading_config(), "")
 
 

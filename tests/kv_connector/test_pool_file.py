@@ -51,7 +51,11 @@ def test_a_reused_process_id_does_not_protect_a_dead_pool(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "name",
-    ["vllm_offload_another.mmap", "vllm_offload_kvferry-x.mmap", "vllm_offload_kvferry-1-2-3-e.mmap"],
+    [
+        "vllm_offload_another.mmap",
+        "vllm_offload_kvferry-x.mmap",
+        "vllm_offload_kvferry-1-2-3-e.mmap",
+    ],
 )
 def test_files_that_are_not_ours_to_judge_stay(tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(b"")

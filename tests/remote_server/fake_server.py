@@ -19,8 +19,26 @@ import zmq
 
 from remote_server import protocol
 from remote_server.protocol import (
-    Blocks, Clear, Cleared, Error, Found, Get, Got, Hello, KeyState, Lookup, Put, PutOutcome,
-    Stats, StatsReply, Stored, Touch, Touched, Verified, Verify, Welcome,
+    Blocks,
+    Clear,
+    Cleared,
+    Error,
+    Found,
+    Get,
+    Got,
+    Hello,
+    KeyState,
+    Lookup,
+    Put,
+    PutOutcome,
+    Stats,
+    StatsReply,
+    Stored,
+    Touch,
+    Touched,
+    Verified,
+    Verify,
+    Welcome,
 )  # fmt: skip
 
 PATIENCE_S = 5.0  # a test that waits this long has failed

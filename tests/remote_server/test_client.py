@@ -7,7 +7,14 @@ from concurrent.futures import wait
 
 import pytest
 from client_helpers import (
-    BLOCK_BYTES, NAMESPACE, assert_untouched, block, empty_rows, hold_blocks, key, rows_of,
+    BLOCK_BYTES,
+    NAMESPACE,
+    assert_untouched,
+    block,
+    empty_rows,
+    hold_blocks,
+    key,
+    rows_of,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
 
@@ -15,7 +22,11 @@ from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.config import MiB, ServerConfig
 from remote_server.errors import (
-    ConfigError, DeadlineExceeded, LocalProtocolError, RequestRefused, ServerUnavailable,
+    ConfigError,
+    DeadlineExceeded,
+    LocalProtocolError,
+    RequestRefused,
+    ServerUnavailable,
 )  # fmt: skip
 from remote_server.protocol import Declined, Get, KeyState, Lookup, Put, PutOutcome, Stored
 from remote_server.server import Server
@@ -173,13 +184,11 @@ def test_puts_never_exceed_their_window(fake, make_client):
 
 
 def test_a_block_larger_than_the_window_still_travels(fake, make_client):
-    client = make_client(
-        fake.endpoint, get_window_bytes=100, put_window_bytes=100, batch_bytes=100
-    )
+    client = make_client(fake.endpoint, get_window_bytes=100, put_window_bytes=100, batch_bytes=100)
     keys = [key(1), key(2)]
     assert client.put(NAMESPACE, keys, rows_of(range(1, 3))).result(PATIENCE_S).created == 2
     rows = empty_rows(2)
-    assert client.get(NAMESPACE, keys, rows).result(PATIENCE_S).landed == [0, 1]
+    assert client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S).landed == [0, 1]
     assert len(fake.all_asked(Put)) == len(fake.all_asked(Get)) == 2
 
 
@@ -194,7 +203,10 @@ def test_the_servers_limit_on_keys_splits_every_request(fake, make_client):
         number != 4 for number in range(8)
     ]
     assert client.touch(NAMESPACE, keys).result(PATIENCE_S) == 8
-    assert client.get(NAMESPACE, keys, empty_rows(8)).result(PATIENCE_S).outcomes.count(HIT) == 7
+    assert (
+        client.get(NAMESPACE, keys, empty_rows(8), stall_s=5).result(PATIENCE_S).outcomes.count(HIT)
+        == 7
+    )
     assert client.put(NAMESPACE, keys, rows_of(range(8))).result(PATIENCE_S).total == 8
     asked = [asked.message for asked in fake.asked if hasattr(asked.message, "keys")]
     assert max(len(message.keys) for message in asked) == 3
@@ -220,7 +232,7 @@ def test_small_blocks_share_frames(fake, make_client):
     (asked,) = fake.all_asked(Put)
     assert len(asked.payload) == 2
     rows = empty_rows(300)
-    assert len(client.get(NAMESPACE, keys, rows).result(PATIENCE_S).landed) == 300
+    assert len(client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S).landed) == 300
     assert all(row == block(number) for number, row in enumerate(rows))
 
 
@@ -229,7 +241,9 @@ def test_rows_of_any_shape_and_type_are_bytes(client):
     source = np.arange(1024, dtype=np.int32).reshape(4, 256)
     target = np.zeros_like(source)
     assert client.put(NAMESPACE, [key(1)], [memoryview(source)]).result(PATIENCE_S).created == 1
-    assert client.get(NAMESPACE, [key(1)], [memoryview(target)]).result(PATIENCE_S).landed == [0]
+    assert client.get(NAMESPACE, [key(1)], [memoryview(target)], stall_s=5).result(
+        PATIENCE_S
+    ).landed == [0]
     assert (source == target).all()
 
 
@@ -282,7 +296,7 @@ def test_a_refused_request_says_why(client, fake):
     with pytest.raises(RequestRefused) as refusal:
         client.lookup(NAMESPACE, [key(1)], timeout_s=1).result(PATIENCE_S)
     assert refusal.value.code == "too_large"
-    got = client.get(NAMESPACE, [key(1)], empty_rows(1)).result(PATIENCE_S)
+    got = client.get(NAMESPACE, [key(1)], empty_rows(1), stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [GetOutcome.REFUSED]
     assert isinstance(got.error, RequestRefused)
     put = client.put(NAMESPACE, [key(1)], rows_of(range(1))).result(PATIENCE_S)
@@ -304,7 +318,7 @@ def test_a_refused_batch_ends_its_request_without_sending_the_rest(fake, make_cl
 
     fake.rules[Get] = lambda asked: refuse_second(Get)(asked)
     fake.rules[Put] = lambda asked: refuse_second(Put)(asked)
-    got = client.get(NAMESPACE, keys, empty_rows(5)).result(PATIENCE_S)
+    got = client.get(NAMESPACE, keys, empty_rows(5), stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [HIT] + [GetOutcome.REFUSED] * 4
     put = client.put(NAMESPACE, keys, rows_of(range(5))).result(PATIENCE_S)
     assert put.outcomes == [PutOutcome.EXISTED, None, None, None, None]
@@ -454,7 +468,7 @@ def test_cancel_all_frees_every_row(client, fake):
     assert_untouched(rows)
     fake.behave()
     assert client.ready
-    assert client.get(NAMESPACE, keys, rows).result(PATIENCE_S).landed == [0, 1, 2, 3]
+    assert client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S).landed == [0, 1, 2, 3]
 
 
 def test_cancel_all_waits_until_libzmq_lets_go_of_the_rows(fake, make_client):
@@ -517,7 +531,7 @@ def test_a_request_that_breaks_the_loop_ends_too(client, fake, monkeypatch):
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(client._loop.gets, "accept", fail)
-    got = client.get(NAMESPACE, [key(1)], empty_rows(1)).result(PATIENCE_S)
+    got = client.get(NAMESPACE, [key(1)], empty_rows(1), stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [GetOutcome.UNAVAILABLE]
     monkeypatch.undo()
     eventually(lambda: client.ready)

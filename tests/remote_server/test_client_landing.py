@@ -4,7 +4,13 @@ import random
 
 import pytest
 from client_helpers import (
-    BLOCK_BYTES, NAMESPACE, assert_untouched, block, empty_rows, hold_blocks, rows_of,
+    BLOCK_BYTES,
+    NAMESPACE,
+    assert_untouched,
+    block,
+    empty_rows,
+    hold_blocks,
+    rows_of,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
 from msgspec.structs import replace
@@ -20,7 +26,7 @@ HIT, MISS, CORRUPT, LATE = (
 )  # fmt: skip
 
 
-def get_three(client, fake, tell):
+def get_three(client, fake, tell, stall_s=5.0):
     """A get of three blocks, answered with the summary and whatever `tell` makes of the blocks.
 
     `tell(header, frames)` returns messages, each a list of header and frames.
@@ -35,7 +41,7 @@ def get_three(client, fake, tell):
 
     fake.rules[Get] = answer
     rows = empty_rows(3)
-    got = client.get(NAMESPACE, keys, rows, stall_s=0.1).result(PATIENCE_S)
+    got = client.get(NAMESPACE, keys, rows, stall_s=stall_s).result(PATIENCE_S)
     for index in got.landed:
         assert rows[index] == block(index), "announced and wrong"
     return got, rows, keys
@@ -175,14 +181,14 @@ HEADERS = {
 @pytest.mark.parametrize("lie", HEADERS)
 def test_a_header_may_say_what_it_likes(client, fake, lie):
     tell, outcomes, counter = HEADERS[lie]
-    got, rows, _ = get_three(client, fake, tell)
+    got, rows, _ = get_three(client, fake, tell, stall_s=0.1 if LATE in outcomes else 5.0)
     assert got.outcomes == outcomes
     eventually(lambda: client.counters()[counter])
     landed = tuple(i for i, outcome in enumerate(outcomes) if outcome in (HIT, CORRUPT))
     assert_untouched(rows, but=landed)
     fake.behave()
     keys = hold_blocks(fake, range(3))
-    assert client.get(NAMESPACE, keys, rows).result(PATIENCE_S).outcomes == [HIT] * 3
+    assert client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S).outcomes == [HIT] * 3
 
 
 def test_packed_blocks_are_checked_one_by_one(client, fake):
@@ -232,7 +238,11 @@ def test_checksums_are_not_looked_at_when_integrity_is_off(fake, make_client):
         fake.send(asked, replace(header, checksums=[0, 0, 0]), *frames)
 
     fake.rules[Get] = answer
-    assert client.get(NAMESPACE, keys, empty_rows(3)).result(PATIENCE_S).landed == [0, 1, 2]
+    assert client.get(NAMESPACE, keys, empty_rows(3), stall_s=5).result(PATIENCE_S).landed == [
+        0,
+        1,
+        2,
+    ]
     assert client.put(NAMESPACE, keys, rows_of(range(3))).result(PATIENCE_S).existed == 3
 
 
@@ -364,4 +374,4 @@ def test_a_frame_larger_than_the_protocol_allows_costs_the_connection_only(clien
     assert_untouched(rows)
     fake.behave()
     eventually(lambda: client.ready)
-    assert client.get(NAMESPACE, keys, rows).result(PATIENCE_S).landed == [0]
+    assert client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S).landed == [0]

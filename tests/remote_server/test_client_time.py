@@ -5,7 +5,14 @@ import time
 
 import pytest
 from client_helpers import (
-    BLOCK_BYTES, NAMESPACE, assert_untouched, block, empty_rows, hold_blocks, key, rows_of,
+    BLOCK_BYTES,
+    NAMESPACE,
+    assert_untouched,
+    block,
+    empty_rows,
+    hold_blocks,
+    key,
+    rows_of,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
 
@@ -186,9 +193,7 @@ def test_a_late_block_never_touches_a_row(timed, fake, clock):
     assert timed.counters()["get_resets"] == 0
 
 
-def test_late_blocks_keep_their_share_of_the_window_until_they_have_come(
-    fake, make_client, clock
-):
+def test_late_blocks_keep_their_share_of_the_window_until_they_have_come(fake, make_client, clock):
     client = make_client(fake.endpoint, clock=clock, get_window_bytes=4 * BLOCK_BYTES)
     keys = hold_blocks(fake, range(8))
     fake.silence(Get)

@@ -112,6 +112,16 @@ def test_a_reader_that_stays_but_stops_reading_lets_go_after_a_while(context, mo
         server.store.check()
 
 
+def test_memory_that_libzmq_still_sends_from_is_not_given_to_another_block(connect, loaded):
+    slow = connect(rcvhwm=1)
+    request = slow.send_get(range(40))
+    loaded.stats_once(lambda stats: stats.counters["bytes_out"] == 40 * LENGTH)
+    for number in range(100, 164):  # as much as the whole budget
+        loaded.put([number], length=LENGTH)
+    assert loaded.stats().counters["evicted"] > 0
+    assert read_all(slow, [request]) == {request: [*range(40)]}
+
+
 def test_a_block_replaced_while_it_is_being_sent_arrives_as_it_was(connect, loaded):
     slow = connect(rcvhwm=1)
     ids = [slow.send_get(range(40)) for _ in range(10)]

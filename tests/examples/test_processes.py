@@ -1,0 +1,88 @@
+"""What the launcher promises about programs that start, fail to, or are stopped."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from examples.processes import LoggedProcess, StartFailed
+
+# Says ready, and has a child that ignores the polite request to end.
+PARENT_WITH_STUBBORN_CHILD = "sh -c 'trap \"\" TERM; echo ready; sleep 100' & sleep 100"
+
+
+class Script(LoggedProcess):
+    """A shell script that is ready when it has said so."""
+
+    name = "script"
+    start_timeout_s = 5.0
+
+    def __init__(self, script: str, log: Path | None = None) -> None:
+        super().__init__(["sh", "-c", script], log=log)
+
+    def is_ready(self) -> bool:
+        return "ready" in self.log.read_text()
+
+
+def running_in(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    states = [
+        stat.read_text().rpartition(")")[2].split() for stat in Path("/proc").glob("[0-9]*/stat")
+    ]
+    return any(int(fields[2]) == group and fields[0] != "Z" for fields in states)
+
+
+@pytest.mark.parametrize("kill", [False, True])
+def test_children_end_with_the_program(tmp_path: Path, kill: bool) -> None:
+    pid_file = tmp_path / "pid"
+    script = Script(f"echo $$ > {pid_file}; {PARENT_WITH_STUBBORN_CHILD}")
+    with script:
+        group = int(pid_file.read_text())
+        assert running_in(group)
+        script.stop(kill=kill)
+        assert not running_in(group)
+        assert not script.alive()
+
+
+def test_an_early_end_is_noticed_and_shows_the_log(tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(StartFailed, match="no such model"):
+        Script("echo no such model; exit 3", log=tmp_path / "log").start()
+    assert time.monotonic() - began < Script.start_timeout_s
+
+
+def test_what_never_gets_ready_is_stopped() -> None:
+    script = Script("sleep 100")
+    script.start_timeout_s = 0.3
+    with pytest.raises(StartFailed, match="not ready"):
+        script.start()
+    assert not script.alive()
+    script.log.unlink()
+
+
+def test_the_log_outlives_only_a_failure() -> None:
+    with Script("echo ready; sleep 100") as fine:
+        pass
+    assert not fine.log.exists()
+    with pytest.raises(ZeroDivisionError), Script("echo ready; sleep 100") as failing:
+        raise ZeroDivisionError
+    assert failing.log.exists()
+    failing.log.unlink()
+
+
+def test_a_crash_is_seen_while_the_children_live_on(tmp_path: Path) -> None:
+    pid_file = tmp_path / "pid"
+    with Script(f"echo $$ > {pid_file}; {PARENT_WITH_STUBBORN_CHILD}") as script:
+        group = int(pid_file.read_text())
+        os.kill(group, signal.SIGKILL)
+        deadline = time.monotonic() + 5
+        while script.alive() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not script.alive()
+        assert running_in(group)
+    assert not running_in(group)

@@ -1,0 +1,71 @@
+"""The breaker, told the time."""
+
+from math import inf
+
+from remote_server.breaker import Breaker, BreakerState
+
+
+def opened(at: float = 0.0) -> Breaker:
+    breaker = Breaker(3, 0.25, 1.0)
+    assert [breaker.timed_out(at) for _ in range(3)] == [False, False, True]
+    return breaker
+
+
+def test_timeouts_in_a_row_open_it():
+    breaker = opened(at=10.0)
+    assert breaker.state is BreakerState.OPEN
+    assert breaker.retry_at == 10.25
+
+
+def test_an_answer_starts_the_count_again():
+    breaker = Breaker(3, 0.25, 1.0)
+    for _ in range(10):
+        assert not breaker.timed_out(0)
+        assert not breaker.timed_out(0)
+        breaker.answered()
+    assert breaker.state is BreakerState.CLOSED
+
+
+def test_more_timeouts_do_not_open_it_twice():
+    breaker = opened(at=0.0)
+    assert not any(breaker.timed_out(5.0) for _ in range(10))
+    assert breaker.retry_at == 0.25
+
+
+def test_an_answer_to_an_old_request_does_not_close_it():
+    breaker = opened()
+    breaker.answered()
+    assert breaker.state is BreakerState.OPEN
+    breaker.probe()
+    breaker.answered()
+    assert breaker.state is BreakerState.PROBING
+
+
+def test_each_failed_probe_waits_twice_as_long_up_to_a_limit():
+    breaker = opened(at=0.0)
+    waits = []
+    now = breaker.retry_at
+    for _ in range(4):
+        breaker.probe()
+        assert breaker.retry_at == inf
+        assert not breaker.trip(now), "it was open before"
+        waits.append(breaker.retry_at - now)
+        now = breaker.retry_at
+    assert waits == [0.5, 1.0, 1.0, 1.0]
+
+
+def test_closing_forgets_the_past():
+    breaker = opened()
+    breaker.probe()
+    breaker.trip(1.0)
+    breaker.probe()
+    assert breaker.close()
+    assert not breaker.close(), "it was closed before"
+    assert [breaker.timed_out(9.0) for _ in range(3)] == [False, False, True]
+    assert breaker.retry_at == 9.25
+
+
+def test_an_unanswered_hello_opens_a_closed_breaker_at_once():
+    breaker = Breaker(3, 0.25, 1.0)
+    assert breaker.trip(2.0)
+    assert breaker.retry_at == 2.25

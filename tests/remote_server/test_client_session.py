@@ -1,0 +1,451 @@
+"""Servers that are absent, restart, hang, forget or refuse: noticed in time, and outlived."""
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+
+import pytest
+from client_helpers import (
+    BLOCK_BYTES,
+    NAMESPACE,
+    assert_untouched,
+    block,
+    empty_rows,
+    hold_blocks,
+    key,
+    rows_of,
+)  # fmt: skip
+from fake_server import PATIENCE_S, FakeServer, eventually
+from msgspec.structs import replace
+
+from remote_server import protocol
+from remote_server.client import GetOutcome
+from remote_server.client_session import REFUSED_RETRY_S
+from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
+from remote_server.protocol import Get, Hello, Lookup, Put, Stats
+
+pytest_plugins = ["client_fixtures"]
+
+UNAVAILABLE = GetOutcome.UNAVAILABLE
+
+
+@pytest.fixture
+def unused_port():
+    """An endpoint where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+def assert_unavailable(client):
+    """Every kind of request ends at once, without a server."""
+    keys = [key(0)]
+    rows = empty_rows(1)
+    got = client.get(NAMESPACE, keys, rows, stall_s=60, timeout_s=60).result(PATIENCE_S)
+    assert got.outcomes == [UNAVAILABLE]
+    assert isinstance(got.error, ServerUnavailable)
+    assert_untouched(rows)
+    put = client.put(NAMESPACE, keys, rows_of(range(1)), timeout_s=60).result(PATIENCE_S)
+    assert isinstance(put.error, ServerUnavailable)
+    for future in (
+        client.lookup(NAMESPACE, keys, timeout_s=60),
+        client.touch(NAMESPACE, keys, timeout_s=60),
+    ):
+        assert isinstance(future.exception(PATIENCE_S), ServerUnavailable)
+
+
+def assert_works(client, fake):
+    keys = hold_blocks(fake, range(3))
+    rows = empty_rows(3)
+    got = client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
+    assert got.landed == [0, 1, 2]
+    assert all(row == block(number) for number, row in enumerate(rows))
+
+
+# ── coming and going ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_server_that_comes_later_is_found_without_help(make_client, unused_port):
+    client = make_client(unused_port, wait=False)
+    assert_unavailable(client)
+    assert not client.ready
+    assert client.epoch is None
+    with FakeServer(unused_port) as fake:
+        eventually(lambda: client.ready)
+        assert client.epoch == "epoch-1"
+        assert_works(client, fake)
+    assert client.counters()["unavailable"] == 4
+
+
+def test_a_server_that_leaves_ends_everything_at_once(client, fake):
+    fake.silence(Get, Put, Lookup)
+    keys = [key(0)]
+    futures = [
+        client.get(NAMESPACE, keys, empty_rows(1), stall_s=60, timeout_s=60),
+        client.put(NAMESPACE, keys, rows_of(range(1)), timeout_s=60),
+        client.lookup(NAMESPACE, keys, timeout_s=60),
+    ]
+    for kind in (Get, Put, Lookup):
+        fake.wait_for(kind)
+    fake.close()
+    got, put, found = futures
+    assert got.result(PATIENCE_S).outcomes == [UNAVAILABLE]
+    assert isinstance(put.result(PATIENCE_S).error, ServerUnavailable)
+    assert isinstance(found.exception(PATIENCE_S), ServerUnavailable)
+    eventually(lambda: not client.ready)
+    assert_unavailable(client)
+
+
+def test_a_restarted_server_is_greeted_again(client, fake):
+    client.declare("second", 100)
+    eventually(lambda: client.ready)
+    fake.close()
+    eventually(lambda: not client.ready)
+    with FakeServer(fake.endpoint, epoch="epoch-2") as successor:
+        eventually(lambda: client.ready)
+        assert client.epoch == "epoch-2"
+        assert set(successor.namespaces) == {NAMESPACE, "second"}
+        assert_works(client, successor)
+    assert client.counters()["server_restarts"] == 1
+
+
+def test_a_large_put_survives_the_end_of_its_server(fake, make_client):
+    """Its rows come free although nobody will ever read them."""
+    client = make_client(fake.endpoint, block_bytes=1 << 20)
+    fake.stop_reading()
+    future = client.put(
+        NAMESPACE, [key(n) for n in range(24)], rows_of(range(24), 1 << 20), timeout_s=60
+    )
+    eventually(lambda: client.counters()["bytes_out"] == 24 << 20)
+    fake.close()
+    assert isinstance(future.result(PATIENCE_S).error, ServerUnavailable)
+
+
+def test_a_peer_that_speaks_something_else_does_not_end_the_search(make_client, unused_port):
+    """libzmq gives an address up for good when its peer breaks ZMTP; we do not."""
+    host, port = unused_port.removeprefix("tcp://").split(":")
+    with socket.create_server((host, int(port))) as web_server:
+        client = make_client(unused_port, wait=False)
+        for _ in range(3):
+            connection, _ = web_server.accept()
+            connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10)
+            connection.close()
+    assert not client.ready
+    with FakeServer(unused_port) as fake:
+        eventually(lambda: client.ready)
+        assert_works(client, fake)
+
+
+# ── epochs ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_new_epoch_in_any_reply_ends_what_is_in_flight(client, fake):
+    fake.silence(Get, Put)
+    keys = hold_blocks(fake, range(2))
+    rows = empty_rows(2)
+    got = client.get(NAMESPACE, keys, rows, stall_s=60, timeout_s=60)
+    put = client.put(NAMESPACE, keys, rows_of(range(2)), timeout_s=60)
+    (asked,) = fake.wait_for(Get)
+    fake.wait_for(Put)
+    old = fake.blocks_for(asked, [0, 1])
+    fake.epoch = "epoch-2"
+    found = client.lookup(NAMESPACE, keys, timeout_s=60)
+    assert isinstance(found.exception(PATIENCE_S), ServerUnavailable)
+    assert got.result(PATIENCE_S).outcomes == [UNAVAILABLE] * 2
+    assert isinstance(put.result(PATIENCE_S).error, ServerUnavailable)
+    fake.do(lambda: fake.send(asked, *old))
+    eventually(lambda: client.ready)
+    assert client.epoch == "epoch-2"
+    assert client.counters()["server_restarts"] == 1
+    assert_untouched(rows)
+    fake.behave()
+    assert_works(client, fake)
+
+
+def test_what_the_old_server_said_is_ignored(client, fake):
+    """Also when it arrives after the new one's welcome, and without greeting the new one again."""
+    hold_blocks(fake, range(1))
+    fake.epoch = "epoch-2"
+    client.lookup(NAMESPACE, [key(0)], timeout_s=60).exception(PATIENCE_S)
+    eventually(lambda: client.ready)
+    hellos = client.counters()["hellos"]
+
+    def answer(asked):
+        late = protocol.Found(
+            request_id=asked.message.request_id, epoch="epoch-1", prefix=0, states=b"\0"
+        )
+        fake.send(asked, late)
+        fake.answer(asked)
+
+    fake.rules[Lookup] = answer
+    assert client.lookup(NAMESPACE, [key(0)], timeout_s=5).result(PATIENCE_S).prefix == 1
+    assert client.counters()["hellos"] == hellos
+    assert client.counters()["server_restarts"] == 1
+
+
+def test_a_server_that_returns_to_an_old_epoch_is_believed(client, fake):
+    """When it says so in a welcome: a client that knows better than its server is stuck."""
+    for number, epoch in enumerate(("epoch-2", "epoch-1", "epoch-2")):
+        fake.epoch = epoch
+        client.declare(f"reason-to-say-hello-{number}", 100)
+        eventually(lambda epoch=epoch: client.ready and client.epoch == epoch)
+        assert_works(client, fake)
+
+
+# ── hellos ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_hello_says_who_we_are(fake, make_client):
+    client = make_client(fake.endpoint, client_name="engine-7", block_bytes=0)
+    client.declare("model", 12345, {"dtype": "bf16"})
+    eventually(lambda: client.ready)
+    hello = fake.namespaces["model"]
+    assert (hello.block_bytes, hello.client) == (12345, "engine-7")
+    assert hello.fingerprint == {"dtype": "bf16"}
+    assert hello.protocol == protocol.PROTOCOL_VERSION
+
+
+def test_a_client_without_namespaces_may_ask_for_stats(fake, make_client):
+    client = make_client(fake.endpoint, block_bytes=0)
+    assert client.stats().result(PATIENCE_S).server == "fake"
+    assert not fake.all_asked(Hello)
+
+
+def test_a_client_without_namespaces_recovers_from_silence(fake, make_client):
+    client = make_client(fake.endpoint, block_bytes=0)
+    fake.silence(Stats)
+    for _ in range(3):
+        assert isinstance(client.stats(timeout_s=0.02).exception(PATIENCE_S), DeadlineExceeded)
+    fake.behave()
+    eventually(lambda: client.stats(timeout_s=1).exception(PATIENCE_S) is None)
+
+
+def test_a_namespace_may_be_declared_at_any_time(client, fake):
+    client.declare("epoch-of-new-weights", 2 * BLOCK_BYTES)
+    eventually(lambda: client.ready)
+    rows = rows_of(range(1), 2 * BLOCK_BYTES)
+    put = client.put("epoch-of-new-weights", [key(1)], rows).result(PATIENCE_S)
+    assert put.created == 1
+    client.declare("epoch-of-new-weights", 2 * BLOCK_BYTES)  # the same again: nothing to say
+    client.check()
+    assert len(fake.all_asked(Hello)) == 2
+
+
+def test_ready_is_false_from_the_moment_something_new_is_declared(client, fake):
+    fake.silence(Hello)
+    client.declare("second", 100)
+    assert not client.ready
+    fake.wait_for(Hello, 2)
+    assert not client.ready
+    assert_works(client, fake)  # the first one is as welcome as before
+
+
+def test_a_refused_namespace_is_unavailable_and_the_others_are_not(timed, fake, clock, caplog):
+    def answer(asked):
+        rule = fake.answer
+        if asked.message.namespace == "refused":
+            rule = fake.refuse("block_bytes_mismatch")
+        rule(asked)
+
+    fake.rules[Hello] = answer
+    timed.declare("refused", 100)
+    fake.wait_for(Hello, 2)
+    eventually(lambda: timed.counters()["refused"] == 1)
+    assert not timed.ready
+    got = timed.get("refused", [key(0)], empty_rows(1, 100)).result(PATIENCE_S)
+    assert got.outcomes == [UNAVAILABLE]
+    assert "block_bytes_mismatch" in str(got.error)
+    assert_works(timed, fake)
+    clock.advance(REFUSED_RETRY_S + 1)
+    fake.wait_for(Hello, 3)
+    eventually(lambda: timed.counters()["refused"] == 2)
+    assert caplog.text.count("namespace refused refused") == 1, "said once, not per attempt"
+    fake.behave()
+    clock.advance(REFUSED_RETRY_S + 1)
+    eventually(lambda: timed.ready)
+
+
+def test_a_forgotten_namespace_is_declared_again(client, fake):
+    fake.rules[Put] = fake.refuse("unknown_namespace")
+    put = client.put(NAMESPACE, [key(1)], rows_of(range(1))).result(PATIENCE_S)
+    assert isinstance(put.error, RequestRefused)
+    fake.behave()
+    fake.wait_for(Hello, 2)
+    eventually(lambda: client.ready)
+    assert client.put(NAMESPACE, [key(1)], rows_of(range(1))).result(PATIENCE_S).created == 1
+    assert client.counters()["unknown_namespace"] == 1
+
+
+# ── the breaker ──────────────────────────────────────────────────────────────────────────
+
+
+def _time_out(client, clock, fake, number):
+    for _ in range(number):
+        asked = len(fake.all_asked(Lookup))
+        future = client.lookup(NAMESPACE, [key(0)], timeout_s=0.05)
+        fake.wait_for(Lookup, asked + 1)
+        client.check()
+        clock.advance(0.051)
+        assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
+
+
+def test_three_timeouts_open_the_breaker_and_a_hello_closes_it(fake, make_client, clock, caplog):
+    caplog.set_level(logging.INFO)
+    client = make_client(fake.endpoint, clock=clock, breaker_backoff_s=0.25)
+    fake.silence(Lookup, Hello)
+    _time_out(client, clock, fake, 2)
+    assert client.ready
+    _time_out(client, clock, fake, 1)
+    eventually(lambda: not client.ready)
+    asked = len(fake.asked)
+    assert_unavailable(client)
+    client.check()
+    assert len(fake.asked) == asked, "nothing is sent while it is open"
+
+    for backoff_s in (0.25, 0.5, 1.0):
+        hellos = len(fake.all_asked(Hello))
+        clock.advance(backoff_s - 0.01)
+        client.check()
+        assert len(fake.all_asked(Hello)) == hellos
+        clock.advance(0.02)
+        fake.wait_for(Hello, hellos + 1)
+        assert_unavailable(client)
+        clock.advance(client._loop._config.hello_timeout_s)
+        eventually(lambda n=hellos: client.counters()["timeouts_hello"] == n)
+
+    fake.behave()
+    clock.advance(2.1)
+    eventually(lambda: client.ready)
+    assert client.counters()["breaker_opened"] == 1
+    assert_works(client, fake)
+    assert [record.levelname for record in caplog.records] == ["INFO", "WARNING", "INFO"]
+
+
+def test_what_is_in_flight_when_the_breaker_opens_may_still_arrive(fake, make_client, clock):
+    client = make_client(fake.endpoint, clock=clock)
+    fake.silence(Lookup, Put, Hello)
+    put = client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=60)
+    (asked,) = fake.wait_for(Put)
+    _time_out(client, clock, fake, 3)
+    eventually(lambda: not client.ready)
+    fake.do(lambda: fake.answer(asked))
+    assert put.result(PATIENCE_S).created == 1
+    assert not client.ready
+    fake.behave()
+    clock.advance(10)
+    eventually(lambda: client.ready)
+
+
+def test_stalled_gets_and_late_puts_count_for_the_breaker(fake, make_client, clock):
+    client = make_client(fake.endpoint, clock=clock)
+    fake.silence(Get, Put)
+    futures = [client.get(NAMESPACE, [key(n)], empty_rows(1)) for n in range(2)]
+    futures.append(client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=0.05))
+    fake.wait_for(Get, 2)
+    fake.wait_for(Put)
+    client.check()
+    clock.advance(0.051)
+    for future in futures:
+        future.result(PATIENCE_S)
+    eventually(lambda: client.counters()["breaker_opened"] == 1)
+    clock.advance(1)
+    eventually(lambda: client.ready)
+
+
+def test_an_unanswered_first_hello_is_repeated(fake, make_client, clock):
+    fake.silence(Hello)
+    client = make_client(fake.endpoint, clock=clock, wait=False)
+    fake.wait_for(Hello)
+    client.check()
+    clock.advance(1.1)
+    eventually(lambda: client.counters()["timeouts_hello"] == 1)
+    fake.behave()
+    clock.advance(1.1)
+    eventually(lambda: client.ready)
+
+
+SERVER = """
+import sys, threading
+from remote_server.config import ServerConfig
+from remote_server.server import Server
+config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 << 20, populate=False)
+with Server(config) as server:
+    print(server.endpoint, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def server_process():
+    """A real server in a process of its own; (process, endpoint)."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    yield process, process.stdout.readline().strip()
+    process.send_signal(signal.SIGCONT)
+    process.stdin.close()
+    process.stdout.close()
+    process.wait(PATIENCE_S)
+
+
+def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(server_process, make_client):
+    process, endpoint = server_process
+    client = make_client(endpoint)
+    keys = [key(number) for number in range(8)]
+    put = client.put(NAMESPACE, keys, rows_of(range(8)), deferred=False).result(PATIENCE_S)
+    assert put.created == 8
+
+    os.kill(process.pid, signal.SIGSTOP)
+    rows = empty_rows(8)
+    gets = [client.get(NAMESPACE, keys, rows) for _ in range(3)]
+    for get in gets:
+        assert get.result(1).outcomes == [GetOutcome.LATE] * 8
+    eventually(lambda: not client.ready)
+    assert client.get(NAMESPACE, keys, rows).result(1).outcomes == [UNAVAILABLE] * 8
+    late_put = client.put(NAMESPACE, keys, rows_of(range(8)), timeout_s=0.1).result(1)
+    assert late_put.error is not None
+    assert_untouched(rows)
+
+    os.kill(process.pid, signal.SIGCONT)
+    eventually(lambda: client.ready)
+    got = client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
+    assert got.landed == list(range(8))
+    assert all(row == block(number) for number, row in enumerate(rows))
+
+
+def test_a_killed_server_is_noticed_at_once(server_process, make_client):
+    process, endpoint = server_process
+    client = make_client(endpoint)
+    process.kill()
+    eventually(lambda: not client.ready)
+    assert_unavailable(client)
+
+
+def test_requests_submitted_from_callbacks_are_served(client, fake):
+    keys = hold_blocks(fake, range(1))
+    chain = []
+    done = threading.Event()
+
+    def again(_):
+        chain.append(1)
+        if len(chain) == 50:
+            done.set()
+        else:
+            client.lookup(NAMESPACE, keys, timeout_s=5).add_done_callback(again)
+
+    again(None)
+    assert done.wait(PATIENCE_S)
+
+
+def test_limits_beyond_the_protocol_are_not_believed(client, fake):
+    fake.rules[Hello] = lambda asked: fake.send(
+        asked, replace(fake.welcome(asked), max_keys=10**9, max_message_bytes=-5)
+    )
+    client.declare("second", 100)
+    eventually(lambda: client.ready)
+    assert client._loop.session.limits.max_keys == protocol.MAX_KEYS_PER_MESSAGE
+    assert client.put(NAMESPACE, [key(1)], rows_of(range(1))).result(PATIENCE_S).created == 1
