@@ -40,9 +40,7 @@ def test_the_tests_would_notice_altered_blocks(engine: Engine, cluster: Cluster)
     prompt = prompt_tokens(1000, seed=500)
     cold = engine.ask(prompt)
     engine.push_out_of_pool(seed=5)
-    stats = cluster.settled()
-    (namespace,) = stats.namespaces
-    cluster.client.declare(namespace, ROW_BYTES, stats.namespaces[namespace].fingerprint)
+    namespace = cluster.namespace_of_the_model()
     keys = keys_of(prompt)
     intact = blocks_of(cluster, namespace, keys)
     altered = [bytearray(block) for block in intact]
@@ -72,9 +70,7 @@ def test_what_comes_back_is_what_was_stored(engine: Engine, cluster: Cluster):
     prompt = prompt_tokens(20 * BLOCK + 3, seed=510)
     engine.ask(prompt, 1)
     engine.push_out_of_pool(seed=6)
-    stats = cluster.settled()
-    (namespace,) = stats.namespaces
-    cluster.client.declare(namespace, ROW_BYTES, stats.namespaces[namespace].fingerprint)
+    namespace = cluster.namespace_of_the_model()
     digest = hashlib.sha256(b"".join(blocks_of(cluster, namespace, keys_of(prompt)))).digest()
     _, tokens = engine.ask_from(prompt, 1)
     assert tokens["server"] == 20 * BLOCK
