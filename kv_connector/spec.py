@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingWorker
+from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
@@ -42,9 +42,17 @@ class FerrySpec(TieringOffloadingSpec):
             )
         require_room(self._engine_id, self.num_chunks * self.kv_bytes_per_chunk)
 
+    def get_manager(self) -> OffloadingManager:
+        """As upstream. vLLM starts the workers first, so the file has usually been mapped by all
+        when the scheduler opens it here, and its name can go at once."""
+        manager = super().get_manager()
+        if not manager.primary_tier._mmap_region._creator:
+            self.forget_pool_name_of(manager)
+        return cast(OffloadingManager, manager)
+
     @staticmethod
     def forget_pool_name_of(manager: TieringOffloadingManager) -> None:
-        """Remove the pool file's name; call it once scheduler and workers have mapped the file."""
+        """Remove the pool file's name; right once scheduler and workers have mapped the file."""
         region = manager.primary_tier._mmap_region
         Path(region.mmap_path).unlink(missing_ok=True)
         region._creator = False
@@ -63,8 +71,8 @@ class FerrySpec(TieringOffloadingSpec):
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
         )
-        # The scheduler removes the name for everyone (`forget_pool_name_of`); without this the
-        # region would try again at shutdown and log a stack trace.
+        # The scheduler removes the name for everyone; without this the region would try again
+        # at shutdown and log a stack trace.
         region._creator = False
         return HostWorker(kv_caches, region, self.blocks_per_chunk)
 

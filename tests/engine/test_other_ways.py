@@ -38,7 +38,9 @@ def test_the_tier_serves_vllms_own_connector(cluster: Cluster, model: Path, logs
         },
     }
     prompt = prompt_tokens(640 + 3, seed=810)
+    before = set(Path("/dev/shm").glob("vllm_offload_*"))
     with Engine(model, connector=offloading, args=ENGINE_ARGS, log=logs / "bare.log") as bare:
+        assert set(Path("/dev/shm").glob("vllm_offload_*")) == before, "the pool keeps its name"
         bare.when_ready()
         cold = bare.ask(prompt)
         bare.push_out_of_pool(seed=30)

@@ -1,0 +1,84 @@
+"""The verdict on two records of one benchmark."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks.harness import statistics, table
+from benchmarks.harness.record import Record, Row
+
+
+class ComparedRecords(NamedTuple):
+    """`text` is for people; `comparable` is False when the two say nothing about each other."""
+
+    comparable: bool
+    text: str
+    verdicts: dict[tuple[str, str, str | None, bool | None], str]
+
+
+def compare_records(before: Record, after: Record, *, ratios: bool = False) -> ComparedRecords:
+    """Row by row, those that both have. With `ratios`, in units of each run's own memcpy."""
+    if before.benchmark != after.benchmark:
+        return _refused(f"different benchmarks: {before.benchmark} and {after.benchmark}")
+    if dict(before.machine) != dict(after.machine):
+        return _refused(
+            f"different machines, not compared: {before.describe_machine()} and "
+            f"{after.describe_machine()}"
+        )
+    later = {row.identity: row for row in after.rows}
+    lines: list[list[table.Cell]] = []
+    verdicts = {}
+    for row in before.rows:
+        other = later.pop(row.identity, None)
+        line, verdicts[row.identity] = _judge(row, other, ratios)
+        lines.append(line)
+    for row in later.values():
+        verdicts[row.identity] = "only in the second"
+        lines.append([*_names(row), None, row.seconds, None, verdicts[row.identity]])
+    unit = "memcpys" if ratios else "seconds"
+    headers = ["model", "operation", "transport", "integrity", f"before ({unit})",
+               f"after ({unit})", "before/after", "verdict"]  # fmt: skip
+    notes = [*_changes("version", before.versions, after.versions),
+             *_changes("parameter", before.parameters, after.parameters)]  # fmt: skip
+    return ComparedRecords(True, "\n".join([table.render(headers, lines), *notes]), verdicts)
+
+
+def _refused(reason: str) -> ComparedRecords:
+    return ComparedRecords(False, reason, {})
+
+
+def _judge(row: Row, other: Row | None, ratios: bool) -> tuple[list[table.Cell], str]:
+    if other is None:
+        return [*_names(row), row.seconds, None, None, "only in the first"], "only in the first"
+    if row.num_bytes != other.num_bytes:
+        verdict = "different amounts, not compared"
+        return [*_names(row), row.seconds, other.seconds, None, verdict], verdict
+    first, second = _values(row, ratios), _values(other, ratios)
+    if not first or not second:
+        verdict = f"not compared: {row.reason or other.reason or 'no ratio to a memcpy'}"
+        return [*_names(row), row.seconds, other.seconds, None, verdict], verdict
+    found = statistics.compare(first, second)
+    medians = [statistics.summarize(values).median for values in (first, second)]
+    interval = f"{found.ratio:.2f} ({found.low:.2f} to {found.high:.2f})"
+    return [*_names(row), *medians, interval, found.verdict], found.verdict
+
+
+def _values(row: Row, ratios: bool) -> Sequence[float]:
+    if not row.sample.measured or not ratios:
+        return row.sample.values if row.sample.measured else []
+    if row.ratio_to_memcpy is None or not row.seconds:
+        return []
+    return [value * row.ratio_to_memcpy / row.seconds for value in row.sample.values]
+
+
+def _names(row: Row) -> list[table.Cell]:
+    integrity = {True: "on", False: "off", None: None}[row.integrity]
+    return [row.model, row.operation, row.transport, integrity]
+
+
+def _changes(kind: str, before: dict[str, str], after: dict[str, str]) -> list[str]:
+    names = sorted(before.keys() | after.keys())
+    return [
+        f"another {kind}: {name} {before.get(name, 'absent')} and {after.get(name, 'absent')}"
+        for name in names
+        if before.get(name) != after.get(name)
+    ]

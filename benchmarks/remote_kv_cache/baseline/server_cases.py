@@ -1,0 +1,191 @@
+"""Every way to move one model's blocks through a server, as cases for one interleaved run.
+
+Each case brings the server into the state it needs by itself, so that their order is free, and has
+every byte verified after the timed part: puts by reading everything back over tcp with checksums.
+"""
+
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from benchmarks.harness.runner import Case, Skipped
+from benchmarks.remote_kv_cache.baseline import blocks, redis_work
+from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
+from benchmarks.remote_kv_cache.baseline.ferry_client import FerryWork, connect, transports
+from benchmarks.remote_kv_cache.baseline.receivers import RawReceiver
+from benchmarks.remote_kv_cache.baseline.results import Variant
+from benchmarks.remote_kv_cache.baseline.sender import Sender
+from benchmarks.remote_kv_cache.baseline.whole_get import WholeGets
+
+NAIVE = Variant("b2b naive")
+TCP_WALL = Variant("raw sockets, two connections", "tcp")
+SHM_WALL = Variant("copy between two shared maps", "shm")
+WALLS = {"tcp": TCP_WALL, "shm": SHM_WALL}
+
+SET, SET_DEFERRED = "set deferred=False", "set deferred=True"
+SET_READABLE = "set deferred=True, until readable"
+GET, STREAM_GET, CONTAINS = "get", "stream_get", "contains"
+
+REDIS_SET, REDIS_GET = "redis SET", "redis GET"
+REDIS_PY_SET, REDIS_PY_GET = "redis-py MSET", "redis-py MGET"
+
+
+def skipped(variant: Variant, reason: object) -> Case:
+    """A case that says why it is not measured."""
+
+    def skip() -> None:
+        raise Skipped(str(reason))
+
+    return Case(variant, skip)
+
+
+def wall_cases(stack: ExitStack, source: SharedPool, target: SharedPool, work: Work) -> list[Case]:
+    """What no server can beat: the copy itself, two bare connections, two shared maps."""
+    private = blocks.allocate(work.num_blocks, work.block_bytes)
+    blocks.fill(private)
+    private_target = blocks.allocate(work.num_blocks, work.block_bytes)
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
+    there = stack.enter_context(Sender(work.num_blocks, work.block_bytes, folder, tuned=False))
+    address = ("127.0.0.1", there.tcp_port)
+    raw = stack.enter_context(RawReceiver(address, 2, target.pool, work))
+    poison = partial(blocks.poison, target.pool)
+    verify = partial(blocks.verify, source.pool, target.pool, work.everything)
+    return [
+        Case(
+            NAIVE,
+            partial(blocks.copy_naive, private, private_target, work),
+            partial(blocks.poison, private_target),
+            partial(blocks.verify, private, private_target, work.everything),
+        ),
+        Case(TCP_WALL, raw.receive, poison, verify),
+        Case(
+            SHM_WALL, partial(blocks.copy_naive, source.pool, target.pool, work), poison, verify
+        ),
+    ]  # fmt: skip
+
+
+def ferry_cases(
+    stack: ExitStack, endpoint: str, source: SharedPool, target: SharedPool, work: Work
+) -> list[Case]:
+    """kvferry over every transport this client has, with checksums and without."""
+    namespace = work.model.name
+    reader = connect(endpoint, namespace, work.block_bytes)
+    stack.callback(reader.close)
+    check = FerryWork(reader, namespace, work)
+    cases = []
+    for transport in ("tcp", "shm"):
+        for integrity in (True, False):
+            if transport not in transports():
+                variant = Variant(STREAM_GET, transport, integrity)
+                cases.append(skipped(variant, f"this client has no transport {transport}"))
+                continue
+            try:
+                client = connect(
+                    endpoint, namespace, work.block_bytes,
+                    transport=transport, integrity=integrity, rows=(source, target),
+                )  # fmt: skip
+            except Skipped as reason:
+                cases.append(skipped(Variant(STREAM_GET, transport, integrity), reason))
+                continue
+            stack.callback(client.close)
+            ferry = FerryWork(client, namespace, work)
+            cases += _one_client(ferry, check, source, target, transport, integrity, work)
+            if transport == "tcp":
+                whole = WholeGets(endpoint, namespace, work, target.pool, integrity=integrity)
+                stack.callback(whole.close)
+                variant = Variant(GET, transport, integrity)
+                cases.append(_get(variant, whole.get, check, source, target, work))
+    return cases
+
+
+def _one_client(
+    ferry: FerryWork,
+    check: FerryWork,
+    source: SharedPool,
+    target: SharedPool,
+    transport: str,
+    integrity: bool,
+    work: Work,
+) -> list[Case]:
+    def named(operation: str) -> Variant:
+        return Variant(operation, transport, integrity)
+
+    kept = partial(check.verify_kept, source.pool, target.pool)
+    puts: list[tuple[str, Callable[[], None]]] = [
+        (SET, partial(ferry.put, source.pool, deferred=False)),
+        (SET_DEFERRED, partial(ferry.put, source.pool, deferred=True)),
+        (SET_READABLE, partial(ferry.put_until_readable, source.pool)),
+    ]
+    return [
+        *(Case(named(operation), put, check.clear, kept) for operation, put in puts),
+        _get(
+            named(STREAM_GET), partial(ferry.get, target.pool), check, source, target, work
+        ),
+        Case(named(CONTAINS), ferry.contains, partial(check.make_present, source.pool)),
+    ]  # fmt: skip
+
+
+def _get(
+    variant: Variant,
+    run: Callable[[], None],
+    check: FerryWork,
+    source: SharedPool,
+    target: SharedPool,
+    work: Work,
+) -> Case:
+    def prepare() -> None:
+        check.make_present(source.pool)
+        blocks.poison(target.pool)
+
+    verify = partial(blocks.verify, source.pool, target.pool, work.everything)
+    return Case(variant, run, prepare, verify)
+
+
+def redis_cases(stack: ExitStack, source: SharedPool, target: SharedPool, work: Work) -> list[Case]:
+    """A real Redis, or rows that say why there is none."""
+    variants = [Variant(operation, transport) for transport in ("tcp", "unix")
+                for operation in (REDIS_SET, REDIS_GET, REDIS_PY_SET, REDIS_PY_GET)]  # fmt: skip
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
+    try:
+        server = stack.enter_context(redis_work.RedisServer(folder))
+    except Skipped as reason:
+        return [skipped(variant, reason) for variant in variants]
+    addresses: dict[str, tuple[str, int] | str] = {
+        "tcp": ("127.0.0.1", server.port), "unix": server.unix
+    }  # fmt: skip
+    cases: list[Case] = []
+    for transport, address in addresses.items():
+        plain = redis_work.PlainRedis(address)
+        stack.callback(plain.close)
+        clear = partial(plain.ask, b"FLUSHALL")
+        kept = partial(redis_work.verify_kept, plain, source.pool, target.pool, work)
+        came = partial(blocks.verify, source.pool, target.pool, work.everything)
+
+        def prepare(plain: redis_work.PlainRedis = plain) -> None:
+            if int(plain.ask(b"DBSIZE")[1:]) < work.num_blocks:
+                plain.set_all(source.pool, work)
+            blocks.poison(target.pool)
+
+        put, get = Variant(REDIS_SET, transport), Variant(REDIS_GET, transport)
+        cases += [
+            Case(put, partial(plain.set_all, source.pool, work), clear, kept),
+            Case(get, partial(plain.get_all, target.pool, work), prepare, came),
+        ]
+        put, get = Variant(REDIS_PY_SET, transport), Variant(REDIS_PY_GET, transport)
+        try:
+            redis = redis_work.redis_py()
+        except Skipped as reason:
+            cases += [skipped(put, reason), skipped(get, reason)]
+            continue
+        client = (
+            redis.Redis(unix_socket_path=address)
+            if isinstance(address, str)
+            else redis.Redis(*address)
+        )
+        stack.callback(client.close)
+        set_all = partial(redis_work.set_with_redis_py, client, source.pool, work)
+        get_all = partial(redis_work.get_with_redis_py, client, target.pool, work)
+        cases += [Case(put, set_all, clear, kept), Case(get, get_all, prepare, came)]
+    return cases

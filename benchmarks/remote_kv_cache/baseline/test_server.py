@@ -1,0 +1,169 @@
+"""How fast do blocks go through the server, compared with what no server could beat?
+
+A real server process; one client; each model's blocks put, got and asked for, over each transport,
+with checksums and without, every byte verified. In the same run: a plain copy, two bare TCP
+connections, a copy between two shared maps, and a real Redis. Then what is small: lookups, small
+blocks, and lookups while others stream. Ratios are to a plain copy of the same blocks.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+
+from benchmarks.harness import machine, options, table
+from benchmarks.harness.record import Record, Row
+from benchmarks.harness.runner import Runner, Skipped
+from benchmarks.remote_kv_cache import source_figures
+from benchmarks.remote_kv_cache.baseline import (
+    blocks,
+    lookups,
+    redis_work,
+    results,
+    server_cases,
+    small_operations,
+)
+from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
+from benchmarks.remote_kv_cache.baseline.ferry_client import server_for
+from benchmarks.remote_kv_cache.baseline.results import Variant
+from remote_server.config import MiB
+from remote_server.malloc import keep_freed_memory
+
+MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
+
+SECTIONS = ("models", "lookups", "sizes", "fairness")
+SOURCE_OPERATIONS = (
+    server_cases.SET, server_cases.SET_DEFERRED, server_cases.GET, server_cases.STREAM_GET
+)  # fmt: skip
+OWN_OPERATIONS = (server_cases.SET_READABLE, server_cases.CONTAINS)
+CHARTED = [
+    Variant(server_cases.SET, "tcp", True), Variant(server_cases.STREAM_GET, "tcp", True),
+    server_cases.TCP_WALL, Variant(server_cases.REDIS_GET, "tcp"),
+    Variant(server_cases.SET, "shm", True), Variant(server_cases.STREAM_GET, "shm", True),
+    server_cases.SHM_WALL,
+]  # fmt: skip
+_SIZES_BYTES = 128 * MiB
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, write. Returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = options.parser(MODULE, "how fast blocks go through the server")
+    blocks.add_options(parser)
+    parser.add_argument("--only", type=_sections, default=SECTIONS, metavar="PARTS",
+                        help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
+    parser.add_argument(
+        "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
+        help="moved by each trial of `sizes` and `fairness` (default: 128MiB)",
+    )  # fmt: skip
+    arguments = parser.parse_args(argv)
+    keep_freed_memory()  # as every engine that has the client does
+    record = Record.begin(MODULE, argv)
+    record.parameters["memcpy"] = str(server_cases.NAIVE)
+    try:
+        record.versions["redis-server"] = redis_work.version()
+    except Skipped as reason:
+        record.parameters["redis-server"] = str(reason)
+    with Runner(arguments.trials, arguments.warm_ups) as runner:
+        _measure(runner, record, arguments)
+    options.write(record, runner, arguments, partial(results.chart, CHARTED))
+    show(record, results.describe_work(arguments))
+    return options.finish(record, runner)
+
+
+def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> None:
+    for model in arguments.models if "models" in arguments.only else ():
+        work = blocks.plan(model, arguments.batches)
+        record.rows += measure_model(runner, work, arguments.memory)
+        if runner.interrupted:
+            return
+    if "sizes" in arguments.only:
+        rows, figures = small_operations.measure_block_sizes(
+            runner, arguments.memory, arguments.sizes_bytes
+        )
+        record.rows += rows
+        record.figures += figures
+    if "lookups" in arguments.only and not runner.interrupted:
+        record.figures += lookups.measure(runner)
+    if "fairness" in arguments.only and not runner.interrupted:
+        record.figures += small_operations.measure_fairness(
+            runner, arguments.memory, arguments.sizes_bytes
+        )
+
+
+def measure_model(runner: Runner, work: Work, memory: int | None) -> list[Row]:
+    """Everything that moves one model's blocks, interleaved."""
+    try:
+        # Two shared and two private pools here, one in the sender, the server's, and Redis's.
+        machine.skip_unless_fits(work.num_bytes * 15 // 2, memory)
+    except Skipped as reason:
+        return results.skipped_rows(work, server_cases.STREAM_GET, str(reason))
+    runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
+    with ExitStack() as stack:
+        source, target = (SharedPool(work.num_blocks, work.block_bytes) for _ in range(2))
+        stack.callback(source.close)
+        stack.callback(target.close)
+        blocks.fill(source.pool)
+        server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
+        cases = [
+            *server_cases.wall_cases(stack, source, target, work),
+            *server_cases.ferry_cases(stack, server.endpoint, source, target, work),
+            *server_cases.redis_cases(stack, source, target, work),
+        ]
+        samples = runner.measure(work.model.name, cases)
+        return results.rows_of(
+            work, samples, server_cases.NAIVE, server_cases.WALLS, {server_cases.CONTAINS}
+        )
+
+
+def show(record: Record, heading: str) -> None:
+    """The source's table with its figures under ours, then everything in detail."""
+    operations = (*SOURCE_OPERATIONS, *OWN_OPERATIONS)
+    lines: list[list[table.Cell]] = []
+    for model in dict.fromkeys(row.model for row in record.rows):
+        rows = [row for row in record.rows if row.model == model]
+        if not any(row.operation == server_cases.SET_DEFERRED for row in rows):
+            continue  # not one of the source's
+        ways = dict.fromkeys((row.transport, row.integrity) for row in rows
+                             if row.integrity is not None and not row.reason)  # fmt: skip
+        for transport, integrity in ways:
+            columns = [Variant(operation, transport, integrity) for operation in operations]
+            lines.append([
+                model, transport, "on" if integrity else "off",
+                results.median_of(rows, server_cases.NAIVE),
+                *(results.median_of(rows, column) for column in columns),
+                *(results.ratio_of(rows, column) for column in columns[: len(SOURCE_OPERATIONS)]),
+            ])  # fmt: skip
+        if (theirs := source_figures.SERVER.get(model)) is not None:
+            lines.append([
+                source_figures.LABEL, "tcp", "off", theirs.naive, theirs.set_not_deferred,
+                theirs.set_deferred, theirs.get, theirs.stream_get, None, None,
+                theirs.delta_set_not_deferred, theirs.delta_set_deferred, theirs.delta_get,
+                theirs.delta_stream_get,
+            ])  # fmt: skip
+    headers = ["model", "transport", "integrity", server_cases.NAIVE.operation, *operations,
+               *(f"delta-{operation}" for operation in SOURCE_OPERATIONS)]  # fmt: skip
+    if lines:
+        print(f"{heading}\n{table.render(headers, lines)}")
+    if record.rows:
+        print(f"\n{results.details(record.rows)}")
+    if record.figures:
+        small = [
+            [figure.name, figure.transport, name, value, figure.unit]
+            for figure in record.figures
+            for name, value in figure.values.items()
+        ]
+        print(f"\n{table.render(['', 'transport', '', 'measured', 'unit'], small)}")
+
+
+def _sections(text: str) -> list[str]:
+    chosen = text.split(",")
+    for section in chosen:
+        if section not in SECTIONS:
+            raise argparse.ArgumentTypeError(f"{section!r} is none of {', '.join(SECTIONS)}")
+    return chosen
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""What does it cost to receive blocks through ZeroMQ, and how far is that from the bare sockets?
+
+Another process holds the blocks (for inproc, another thread) and answers one request per batch of
+64. Three ways to receive, and raw TCP and unix sockets beside them: nothing that goes through the
+kernel's loopback is faster than those. Ratios are to a plain copy of the same blocks.
+"""
+
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import zmq
+
+from benchmarks.harness import machine, options, table
+from benchmarks.harness.record import Record, Row
+from benchmarks.harness.runner import Case, Runner, Skipped
+from benchmarks.remote_kv_cache import source_figures
+from benchmarks.remote_kv_cache.baseline import blocks, results, sender
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
+from benchmarks.remote_kv_cache.baseline.receivers import RawReceiver, ZmqReceiver
+from benchmarks.remote_kv_cache.baseline.results import Variant
+from remote_server.malloc import keep_freed_memory
+
+MODULE = "benchmarks.remote_kv_cache.baseline.test_zmq_transfer"
+
+NAIVE = Variant("b2b naive")
+TRANSPORTS = ("tcp", "ipc", "inproc")
+RAW_TCP_ONE = Variant("raw socket, one connection", "tcp")
+RAW_TCP_TWO = Variant("raw sockets, two connections", "tcp")
+RAW_UNIX = Variant("raw socket, one connection", "ipc")
+WALLS = {"tcp": RAW_TCP_TWO, "ipc": RAW_UNIX}
+CHARTED = [
+    *(Variant(operation, "tcp") for operation in ("copying", "zero-copy", "recv_into")),
+    RAW_TCP_TWO, Variant("recv_into", "ipc"), RAW_UNIX, Variant("recv_into", "inproc"),
+]  # fmt: skip
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, write. Returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = options.parser(MODULE, "what receiving blocks through ZeroMQ costs")
+    blocks.add_options(parser)
+    parser.add_argument(
+        "--tuned", action="store_true", help="keep freed memory on both sides, as kvferry does: "
+        "libzmq allocates every message, and its page faults can cost more than the copy",
+    )  # fmt: skip
+    arguments = parser.parse_args(argv)
+    if arguments.tuned:
+        keep_freed_memory()
+    record = Record.begin(MODULE, argv)
+    record.parameters |= {"memcpy": str(NAIVE), "tuned": arguments.tuned}
+    with Runner(arguments.trials, arguments.warm_ups) as runner:
+        for model in arguments.models:
+            work = blocks.plan(model, arguments.batches)
+            record.rows += measure(runner, work, arguments.memory, arguments.tuned)
+            if runner.interrupted:
+                break
+    options.write(record, runner, arguments, partial(results.chart, CHARTED))
+    show(record, results.describe_work(arguments))
+    return options.finish(record, runner)
+
+
+def measure(runner: Runner, work: Work, memory: int | None, tuned: bool) -> list[Row]:
+    """All transports for one model, interleaved."""
+    batch_bytes = work.num_bytes // len(work.batches)
+    try:
+        # Two pools here and one in the sender, and a batch as sent, as queued and as received.
+        machine.skip_unless_fits(3 * work.num_bytes + 3 * batch_bytes, memory)
+    except Skipped as reason:
+        return results.skipped_rows(work, NAIVE.operation, str(reason))
+    runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB on both sides")
+    source = blocks.allocate(work.num_blocks, work.block_bytes)
+    target = blocks.allocate(work.num_blocks, work.block_bytes)
+    blocks.fill(source)
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
+        there = stack.enter_context(sender.Sender(work.num_blocks, work.block_bytes, folder, tuned))
+        cases = _cases(stack, there, source, target, work)
+        return results.rows_of(work, runner.measure(work.model.name, cases), NAIVE, WALLS)
+
+
+def _cases(
+    stack: ExitStack, there: sender.Sender, source: Pool, target: Pool, work: Work
+) -> list[Case]:
+    """Connections live as long as `stack`: connecting is not what is measured."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    stack.callback(context.term)
+    endpoints = {
+        "tcp": there.zmq_tcp,
+        "ipc": there.zmq_ipc,
+        "inproc": sender.serve_zmq(context, "inproc://sender", source),
+    }
+    poison = partial(blocks.poison, target)
+    verify = partial(blocks.verify, source, target, work.everything)
+    cases = [Case(NAIVE, partial(blocks.copy_naive, source, target, work), poison, verify)]
+    for transport, endpoint in endpoints.items():
+        receiver = ZmqReceiver(context, endpoint, target, work)
+        stack.callback(receiver.close)
+        for operation, run in (
+            ("copying", receiver.copying),
+            ("zero-copy", receiver.zero_copy),
+            ("recv_into", receiver.receive_into),
+        ):
+            cases.append(Case(Variant(operation, transport), run, poison, verify))
+    addresses: list[tuple[Variant, tuple[str, int] | str, int]] = [
+        (RAW_TCP_ONE, ("127.0.0.1", there.tcp_port), 1),
+        (RAW_TCP_TWO, ("127.0.0.1", there.tcp_port), 2),
+        (RAW_UNIX, there.unix, 1),
+    ]
+    for variant, address, num_connections in addresses:
+        raw = stack.enter_context(RawReceiver(address, num_connections, target, work))
+        cases.append(Case(variant, raw.receive, poison, verify))
+    return cases
+
+
+def show(record: Record, heading: str) -> None:
+    """The source's table with its figures under ours, then everything in detail."""
+    lines: list[list[table.Cell]] = []
+    for model in dict.fromkeys(row.model for row in record.rows):
+        rows = [row for row in record.rows if row.model == model]
+        for operation in ("copying", "zero-copy", "recv_into"):
+            columns = [Variant(operation, transport) for transport in TRANSPORTS]
+            seconds = [results.median_of(rows, column) for column in columns]
+            deltas = [results.ratio_of(rows, column) for column in columns]
+            naive = results.median_of(rows, NAIVE)
+            lines.append([model, operation, naive, *seconds, *deltas])
+        if (figures := source_figures.ZMQ_TRANSFER.get(model)) is not None:
+            lines.append([source_figures.LABEL, "", *figures])
+    names = ["model", "receive", NAIVE.operation, *TRANSPORTS]
+    print(heading)
+    print(table.render([*names, *(f"delta-{transport}" for transport in TRANSPORTS)], lines))
+    print(f"\n{results.details(record.rows)}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Each baseline runs, small, and writes what it promises. Nothing here is about speed."""
+
+import importlib
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from benchmarks.remote_kv_cache.baseline import redis_work, small_operations
+from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
+from benchmarks.remote_kv_cache.baseline import test_server as server
+from benchmarks.remote_kv_cache.baseline import test_zmq_transfer as zmq_transfer
+
+SMALL = ["--models", "tiny", "--batches", "1", "--trials", "1", "--warm-ups", "0"]
+ROW = {"model", "operation", "transport", "integrity", "seconds", "gb_per_s", "ratio_to_memcpy"}
+
+
+def run(module, tmp_path: Path, *arguments: str) -> tuple[dict, dict]:
+    """The record, and its rows by (operation, transport, integrity)."""
+    files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg")]
+    assert module.main([*SMALL, *files, *arguments]) == 0
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    record = json.loads((tmp_path / "a.json").read_text())
+    for row in record["rows"]:
+        assert row.keys() >= ROW
+        assert "failed" not in row, row
+        assert row["seconds"] is not None or row["skipped"]
+    rows = [row for row in record["rows"] if row["model"] == "tiny"]
+    return record, {(row["operation"], row["transport"], row["integrity"]): row for row in rows}
+
+
+def test_memory_io(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    record, rows = run(memory_io, tmp_path)
+    assert {operation for operation, _, _ in rows} == {
+        "memcpy", "l2l naive", "b2b naive", "b2b fancy index", "b2b index_copy_",
+        "b2b compiled memcpy", "b2b fancy index, numpy", "host worker store",
+        "host worker load", "swap in", "swap out",
+    }  # fmt: skip
+    assert rows["memcpy", None, None]["ratio_to_memcpy"] == 1
+    assert record["command"].endswith(" ".join(SMALL))
+    assert "fastest block to block" in capsys.readouterr().out
+
+
+def test_zmq(tmp_path: Path):
+    _, rows = run(zmq_transfer, tmp_path)
+    for transport in ("tcp", "ipc", "inproc"):
+        for operation in ("copying", "zero-copy", "recv_into"):
+            assert rows[operation, transport, None]["seconds"]
+    assert rows["raw sockets, two connections", "tcp", None]["ratio_to_memcpy"] > 0
+    assert rows["recv_into", "tcp", None]["wall"] == "raw sockets, two connections, tcp"
+
+
+def test_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(small_operations, "NUM_STREAMS", 1)  # processes take their time to start
+    record, rows = run(server, tmp_path, "--sizes-bytes", "4MiB")
+    for integrity in (True, False):
+        for operation in (
+            "set deferred=False", "set deferred=True", "set deferred=True, until readable", "get",
+            "stream_get", "contains",
+        ):  # fmt: skip
+            assert rows[operation, "tcp", integrity]["seconds"]
+    assert rows["contains", "tcp", True]["gb_per_s"] is None
+    assert rows["stream_get", "tcp", True]["ratio_to_wall"] > 0
+    assert ("redis GET", "tcp", None) in rows  # measured, or skipped with a reason
+    figures = {figure["name"]: figure["values"] for figure in record["figures"]}
+    assert figures["lookup of 1,000 keys, one round trip"].keys() == {"median", "p99"}
+    assert figures["lookups in batches of 512"].keys() == {"1 at a time", "4 at a time"}
+    assert figures["lookup of 64 keys, while 1 clients stream"]["p99"] > 0
+    assert figures["64 KiB blocks, of the throughput of 1 MiB"].keys() == {
+        "set deferred=False", "stream_get"
+    }  # fmt: skip
+    assert "delta-stream_get" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["test_memory_io", "test_zmq_transfer", "test_server"])
+def test_a_model_that_does_not_fit_is_skipped_with_the_reason(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    module = importlib.import_module(f"benchmarks.remote_kv_cache.baseline.{name}")
+    only = ["--only", "models"] if name == "test_server" else []
+    file = tmp_path / "a.json"
+    assert module.main([*SMALL, *only, "--memory", "1MiB", "--json", str(file)]) == 0
+    (row,) = json.loads(file.read_text())["rows"]
+    assert row["skipped"].startswith("needs ")
+    assert row["seconds"] is None
+    assert "SKIPPED: needs" in capsys.readouterr().out
+
+
+def test_without_redis_every_row_of_it_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(redis_work.Skipped, match="no redis-server"):
+        redis_work.find()
+    record, rows = run(server, tmp_path, "--only", "models")
+    redis = [row for (operation, _, _), row in rows.items() if operation.startswith("redis")]
+    assert len(redis) == 8
+    assert all(row["skipped"] == "no redis-server on the PATH" for row in redis)
+    assert "redis-server" not in record["versions"]

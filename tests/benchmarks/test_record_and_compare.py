@@ -1,0 +1,122 @@
+"""A record survives its file, and two records are compared only when that means something."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import main
+from benchmarks.harness.compare import compare_records
+from benchmarks.harness.record import Figure, Record, RecordError, Row
+from benchmarks.harness.runner import Sample
+
+MACHINE = {"cores": 2, "memory_gib": 24}
+
+
+def row(values: list[float], ratio: float | None = 2.0, **fields) -> Row:
+    return Row("3B", "get", 1000, Sample(values, [9.0]), "tcp", True, ratio, **fields)
+
+
+def record(*rows: Row, machine=MACHINE, benchmark: str = "benchmarks.b") -> Record:
+    return Record(benchmark, f"python -m {benchmark}", machine=machine, rows=list(rows))
+
+
+def verdict(before: Record, after: Record, **options) -> str:
+    (found,) = compare_records(before, after, **options).verdicts.values()
+    return found
+
+
+def test_a_row_has_the_promised_names(tmp_path: Path):
+    made = record(row([1.0, 3.0, 2.0], wall="raw", ratio_to_wall=1.5))
+    made.figures.append(Figure("lookup", "ms", {"p99": 1.25}, "tcp"))
+    made.write(tmp_path / "a.json")
+    document = json.loads((tmp_path / "a.json").read_text())
+    assert document["rows"] == [
+        {
+            "model": "3B",
+            "operation": "get",
+            "transport": "tcp",
+            "integrity": True,
+            "seconds": {"median": 2.0, "min": 1.0, "max": 3.0},
+            "gb_per_s": 5e-7,
+            "ratio_to_memcpy": 2.0,
+            "bytes": 1000,
+            "values": [1.0, 3.0, 2.0],
+            "warm_ups": [9.0],
+            "wall": "raw",
+            "ratio_to_wall": 1.5,
+        }
+    ]
+    assert document["machine"] == MACHINE
+    assert {"python", "numpy", "pyzmq", "libzmq"} <= document["versions"].keys()
+
+
+def test_a_record_is_read_back_as_it_was(tmp_path: Path):
+    made = record(row([1.0, 2.0]), Row("3B", "swap in", 1000, Sample(skipped="no GPU")))
+    made.figures.append(Figure("lookup", "ms", {"p99": 1.25}))
+    made.write(tmp_path / "a.json")
+    assert Record.read(tmp_path / "a.json") == made
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": 99}', "[1]"])
+def test_what_is_no_record_is_refused_with_its_name(tmp_path: Path, content: str):
+    (tmp_path / "bad.json").write_text(content)
+    with pytest.raises(RecordError, match=r"bad\.json"):
+        Record.read(tmp_path / "bad.json")
+
+
+def test_where_the_output_goes_is_no_part_of_the_command():
+    argv = ["--trials", "3", "--json", "a.json", "--plot=x.svg", "--models", "3B"]
+    assert Record.begin("benchmarks.b", argv).command == (
+        "python -m benchmarks.b --trials 3 --models 3B"
+    )
+
+
+def test_a_row_without_numbers_says_why():
+    assert row([1.0]).reason == ""
+    assert Row("m", "o", 1, Sample(skipped="no GPU")).reason == "SKIPPED: no GPU"
+    assert Row("m", "o", 1, Sample([1.0], failed="wrong bytes")).reason == "FAILED: wrong bytes"
+    assert Row("m", "o", 1, Sample()).reason == "not measured: interrupted"
+    assert Row("m", "o", 1, Sample([1.0], failed="wrong bytes")).to_json()["seconds"] is None
+
+
+def test_the_verdicts():
+    slow, fast = [2.0, 2.1, 2.2, 2.3, 2.4], [1.0, 1.05, 1.1, 1.15, 1.2]
+    assert verdict(record(row(slow)), record(row(fast))) == "2.00x faster"
+    assert verdict(record(row(slow)), record(row(slow))) == "not significant"
+    # The whole machine was twice as slow: seconds differ, ratios do not.
+    before, after = record(row(slow, ratio=4.0)), record(row(fast, ratio=4.0))
+    assert verdict(before, after) == "2.00x faster"
+    assert verdict(before, after, ratios=True) == "not significant"
+
+
+def test_what_cannot_be_compared_is_not():
+    here, there = record(row([1.0])), record(row([1.0]), machine={"cores": 4, "memory_gib": 24})
+    found = compare_records(here, there)
+    assert not found.comparable
+    assert found.text == ("different machines, not compared: 2 cores, 24 GiB and 4 cores, 24 GiB")
+    assert not compare_records(here, record(row([1.0]), benchmark="benchmarks.c")).comparable
+    skipped = record(Row("3B", "get", 1000, Sample(skipped="no GPU"), "tcp", True))
+    assert verdict(here, skipped) == "not compared: SKIPPED: no GPU"
+    assert verdict(here, record()) == "only in the first"
+    assert verdict(record(), here) == "only in the second"
+    more = record(Row("3B", "get", 2000, Sample([1.0]), "tcp", True))
+    assert verdict(here, more) == "different amounts, not compared"
+
+
+def test_other_versions_are_named_under_the_table():
+    before, after = record(row([1.0])), record(row([1.0]))
+    before.versions, after.versions = {"libzmq": "4.3.4"}, {"libzmq": "4.3.5"}
+    assert "another version: libzmq 4.3.4 and 4.3.5" in compare_records(before, after).text
+
+
+def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    first, second = tmp_path / "a.json", tmp_path / "b.json"
+    record(row([1.0] * 5)).write(first)
+    record(row([1.0] * 5), machine={"cores": 64, "memory_gib": 512}).write(second)
+    assert main(["compare", str(first), str(first)]) == 0
+    assert "not significant" in capsys.readouterr().out
+    assert main(["compare", str(first), str(second)]) == 2
+    assert "different machines, not compared" in capsys.readouterr().out
+    assert main(["compare", str(first), str(tmp_path / "none.json")]) == 2
+    assert "none.json" in capsys.readouterr().err

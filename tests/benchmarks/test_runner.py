@@ -1,0 +1,95 @@
+"""Trials are interleaved, timed around `run` alone, and what was measured is kept."""
+
+import io
+
+import pytest
+
+from benchmarks.harness.runner import Case, Runner, Skipped, WrongBytes
+
+
+class Clock:
+    """Moves only when told."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def runner(trials: int = 3, warm_ups: int = 1, clock: Clock | None = None) -> Runner:
+    return Runner(trials, warm_ups, io.StringIO(), clock or Clock())
+
+
+def test_rounds_are_interleaved_and_begin_at_another_case_each():
+    ran: list[str] = []
+    cases = [Case(name, lambda name=name: ran.append(name)) for name in "abc"]
+    runner(trials=2).measure("m", cases)
+    assert "".join(ran) == "abcbcacab"
+
+
+def test_only_run_is_timed_and_warm_ups_are_kept_apart():
+    clock = Clock()
+
+    def lasting(seconds: float) -> None:
+        clock.now += seconds
+
+    case = Case("a", lambda: lasting(2), lambda: lasting(100), lambda: lasting(100))
+    sample = runner(trials=3, clock=clock).measure("m", [case])["a"]
+    assert (sample.warm_ups, sample.values) == ([2.0], [2.0] * 3)
+
+
+def test_a_case_that_cannot_run_costs_no_other():
+    def skip() -> None:
+        raise Skipped("no GPU")
+
+    def wrong() -> None:
+        raise WrongBytes("block 3")
+
+    ran: list[int] = []
+    here = runner()
+    samples = here.measure(
+        "m",
+        [Case("s", skip), Case("w", lambda: ran.append(1), verify=wrong), Case("ok", lambda: None)],
+    )
+    assert samples["s"].skipped == "no GPU"
+    assert samples["w"].failed == "WrongBytes: block 3"
+    assert len(ran) == 1, "a case that failed was tried again"
+    assert [samples[name].measured for name in ("s", "w", "ok")] == [False, False, True]
+    assert here.num_failed == 1
+
+
+def test_ctrl_c_keeps_what_was_measured():
+    calls = []
+
+    def run() -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+
+    with runner(trials=10, warm_ups=0) as here:
+        sample = here.measure("m", [Case("a", run)])["a"]
+        assert len(sample.values) == 3
+    assert here.interrupted
+
+    with runner() as here:
+        raise KeyboardInterrupt  # between two measurements
+    assert here.interrupted
+
+
+def test_other_errors_pass():
+    with pytest.raises(ZeroDivisionError), runner():
+        raise ZeroDivisionError
+
+
+def test_the_progress_line_is_for_those_who_watch():
+    screen = Screen()
+    Runner(1, 0, screen).measure("model", [Case("a", lambda: None)])
+    assert "model: round 1 of 1: a" in screen.getvalue()
+    nobody = io.StringIO()
+    Runner(1, 0, nobody).measure("model", [Case("a", lambda: None)])
+    assert nobody.getvalue() == ""
