@@ -63,7 +63,7 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """All settings of the connector. Every one has a safe default."""
 
     cpu_pool: int | str = "1GiB"
-    """Memory for the CPU pool, shared by all workers of the engine. Lives in /dev/shm."""
+    """Memory for the CPU pool, shared by all workers of the engine."""
 
     blocks_per_row: Annotated[int, Meta(ge=1, le=1024)] = 1
     """Engine blocks that are stored, found and sent as one. Aim at 0.5 to 4 MiB a row."""

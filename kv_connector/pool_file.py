@@ -1,27 +1,35 @@
-"""The name of an engine's pool file in /dev/shm, and the sweeping of names left by the dead.
+"""The file behind an engine's CPU pool: whose it is, and that it cannot shrink.
 
-The scheduler and the workers of one engine map the same file, so they must agree on its name
-without talking. vLLM derives it from `engine_id`, which an operator may set to the same value
-for two engines on one host: they would then write into each other's pool. Ours is derived from
-the engine-core process, which every worker can find, so two engines never share a file.
+Scheduler and workers of one engine map the same file, so they must agree on its name without
+talking. vLLM derives it from `engine_id`, which an operator may set to the same value for two
+engines on one host: they would then write into each other's pool. Ours is derived from the
+engine-core process, which every worker can find, so two engines never share a file.
+
+vLLM would make an ordinary file in /dev/shm. A cache server on the same host that maps such a
+file dies with SIGBUS when somebody truncates it, and containers give /dev/shm 64 MiB. So what
+lies under vLLM's name is a link to a memfd, sealed against shrinking: vLLM opens it like a file
+that a peer has created before it.
 
 vLLM ends the engine core with SIGKILL at an ordinary stop, so no code of ours can count on
-running then. The file's name is therefore removed as soon as scheduler and workers have mapped
-it (the memory goes with the last of them), and a name left by an engine that died before that
+running then. The name is therefore removed as soon as scheduler and workers have mapped the
+file (the memory goes with the last of them), and a name left by an engine that died before that
 is swept by the next engine to start.
 """
 
+import fcntl
 import multiprocessing
 import os
 from pathlib import Path
 
-from remote_server.errors import ConfigError
+from remote_server.config import check_memory_fits
 
 SHM = Path("/dev/shm")
 PREFIX = "kvferry-"
 
 # vLLM's SharedOffloadRegion puts these around the name it is given.
 _REGION_FILE = "vllm_offload_{name}.mmap"
+
+_NEVER_RESIZED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def engine_core_pid(*, in_worker: bool, executor_backend: object) -> int:
@@ -50,16 +58,25 @@ def pool_path(name: str) -> Path:
     return SHM / _REGION_FILE.format(name=name)
 
 
-def require_room(name: str, pool_bytes: int) -> None:
-    """Raise `ConfigError` when /dev/shm cannot hold the pool; containers give it 64 MiB."""
+def offer_sealed_file(name: str, pool_bytes: int) -> int | None:
+    """Make the pool's file, unless another process of this engine has; returns its descriptor.
+
+    The maker keeps the descriptor open until everyone has mapped the file: the name is a link
+    to it. Raises `ConfigError` when the machine, or this container, has less memory than that.
+    """
     if pool_path(name).exists():
-        return  # created by the other side already, and its size with it
-    free = os.statvfs(SHM).f_bavail * os.statvfs(SHM).f_frsize
-    if pool_bytes > free:
-        raise ConfigError(
-            f"cpu_pool={pool_bytes} bytes: {SHM} has {free} bytes free; make cpu_pool smaller or "
-            f"the mount larger (docker run --shm-size={-(-pool_bytes >> 30) + 1}g)"
-        )
+        return None
+    pool_path(name).unlink(missing_ok=True)  # a link whose file died with its maker
+    check_memory_fits(pool_bytes, setting="cpu_pool")
+    descriptor = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, pool_bytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NEVER_RESIZED)
+    try:
+        pool_path(name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+    except FileExistsError:  # made meanwhile
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def sweep_dead_pools(directory: Path = SHM) -> list[Path]:

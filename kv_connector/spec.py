@@ -1,7 +1,7 @@
 """The offloading spec: vLLM's tiering, on the CPU platform too, in a pool file of its own."""
 
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kv_connector.host_worker import HostWorker
-from kv_connector.pool_file import require_room
+from kv_connector.pool_file import offer_sealed_file, pool_path
 from remote_server.errors import ConfigError
 
 POOL_NAME_KEY = "kvferry_pool_name"
@@ -40,30 +40,34 @@ class FerrySpec(TieringOffloadingSpec):
                 f"cpu_pool={self.extra_config['cpu_bytes_to_use']} bytes holds no block: one is "
                 f"{self.kv_bytes_per_chunk} bytes here; 1 GiB or more is sensible"
             )
-        require_room(self._engine_id, self.num_chunks * self.kv_bytes_per_chunk)
+        self._pool_file: int | None = None
+
+    def _offer_pool_file(self) -> None:
+        """Before anyone of this engine opens the pool's file; the first one makes it."""
+        if self._pool_file is None:
+            pool_bytes = self.num_chunks * self.kv_bytes_per_chunk
+            self._pool_file = offer_sealed_file(self._engine_id, pool_bytes)
 
     def get_manager(self) -> OffloadingManager:
         """As upstream. vLLM starts the workers first, so the file has usually been mapped by all
         when the scheduler opens it here, and its name can go at once."""
+        workers_came_first = pool_path(self._engine_id).exists()
+        self._offer_pool_file()
         manager = super().get_manager()
-        if not manager.primary_tier._mmap_region._creator:
+        if workers_came_first:
             self.forget_pool_name_of(manager)
         return cast(OffloadingManager, manager)
 
     @staticmethod
     def forget_pool_name_of(manager: TieringOffloadingManager) -> None:
         """Remove the pool file's name; right once scheduler and workers have mapped the file."""
-        region = manager.primary_tier._mmap_region
-        Path(region.mmap_path).unlink(missing_ok=True)
-        region._creator = False
+        Path(manager.primary_tier._mmap_region.mmap_path).unlink(missing_ok=True)
 
     def create_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """vLLM's worker on a GPU, ours on the CPU platform."""
+        self._offer_pool_file()
         if not current_platform.is_cpu():
-            worker: Any = super().create_worker(kv_caches)
-            if worker._mmap_region is not None:
-                worker._mmap_region._creator = False
-            return cast(OffloadingWorker, worker)
+            return cast(OffloadingWorker, super().create_worker(kv_caches))
         region = SharedOffloadRegion(
             engine_id=self._engine_id,
             num_chunks=self.num_chunks,
@@ -71,9 +75,6 @@ class FerrySpec(TieringOffloadingSpec):
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
         )
-        # The scheduler removes the name for everyone; without this the region would try again
-        # at shutdown and log a stack trace.
-        region._creator = False
         return HostWorker(kv_caches, region, self.blocks_per_chunk)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:

@@ -102,22 +102,28 @@ def is_loopback(bind: str) -> bool:
 
 
 def check_memory_fits(
-    memory: int, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
+    memory: int,
+    proc: Path = Path("/proc"),
+    cgroups: Path = Path("/sys/fs/cgroup"),
+    *,
+    setting: str = "memory",
 ) -> None:
     """Raise `ConfigError` when `memory` is more than this machine, or container, can give.
+
+    `setting` is what the operator called it.
 
     Found at start rather than by the kernel's OOM killer, hours later, when the cache is full.
     """
     available = _mem_available(proc)
     if memory > available:
         raise ConfigError(
-            f"memory: {format_bytes(memory)} asked, but only {format_bytes(available)} is "
+            f"{setting}: {format_bytes(memory)} asked, but only {format_bytes(available)} is "
             "available on this machine (MemAvailable)"
         )
     limit = _cgroup_limit(proc, cgroups)
     if memory > limit:
         raise ConfigError(
-            f"memory: {format_bytes(memory)} asked, but the memory limit of this container or "
+            f"{setting}: {format_bytes(memory)} asked, but the memory limit of this container or "
             f"cgroup is {format_bytes(limit)}"
         )
 

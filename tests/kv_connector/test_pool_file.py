@@ -4,15 +4,17 @@ import multiprocessing
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from kv_connector.pool_file import (
     engine_core_pid,
+    offer_sealed_file,
     pool_name,
     pool_path,
-    require_room,
     sweep_dead_pools,
 )
 from remote_server.errors import ConfigError
@@ -77,6 +79,38 @@ def test_a_worker_finds_the_process_of_its_scheduler(backend: str):
     assert found == (os.getpid() if backend == "mp" else worker.pid)
 
 
-def test_a_pool_larger_than_dev_shm_is_refused_with_the_way_out():
-    with pytest.raises(ConfigError, match=r"cpu_pool=\d+ bytes.*shm-size"):
-        require_room("kvferry-none", 1 << 60)
+def test_a_pool_larger_than_the_machine_is_refused_by_its_setting():
+    with pytest.raises(ConfigError, match=r"cpu_pool: .* asked, but only .* is available"):
+        offer_sealed_file("kvferry-none", 1 << 60)
+    assert not pool_path("kvferry-none").exists()
+
+
+@pytest.fixture
+def region_name() -> Iterator[str]:
+    name = pool_name(os.getpid(), "a-test")
+    yield name
+    pool_path(name).unlink(missing_ok=True)
+
+
+def test_vllms_region_lies_in_a_file_that_cannot_shrink(region_name: str):
+    """Both sides map what the first one made; the name may go, and nobody can truncate it."""
+    made = offer_sealed_file(region_name, 16 * 4096)
+    assert made is not None
+    assert offer_sealed_file(region_name, 16 * 4096) is None, "the second one finds it"
+    sides = [SharedOffloadRegion(region_name, 16, rank, 4096, 4096) for rank in (0, None)]
+    pool_path(region_name).unlink()
+    sides[0].base_tensor[5] = 42
+    assert sides[1].base_tensor[5] == 42
+    with pytest.raises(PermissionError):
+        os.ftruncate(sides[1].fd, 4096)
+    for side in sides:
+        side.cleanup()
+    os.close(made)
+
+
+def test_a_name_whose_file_died_with_its_engine_is_swept(tmp_path: Path):
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    name = tmp_path / pool_path(f"kvferry-{namespace}-4194303-1-engine").name
+    name.symlink_to("/proc/4194303/fd/7")
+    assert sweep_dead_pools(tmp_path) == [name]
+    assert not os.path.lexists(name)
