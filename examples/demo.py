@@ -32,10 +32,7 @@ Process = TypeVar("Process", bound=LoggedProcess)
 
 BLOCK_TOKENS = 32
 ANSWER_TOKENS = 16
-LEVELS = ("computed", "engine", "CPU pool", "server")
-
-# vLLM's names for the levels that served cached prompt tokens.
-_SOURCES = {"engine": "device", "CPU pool": "host", "server": "external_unspecified"}
+LEVELS = {"computed": "computed", "engine": "engine", "pool": "CPU pool", "server": "server"}
 
 
 @dataclass(frozen=True)
@@ -124,13 +121,13 @@ class Demo:
         pool_tokens: int = 0,
         server_tokens: int = 0,
     ) -> None:
-        before = _cached_tokens(engine)
+        before = engine.cached_by_level()
         with step(case):
             answer = engine.complete(self._prompt, ANSWER_TOKENS)
-        after = _cached_tokens(engine)
-        tokens = {level: after[level] - before[level] for level in _SOURCES}
+        after = engine.cached_by_level()
+        tokens = {level: after[level] - before[level] for level in before}
         tokens["computed"] = answer.prompt_tokens - sum(tokens.values())
-        cached = {"engine": engine_tokens, "CPU pool": pool_tokens, "server": server_tokens}
+        cached = {"engine": engine_tokens, "pool": pool_tokens, "server": server_tokens}
         expected = cached | {"computed": len(self._prompt) - sum(cached.values())}
         served = 0
         if case != "server killed":
@@ -153,27 +150,12 @@ class Demo:
         return self._client.stats(timeout_s=5).result()
 
 
-def _cached_tokens(engine: VllmServer) -> dict[str, int]:
-    samples = engine.metrics()
-    return {
-        level: int(
-            sum(
-                value
-                for name, value in samples.items()
-                if name.startswith("vllm:prompt_tokens_cached_by_source_total")
-                and f'source="{source}"' in name
-            )
-        )
-        for level, source in _SOURCES.items()
-    }
-
-
 def table(rows: list[Row]) -> str:
     """The result as a person reads it: one line a case, times next to the cold one's."""
     cold = rows[0]
     lines = [
         f"{'case':<25}{'first token':>12}{'faster':>8}{'prompt':>8}"
-        + "".join(f"{level:>10}" for level in LEVELS)
+        + "".join(f"{title:>10}" for title in LEVELS.values())
         + f"{'output':>9}"
     ]
     for row in rows:

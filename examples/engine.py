@@ -15,6 +15,9 @@ from examples.processes import LoggedProcess, free_port
 
 Prompt = str | Sequence[int]
 
+# vLLM's names for the levels that cached prompt tokens come from. It has none for a remote store.
+CACHE_LEVELS = {"engine": "device", "pool": "host", "server": "external_unspecified"}
+
 
 @dataclass(frozen=True)
 class Completion:
@@ -147,6 +150,19 @@ class VllmServer(LoggedProcess):
         """The sum of a metric's samples over all labels; 0 when it has none."""
         samples = self.metrics().items()
         return sum(value for sample, value in samples if sample.partition("{")[0] == name)
+
+    def cached_by_level(self) -> dict[str, int]:
+        """Prompt tokens since the start that were not computed, by where they came from."""
+        samples = self.metrics().items()
+        name = "vllm:prompt_tokens_cached_by_source_total"
+        return {
+            level: sum(
+                int(value)
+                for sample, value in samples
+                if sample.startswith(name) and f'source="{source}"' in sample
+            )
+            for level, source in CACHE_LEVELS.items()
+        }
 
     def reset_prefix_cache(self, timeout_s: float = 10, *, external: bool = False) -> None:
         """Forget the engine's own cached blocks, as soon as no request or transfer holds any.

@@ -41,8 +41,6 @@ PATIENT = {
     "wait_budget_ms": 10_000,
 }
 
-_SOURCES = {"engine": "device", "pool": "host", "server": "external_unspecified"}
-
 
 class Cluster:
     """The server, the client a test asks it with, and the proxy the engines reach it by."""
@@ -91,27 +89,13 @@ class Engine(VllmServer):
             prompt, max_tokens, extra={"return_tokens_as_token_ids": True, **extra}
         )
 
-    def cached(self) -> dict[str, int]:
-        samples = self.metrics()
-        return {
-            level: int(
-                sum(
-                    value
-                    for name, value in samples.items()
-                    if name.startswith("vllm:prompt_tokens_cached_by_source_total")
-                    and f'source="{source}"' in name
-                )
-            )
-            for level, source in _SOURCES.items()
-        }
-
     def ask_from(
         self, prompt: list[int], max_tokens: int = 8, **extra: Any
     ) -> tuple[Completion, dict[str, int]]:
         """The answer, and how many prompt tokens came from each level."""
-        before = self.cached()
+        before = self.cached_by_level()
         answer = self.ask(prompt, max_tokens, **extra)
-        after = self.cached()
+        after = self.cached_by_level()
         return answer, {level: after[level] - before[level] for level in before}
 
     def push_out_of_pool(self, seed: int) -> None:
