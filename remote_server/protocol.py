@@ -40,6 +40,9 @@ MAX_FRAME_BYTES = 64 << 20
 # All payload frames of one put or whole get together.
 MAX_MESSAGE_BYTES = 256 << 20
 
+# Puts over shared memory that one client may have under way: one word each in its tickets file.
+MAX_TICKETS = 1024
+
 BlockKey = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Keys = Annotated[list[BlockKey], Meta(max_length=MAX_KEYS_PER_MESSAGE)]
 Counts = Annotated[
@@ -75,6 +78,7 @@ class Declined(StrEnum):
     NO_SLOT = auto()  # every slot it could take is pinned by a transfer in flight
     CHECKSUM = auto()  # the bytes that landed are not the bytes that were announced
     DRAINING = auto()  # the server is on its way out
+    WITHDRAWN = auto()  # shared memory: the sender took its rows back while they were being read
 
 
 class ErrorCode(StrEnum):
@@ -154,6 +158,41 @@ class Verify(_Message, frozen=True, tag="verify"):
     keys: Keys
 
 
+class PutShared(_Message, frozen=True, tag="put_shared"):
+    """A put whose bytes stay where they are: the server copies them from the sender's region.
+
+    `region` is what `Attached` said; `offsets` are where each block begins in it. The rows are
+    the sender's again when the reply has come, or when it has withdrawn the put by setting its
+    ticket (the word number `ticket` of its tickets file) to anything but `ticket_value`: the
+    server looks at the ticket after its copy and keeps nothing of a withdrawn put.
+    """
+
+    namespace: Namespace
+    keys: Keys
+    region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    offsets: Counts
+    lengths: Counts
+    checksums: Checksums
+    ticket: Annotated[int, Meta(ge=0, lt=MAX_TICKETS)]
+    ticket_value: Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+    deferred: bool = True
+    force: bool = False
+
+
+class GetShared(_Message, frozen=True, tag="get_shared"):
+    """Ask for a lease on blocks, to be copied from the server's arena. Answered by `Leased`."""
+
+    namespace: Namespace
+    keys: Keys
+    region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class Release(_Message, frozen=True, tag="release"):
+    """The blocks of this lease have been copied, or are not wanted any more. Has no reply."""
+
+    lease: int
+
+
 class Stats(_Message, frozen=True, tag="stats"):
     """Ask for occupancy and counters."""
 
@@ -162,6 +201,35 @@ class Clear(_Message, frozen=True, tag="clear"):
     """Remove every block of one namespace, or of all when `namespace` is absent."""
 
     namespace: Namespace | None = None
+
+
+# ── on the local socket, once, with file descriptors beside it ───────────────────────────
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attach"):
+    """A client on the same host offers its region. With it come two descriptors (SCM_RIGHTS):
+    the region's file and the tickets file, `MAX_TICKETS` words of 64 bits. Both must be memfds
+    sealed against shrinking, so that the server cannot die reading them."""
+
+    protocol: int
+    client: ShortText
+    region_bytes: Annotated[int, Meta(gt=0)]
+
+
+class Attached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attached"):
+    """The region is mapped and named `region`, a number nobody else can guess. With it comes one
+    descriptor: the arena, which can only be mapped for reading. Regions and leases end with
+    this connection."""
+
+    epoch: str
+    region: int
+    arena_bytes: int
+
+
+class NotAttached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="not_attached"):
+    """Shared memory cannot be used, and why; everything works over TCP."""
+
+    reason: ShortText
 
 
 # ── from the server ──────────────────────────────────────────────────────────────────────
@@ -183,6 +251,7 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
     max_message_bytes: int
     transports: list[str]
     draining: bool = False
+    local_socket: str = ""  # name of an abstract Unix socket; who reaches it shares this host
 
 
 class Found(_Reply, frozen=True, tag="found"):
@@ -230,6 +299,29 @@ class Blocks(_Reply, frozen=True, tag="blocks"):
     checksums: Checksums
     more: bool
     blocks_per_frame: int = 1
+
+
+class Leased(_Reply, frozen=True, tag="leased"):
+    """Where the blocks of a `GetShared` lie in the server's arena, for `lease_ms` from now.
+
+    A block is evicted only after the lease has ended: by `Release`, by its time, or with the
+    connection to the server's local socket. `words` are where each block's generation word
+    lies, `generations` what it holds. A reader that finds another value there after its copy
+    was too late, and what it copied is not the block.
+    """
+
+    lease: int
+    lease_ms: int
+    total: int
+    hit: int
+    miss: int
+    duplicate: int
+    found: Counts
+    offsets: Counts
+    lengths: Counts
+    checksums: Checksums
+    words: Counts
+    generations: Counts
 
 
 class Touched(_Reply, frozen=True, tag="touched"):
@@ -283,7 +375,9 @@ class Error(_Reply, frozen=True, tag="error"):
     message: str
 
 
-Request = Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear
+Request = (
+    Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | PutShared | GetShared | Release
+)
 Reply = Welcome | Found | Stored | Got | Blocks | Touched | Verified | StatsReply | Cleared | Error
 
 
