@@ -128,8 +128,9 @@ class RemoteTier(SecondaryTierManager):
         )
 
     def _weights_may_have_changed(self) -> None:
-        if self._namespace is not None:
+        if (old := self._namespace) is not None:
             self.declare(self._label, self._facts | {"weight_epoch": new_weight_epoch()})
+            self._client.forget(old)
         for wait in self._waits.values():
             wait.states = {}
 

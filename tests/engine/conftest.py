@@ -1,160 +1,16 @@
 """Real engines and a real server, shared by the tests of this folder.
 
-An engine takes half a minute to start, so each is started once. Pools are small (192 rows): a
-prompt is pushed out of the pool by filler prompts, and then comes back from the server without
-any restart.
+An engine takes half a minute to start, so each is started once for all tests that can share it.
 """
 
-import json
-import threading
-import time
 from collections.abc import Iterator
-from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
 
 import pytest
+from cluster import ENGINE_ARGS, Cluster, Engine, connector
 from gate_proxy import GateProxy
 
-from examples.engine import Completion, VllmServer
 from examples.processes import RemoteServer
-from examples.tiny_model import prompt_tokens
-from remote_server.client import ClientConfig, RemoteClient
-from remote_server.protocol import StatsReply
-
-BLOCK = 32
-# A quarter of the pool, the most that puts may pin, holds the longest prompt that is expected to
-# be on the server whole.
-POOL_ROWS = 192
-ROW_BYTES = 32 * 3072
-ENGINE_BLOCKS = 208
-MAX_MODEL_LEN = 6144
-
-ENGINE_ARGS = [
-    *("--max-model-len", str(MAX_MODEL_LEN)),
-    *("--num-gpu-blocks-override", str(ENGINE_BLOCKS)),
-    *("--max-num-batched-tokens", "512"),
-]
-
-# Long enough that a busy 2-core machine never turns a hit into a miss; what the deadlines do
-# when they do strike is tested where they can be steered.
-PATIENT = {
-    "lookup_timeout_ms": 5_000,
-    "load_stall_ms": 10_000,
-    "load_timeout_ms": 20_000,
-    "wait_budget_ms": 10_000,
-}
-
-_SOURCES = {"engine": "device", "pool": "host", "server": "external_unspecified"}
-
-
-class Cluster:
-    """The server, the client a test asks it with, and the proxy the engines reach it by."""
-
-    def __init__(self, server: RemoteServer, proxy: GateProxy) -> None:
-        self.server = server
-        self.proxy = proxy
-        self.client = RemoteClient(ClientConfig(endpoint=server.endpoint))
-        deadline = time.monotonic() + 10
-        while not self.client.ready and time.monotonic() < deadline:
-            time.sleep(0.01)
-
-    def stats(self) -> StatsReply:
-        return self.client.stats(timeout_s=10).result()
-
-    def counter(self, name: str) -> int:
-        return self.stats().counters[name]
-
-    def settled(self) -> StatsReply:
-        """The server's statistics once no put has reached it for a while."""
-        deadline = time.monotonic() + 20
-        before = self.stats()
-        while time.monotonic() < deadline:
-            time.sleep(0.3)
-            after = self.stats()
-            if after.counters["put_total"] == before.counters["put_total"] and not any(
-                tier.pending for tier in after.tiers.values()
-            ):
-                return after
-            before = after
-        raise AssertionError("the server does not come to rest")
-
-
-class Engine(VllmServer):
-    """An engine whose answers say where their prompt tokens came from."""
-
-    def ask(self, prompt: list[int], max_tokens: int = 8, **extra: Any) -> Completion:
-        return self.complete(
-            prompt, max_tokens, extra={"return_tokens_as_token_ids": True, **extra}
-        )
-
-    def cached(self) -> dict[str, int]:
-        samples = self.metrics()
-        return {
-            level: int(
-                sum(
-                    value
-                    for name, value in samples.items()
-                    if name.startswith("vllm:prompt_tokens_cached_by_source_total")
-                    and f'source="{source}"' in name
-                )
-            )
-            for level, source in _SOURCES.items()
-        }
-
-    def ask_from(
-        self, prompt: list[int], max_tokens: int = 8, **extra: Any
-    ) -> tuple[Completion, dict[str, int]]:
-        """The answer, and how many prompt tokens came from each level."""
-        before = self.cached()
-        answer = self.ask(prompt, max_tokens, **extra)
-        after = self.cached()
-        return answer, {level: after[level] - before[level] for level in before}
-
-    def push_out_of_pool(self, seed: int) -> None:
-        """Fill the pool with other prompts and forget the engine's own blocks."""
-        for i in range(3):
-            self.ask(prompt_tokens(POOL_ROWS // 2 * BLOCK, seed=10_000 + seed * 10 + i), 1)
-        self.forget()
-
-    def forget(self) -> None:
-        self.reset_prefix_cache(timeout_s=30)
-
-    def when_idle(self, gauge: str) -> float:
-        """The gauge's value once it is 0, or what it still is after ten seconds."""
-        return self._until(gauge, 0)
-
-    def when_ready(self) -> None:
-        """Return when the engine's client has reached the server."""
-        assert self._until("kvferry_server_ready", 1) == 1
-
-    def _until(self, gauge: str, value: float) -> float:
-        deadline = time.monotonic() + 10
-        while (now := self.metric(gauge)) != value and time.monotonic() < deadline:
-            self.ask(prompt_tokens(8, seed=1), 1)  # gauges move with the engine's steps
-            time.sleep(0.1)
-        return now
-
-    def start_and_abort(self, prompt: list[int], when: threading.Event) -> None:
-        """Send a request and hang up, without reading, when `when` is set."""
-        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
-        body = {"model": self.model, "prompt": prompt, "max_tokens": 8, "stream": True}
-        connection.request(
-            "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
-        )
-        assert when.wait(30), "the load never reached the gate"
-        connection.close()
-
-
-def connector(endpoint: str | None, **settings: Any) -> dict[str, Any]:
-    given = {"cpu_pool": POOL_ROWS * ROW_BYTES, **PATIENT, **settings}
-    if endpoint is not None:
-        given["server"] = endpoint
-    return {
-        "kv_connector": "KVFerryConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": given,
-    }
 
 
 @pytest.fixture(scope="session")

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import BLOCK, ENGINE_ARGS, ENGINE_BLOCKS, Cluster, Engine, connector
+from cluster import BLOCK, ENGINE_ARGS, ENGINE_BLOCKS, Cluster, Engine, connector
 
 from examples.engine import Completion
 from examples.tiny_model import prompt_tokens

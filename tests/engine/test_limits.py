@@ -4,7 +4,7 @@ import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from conftest import BLOCK, MAX_MODEL_LEN, POOL_ROWS, Cluster, Engine
+from cluster import BLOCK, MAX_MODEL_LEN, POOL_ROWS, Cluster, Engine
 
 from examples.tiny_model import prompt_tokens
 

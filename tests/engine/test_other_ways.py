@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from conftest import BLOCK, ENGINE_ARGS, PATIENT, POOL_ROWS, ROW_BYTES, Cluster, Engine, connector
+from cluster import BLOCK, ENGINE_ARGS, PATIENT, POOL_ROWS, ROW_BYTES, Cluster, Engine, connector
 
 from examples.tiny_model import prompt_tokens
 

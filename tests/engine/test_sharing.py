@@ -4,7 +4,7 @@ import hashlib
 from typing import Any
 
 import pytest
-from conftest import BLOCK, ROW_BYTES, Cluster, Engine
+from cluster import BLOCK, ROW_BYTES, Cluster, Engine
 
 from examples.tiny_model import prompt_tokens
 from remote_server.client import GetOutcome

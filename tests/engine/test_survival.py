@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from conftest import BLOCK, ENGINE_ARGS, Cluster, Engine, connector
+from cluster import BLOCK, ENGINE_ARGS, Cluster, Engine, connector
 from gate_proxy import GateProxy
 
 from examples.processes import free_port

@@ -56,10 +56,14 @@ class ScriptedClient:
         self.ready = True
         self.asked: list[Asked] = []
         self.declared: list[tuple[str, int, dict[str, str]]] = []
+        self.forgotten: list[str] = []
         self.closed = False
 
     def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
         self.declared.append((namespace, block_bytes, dict(fingerprint)))
+
+    def forget(self, namespace: str) -> None:
+        self.forgotten.append(namespace)
 
     def lookup(self, namespace: str, keys: Sequence[bytes], *, timeout_s: float) -> "Future[Any]":
         return self._ask("lookup", namespace, keys)

@@ -161,6 +161,7 @@ def test_a_reset_ends_every_job_and_leaves_the_old_namespace(engine: Engine):
     assert sorted(job for job, _, _ in engine.finished()) == [1, 2, 3]
     after = engine.client.declared[-1]
     assert after[0] != before[0] and "weight_epoch" in after[2]
+    assert engine.client.forgotten == [before[0]]
     engine.lookup(context, keys)
     engine.step()
     assert engine.client.last("lookup").namespace == after[0]

@@ -21,7 +21,7 @@ class Clock:
     def advance(self, seconds: float) -> None:
         self.now += seconds
         for client in self.clients:
-            client._loop.wake()
+            client._loop.mailbox.wake()
 
 
 def key(number: int) -> bytes:

@@ -2,7 +2,7 @@
 
 from math import inf
 
-from remote_server.breaker import Breaker, BreakerState
+from remote_server.client.breaker import Breaker, BreakerState
 
 
 def opened(at: float = 0.0) -> Breaker:

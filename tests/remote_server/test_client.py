@@ -514,11 +514,11 @@ def test_an_exception_inside_the_loop_ends_requests_and_not_the_thread(
 
     with monkeypatch.context() as patch:
         patch.setattr(client._loop.control, "receive", fail)
-        client._loop.wake()
+        client._loop.mailbox.wake()
         got, put = (future.result(PATIENCE_S) for future in futures)
     assert isinstance(got.error, ServerUnavailable)
     assert isinstance(put.error, ServerUnavailable)
-    assert "a bug" in caplog.text
+    eventually(lambda: "a bug" in caplog.text)
     fake.behave()
     eventually(lambda: client.ready)
     assert client.put(NAMESPACE, keys, rows_of(range(1))).result(PATIENCE_S).created == 1
@@ -534,6 +534,7 @@ def test_a_request_that_breaks_the_loop_ends_too(client, fake, monkeypatch):
     got = client.get(NAMESPACE, [key(1)], empty_rows(1), stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [GetOutcome.UNAVAILABLE]
     monkeypatch.undo()
+    eventually(lambda: client.counters()["internal_errors"] == 1)
     eventually(lambda: client.ready)
     client._loop.counters["internal_errors"] = 0
 

@@ -306,7 +306,7 @@ def _garbage(rng, asked, fake):
     elif kind == 7:
         header = replace(header, blocks_per_frame=rng.randrange(6))
     elif kind == 8:
-        frames = frames[: rng.randrange(len(frames))] + [rng.randbytes(rng.randrange(9000))]
+        frames = [*frames[: rng.randrange(len(frames))], rng.randbytes(rng.randrange(9000))]
     else:
         header = replace(header, request_id=header.request_id + rng.randrange(-3, 3))
     return [*protocol.encode(header), *(flip(f) if rng.random() < 0.5 and f else f for f in frames)]

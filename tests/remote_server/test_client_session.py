@@ -24,8 +24,13 @@ from msgspec.structs import replace
 
 from remote_server import protocol
 from remote_server.client import GetOutcome
-from remote_server.client_session import REFUSED_RETRY_S
-from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
+from remote_server.client.session import REFUSED_RETRY_S
+from remote_server.errors import (
+    DeadlineExceeded,
+    LocalProtocolError,
+    RequestRefused,
+    ServerUnavailable,
+)
 from remote_server.protocol import Get, Hello, Lookup, Put, Stats
 
 pytest_plugins = ["client_fixtures"]
@@ -67,6 +72,30 @@ def assert_works(client, fake):
 
 
 # ── coming and going ─────────────────────────────────────────────────────────────────────
+
+
+def test_that_no_server_is_there_yet_is_said_once(unused_port, make_client, caplog):
+    caplog.set_level(logging.INFO, "remote_server")
+    client = make_client(unused_port, wait=False)
+    eventually(lambda: caplog.records, "it is said")
+    assert_unavailable(client)
+    with FakeServer(unused_port):
+        eventually(lambda: client.ready, "the client finds the server")
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("no server there yet" in line for line in said) == 1
+    assert sum("ready, epoch" in line for line in said) == 1
+
+
+def test_a_forgotten_namespace_is_not_declared_again_and_not_waited_for(fake, client):
+    client.declare("next weights", BLOCK_BYTES)
+    client.forget(NAMESPACE)
+    eventually(lambda: client.ready, "the new namespace is welcome")
+    error = client.lookup(NAMESPACE, [key(0)]).exception(PATIENCE_S)
+    assert isinstance(error, LocalProtocolError)
+    fake.close()
+    with FakeServer(fake.endpoint, epoch="epoch-2") as successor:
+        eventually(lambda: client.epoch == "epoch-2" and client.ready)
+        assert set(successor.namespaces) == {"next weights"}
 
 
 def test_a_server_that_comes_later_is_found_without_help(make_client, unused_port):

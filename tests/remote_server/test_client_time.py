@@ -17,7 +17,7 @@ from client_helpers import (
 from fake_server import PATIENCE_S, eventually
 
 from remote_server.client import GetOutcome
-from remote_server.client_gets import ABANDON_S
+from remote_server.client.gets import ABANDON_S
 from remote_server.config import MiB
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import Clear, Get, Lookup, Put, PutOutcome, Stats, Stored, Touch
@@ -65,6 +65,21 @@ def test_lookups_that_never_left_time_out_too(fake, make_client, clock):
     for future in futures:
         assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
     assert client.ready, "one unanswered lookup is no reason to open the breaker"
+
+
+def test_a_silent_server_does_not_use_up_the_lookups_that_may_be_on_the_wire(
+    fake, make_client, clock
+):
+    client = make_client(fake.endpoint, clock=clock, max_control_in_flight=2)
+    fake.silence(Lookup)
+    futures = [client.lookup(NAMESPACE, [key(number)]) for number in range(2)]
+    fake.wait_for(Lookup, 2)
+    turn(client)
+    clock.advance(0.051)
+    for future in futures:
+        assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
+    fake.behave()
+    assert client.lookup(NAMESPACE, [key(1)], timeout_s=5).result(PATIENCE_S).prefix == 0
 
 
 def test_an_answer_that_is_here_counts_however_late_it_is_read(timed, fake, clock):
@@ -354,6 +369,16 @@ def test_a_new_put_connection_does_not_disturb_gets(large, fake, clock):
     fake.do(lambda: fake.answer(asked))
     assert got.result(PATIENCE_S).landed == [0, 1, 2, 3]
     assert all(row == block(number, MiB) for number, row in enumerate(rows))
+
+
+def test_a_put_connection_that_we_replace_does_not_make_the_client_unready(client):
+    connection = client._loop._put_connection
+    seen = []
+    client._call(lambda: (connection.reopen(), seen.append((connection.connected, client.ready))))
+    client.check()
+    assert seen == [(False, True)]
+    put = client.put(NAMESPACE, [key(1)], rows_of(range(1))).result(PATIENCE_S)
+    assert put.created == 1, "it waits for the connection rather than failing"
 
 
 def test_an_answer_does_not_end_a_put_whose_rows_are_still_being_sent(large, fake, clock):

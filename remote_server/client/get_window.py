@@ -8,7 +8,7 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from remote_server.client_results import ClientConfig, GetOutcome, GetResult
+from remote_server.client.results import ClientConfig, GetOutcome, GetResult
 from remote_server.errors import KVFerryError
 
 
@@ -69,6 +69,8 @@ class GetTransfer:
 
     def end(self, error: KVFerryError | None, outcome: GetOutcome) -> None:
         """Let the caller have its rows back. Keys without a fate get `outcome`."""
+        if self.ended:
+            return
         self.ended = True
         self.error = self.error or error
         outcomes = [known or outcome for known in self.outcomes or [None] * len(self.keys)]

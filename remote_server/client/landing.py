@@ -7,9 +7,9 @@ asked for at that place, only once, and never beyond its end. A header may say w
 from collections.abc import Callable, Sequence
 
 from remote_server import protocol
-from remote_server.client_connection import Connection
-from remote_server.client_get_window import GetBatch, GetWindow
-from remote_server.client_results import Counters, GetOutcome
+from remote_server.client.connection import Connection
+from remote_server.client.get_window import GetBatch, GetWindow
+from remote_server.client.results import Counters, GetOutcome
 from remote_server.errors import RemoteProtocolError
 
 

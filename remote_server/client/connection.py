@@ -1,7 +1,8 @@
 """One DEALER socket and what we know of its state. Used by the I/O thread only.
 
-This file is the only one of the client that calls libzmq. A transport beside tcp would leave
-`client_control.py` on it and bring its own `client_gets.py` and `client_puts.py`.
+No other file of the client sends, receives or sets an option. A transport beside tcp would
+leave `control.py` on a connection like this and bring its own `gets.py` and
+`puts.py`.
 """
 
 import itertools
@@ -12,7 +13,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from remote_server import protocol
-from remote_server.client_results import ClientConfig
+from remote_server.client.results import ClientConfig
 from remote_server.errors import ConfigError, RemoteProtocolError
 
 _HANDSHAKE_MS = 5_000
@@ -22,6 +23,7 @@ _EVENTS = (
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
     | zmq.Event.DISCONNECTED
+    | zmq.Event.CONNECT_RETRIED
 )
 _monitor_numbers = itertools.count(1)
 
@@ -53,6 +55,8 @@ class Connection:
         """The handshake is done and the peer has not left since."""
         self.reopening = False
         """Replaced by us while connected, and not back yet: it should be in a moment."""
+        self.nobody_there = False
+        """An attempt to connect has failed."""
         self.stuck_at = inf
         """When to `reopen` unless connected by then. libzmq reconnects by itself after most
         failures, but never again to a peer that broke ZMTP: a frame too large, another protocol.
@@ -121,7 +125,10 @@ class Connection:
                 message = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return changes
-            if parse_monitor_message(message)["event"] == zmq.Event.HANDSHAKE_SUCCEEDED:
+            event = parse_monitor_message(message)["event"]
+            if event == zmq.Event.CONNECT_RETRIED:
+                self.nobody_there = True
+            elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.connected, self.reopening, self.stuck_at = True, False, inf
                 changes.append(True)
             else:

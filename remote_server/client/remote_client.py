@@ -1,4 +1,4 @@
-"""The client of the block server: ask what is there, put blocks, get them back, never wait.
+"""The public face: ask what is there, put blocks, get them back, never wait.
 
     client = RemoteClient(ClientConfig("tcp://10.0.0.7:5757"))
     client.declare("my-model", block_bytes=1 << 20)
@@ -11,7 +11,7 @@ Every request returns a `concurrent.futures.Future` at once and ends by its dead
 once, whatever the server does. Requests that cannot be sent now end at once: losing the server
 costs nothing but the blocks.
 
-One I/O thread does all the work (`client_loop.py`). Futures end on it, so their callbacks run
+One I/O thread does all the work (`loop.py`). Futures end on it, so their callbacks run
 on it too: they must be quick, and must not wait for another request of the same client. A
 request submitted after `close` ends on the submitting thread. `Future.cancel` does nothing:
 only an ended future gives its rows back, and `cancel_all` is the way to get there sooner.
@@ -25,15 +25,15 @@ from functools import partial
 from threading import Event, Lock
 from typing import TypeVar
 
-from remote_server import client_control as control
 from remote_server import protocol
-from remote_server.client_get_window import GetTransfer
-from remote_server.client_loop import Call, Loop
-from remote_server.client_puts import PutTransfer
-from remote_server.client_results import ClientConfig, GetOutcome, GetResult, PutResult
+from remote_server.client import requests
+from remote_server.client.get_window import GetTransfer
+from remote_server.client.loop import Loop
+from remote_server.client.mailbox import Call
+from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.results import ClientConfig, GetResult, PutResult
 from remote_server.errors import ConfigError
-
-__all__ = ["ClientConfig", "GetOutcome", "GetResult", "PutResult", "RemoteClient"]
+from remote_server.malloc import keep_freed_memory
 
 T = TypeVar("T")
 
@@ -45,6 +45,8 @@ class RemoteClient:
         self, config: ClientConfig, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Start the I/O thread; the server need not exist yet. Raises `ConfigError`."""
+        if config.keep_freed_memory:
+            keep_freed_memory()
         self._clock = clock
         self._loop = Loop(config, clock)
         self._declaring = Lock()
@@ -86,6 +88,14 @@ class RemoteClient:
 
         self._call(run)
 
+    def forget(self, namespace: str) -> None:
+        """Stop declaring `namespace`: it is over, as with the weights it was computed from.
+
+        The server keeps its blocks until they are evicted. Requests about it still under way
+        end as they would; later ones end with `LocalProtocolError`.
+        """
+        self._call(lambda: self._loop.session.forget(namespace))
+
     @property
     def ready(self) -> bool:
         """Connected, every declared namespace welcome, breaker closed. Costs nothing to ask.
@@ -112,7 +122,7 @@ class RemoteClient:
         """
         future = _future(protocol.Found)
         deadline = self._clock() + timeout_s
-        self._loop.submit(control.lookup(future, namespace, list(keys), deadline))
+        self._loop.mailbox.submit(requests.lookup(future, namespace, list(keys), deadline))
         return future
 
     def put(
@@ -131,7 +141,7 @@ class RemoteClient:
         see `PutResult.error`. `deferred` and `force` are explained at `protocol.Put`.
         """
         future = _future(PutResult)
-        self._loop.submit(
+        self._loop.mailbox.submit(
             PutTransfer(
                 future=future,
                 namespace=namespace,
@@ -161,7 +171,7 @@ class RemoteClient:
         whose outcome is not HIT may hold anything.
         """
         future = _future(GetResult)
-        self._loop.submit(
+        self._loop.mailbox.submit(
             GetTransfer(
                 future=future,
                 namespace=namespace,
@@ -179,19 +189,19 @@ class RemoteClient:
         """Mark blocks as recently used; gives how many of them were there."""
         future = _future(int)
         deadline = self._clock() + timeout_s
-        self._loop.submit(control.touch(future, namespace, list(keys), deadline))
+        self._loop.mailbox.submit(requests.touch(future, namespace, list(keys), deadline))
         return future
 
     def stats(self, *, timeout_s: float = 1.0) -> "Future[protocol.StatsReply]":
         """Ask for the server's occupancy and counters."""
         future = _future(protocol.StatsReply)
-        self._loop.submit(control.stats(future, self._clock() + timeout_s))
+        self._loop.mailbox.submit(requests.stats(future, self._clock() + timeout_s))
         return future
 
     def clear(self, namespace: str | None = None, *, timeout_s: float = 5.0) -> "Future[int]":
         """Remove every block of `namespace`, or of all; gives how many were removed."""
         future = _future(int)
-        self._loop.submit(control.clear(future, namespace, self._clock() + timeout_s))
+        self._loop.mailbox.submit(requests.clear(future, namespace, self._clock() + timeout_s))
         return future
 
     # ── this side ────────────────────────────────────────────────────────────────────────
@@ -216,7 +226,11 @@ class RemoteClient:
         return not self._loop.is_current_thread and done.wait(timeout_s)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """End every request and the thread. Safe to repeat, and from a callback."""
+        """End every request and the thread. Safe to repeat, and from a callback.
+
+        Returns after `timeout_s` at the latest. Requests have ended by then, but for puts whose
+        rows libzmq has not let go of: those still wait for that, and for nothing else.
+        """
         self._finalizer.detach()
         self._loop.stop()
         self._loop.join(timeout_s)
@@ -237,7 +251,7 @@ class RemoteClient:
         failure.result(timeout_s)
 
     def _call(self, run: Callable[[], None]) -> None:
-        self._loop.submit(Call(run))
+        self._loop.mailbox.submit(Call(run))
 
 
 def _future(_: type[T]) -> "Future[T]":

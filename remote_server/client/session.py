@@ -15,8 +15,8 @@ from enum import Enum, auto
 from math import inf
 
 from remote_server import protocol
-from remote_server.breaker import Breaker, BreakerState
-from remote_server.client_results import ClientConfig, Counters
+from remote_server.client.breaker import Breaker, BreakerState
+from remote_server.client.results import ClientConfig, Counters
 from remote_server.errors import KVFerryError, LocalProtocolError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
@@ -67,6 +67,8 @@ class Epoch(Enum):
 
 @dataclass(slots=True)
 class Session:
+    """The state above. Only the I/O thread calls it; `ready` and `epoch` anyone may read."""
+
     config: ClientConfig
     counters: Counters
     declarations: dict[str, Declaration] = field(default_factory=dict)
@@ -78,6 +80,7 @@ class Session:
     """Connected, breaker closed, every declared namespace welcome. Any thread may read it."""
     _past_epochs: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     _said_ready: bool = False
+    _said_absent: bool = False
 
     def __post_init__(self) -> None:
         self.breaker = Breaker(
@@ -130,6 +133,20 @@ class Session:
         return min(self.breaker.retry_at, *retries, inf)
 
     # ── what it is told ──────────────────────────────────────────────────────────────────
+
+    def nobody_there(self) -> None:
+        """An attempt to connect failed. Worth a line once, and only before the first success:
+        that a server has gone is said when it goes."""
+        if self.epoch is None and not self._said_absent:
+            self._said_absent = True
+            logger.warning(
+                "%s: no server there yet; every block is a miss until it answers", self._name
+            )
+
+    def forget(self, namespace: str) -> None:
+        """Stop declaring a namespace. Requests about it are refused from now on."""
+        if self.declarations.pop(namespace, None) is not None:
+            self._refresh()
 
     def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
         """Remember a namespace; the same words again change nothing."""
@@ -186,8 +203,6 @@ class Session:
 
     def welcomed(self, declaration: Declaration, welcome: protocol.Welcome) -> None:
         """The server holds the namespace and says what it allows."""
-        if self.declarations.get(declaration.namespace) is not declaration:
-            return  # declared anew meanwhile; its own hello is due
         declaration.standing, declaration.refusal = Standing.WELCOME, ""
         self.limits.max_keys = min(max(1, welcome.max_keys), protocol.MAX_KEYS_PER_MESSAGE)
         self.limits.max_frame_bytes = min(max(1, welcome.max_frame_bytes), protocol.MAX_FRAME_BYTES)

@@ -42,6 +42,10 @@ class ClientConfig:
     """Hash every landed block before announcing it. Off is for measuring what that costs; puts
     carry checksums all the same, because the server checks them."""
 
+    keep_freed_memory: bool = True
+    """Let this process reuse the memory it frees (`malloc.py`): gets of large blocks are two to
+    three times as fast, and up to 256 MiB stay with the process after a burst."""
+
     breaker_timeouts: int = 3
     """This many timeouts in a row, and the server is taken to be away."""
 

@@ -5,21 +5,21 @@ what was asked for and has not come, over all gets, so what the server streams a
 by us and no queue on the way can overflow.
 
 The I/O thread is the only one that writes into a row, and only while it receives a block, so a
-get ends by being forgotten: bytes that come for it later go nowhere (`client_landing.py`).
+get ends by being forgotten: bytes that come for it later go nowhere (`landing.py`).
 """
 
 import logging
 from collections.abc import Callable
-from itertools import count
 from math import inf
 
 from remote_server import protocol
-from remote_server.client_connection import Connection
-from remote_server.client_get_window import GetBatch, GetTransfer, GetWindow
-from remote_server.client_landing import Landing
-from remote_server.client_results import ClientConfig, Counters, GetOutcome
-from remote_server.client_rows import check_rows
-from remote_server.client_session import Session
+from remote_server.client.connection import Connection
+from remote_server.client.get_queue import GetQueue
+from remote_server.client.get_window import GetBatch, GetTransfer, GetWindow
+from remote_server.client.landing import Landing
+from remote_server.client.results import ClientConfig, Counters, GetOutcome
+from remote_server.client.rows import check_rows
+from remote_server.client.session import Session
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -63,14 +63,17 @@ class GetLane:
         self._landing = Landing(
             connection, self._window, counters, verify, integrity=config.integrity
         )
-        self._orders = count(1)
-        self._transfers: dict[int, GetTransfer] = {}
+        self._queue = GetQueue()
         self._batch_blocks = max(1, config.get_window_blocks // 4)
         self._last_heard = 0.0
         self.wake_at = inf
         self.blocked = False
         """The connection would not take a message; try again shortly."""
-        self.queued_bytes = 0
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the rows of all gets that have not ended."""
+        return self._queue.num_bytes
 
     def accept(self, transfer: GetTransfer, now: float) -> None:
         """Take over `transfer`; it ends at once when it cannot be asked for."""
@@ -92,10 +95,7 @@ class GetLane:
             transfer.end(None, GetOutcome.MISS)
             return
         transfer.prepare(rows)
-        transfer.order = next(self._orders)
-        transfer.progress = now
-        self._transfers[transfer.order] = transfer
-        self.queued_bytes += transfer.total_bytes
+        self._queue.add(transfer, now)
         self.wake_at = min(self.wake_at, transfer.deadline, now + transfer.stall_s)
 
     # ── asking ───────────────────────────────────────────────────────────────────────────
@@ -103,7 +103,7 @@ class GetLane:
     def pump(self, now: float) -> None:
         """Ask for as much as the window allows, oldest get first."""
         self.blocked = False
-        for transfer in self._transfers.values():
+        for transfer in self._queue:
             while transfer.to_ask:
                 indices = self._next_batch(transfer)
                 if not indices or not self._ask(transfer, indices, now):
@@ -183,7 +183,7 @@ class GetLane:
         else:
             raise RemoteProtocolError(f"a get was answered with {type(reply).__name__}")
         self._session.answered()
-        self._made_progress(batch.transfer, now)
+        self._queue.progressed(batch.transfer, now)
         if not batch.open:
             del self._window.batches[reply.request_id]
         if not batch.transfer.ended and not batch.transfer.num_open:
@@ -208,36 +208,18 @@ class GetLane:
                 transfer.settle(transfer.to_ask.popleft(), GetOutcome.REFUSED)
         self._window.close_rest(batch, GetOutcome.REFUSED)
 
-    def _made_progress(self, transfer: GetTransfer, now: float) -> None:
-        """A byte for one get is progress for those behind it, which wait for the same wire."""
-        transfer.progress = now
-        if transfer.ended:
-            self._pass_on_progress(transfer)
-
-    def _pass_on_progress(self, transfer: GetTransfer) -> None:
-        for other in self._transfers.values():
-            if other.order > transfer.order:
-                other.progress = max(other.progress, transfer.progress)
-
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
     def _end(self, transfer: GetTransfer, error: KVFerryError | None, outcome: GetOutcome) -> None:
         """End it with what has landed; every other key gets `outcome`."""
-        del self._transfers[transfer.order]
-        self.queued_bytes -= transfer.total_bytes
-        self._pass_on_progress(transfer)
+        self._queue.remove(transfer)
         transfer.end(error, outcome)
 
     def expire(self, now: float) -> None:
         """End the gets that waited long enough, and take back what nobody will ever send."""
         if now < self.wake_at:
             return
-        progress = 0.0
-        for transfer in list(self._transfers.values()):
-            progress = max(progress, transfer.progress)
-            stalled = progress + transfer.stall_s <= now
-            if not stalled and now < transfer.deadline:
-                continue
+        for transfer, stalled in self._queue.late(now):
             self._counters["timeouts_get"] += 1
             if transfer.num_asked and stalled:
                 self._session.timed_out(now)
@@ -248,17 +230,13 @@ class GetLane:
         self._set_wake_at()
 
     def _set_wake_at(self) -> None:
-        self.wake_at = inf
-        progress = 0.0
-        for transfer in self._transfers.values():
-            progress = max(progress, transfer.progress)
-            self.wake_at = min(self.wake_at, transfer.deadline, progress + transfer.stall_s)
+        self.wake_at = self._queue.wake_at()
         if self._window.has_leftovers:
             self.wake_at = min(self.wake_at, self._last_heard + ABANDON_S)
 
     def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
         """End every get. Bytes still on their way go nowhere."""
-        for transfer in list(self._transfers.values()):
+        for transfer in self._queue:
             self._end(transfer, error, outcome)
         self._set_wake_at()
 
@@ -282,7 +260,7 @@ class GetLane:
     @property
     def num_waiting(self) -> int:
         """Gets that callers wait for."""
-        return len(self._transfers)
+        return len(self._queue)
 
     @property
     def has_leftovers(self) -> bool:
@@ -290,10 +268,10 @@ class GetLane:
         return self._window.has_leftovers
 
     def check(self) -> None:
-        """The window, the queues and `queued_bytes` agree with one another."""
+        """Every block without a fate is asked for once, or waits to be."""
         self._window.check()
-        assert self.queued_bytes == sum(t.total_bytes for t in self._transfers.values())
-        for transfer in self._transfers.values():
+        self._queue.check()
+        for transfer in self._queue:
             asked = [
                 batch.indices[position]
                 for batch in self._window.batches.values()

@@ -13,19 +13,16 @@ simply exists.
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 
-import zmq
-
 from remote_server import protocol
-from remote_server.client_connection import Connection
-from remote_server.client_results import ClientConfig, Counters, PutResult
-from remote_server.client_rows import check_rows
-from remote_server.client_session import Limits, Session
+from remote_server.client.connection import Connection
+from remote_server.client.put_transfer import PutTransfer, cut
+from remote_server.client.results import ClientConfig, Counters
+from remote_server.client.rows import check_rows
+from remote_server.client.session import Session
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -37,71 +34,7 @@ from remote_server.errors import (
 
 logger = logging.getLogger(__name__)
 
-# Smaller rows are packed, several to a frame: a frame of its own costs some 40 µs with its
-# tracker, which is more than copying the row does.
-_PACK_BELOW_BYTES = 256 << 10
-_PACKED_FRAME_BYTES = 1 << 20
-
 _TURN_MESSAGES = 64
-
-# What a Stored reply counts, and a PutResult sums up.
-_COUNTS = ("total", "created", "existed", "forced", "duplicate")
-
-
-@dataclass(slots=True, eq=False)
-class PutTransfer:
-    """One caller's put. Its rows are ours to read until `future` ends."""
-
-    future: "Future[PutResult]"
-    namespace: str
-    keys: list[bytes]
-    rows: list[memoryview]
-    deferred: bool
-    force: bool
-    deadline: float
-    to_send: deque[range] = field(default_factory=deque)
-    num_in_flight: int = 0
-    trackers: list[zmq.MessageTracker] = field(default_factory=list)
-    cut_off: bool = False
-    """The socket that held its rows was closed; they come free without more being done."""
-    outcomes: list[protocol.PutOutcome | None] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
-    declined: dict[str, int] = field(default_factory=dict)
-    bytes_sent: int = 0
-    total_bytes: int = 0
-    error: KVFerryError | None = None
-    ended: bool = False
-
-    @property
-    def settled(self) -> bool:
-        """Nothing more is to be sent and no answer is awaited."""
-        return not self.to_send and not self.num_in_flight
-
-    def let_go(self) -> bool:
-        """Whether libzmq holds none of its rows any more."""
-        self.trackers = [tracker for tracker in self.trackers if not tracker.done]
-        return not self.trackers
-
-    def resolve(self) -> None:
-        """Let the caller have its rows back."""
-        assert not self.trackers
-        self.ended = True
-        self.rows = []
-        self.future.set_result(
-            PutResult(
-                **self.counts,
-                declined=self.declined,
-                outcomes=self.outcomes,
-                bytes_sent=self.bytes_sent,
-                error=self.error,
-            )
-        )
-
-    def abandon(self, error: KVFerryError) -> None:
-        """End before anything was sent."""
-        self.error = error
-        self.outcomes = [None] * len(self.keys)
-        self.resolve()
 
 
 @dataclass(slots=True, eq=False)
@@ -138,6 +71,9 @@ class PutLane:
         self._window_bytes = 0
         self.wake_at = inf
         self.blocked = False
+        """The connection would not take a message; try again shortly."""
+        self.has_more = False
+        """The next turn may have something to send."""
         self.queued_bytes = 0
 
     # ── taking over ──────────────────────────────────────────────────────────────────────
@@ -173,65 +109,35 @@ class PutLane:
     # ── sending ──────────────────────────────────────────────────────────────────────────
 
     def pump(self) -> None:
-        """Send as much as the window allows, oldest put first."""
-        self.blocked = False
-        for transfer in self._transfers:
-            while transfer.to_send:
-                num_bytes = sum(transfer.rows[index].nbytes for index in transfer.to_send[0])
-                full = self._window_bytes + num_bytes > self._config.put_window_bytes
-                if (full and self._batches) or not self._send(transfer, num_bytes):
-                    return
+        """Send the next message if the window allows it, oldest put first.
 
-    def _send(self, transfer: PutTransfer, num_bytes: int) -> bool:
-        if not self._connection.connected:
-            return False
+        One a turn: hashing a window's worth of small blocks would keep lookups waiting.
+        """
+        self.blocked = self.has_more = False
+        for transfer in self._transfers:
+            if transfer.to_send:
+                self._send_next(transfer)
+                return
+
+    def _send_next(self, transfer: PutTransfer) -> None:
         part = transfer.to_send[0]
-        rows = [transfer.rows[index] for index in part]
-        keys = [transfer.keys[index] for index in part]
-        request_id = self._next_request_id()
-        per_frame = self._blocks_per_frame(rows)
-        message = protocol.Put(
-            request_id=request_id,
-            namespace=transfer.namespace,
-            keys=keys,
-            lengths=[row.nbytes for row in rows],
-            checksums=[
-                protocol.checksum(transfer.namespace, key, row)
-                for key, row in zip(keys, rows, strict=True)
-            ],
-            blocks_per_frame=per_frame,
-            deferred=transfer.deferred,
-            force=transfer.force,
-        )
-        if per_frame == 1:
-            frames = [zmq.Frame(row, copy=False, track=True) for row in rows]
-            trackers = [frame.tracker for frame in frames if frame.tracker is not None]
-        else:
-            frames = [
-                zmq.Frame(b"".join(rows[first : first + per_frame]), copy=False)
-                for first in range(0, len(rows), per_frame)
-            ]
-            trackers = []
-        # Before the send, so that no way out of it leaves a row without its tracker.
-        transfer.trackers += trackers
-        transfer.cut_off = False
+        num_bytes = sum(transfer.rows[index].nbytes for index in part)
+        full = self._window_bytes + num_bytes > self._config.put_window_bytes
+        if (full and self._batches) or not self._connection.connected:
+            return
+        message = transfer.message(part, self._next_request_id(), self._session.limits)
+        frames = transfer.frames(part, message.blocks_per_frame)
         if not self._connection.send(protocol.encode(message), frames):
             self.blocked = True
-            return False
+            return
         transfer.to_send.popleft()
         transfer.num_in_flight += 1
         transfer.bytes_sent += num_bytes
-        self._batches[request_id] = _Batch(transfer, part, num_bytes)
+        self._batches[message.request_id] = _Batch(transfer, part, num_bytes)
         self._window_bytes += num_bytes
         self._counters["bytes_out"] += num_bytes
         self._counters["blocks_out"] += len(part)
-        return True
-
-    def _blocks_per_frame(self, rows: list[memoryview]) -> int:
-        largest = max(row.nbytes for row in rows)
-        if largest >= _PACK_BELOW_BYTES:
-            return 1
-        return max(1, min(_PACKED_FRAME_BYTES, self._session.limits.max_frame_bytes) // largest)
+        self.has_more = True
 
     # ── answers ──────────────────────────────────────────────────────────────────────────
 
@@ -257,7 +163,7 @@ class PutLane:
             return
         transfer = batch.transfer
         if isinstance(reply, protocol.Stored):
-            self._take_stored(batch, reply)
+            transfer.add(batch.part, reply)
         elif isinstance(reply, protocol.Error):
             self._counters["refused"] += 1
             if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
@@ -270,23 +176,6 @@ class PutLane:
         self._forget(reply.request_id)
         if transfer.settled:
             self._leave(transfer)
-
-    def _take_stored(self, batch: _Batch, reply: protocol.Stored) -> None:
-        try:
-            outcomes = [protocol.PutOutcome(outcome) for outcome in reply.outcomes]
-        except ValueError as error:
-            raise RemoteProtocolError(f"a put's outcomes: {error}") from error
-        counts = [getattr(reply, name) for name in _COUNTS]
-        counts += reply.declined.values()
-        if len(outcomes) != len(batch.part) or min(counts) < 0:
-            raise RemoteProtocolError("a put's answer does not fit what was sent")
-        transfer = batch.transfer
-        for index, outcome in zip(batch.part, outcomes, strict=True):
-            transfer.outcomes[index] = outcome
-        for name in _COUNTS:
-            transfer.counts[name] += getattr(reply, name)
-        for reason, number in reply.declined.items():
-            transfer.declined[reason] = transfer.declined.get(reason, 0) + number
 
     # ── bookkeeping ──────────────────────────────────────────────────────────────────────
 
@@ -330,14 +219,16 @@ class PutLane:
             if transfer.num_in_flight:
                 self._session.timed_out(now)
         self._give_up(late, DeadlineExceeded("no answer to put in time"))
-        if any(not put.cut_off and put.deadline <= now for put in self._leaving):
+        if any(put.deadline <= now and not put.cut_off for put in self._leaving):
             self.reset()
         deadlines = (transfer.deadline for transfer in (*self._transfers, *self._leaving))
         self.wake_at = min((deadline for deadline in deadlines if deadline > now), default=inf)
 
     def end_all(self, error: KVFerryError) -> None:
-        """Give up every put."""
+        """Give up every put, also those that only wait for libzmq."""
         self._give_up(list(self._transfers), error)
+        if any(not put.cut_off for put in self._leaving):
+            self.reset()
 
     def lost(self) -> None:
         """The connection broke: nothing that was sent on it will be answered."""
@@ -362,9 +253,6 @@ class PutLane:
         for transfer in transfers:
             transfer.error = error
             transfer.to_send.clear()
-        if not all(transfer.let_go() for transfer in transfers):
-            self.reset()
-        for transfer in transfers:
             self._leave(transfer)
 
     def leaving(self) -> list[PutTransfer]:
@@ -385,19 +273,3 @@ class PutLane:
         assert sum(transfer.num_in_flight for transfer in everyone) == len(self._batches)
         assert all(transfer.settled for transfer in self._leaving), "left with work to do"
         assert not any(transfer.settled for transfer in self._transfers), "settled and kept"
-
-
-def cut(sizes: list[int], config: ClientConfig, limits: Limits) -> list[range]:
-    """Consecutive runs of blocks, each about a batch and within the server's limits."""
-    most_bytes = min(config.batch_bytes, limits.max_message_bytes)
-    parts: list[range] = []
-    first, num_bytes = 0, 0
-    for index, size in enumerate(sizes):
-        full = num_bytes + size > most_bytes or index - first == limits.max_keys
-        if index > first and full:
-            parts.append(range(first, index))
-            first, num_bytes = index, 0
-        num_bytes += size
-    if sizes:
-        parts.append(range(first, len(sizes)))
-    return parts

@@ -10,35 +10,30 @@ Where another transport fits: `GetLane` and `PutLane` are the tcp ones. The loop
 only `accept`, `receive`, `pump`, `expire`, `end_all`, `reset`, `lost`, `check` and `wake_at`.
 """
 
-import contextlib
 import logging
-import socket
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from math import ceil, inf
 
 import zmq
 
-from remote_server import client_control as control
 from remote_server import protocol
-from remote_server.client_connection import Connection
-from remote_server.client_control import Ask, ControlLane
-from remote_server.client_get_window import GetTransfer
-from remote_server.client_gets import GetLane
-from remote_server.client_puts import PutLane, PutTransfer
-from remote_server.client_results import ClientConfig, GetOutcome, new_counters
-from remote_server.client_session import Declaration, Epoch, Session
-from remote_server.errors import (
-    DeadlineExceeded,
-    KVFerryError,
-    RequestRefused,
-    ServerUnavailable,
-)
+from remote_server.client import requests
+from remote_server.client.connection import Connection
+from remote_server.client.control import ControlLane
+from remote_server.client.get_window import GetTransfer
+from remote_server.client.gets import GetLane
+from remote_server.client.greeter import Greeter
+from remote_server.client.mailbox import Call, Mailbox, Submission, turn_away
+from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.puts import PutLane
+from remote_server.client.requests import Ask
+from remote_server.client.results import ClientConfig, GetOutcome, new_counters
+from remote_server.client.session import Epoch, Session
+from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
 
@@ -53,45 +48,30 @@ _LONGEST_WAIT_MS = 3_600_000
 _RECOVERY_PAUSE_S = 0.05
 
 
-@dataclass(slots=True, eq=False)
-class Call:
-    """Something to be done on the I/O thread, in its turn among the requests."""
-
-    run: Callable[[], None]
-
-
-Submission = Ask | GetTransfer | PutTransfer | Call
-
-
 class Loop:
-    """The I/O thread and all it owns. Other threads may call `submit`, `wake` and `stop` only."""
+    """The I/O thread and all it owns.
+
+    Other threads may use `mailbox`, `ready`, `stop` and `join`, and read `counters`.
+    """
 
     def __init__(self, config: ClientConfig, clock: Callable[[], float]) -> None:
         self._config = config
         self._clock = clock
         self.counters = new_counters()
         self.session = Session(config, self.counters)
-        self._submitted: deque[Submission] = deque()
-        self._taking: Submission | None = None
-        """Popped from the queue and not safely in a lane yet."""
-        self._awake = False
+        self.mailbox = Mailbox()
         self._stopping = False
-        self._over = False
         self._restarted = False
         self._farewells: list[tuple[list[PutTransfer], threading.Event]] = []
-        self._wake_reader, self._wake_writer = socket.socketpair()
-        self._wake_reader.setblocking(False)
-        self._wake_writer.setblocking(False)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         try:
             self._build_lanes()
         except BaseException:
-            self._wake_reader.close()
-            self._wake_writer.close()
+            self.mailbox.close()
             self._context.destroy(linger=0)
             raise
-        self._poller.register(self._wake_reader.fileno(), zmq.POLLIN)
+        self._poller.register(self.mailbox.fileno(), zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="kvferry-client", daemon=True)
         self._thread.start()
 
@@ -129,7 +109,7 @@ class Loop:
             self._heard,
             next_request_id,
         )
-
+        self._greeter = Greeter(self._config, self.session, self.control, self._clock)
         self._lanes = (self.control, self.gets, self.puts)
 
     # ── called by any thread ─────────────────────────────────────────────────────────────
@@ -140,25 +120,10 @@ class Loop:
             connection.connected or connection.reopening for connection in self._connections
         )
 
-    def submit(self, submission: Submission) -> None:
-        """Hand over a request. Never blocks. After the end it is answered here, at once."""
-        self._submitted.append(submission)
-        if self._over:
-            self._turn_away()
-        elif not self._awake:
-            self._awake = True
-            self.wake()
-
-    def wake(self) -> None:
-        """Let the loop take a turn now."""
-        # BlockingIOError: it has been woken often enough. OSError: it is over.
-        with contextlib.suppress(OSError):
-            self._wake_writer.send(b"\0")
-
     def stop(self) -> None:
         """Begin the end: every request ends, then the thread does."""
         self._stopping = True
-        self.wake()
+        self.mailbox.wake()
 
     def join(self, timeout_s: float) -> bool:
         """Wait for the thread to end. False when it has not, or when called on it."""
@@ -196,14 +161,14 @@ class Loop:
         self.puts.settle()
         for lane in self._lanes:
             lane.expire(now)
-        self._say_hello(now)
+        self._greeter.say_hello(now)
         self.control.pump()
         self.gets.pump(now)
         self.puts.pump()
         self._bid_farewell()
 
     def _wait(self) -> None:
-        if self._submitted:
+        if self.mailbox or self.puts.has_more:
             timeout_s = 0.0
         else:
             wake_at = min(
@@ -221,21 +186,25 @@ class Loop:
             self._poller.poll(min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS))
 
     def _take_over(self, now: float) -> None:
-        self._awake = False  # before looking: whoever submits from here on wakes us again
-        with contextlib.suppress(BlockingIOError):
-            self._wake_reader.recv(4096)
-        for _ in range(len(self._submitted)):
-            self._taking = self._submitted.popleft()
-            match self._taking:
-                case Ask() as ask:
-                    self.control.accept(ask)
-                case GetTransfer() as get:
-                    self.gets.accept(get, now)
-                case PutTransfer() as put:
-                    self.puts.accept(put)
-                case Call() as call:
-                    call.run()
-            self._taking = None
+        for submission in self.mailbox.take():
+            try:
+                self._accept(submission, now)
+            except Exception as error:
+                # It may be in no lane, where `_recover` could find it.
+                if not isinstance(submission, Call):
+                    turn_away(submission, ServerUnavailable(f"internal error: {error!r}"))
+                raise
+
+    def _accept(self, submission: Submission, now: float) -> None:
+        match submission:
+            case Ask():
+                self.control.accept(submission)
+            case GetTransfer():
+                self.gets.accept(submission, now)
+            case PutTransfer():
+                self.puts.accept(submission)
+            case Call():
+                submission.run()
 
     # ── the server ───────────────────────────────────────────────────────────────────────
 
@@ -254,7 +223,10 @@ class Loop:
                 return welcome
 
     def _notice_changes(self, now: float) -> None:
-        for connected in self._control_connection.changes(now):
+        changes = self._control_connection.changes(now)
+        if self._control_connection.nobody_there:
+            self.session.nobody_there()
+        for connected in changes:
             if connected:
                 self.session.came_up()
             else:
@@ -275,35 +247,10 @@ class Loop:
             self._restarted = False
             self._end_everything(ServerUnavailable("the server restarted"))
 
-    def _say_hello(self, now: float) -> None:
-        for declaration in self.session.due(now):
-            self.session.asked(declaration)
-            self.control.accept(
-                control.hello(
-                    declaration,
-                    self._config.client_name,
-                    now + self._config.hello_timeout_s,
-                    partial(self._hello_ended, declaration),
-                )
-            )
-
-    def _hello_ended(
-        self, declaration: Declaration, result: list[protocol.Welcome] | KVFerryError
-    ) -> None:
-        match result:
-            case [welcome]:
-                self.session.welcomed(declaration, welcome)
-            case RequestRefused():
-                self.session.not_welcomed(declaration, result, self._clock())
-            case DeadlineExceeded():
-                self.session.probe_failed(declaration, self._clock())
-            case _:
-                self.session.hello_ended(declaration)
-
     def _verify(self, namespace: str, keys: list[bytes]) -> None:
         self.counters["verify_sent"] += len(keys)
         deadline = self._clock() + VERIFY_TIMEOUT_S
-        self.control.accept(control.verify(namespace, keys, deadline, self.counters))
+        self.control.accept(requests.verify(namespace, keys, deadline, self.counters))
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 
@@ -317,7 +264,7 @@ class Loop:
 
     def cancel_all(self, done: threading.Event) -> None:
         """On the I/O thread: end every request taken over so far, then set `done`."""
-        if self._over:
+        if self.mailbox.closed:
             done.set()
             return
         error = DeadlineExceeded("cancelled by the caller")
@@ -342,7 +289,7 @@ class Loop:
     def _recover(self, cause: Exception) -> None:
         self.counters["internal_errors"] += 1
         error = ServerUnavailable(f"internal error: {cause!r}")
-        steps: tuple[Callable[[], None], ...] = (
+        _do_each(
             partial(self.session.went_down, "internal error"),
             partial(self.control.end_all, error),
             partial(self.gets.end_all, error, GetOutcome.UNAVAILABLE),
@@ -351,63 +298,31 @@ class Loop:
             self.gets.reset,
             self.puts.reset,
         )
-        for step in steps:
-            try:
-                step()
-            except Exception:
-                logger.exception("client: recovery could not %s", step)
-        taking, self._taking = self._taking, None
-        if taking is not None and not (isinstance(taking, Call) or taking.ended):
-            _turn_away(taking, error)
         time.sleep(_RECOVERY_PAUSE_S)
 
     def _shut_down(self) -> None:
         """End every request, wait until libzmq holds nobody's row, leave."""
         error = ServerUnavailable("the client was closed")
-        with contextlib.suppress(Exception):
-            self._take_over(self._clock())
-        steps: tuple[Callable[[], None], ...] = (
+        _do_each(
+            partial(self._take_over, self._clock()),
             partial(self.control.end_all, error),
             partial(self.gets.end_all, error, GetOutcome.UNAVAILABLE),
             partial(self.puts.end_all, error),
             *(connection.close for connection in self._connections),
         )
-        for step in steps:
-            try:
-                step()
-            except Exception:
-                logger.exception("client: closing could not %s", step)
         # However long that takes: a row given back too early would be sent with other bytes.
         while self.puts.is_settling:
             self.puts.settle()
             time.sleep(_LOOK_AGAIN_S)
         self._bid_farewell()
-        self._context.term()
-        self._over = True
-        self._turn_away()
-        self._wake_reader.close()
-        self._wake_writer.close()
-
-    def _turn_away(self) -> None:
-        """Answer what was submitted when nobody listened any more. Any thread may do it."""
-        error = ServerUnavailable("the client was closed")
-        while True:
-            try:
-                submission = self._submitted.popleft()
-            except IndexError:
-                return
-            _turn_away(submission, error)
+        self._context.destroy(linger=0)
+        self.mailbox.close()
 
 
-def _turn_away(submission: Submission, error: KVFerryError) -> None:
-    """End a request that no lane has taken over."""
-    match submission:
-        case Ask():
-            submission.ended = True
-            submission.end(error)
-        case GetTransfer():
-            submission.end(error, GetOutcome.UNAVAILABLE)
-        case PutTransfer():
-            submission.abandon(error)
-        case Call():
-            submission.run()
+def _do_each(*steps: Callable[[], None]) -> None:
+    """Take every step, whatever becomes of the others."""
+    for step in steps:
+        try:
+            step()
+        except Exception:
+            logger.exception("client: could not %s", step)

@@ -1,0 +1,1 @@
+"""Benchmarks: each one a module that is run with `python -m`; README.md says what each asks."""

@@ -1,0 +1,147 @@
+"""One caller's put: cut into messages, packed into frames, counted up from the answers."""
+
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import zmq
+
+from remote_server import protocol
+from remote_server.client.results import ClientConfig, PutResult
+from remote_server.client.session import Limits
+from remote_server.errors import KVFerryError, RemoteProtocolError
+
+# Smaller rows are packed, several to a frame: a frame of its own costs some 40 µs with its
+# tracker, which is more than copying the row does.
+_PACK_BELOW_BYTES = 256 << 10
+_PACKED_FRAME_BYTES = 1 << 20
+
+# What a Stored reply counts, and a PutResult sums up.
+_COUNTS = ("total", "created", "existed", "forced", "duplicate")
+
+
+@dataclass(slots=True, eq=False)
+class PutTransfer:
+    """One caller's put. Its rows are ours to read until `future` ends."""
+
+    future: "Future[PutResult]"
+    namespace: str
+    keys: list[bytes]
+    rows: list[memoryview]
+    deferred: bool
+    force: bool
+    deadline: float
+    to_send: deque[range] = field(default_factory=deque)
+    num_in_flight: int = 0
+    trackers: list[zmq.MessageTracker] = field(default_factory=list)
+    cut_off: bool = False
+    """The socket that held its rows was closed; they come free without more being done."""
+    outcomes: list[protocol.PutOutcome | None] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
+    declined: dict[str, int] = field(default_factory=dict)
+    bytes_sent: int = 0
+    total_bytes: int = 0
+    error: KVFerryError | None = None
+    ended: bool = False
+
+    def message(self, part: range, request_id: int, limits: Limits) -> protocol.Put:
+        """The header for the blocks of `part`. Hashes their rows."""
+        keys = [self.keys[index] for index in part]
+        rows = [self.rows[index] for index in part]
+        pairs = zip(keys, rows, strict=True)
+        return protocol.Put(
+            request_id=request_id,
+            namespace=self.namespace,
+            keys=keys,
+            lengths=[row.nbytes for row in rows],
+            checksums=[protocol.checksum(self.namespace, key, row) for key, row in pairs],
+            blocks_per_frame=_blocks_per_frame(rows, limits),
+            deferred=self.deferred,
+            force=self.force,
+        )
+
+    def frames(self, part: range, per_frame: int) -> list[zmq.Frame]:
+        """The payload: rows as they lie, tracked in `trackers`, or copies when packed."""
+        rows = [self.rows[index] for index in part]
+        if per_frame > 1:
+            return [
+                zmq.Frame(b"".join(rows[first : first + per_frame]), copy=False)
+                for first in range(0, len(rows), per_frame)
+            ]
+        frames = [zmq.Frame(row, copy=False, track=True) for row in rows]
+        self.trackers += [frame.tracker for frame in frames if frame.tracker is not None]
+        self.cut_off = False
+        return frames
+
+    def add(self, part: range, reply: protocol.Stored) -> None:
+        """Count the answer to `part`. Raises `RemoteProtocolError` when it does not fit."""
+        try:
+            outcomes = [protocol.PutOutcome(outcome) for outcome in reply.outcomes]
+        except ValueError as error:
+            raise RemoteProtocolError(f"a put's outcomes: {error}") from error
+        counts = {name: getattr(reply, name) for name in _COUNTS}
+        if len(outcomes) != len(part) or min((*counts.values(), *reply.declined.values())) < 0:
+            raise RemoteProtocolError("a put's answer does not fit what was sent")
+        for index, outcome in zip(part, outcomes, strict=True):
+            self.outcomes[index] = outcome
+        for name, number in counts.items():
+            self.counts[name] += number
+        for reason, number in reply.declined.items():
+            self.declined[reason] = self.declined.get(reason, 0) + number
+
+    @property
+    def settled(self) -> bool:
+        """Nothing more is to be sent and no answer is awaited."""
+        return not self.to_send and not self.num_in_flight
+
+    def let_go(self) -> bool:
+        """Whether libzmq holds none of its rows any more."""
+        self.trackers = [tracker for tracker in self.trackers if not tracker.done]
+        return not self.trackers
+
+    def resolve(self) -> None:
+        """Let the caller have its rows back."""
+        if self.ended:
+            return
+        assert not self.trackers
+        self.ended = True
+        self.rows = []
+        self.future.set_result(
+            PutResult(
+                **self.counts,
+                declined=self.declined,
+                outcomes=self.outcomes,
+                bytes_sent=self.bytes_sent,
+                error=self.error,
+            )
+        )
+
+    def abandon(self, error: KVFerryError) -> None:
+        """End before anything was sent."""
+        self.error = error
+        self.outcomes = [None] * len(self.keys)
+        self.resolve()
+
+
+def cut(sizes: list[int], config: ClientConfig, limits: Limits) -> list[range]:
+    """Consecutive runs of blocks, each about a batch and within the server's limits."""
+    most_bytes = min(config.batch_bytes, limits.max_message_bytes)
+    parts: list[range] = []
+    first, num_bytes = 0, 0
+    for index, size in enumerate(sizes):
+        full = num_bytes + size > most_bytes or index - first == limits.max_keys
+        if index > first and full:
+            parts.append(range(first, index))
+            first, num_bytes = index, 0
+        num_bytes += size
+    if sizes:
+        parts.append(range(first, len(sizes)))
+    return parts
+
+
+def _blocks_per_frame(rows: Sequence[memoryview], limits: Limits) -> int:
+    largest = max(row.nbytes for row in rows)
+    if largest >= _PACK_BELOW_BYTES:
+        return 1
+    return max(1, min(_PACKED_FRAME_BYTES, limits.max_frame_bytes) // largest)

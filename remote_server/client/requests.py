@@ -1,0 +1,163 @@
+"""The small requests: what each sends, which replies fit it, and what its caller gets."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from remote_server import protocol
+from remote_server.client.results import Counters
+from remote_server.client.rows import check_keys
+from remote_server.client.session import Declaration
+from remote_server.errors import KVFerryError
+
+Build = Callable[..., protocol.Request]
+"""Makes the message of one part of a request once its `request_id` is known."""
+
+
+@dataclass(slots=True, eq=False)
+class Ask:
+    """A request with one small reply per message. `end` is called exactly once."""
+
+    op: str
+    split: Callable[[int], list[Build]]
+    """The messages to send, each with at most the given number of keys."""
+
+    fits: Callable[[protocol.Reply, Build], bool]
+    """Whether a reply is a possible answer to that message; another one counts as none."""
+
+    end: Callable[[list[Any] | KVFerryError], None]
+    """Receives the replies in the order of the messages, or why there are none."""
+
+    deadline: float
+    namespace: str | None = None
+    always: bool = False
+    """Sent whether or not the session is ready: hellos are what makes it so."""
+
+    parts: list[Build] = field(default_factory=list)
+    replies: list[protocol.Reply | None] = field(default_factory=list)
+    num_sent: int = 0
+    num_replies: int = 0
+    ended: bool = False
+
+
+def hello(
+    declaration: Declaration,
+    client_name: str,
+    deadline: float,
+    end: Callable[[list[protocol.Welcome] | KVFerryError], None],
+) -> Ask:
+    """Declare a namespace; `end` gets the welcome."""
+    build = partial(
+        protocol.Hello,
+        protocol=protocol.PROTOCOL_VERSION,
+        namespace=declaration.namespace,
+        block_bytes=declaration.block_bytes,
+        client=client_name,
+        fingerprint=dict(declaration.fingerprint),
+    )
+    fits = _is(protocol.Welcome)
+    return Ask("hello", lambda _: [build], fits, end, deadline, always=True)
+
+
+def lookup(
+    future: "Future[protocol.Found]", namespace: str, keys: Sequence[bytes], deadline: float
+) -> Ask:
+    """`future` gets one `Found` for all of `keys`, however many messages that took."""
+
+    def fits(reply: protocol.Reply, part: Build) -> bool:
+        return (
+            isinstance(reply, protocol.Found)
+            and len(reply.states) == len(_keys_of(part))
+            and max(reply.states, default=0) <= max(protocol.KeyState)
+        )
+
+    def merge(replies: list[protocol.Found]) -> protocol.Found:
+        states = b"".join(reply.states for reply in replies)
+        # Counted here rather than taken from the replies: a prefix must not outrun its states.
+        prefix = len(states) - len(states.lstrip(bytes([protocol.KeyState.READABLE])))
+        last = replies[-1] if replies else protocol.Found(
+            request_id=0, epoch="", prefix=0, states=b""
+        )  # fmt: skip
+        return protocol.Found(
+            request_id=last.request_id, epoch=last.epoch, prefix=prefix, states=states
+        )
+
+    split = _by_keys(protocol.Lookup, namespace, keys)
+    return Ask("lookup", split, fits, _resolve(future, merge), deadline, namespace)
+
+
+def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], deadline: float) -> Ask:
+    """`future` gets how many blocks were there to be touched."""
+
+    def merge(replies: list[protocol.Touched]) -> int:
+        return sum(reply.touched for reply in replies)
+
+    split = _by_keys(protocol.Touch, namespace, keys)
+    return Ask("touch", split, _is(protocol.Touched), _resolve(future, merge), deadline, namespace)
+
+
+def stats(future: "Future[protocol.StatsReply]", deadline: float) -> Ask:
+    """`future` gets the server's own account of itself."""
+
+    def merge(replies: list[protocol.StatsReply]) -> protocol.StatsReply:
+        return replies[0]
+
+    fits = _is(protocol.StatsReply)
+    return Ask("stats", lambda _: [protocol.Stats], fits, _resolve(future, merge), deadline)
+
+
+def clear(future: "Future[int]", namespace: str | None, deadline: float) -> Ask:
+    """`future` gets how many blocks were removed. Any namespace, declared here or not."""
+
+    def merge(replies: list[protocol.Cleared]) -> int:
+        return replies[0].removed
+
+    build = partial(protocol.Clear, namespace=namespace)
+    fits = _is(protocol.Cleared)
+    return Ask("clear", lambda _: [build], fits, _resolve(future, merge), deadline)
+
+
+def verify(namespace: str, keys: Sequence[bytes], deadline: float, counters: Counters) -> Ask:
+    """Tell the server that its copies of `keys` came out wrong here; nobody waits for it."""
+
+    def end(result: list[Any] | KVFerryError) -> None:
+        for reply in result if isinstance(result, list) else ():
+            counters["verify_removed"] += reply.removed
+            counters["verify_intact"] += reply.intact
+
+    split = _by_keys(protocol.Verify, namespace, keys)
+    return Ask("verify", split, _is(protocol.Verified), end, deadline, namespace)
+
+
+def _by_keys(kind: Build, namespace: str, keys: Sequence[bytes]) -> Callable[[int], list[Build]]:
+    def split(max_keys: int) -> list[Build]:
+        check_keys(keys)
+        return [
+            partial(kind, namespace=namespace, keys=list(keys[first : first + max_keys]))
+            for first in range(0, len(keys), max_keys)
+        ]
+
+    return split
+
+
+def _keys_of(part: Build) -> list[bytes]:
+    assert isinstance(part, partial)
+    return part.keywords["keys"]  # type: ignore[no-any-return]
+
+
+def _is(kind: type) -> Callable[[protocol.Reply, Build], bool]:
+    return lambda reply, _: isinstance(reply, kind)
+
+
+def _resolve(
+    future: "Future[Any]", merge: Callable[[list[Any]], Any]
+) -> Callable[[list[Any] | KVFerryError], None]:
+    def end(result: list[Any] | KVFerryError) -> None:
+        if isinstance(result, KVFerryError):
+            future.set_exception(result)
+        else:
+            future.set_result(merge(result))
+
+    return end
