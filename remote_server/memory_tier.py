@@ -72,8 +72,8 @@ class MemoryTier:
         wanted = zip(keys, lengths, checksums, strict=True)
         blocks: list[Block] = []
         tick = self._next_tick()
-        while len(blocks) < len(keys) and (size_class.open or self._make_room(size_class)):
-            slab, slots = self.slabs.take_slots(size_class, len(keys) - len(blocks))
+        while (missing := len(keys) - len(blocks)) and self._has_room(size_class, missing):
+            slab, slots = self.slabs.take_slots(size_class, missing)
             start, slot_bytes = slab.offset, slab.slot_bytes
             new = [  # `slots` comes first in the zip: what ends it must not use up a block
                 Block(namespace, key, length, checksum, slab, slot, start + slot * slot_bytes, tick)
@@ -94,28 +94,31 @@ class MemoryTier:
         return block.state is BlockState.READABLE
 
     def complete_puts(self, blocks: Sequence[Block]) -> None:
+        if not blocks:
+            return
+        index = self._index.setdefault(blocks[0].namespace, {})
+        words, generation = self._arena.words, self._generation
         tick = self._next_tick()
-        words = self._arena.words
+        readable = BlockState.READABLE
         for block in blocks:
             if block.state is BlockState.DETACHED:
                 self.unpin(block)
                 continue
-            namespace, key, slab = block.namespace, block.key, block.slab
+            key, slab = block.key, block.slab
             self._forget_writing(block)
-            index = self._index.get(namespace)
-            if index is None:
-                index = self._index[namespace] = {}
-            elif key in index:
+            if key in index:
                 self._detach(index[key])
             index[key] = block
-            block.state = BlockState.READABLE
-            self._generation += 1
-            words[slab.first_word + block.slot] = block.generation = self._generation
+            block.state = readable
+            generation += 1
+            block.generation = generation
+            words[slab.first_word + block.slot] = generation
             slab.tick_sum += tick - block.tick
             block.tick = tick
             self.slabs.classes[slab.slot_bytes].policy.add(block)
             block.pins = 0
             slab.num_pinned -= 1
+        self._generation = generation
 
     def fail_put(self, block: Block) -> None:
         if block.state is BlockState.WRITING:
@@ -246,8 +249,14 @@ class MemoryTier:
 
     # ── making room ──────────────────────────────────────────────────────────────────────
 
-    def _make_room(self, size_class: SizeClass) -> bool:
-        """Leave `size_class` with a free slot, or say that everything is in use."""
+    def _has_room(self, size_class: SizeClass, wanted: int) -> bool:
+        """Leave `size_class` with a free slot, or say that everything is in use.
+
+        Evicts `wanted` blocks at once where it can: they came together, and leave a run of
+        neighbours to those who come together now.
+        """
+        if size_class.open:
+            return True
         victim = size_class.policy.victim()
         if not self.slabs.free:
             slab = self._slab_to_take(size_class, victim)
@@ -255,8 +264,7 @@ class MemoryTier:
                 self._empty(slab)
                 self._slabs_recut += 1
             elif victim is not None:
-                size_class.evictions_until_check -= 1
-                self._evict(victim)
+                self._evict_own(size_class, victim, wanted)
             else:
                 return False
         if not size_class.open:
@@ -278,6 +286,16 @@ class MemoryTier:
             return slab
         size_class.evictions_until_check = self.slabs.slab_bytes // size_class.slot_bytes
         return None
+
+    def _evict_own(self, size_class: SizeClass, victim: Block | None, wanted: int) -> None:
+        """Up to `wanted` of the oldest blocks, or until the next look at other classes."""
+        while victim is not None:
+            self._evict(victim)
+            size_class.evictions_until_check -= 1
+            wanted -= 1
+            if wanted == 0 or size_class.evictions_until_check <= 0:
+                return
+            victim = size_class.policy.victim()
 
     def _empty(self, slab: Slab) -> None:
         for block in [*slab.blocks]:  # none is pinned, so all are readable

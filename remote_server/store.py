@@ -69,7 +69,7 @@ class Pinned(NamedTuple):
 class Reserved(NamedTuple):
     """Where the blocks of a put go. The caller fills each and completes or fails it once."""
 
-    outcomes: list[PutOutcome]
+    outcomes: bytearray  # one `PutOutcome` per key
     indices: list[int]  # into the keys, where each of `blocks` came
     blocks: list[Block]
     reasons: Counter[str]  # why keys were declined
@@ -183,7 +183,7 @@ class Store:
         """Reserve a slot for each key worth writing. The namespace must be declared."""
         states = self.tier.lookup_all(namespace, keys)
         reasons: Counter[str] = Counter()
-        outcomes = [PutOutcome.CREATED] * len(keys)
+        outcomes = bytearray([PutOutcome.CREATED]) * len(keys)
         indices: Sequence[int] = range(len(keys))
         if any(states) or draining or len(set(keys)) < len(keys):
             outcomes = _outcomes(keys, states, force=force, draining=draining)
@@ -275,9 +275,9 @@ class Store:
 
 def _outcomes(
     keys: Sequence[bytes], states: bytes, *, force: bool, draining: bool
-) -> list[PutOutcome]:
+) -> bytearray:
     """What becomes of each key of a put, if there is room."""
-    outcomes = []
+    outcomes = bytearray()
     seen: set[bytes] = set()
     for key, state in zip(keys, states, strict=True):
         if key in seen:

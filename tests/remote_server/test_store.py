@@ -45,10 +45,10 @@ def counted(store, prefix):
 
 def test_a_put_says_what_became_of_each_key(store):
     put(store, A)
-    assert put(store, A, B, B).outcomes == [
+    assert [*put(store, A, B, B).outcomes] == [
         PutOutcome.EXISTED, PutOutcome.CREATED, PutOutcome.DUPLICATE
     ]  # fmt: skip
-    assert put(store, A, C, C, force=True).outcomes == [
+    assert [*put(store, A, C, C, force=True).outcomes] == [
         PutOutcome.FORCED, PutOutcome.CREATED, PutOutcome.DUPLICATE
     ]  # fmt: skip
     assert counted(store, "put_") == {
@@ -58,14 +58,14 @@ def test_a_put_says_what_became_of_each_key(store):
 
 def test_a_key_being_written_exists_already(store):
     first = begin(store, A)
-    assert begin(store, A).outcomes == [PutOutcome.EXISTED]
+    assert [*begin(store, A).outcomes] == [PutOutcome.EXISTED]
     store.end_put(first, [True])
 
 
 def test_bytes_that_landed_wrong_are_declined_and_counted(store):
     reserved = begin(store, A, B, C)
     store.end_put(reserved, [True, False, True])
-    assert reserved.outcomes == [PutOutcome.CREATED, PutOutcome.DECLINED, PutOutcome.CREATED]
+    assert [*reserved.outcomes] == [PutOutcome.CREATED, PutOutcome.DECLINED, PutOutcome.CREATED]
     assert reserved.reasons == {Declined.CHECKSUM: 1}
     assert store.lookup("ns", [A, B, C]).states == bytes([2, 0, 2])
     assert counted(store, "put_") == {"total": 3, "created": 2, "declined_checksum": 1}
@@ -75,7 +75,7 @@ def test_a_copy_that_failed_as_a_whole_keeps_nothing(store):
     reserved = begin(store, A, B)
     store.end_put(reserved, None)
     assert store.lookup("ns", [A, B]).states == bytes(2)
-    assert reserved.outcomes == [PutOutcome.DECLINED] * 2
+    assert [*reserved.outcomes] == [PutOutcome.DECLINED] * 2
 
 
 def test_what_finds_no_slot_is_declined(store):
@@ -83,7 +83,7 @@ def test_what_finds_no_slot_is_declined(store):
     put(store, *keys)
     found = store.get("ns", keys)
     reserved = put(store, A)
-    assert reserved.outcomes == [PutOutcome.DECLINED]
+    assert [*reserved.outcomes] == [PutOutcome.DECLINED]
     assert reserved.reasons == {Declined.NO_SLOT: 1}
     assert counted(store, "put_declined_") == {"no_slot": 1}
     for block in found.blocks:
@@ -93,7 +93,7 @@ def test_what_finds_no_slot_is_declined(store):
 def test_a_draining_store_declines_what_is_new_and_knows_what_it_has(store):
     put(store, A)
     reserved = put(store, A, B, draining=True)
-    assert reserved.outcomes == [PutOutcome.EXISTED, PutOutcome.DECLINED]
+    assert [*reserved.outcomes] == [PutOutcome.EXISTED, PutOutcome.DECLINED]
     assert counted(store, "put_declined_") == {"draining": 1}
 
 
