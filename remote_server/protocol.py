@@ -89,6 +89,7 @@ class ErrorCode(StrEnum):
     BAD_REQUEST = auto()  # decodable, but its fields contradict each other or the payload
     UNSUPPORTED_PROTOCOL = auto()
     UNKNOWN_NAMESPACE = auto()  # put before hello, or the server restarted: say hello again
+    UNKNOWN_REGION = auto()  # shared memory: the local connection it was attached on has ended
     BLOCK_BYTES_MISMATCH = auto()  # the namespace holds blocks of another size
     TOO_LARGE = auto()
     INTERNAL = auto()
@@ -165,6 +166,8 @@ class PutShared(_Message, frozen=True, tag="put_shared"):
     the sender's again when the reply has come, or when it has withdrawn the put by setting its
     ticket (the word number `ticket` of its tickets file) to anything but `ticket_value`: the
     server looks at the ticket after its copy and keeps nothing of a withdrawn put.
+
+    Without `checksums` nothing is checked: for measuring what checking costs.
     """
 
     namespace: Namespace
@@ -180,11 +183,15 @@ class PutShared(_Message, frozen=True, tag="put_shared"):
 
 
 class GetShared(_Message, frozen=True, tag="get_shared"):
-    """Ask for a lease on blocks, to be copied from the server's arena. Answered by `Leased`."""
+    """Ask for a lease on blocks, to be copied from the server's arena. Answered by `Leased`.
+
+    `checked` wants their checksums; without it there are none in the reply.
+    """
 
     namespace: Namespace
     keys: Keys
     region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    checked: bool = True
 
 
 class Release(_Message, frozen=True, tag="release"):
@@ -307,7 +314,7 @@ class Leased(_Reply, frozen=True, tag="leased"):
     A block is evicted only after the lease has ended: by `Release`, by its time, or with the
     connection to the server's local socket. `words` are where each block's generation word
     lies, `generations` what it holds. A reader that finds another value there after its copy
-    was too late, and what it copied is not the block.
+    was too late, and what it copied is not the block. `lease` is 0 when nothing was found.
     """
 
     lease: int
@@ -378,7 +385,11 @@ class Error(_Reply, frozen=True, tag="error"):
 Request = (
     Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | PutShared | GetShared | Release
 )
-Reply = Welcome | Found | Stored | Got | Blocks | Touched | Verified | StatsReply | Cleared | Error
+Reply = (
+    Welcome | Found | Stored | Got | Blocks | Leased | Touched | Verified | StatsReply | Cleared
+    | Error
+)  # fmt: skip
+LocalMessage = Attach | Attached | NotAttached
 
 
 class _RequestIdOnly(msgspec.Struct):
@@ -393,6 +404,7 @@ _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Req
 _request_id_decoder: msgspec.msgpack.Decoder[_RequestIdOnly] = msgspec.msgpack.Decoder(
     _RequestIdOnly
 )
+_local_decoder: msgspec.msgpack.Decoder[LocalMessage] = msgspec.msgpack.Decoder(LocalMessage)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
@@ -423,6 +435,34 @@ def decode_reply(header: bytes | memoryview) -> Reply:
         return _reply_decoder.decode(header)
     except _UNREADABLE as error:
         raise RemoteProtocolError(f"unreadable reply header: {error}") from error
+
+
+def encode_local(message: LocalMessage) -> bytes:
+    """What is sent over the local socket: the header alone, no magic and no frames."""
+    return _encoder.encode(message)
+
+
+def decode_local(data: bytes) -> LocalMessage:
+    """Read what came over the local socket. Raises `RemoteProtocolError`."""
+    try:
+        return _local_decoder.decode(data)
+    except _UNREADABLE as error:
+        raise RemoteProtocolError(f"unreadable message: {error}") from error
+
+
+def is_complete(data: bytes) -> bool:
+    """False while `data` is the beginning of a MessagePack value whose rest has yet to come."""
+    try:
+        msgspec.msgpack.decode(data)
+    except _UNREADABLE as error:
+        return "truncated" not in str(error)
+    return True
+
+
+def identities(namespace: str, keys: Sequence[bytes]) -> list[int]:
+    """The seed of each key's `checksum`."""
+    prefix = namespace.encode() + b"\0"
+    return [xxhash.xxh3_64_intdigest(prefix + key) for key in keys]
 
 
 def checksum(namespace: str, key: bytes, block: bytes | memoryview) -> int:
