@@ -22,6 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             memory=parse_bytes(flags.memory, "memory"),
             drain_timeout_s=flags.drain_timeout_s,
             populate=flags.populate,
+            shared_memory=flags.shared_memory,
             insecure=flags.insecure,
             log_level=flags.log_level,
         )
@@ -63,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         help="how long the first signal lets streams and writes finish")  # fmt: skip
     add("--populate", action=argparse.BooleanOptionalAction, default=defaults.populate,
         help="fault the memory in from the background")  # fmt: skip
+    add("--shared-memory", action=argparse.BooleanOptionalAction, default=defaults.shared_memory,
+        help="move the blocks of clients on this host through shared memory")  # fmt: skip
     add("--insecure", action="store_true",
         help="allow an address that other machines can reach")  # fmt: skip
     add("--log-level", default=defaults.log_level, metavar="LEVEL",

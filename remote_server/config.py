@@ -63,6 +63,9 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     populate: bool = True
     """Fault the memory in from the background, so that the first puts do not pay for it."""
 
+    shared_memory: bool = True
+    """Let clients on this host move blocks through shared memory instead of TCP."""
+
     insecure: bool = False
     """Allow a bind that other machines can reach: nothing is encrypted or authenticated."""
 

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
@@ -10,7 +11,7 @@ from remote_server import protocol
 from remote_server.copier import Copier, Job
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.outbox import Outboxes, Parcel
-from remote_server.payload import blocks_of, copy_in, is_intact
+from remote_server.payload import blocks_of, checksums_of, copy_in, is_intact, stored_reply
 from remote_server.protocol import (
     Clear,
     Cleared,
@@ -18,21 +19,23 @@ from remote_server.protocol import (
     ErrorCode,
     Found,
     Get,
+    GetShared,
     Got,
     Hello,
     Lookup,
     Put,
-    PutOutcome,
+    PutShared,
+    Release,
     Stats,
     StatsReply,
-    Stored,
     Touch,
     Touched,
     Verified,
     Verify,
     Welcome,
 )
-from remote_server.store import NamespaceInfo, Reserved, Store
+from remote_server.shared_handlers import SharedHandlers
+from remote_server.store import NamespaceInfo, Store
 from remote_server.streams import BlockStream, blocks_per_frame, frames_of
 
 log = logging.getLogger(__name__)
@@ -59,12 +62,22 @@ def server_name() -> str:
 class Handlers:
     """Answers requests from `store`, through `outboxes`; copies bytes through `copier`.
 
-    Every request is answered exactly once (a get may be followed by its blocks), and a refused
-    one changes nothing. No exception leaves `handle`.
+    Every request but a release is answered exactly once (a get may be followed by its blocks),
+    and a refused one changes nothing. No exception leaves `handle`.
     """
 
-    def __init__(self, store: Store, copier: Copier, outboxes: Outboxes) -> None:
+    def __init__(
+        self,
+        store: Store,
+        copier: Copier,
+        outboxes: Outboxes,
+        shared: SharedHandlers,
+        local_socket: str,
+    ) -> None:
+        """`local_socket` is where regions are attached; empty when they cannot be."""
         self.draining = False
+        self._shared = shared
+        self._local_socket = local_socket
         self._store = store
         self._copier = copier
         self._outboxes = outboxes
@@ -78,6 +91,9 @@ class Handlers:
             Verify: self._verify,
             Stats: self._stats,
             Clear: self._clear,
+            PutShared: self._put_shared,
+            GetShared: self._get_shared,
+            Release: self._release,
         }
 
     def handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
@@ -141,8 +157,9 @@ class Handlers:
             max_keys=protocol.MAX_KEYS_PER_MESSAGE,
             max_frame_bytes=protocol.MAX_FRAME_BYTES,
             max_message_bytes=protocol.MAX_MESSAGE_BYTES,
-            transports=["tcp"],
+            transports=["tcp", "shm"] if self._local_socket else ["tcp"],
             draining=self.draining,
+            local_socket=self._local_socket,
         )
         self._reply(client, welcome)
 
@@ -152,7 +169,7 @@ class Handlers:
             request_id=request.request_id,
             epoch=self._store.epoch,
             prefix=prefix,
-            states=bytes(states),
+            states=states,
         )
         self._reply(client, found)
 
@@ -170,20 +187,21 @@ class Handlers:
         )
         # The frames are libzmq's memory, so the sender's has been free since they were sent.
         if request.deferred or not reserved.blocks:
-            self._reply_stored(client, request, reserved)
+            self._reply(client, stored_reply(request.request_id, self._store.epoch, reserved))
         if not reserved.blocks:
             return
         tier = self._store.tier
-        sources = [block for index, block in enumerate(blocks) if index in reserved.blocks]
+        all_sources = [*blocks]
+        sources = [all_sources[index] for index in reserved.indices]
 
         def copy() -> list[bool]:
-            pairs = zip(reserved.blocks.values(), sources, strict=True)
+            pairs = zip(reserved.blocks, sources, strict=True)
             return [copy_in(block, source, tier) for block, source in pairs]
 
         def finish(intact: list[bool] | None) -> None:
             self._store.end_put(reserved, intact)
             if not request.deferred:
-                self._reply_stored(client, request, reserved)
+                self._reply(client, stored_reply(request.request_id, self._store.epoch, reserved))
 
         self._copier.submit(Job(copy, finish, num_bytes))
 
@@ -216,7 +234,7 @@ class Handlers:
         got = msgspec.structs.replace(
             got,
             lengths=[block.length for block in found.blocks],
-            checksums=[block.checksum for block in found.blocks],
+            checksums=checksums_of(found.blocks, self._store.tier),
             blocks_per_frame=blocks_per_frame(found.blocks),
         )
         frames, pinned = frames_of(found.blocks, got.blocks_per_frame, self._store.tier)
@@ -276,25 +294,19 @@ class Handlers:
             Cleared(request_id=request.request_id, epoch=self._store.epoch, removed=removed),
         )
 
+    def _put_shared(self, client: bytes, request: PutShared, _: Sequence[memoryview]) -> None:
+        self._shared.put(request, partial(self._reply, client), draining=self.draining)
+
+    def _get_shared(self, client: bytes, request: GetShared, _: Sequence[memoryview]) -> None:
+        self._shared.get(request, partial(self._reply, client))
+
+    def _release(self, _client: bytes, request: Release, _: Sequence[memoryview]) -> None:
+        self._shared.release(request)
+
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
     def _reply(self, client: bytes, message: protocol.Reply) -> None:
         self._outboxes.post(client, Parcel([*protocol.encode(message)]))
-
-    def _reply_stored(self, client: bytes, request: Put, reserved: Reserved) -> None:
-        outcomes = reserved.outcomes
-        stored = Stored(
-            request_id=request.request_id,
-            epoch=self._store.epoch,
-            total=len(outcomes),
-            created=outcomes.count(PutOutcome.CREATED),
-            existed=outcomes.count(PutOutcome.EXISTED),
-            forced=outcomes.count(PutOutcome.FORCED),
-            duplicate=outcomes.count(PutOutcome.DUPLICATE),
-            declined=dict(reserved.reasons),
-            outcomes=bytes(outcomes),
-        )
-        self._reply(client, stored)
 
     def _refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
         kind = "bad_messages" if refusal.code in _BAD_MESSAGES else "refused"

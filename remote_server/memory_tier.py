@@ -1,10 +1,14 @@
 """The memory tier: blocks in an arena, under one hard budget that all namespaces share."""
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from remote_server.arena import Arena
 from remote_server.protocol import KeyState, TierStats
 from remote_server.slabs import Block, BlockState, SizeClass, Slab, Slabs
+
+_NONE: Mapping[bytes, object] = {}
+_READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
 
 
 class MemoryTier:
@@ -15,6 +19,10 @@ class MemoryTier:
     longer than its own oldest block; its own oldest block's slot; and, when its own blocks are
     all pinned, another's coldest slab after all. So memory follows use: a namespace that
     arrives second takes from the first what is idle there, and neither can starve the other.
+
+    Each slot's generation word is set when its block becomes readable, to a number that no
+    other block of this tier ever has, and to 0 before the slot is free. A reader that copied
+    without a pin, or past the end of its lease, sees by it whether the bytes were still those.
     """
 
     def __init__(self, arena: Arena, slab_bytes: int | None = None) -> None:
@@ -23,48 +31,94 @@ class MemoryTier:
         self._slabs_recut = 0
         self._arena = arena
         self._index: dict[str, dict[bytes, Block]] = {}  # readable blocks
-        self._writing: dict[tuple[str, bytes], list[Block]] = {}  # two when forced twice
+        self._writing: dict[str, dict[bytes, list[Block]]] = {}  # two when forced twice
         self._detached: set[Block] = set()
         self._tick = 0
+        # From anywhere: a word left over from another server must not be right by chance.
+        self._generation = secrets.randbits(62)
 
     @property
     def largest_block_bytes(self) -> int:
         return self.slabs.slab_bytes
 
     def lookup(self, namespace: str, key: bytes) -> KeyState:
-        if key in self._index.get(namespace, ()):
-            return KeyState.READABLE
-        return KeyState.PENDING if (namespace, key) in self._writing else KeyState.ABSENT
+        return KeyState(self.lookup_all(namespace, (key,))[0])
+
+    def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        # No bytecode runs per key: 50 ns each, most of it hashing the key.
+        readable = self._index.get(namespace, _NONE)
+        states = bytes(map(readable.__contains__, keys)).translate(_READABLE)
+        if writing := self._writing.get(namespace):
+            pending = bytes(map(writing.__contains__, keys))
+            if KeyState.PENDING in pending:
+                return bytes(map(max, states, pending))
+        return states
 
     def begin_put(
-        self, namespace: str, key: bytes, block_bytes: int, length: int, checksum: int
+        self, namespace: str, key: bytes, block_bytes: int, length: int, checksum: int | None
     ) -> Block | None:
+        blocks = self.begin_puts(namespace, [key], block_bytes, [length], [checksum])
+        return blocks[0] if blocks else None
+
+    def begin_puts(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        block_bytes: int,
+        lengths: Sequence[int],
+        checksums: Sequence[int | None],
+    ) -> list[Block]:
         size_class = self.slabs.size_class(block_bytes)
-        if not size_class.open and not self._make_room(size_class):
-            return None
-        slab, slot = self.slabs.take_slot(size_class)
-        block = Block(namespace, key, length, checksum, slab, slot, self._next_tick())
-        slab.blocks.add(block)
-        slab.tick_sum += block.tick
-        slab.num_pinned += 1
-        self._writing.setdefault((namespace, key), []).append(block)
-        return block
+        wanted = zip(keys, lengths, checksums, strict=True)
+        blocks: list[Block] = []
+        tick = self._next_tick()
+        while (missing := len(keys) - len(blocks)) and self._has_room(size_class, missing):
+            slab, slots = self.slabs.take_slots(size_class, missing)
+            start, slot_bytes = slab.offset, slab.slot_bytes
+            new = [  # `slots` comes first in the zip: what ends it must not use up a block
+                Block(namespace, key, length, checksum, slab, slot, start + slot * slot_bytes, tick)
+                for slot, (key, length, checksum) in zip(slots, wanted, strict=False)
+            ]
+            slab.blocks.update(new)
+            slab.tick_sum += tick * len(new)
+            slab.num_pinned += len(new)
+            blocks += new
+        if blocks:
+            writing = self._writing.setdefault(namespace, {})
+            for block in blocks:
+                writing.setdefault(block.key, []).append(block)
+        return blocks
 
     def complete_put(self, block: Block) -> bool:
-        if block.state is BlockState.DETACHED:
-            self.unpin(block)
-            return False
-        self._forget_writing(block)
-        blocks = self._index.setdefault(block.namespace, {})
-        previous = blocks.get(block.key)
-        if previous is not None:
-            self._detach(previous)
-        blocks[block.key] = block
-        block.state = BlockState.READABLE
-        self._class_of(block).policy.add(block)
-        self._use(block)
-        self.unpin(block)
-        return True
+        self.complete_puts((block,))
+        return block.state is BlockState.READABLE
+
+    def complete_puts(self, blocks: Sequence[Block]) -> None:
+        if not blocks:
+            return
+        index = self._index.setdefault(blocks[0].namespace, {})
+        words, generation = self._arena.words, self._generation
+        tick = self._next_tick()
+        readable = BlockState.READABLE
+        for block in blocks:
+            if block.state is BlockState.DETACHED:
+                self.unpin(block)
+                continue
+            key, slab = block.key, block.slab
+            self._forget_writing(block)
+            if key in index:
+                self._detach(index[key])
+            index[key] = block
+            block.state = readable
+            generation += 1
+            block.generation = generation
+            words[slab.first_word + block.slot] = generation
+            slab.tick_sum += tick - block.tick
+            block.tick = tick
+            self.slabs.classes[slab.slot_bytes].policy.add(block)
+            block.pins = 0
+            slab.num_pinned -= 1
+        self._generation = generation
 
     def fail_put(self, block: Block) -> None:
         if block.state is BlockState.WRITING:
@@ -84,26 +138,40 @@ class MemoryTier:
         return self._arena.view[blocks[0].offset : end]
 
     def pin(self, namespace: str, key: bytes) -> Block | None:
-        block = self._index.get(namespace, {}).get(key)
-        if block is None:
-            return None
-        self._use(block)
-        block.pins += 1
-        if block.pins == 1:
-            block.slab.num_pinned += 1
-        return block
+        return self.pin_all(namespace, (key,))[0]
+
+    def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[Block | None]:
+        index = self._index.get(namespace)
+        if index is None:
+            return [None] * len(keys)
+        tick = self._next_tick()
+        blocks = [*map(index.get, keys)]
+        for block in blocks:
+            if block is not None:
+                slab = block.slab
+                slab.tick_sum += tick - block.tick
+                block.tick = tick
+                self.slabs.classes[slab.slot_bytes].policy.use(block)
+                if block.pins == 0:
+                    slab.num_pinned += 1
+                block.pins += 1
+        return blocks
 
     def unpin(self, block: Block) -> None:
-        block.pins -= 1
-        if block.pins > 0:
-            return
-        assert block.pins == 0, "unpinned more often than pinned"
-        block.slab.num_pinned -= 1
-        if block.state is BlockState.DETACHED:
-            self._detached.remove(block)
-            self.slabs.free_slot(block)
-        else:
-            self._class_of(block).policy.unpin(block)
+        self.unpin_all((block,))
+
+    def unpin_all(self, blocks: Iterable[Block]) -> None:
+        for block in blocks:
+            block.pins -= 1
+            if block.pins > 0:
+                continue
+            assert block.pins == 0, "unpinned more often than pinned"
+            block.slab.num_pinned -= 1
+            if block.state is BlockState.DETACHED:
+                self._detached.remove(block)
+                self._free(block)
+            else:
+                self._class_of(block).policy.unpin(block)
 
     def touch(self, namespace: str, key: bytes) -> bool:
         block = self._index.get(namespace, {}).get(key)
@@ -125,9 +193,9 @@ class MemoryTier:
             removed += len(blocks)
             for block in blocks.values():
                 self._detach(block)
-        for name, key in [*self._writing]:
-            if namespace is None or name == namespace:
-                for block in self._writing.pop((name, key)):
+        for name in [*self._writing] if namespace is None else [namespace]:
+            for same_key in self._writing.pop(name, {}).values():
+                for block in same_key:
                     self._set_detached(block)
         return removed
 
@@ -145,7 +213,7 @@ class MemoryTier:
             budget_bytes=self._arena.num_bytes,
             used_bytes=self.slabs.used_bytes,
             blocks=sum(len(blocks) for blocks in self._index.values()),
-            pending=sum(len(blocks) for blocks in self._writing.values()),
+            pending=sum(1 for _ in self._being_written()),
             pinned=sum(slab.num_pinned for slab in self.slabs.slabs),
             free_slabs=len(self.slabs.free),
         )
@@ -156,7 +224,7 @@ class MemoryTier:
     def check(self) -> None:
         """Every slot is free or holds exactly one block, and every block is in one place."""
         readable = [block for blocks in self._index.values() for block in blocks.values()]
-        writing = [block for blocks in self._writing.values() for block in blocks]
+        writing = [*self._being_written()]
         self.slabs.check([*readable, *writing, *self._detached])
         assert all(block.state is BlockState.READABLE for block in readable)
         assert all(block.state is BlockState.WRITING and block.pins == 1 for block in writing)
@@ -165,11 +233,30 @@ class MemoryTier:
         assert all(block in self._class_of(block).policy for block in readable)
         in_policies = sum(len(c.policy) for c in self.slabs.classes.values())
         assert in_policies == len(readable), f"{in_policies} evictable, {len(readable)} readable"
+        if not self._arena.closed:
+            self._check_words(readable)
+
+    def _check_words(self, readable: list[Block]) -> None:
+        words = self._arena.words
+        generations = {words[block.word] for block in readable}
+        assert generations == {block.generation for block in readable}
+        assert len(generations) == len(readable), "two blocks have one generation"
+        assert 0 not in generations
+        assert all(words[block.word] == block.generation for block in self._detached)
+        assert all(words[block.word] == 0 for block in self._being_written())
+        for slab in self.slabs.slabs:
+            assert not any(words[slab.first_word + slot] for slot in slab.free)
 
     # ── making room ──────────────────────────────────────────────────────────────────────
 
-    def _make_room(self, size_class: SizeClass) -> bool:
-        """Leave `size_class` with a free slot, or say that everything is in use."""
+    def _has_room(self, size_class: SizeClass, wanted: int) -> bool:
+        """Leave `size_class` with a free slot, or say that everything is in use.
+
+        Evicts `wanted` blocks at once where it can: they came together, and leave a run of
+        neighbours to those who come together now.
+        """
+        if size_class.open:
+            return True
         victim = size_class.policy.victim()
         if not self.slabs.free:
             slab = self._slab_to_take(size_class, victim)
@@ -177,8 +264,7 @@ class MemoryTier:
                 self._empty(slab)
                 self._slabs_recut += 1
             elif victim is not None:
-                size_class.evictions_until_check -= 1
-                self._evict(victim)
+                self._evict_own(size_class, victim, wanted)
             else:
                 return False
         if not size_class.open:
@@ -201,6 +287,16 @@ class MemoryTier:
         size_class.evictions_until_check = self.slabs.slab_bytes // size_class.slot_bytes
         return None
 
+    def _evict_own(self, size_class: SizeClass, victim: Block | None, wanted: int) -> None:
+        """Up to `wanted` of the oldest blocks, or until the next look at other classes."""
+        while victim is not None:
+            self._evict(victim)
+            size_class.evictions_until_check -= 1
+            wanted -= 1
+            if wanted == 0 or size_class.evictions_until_check <= 0:
+                return
+            victim = size_class.policy.victim()
+
     def _empty(self, slab: Slab) -> None:
         for block in [*slab.blocks]:  # none is pinned, so all are readable
             self._evict(block)
@@ -215,20 +311,35 @@ class MemoryTier:
         """`block` has just left the index: free its slot now, or when its last pin goes."""
         self._class_of(block).policy.remove(block)
         if block.pins == 0:
-            self.slabs.free_slot(block)
+            self._free(block)
             block.state = BlockState.DETACHED
         else:
             self._set_detached(block)
+
+    def _free(self, block: Block) -> None:
+        """Nobody uses `block` any more. Its word goes first: it must be wrong before the slot
+        is anybody else's."""
+        self._arena.words[block.word] = 0
+        self.slabs.free_slot(block)
 
     def _set_detached(self, block: Block) -> None:
         block.state = BlockState.DETACHED
         self._detached.add(block)
 
     def _forget_writing(self, block: Block) -> None:
-        same_key = self._writing[block.namespace, block.key]
-        same_key.remove(block)
-        if not same_key:
-            del self._writing[block.namespace, block.key]
+        writing = self._writing[block.namespace]
+        same_key = writing[block.key]
+        if len(same_key) > 1:
+            same_key.remove(block)
+            return
+        del writing[block.key]
+        if not writing:
+            del self._writing[block.namespace]
+
+    def _being_written(self) -> Iterator[Block]:
+        for writing in self._writing.values():
+            for same_key in writing.values():
+                yield from same_key
 
     def _use(self, block: Block) -> None:
         tick = self._next_tick()

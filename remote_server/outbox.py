@@ -19,7 +19,7 @@ MAX_WAITING_PER_CLIENT = 1024
 # What one client may send before the others get their turn.
 TURN_BYTES = 1 << 20
 
-Unpin = Callable[[Block], None]
+Unpin = Callable[[Iterable[Block]], None]
 
 
 class Parcel:
@@ -84,7 +84,7 @@ class Outboxes:
 
     def __init__(self, router: zmq.Socket[bytes], unpin: Unpin) -> None:
         self._router = router
-        self._unpin = unpin
+        self._unpin_all = unpin
         self._outboxes: dict[bytes, Outbox] = {}  # clients with something waiting or in flight
         self.bytes_out = 0
         self.clients_gone = 0
@@ -181,7 +181,3 @@ class Outboxes:
         for stream in outbox.streams:
             stream.cancel()
         outbox.streams.clear()
-
-    def _unpin_all(self, blocks: Iterable[Block]) -> None:
-        for block in blocks:
-            self._unpin(block)

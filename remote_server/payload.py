@@ -1,4 +1,4 @@
-"""The bytes of a put: what was announced, what came, and what landed."""
+"""The bytes of a put: what was announced, what came, what landed, and what became of it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -6,30 +6,25 @@ import numpy as np
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
-from remote_server.protocol import ErrorCode, Put
+from remote_server.protocol import ErrorCode, Put, PutOutcome, PutShared, Stored
 from remote_server.slabs import Block
-from remote_server.store import NamespaceInfo
+from remote_server.store import NamespaceInfo, Reserved
 from remote_server.tier import Tier
 
 
-def blocks_of(
-    request: Put, frames: Sequence[memoryview], info: NamespaceInfo | None
-) -> Iterator[memoryview]:
-    """The blocks of a put as views of its payload frames, one per key.
-
-    Raises `RequestRefused`, before the first block, when the request contradicts itself, its
-    payload or its namespace, whose `info` is None when nobody declared it.
-    """
+def check_put(request: Put | PutShared, num_checksums: int, info: NamespaceInfo | None) -> None:
+    """Raise `RequestRefused` when the request contradicts itself, a limit or its namespace,
+    whose `info` is None when nobody declared it."""
     if info is None:
         raise RequestRefused(
             ErrorCode.UNKNOWN_NAMESPACE,
             f"namespace {request.namespace!r} was not declared to this server: say hello",
         )
-    if not len(request.keys) == len(request.lengths) == len(request.checksums):
+    if not len(request.keys) == len(request.lengths) == num_checksums:
         raise RequestRefused(
             ErrorCode.BAD_REQUEST,
             f"{len(request.keys)} keys, {len(request.lengths)} lengths and "
-            f"{len(request.checksums)} checksums: there must be one of each per block",
+            f"{num_checksums} checksums: there must be one of each per block",
         )
     if 0 in request.lengths:
         raise RequestRefused(ErrorCode.BAD_REQUEST, "a block of no bytes")
@@ -44,6 +39,17 @@ def blocks_of(
             ErrorCode.TOO_LARGE,
             f"{total} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}",
         )
+
+
+def blocks_of(
+    request: Put, frames: Sequence[memoryview], info: NamespaceInfo | None
+) -> Iterator[memoryview]:
+    """The blocks of a put as views of its payload frames, one per key.
+
+    Raises `RequestRefused`, before the first block, when `check_put` does or the payload is not
+    what the request announces.
+    """
+    check_put(request, len(request.checksums), info)
     try:
         return protocol.split_frames(frames, request.lengths, request.blocks_per_frame)
     except RemoteProtocolError as error:
@@ -62,5 +68,38 @@ def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
 
 
 def is_intact(block: Block, tier: Tier) -> bool:
-    """Whether the bytes of `block` still hash to its checksum."""
-    return protocol.checksum(block.namespace, block.key, tier.view(block)) == block.checksum
+    """Whether the bytes of `block` still hash to its checksum. Without one, it gets one."""
+    computed = protocol.checksum(block.namespace, block.key, tier.view(block))
+    if block.checksum is None:
+        block.checksum = computed
+    return computed == block.checksum
+
+
+def checksums_of(blocks: Sequence[Block], tier: Tier) -> list[int]:
+    """What the readers of `blocks` shall find. They must be pinned.
+
+    A block that was put without a checksum is hashed here and now, on the loop thread: only
+    who measures what checking costs puts such blocks, and reads them without asking for it.
+    """
+    checksums = []
+    for block in blocks:
+        if block.checksum is None:
+            block.checksum = protocol.checksum(block.namespace, block.key, tier.view(block))
+        checksums.append(block.checksum)
+    return checksums
+
+
+def stored_reply(request_id: int, epoch: str, reserved: Reserved) -> Stored:
+    """What became of each key of a put, as far as that is known by now."""
+    outcomes = reserved.outcomes
+    return Stored(
+        request_id=request_id,
+        epoch=epoch,
+        total=len(outcomes),
+        created=outcomes.count(PutOutcome.CREATED),
+        existed=outcomes.count(PutOutcome.EXISTED),
+        forced=outcomes.count(PutOutcome.FORCED),
+        duplicate=outcomes.count(PutOutcome.DUPLICATE),
+        declined=dict(reserved.reasons),
+        outcomes=bytes(outcomes),
+    )

@@ -40,6 +40,9 @@ MAX_FRAME_BYTES = 64 << 20
 # All payload frames of one put or whole get together.
 MAX_MESSAGE_BYTES = 256 << 20
 
+# Puts over shared memory that one client may have under way: one word each in its tickets file.
+MAX_TICKETS = 1024
+
 BlockKey = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
 Keys = Annotated[list[BlockKey], Meta(max_length=MAX_KEYS_PER_MESSAGE)]
 Counts = Annotated[
@@ -75,6 +78,7 @@ class Declined(StrEnum):
     NO_SLOT = auto()  # every slot it could take is pinned by a transfer in flight
     CHECKSUM = auto()  # the bytes that landed are not the bytes that were announced
     DRAINING = auto()  # the server is on its way out
+    WITHDRAWN = auto()  # shared memory: the sender took its rows back while they were being read
 
 
 class ErrorCode(StrEnum):
@@ -85,6 +89,7 @@ class ErrorCode(StrEnum):
     BAD_REQUEST = auto()  # decodable, but its fields contradict each other or the payload
     UNSUPPORTED_PROTOCOL = auto()
     UNKNOWN_NAMESPACE = auto()  # put before hello, or the server restarted: say hello again
+    UNKNOWN_REGION = auto()  # shared memory: the local connection it was attached on has ended
     BLOCK_BYTES_MISMATCH = auto()  # the namespace holds blocks of another size
     TOO_LARGE = auto()
     INTERNAL = auto()
@@ -154,6 +159,47 @@ class Verify(_Message, frozen=True, tag="verify"):
     keys: Keys
 
 
+class PutShared(_Message, frozen=True, tag="put_shared"):
+    """A put whose bytes stay where they are: the server copies them from the sender's region.
+
+    `region` is what `Attached` said; `offsets` are where each block begins in it. The rows are
+    the sender's again when the reply has come, or when it has withdrawn the put by setting its
+    ticket (the word number `ticket` of its tickets file) to anything but `ticket_value`: the
+    server looks at the ticket after its copy and keeps nothing of a withdrawn put.
+
+    Without `checksums` nothing is checked: for measuring what checking costs.
+    """
+
+    namespace: Namespace
+    keys: Keys
+    region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    offsets: Counts
+    lengths: Counts
+    checksums: Checksums
+    ticket: Annotated[int, Meta(ge=0, lt=MAX_TICKETS)]
+    ticket_value: Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+    deferred: bool = True
+    force: bool = False
+
+
+class GetShared(_Message, frozen=True, tag="get_shared"):
+    """Ask for a lease on blocks, to be copied from the server's arena. Answered by `Leased`.
+
+    `checked` wants their checksums; without it there are none in the reply.
+    """
+
+    namespace: Namespace
+    keys: Keys
+    region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    checked: bool = True
+
+
+class Release(_Message, frozen=True, tag="release"):
+    """The blocks of this lease have been copied, or are not wanted any more. Has no reply."""
+
+    lease: int
+
+
 class Stats(_Message, frozen=True, tag="stats"):
     """Ask for occupancy and counters."""
 
@@ -162,6 +208,35 @@ class Clear(_Message, frozen=True, tag="clear"):
     """Remove every block of one namespace, or of all when `namespace` is absent."""
 
     namespace: Namespace | None = None
+
+
+# ── on the local socket, once, with file descriptors beside it ───────────────────────────
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attach"):
+    """A client on the same host offers its region. With it come two descriptors (SCM_RIGHTS):
+    the region's file and the tickets file, `MAX_TICKETS` words of 64 bits. Both must be memfds
+    sealed against shrinking, so that the server cannot die reading them."""
+
+    protocol: int
+    client: ShortText
+    region_bytes: Annotated[int, Meta(gt=0)]
+
+
+class Attached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attached"):
+    """The region is mapped and named `region`, a number nobody else can guess. With it comes one
+    descriptor: the arena, which can only be mapped for reading. Regions and leases end with
+    this connection."""
+
+    epoch: str
+    region: int
+    arena_bytes: int
+
+
+class NotAttached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="not_attached"):
+    """Shared memory cannot be used, and why; everything works over TCP."""
+
+    reason: ShortText
 
 
 # ── from the server ──────────────────────────────────────────────────────────────────────
@@ -183,6 +258,7 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
     max_message_bytes: int
     transports: list[str]
     draining: bool = False
+    local_socket: str = ""  # name of an abstract Unix socket; who reaches it shares this host
 
 
 class Found(_Reply, frozen=True, tag="found"):
@@ -230,6 +306,29 @@ class Blocks(_Reply, frozen=True, tag="blocks"):
     checksums: Checksums
     more: bool
     blocks_per_frame: int = 1
+
+
+class Leased(_Reply, frozen=True, tag="leased"):
+    """Where the blocks of a `GetShared` lie in the server's arena, for `lease_ms` from now.
+
+    A block is evicted only after the lease has ended: by `Release`, by its time, or with the
+    connection to the server's local socket. `words` are where each block's generation word
+    lies, `generations` what it holds. A reader that finds another value there after its copy
+    was too late, and what it copied is not the block. `lease` is 0 when nothing was found.
+    """
+
+    lease: int
+    lease_ms: int
+    total: int
+    hit: int
+    miss: int
+    duplicate: int
+    found: Counts
+    offsets: Counts
+    lengths: Counts
+    checksums: Checksums
+    words: Counts
+    generations: Counts
 
 
 class Touched(_Reply, frozen=True, tag="touched"):
@@ -283,8 +382,14 @@ class Error(_Reply, frozen=True, tag="error"):
     message: str
 
 
-Request = Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear
-Reply = Welcome | Found | Stored | Got | Blocks | Touched | Verified | StatsReply | Cleared | Error
+Request = (
+    Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | PutShared | GetShared | Release
+)
+Reply = (
+    Welcome | Found | Stored | Got | Blocks | Leased | Touched | Verified | StatsReply | Cleared
+    | Error
+)  # fmt: skip
+LocalMessage = Attach | Attached | NotAttached
 
 
 class _RequestIdOnly(msgspec.Struct):
@@ -299,6 +404,7 @@ _request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Req
 _request_id_decoder: msgspec.msgpack.Decoder[_RequestIdOnly] = msgspec.msgpack.Decoder(
     _RequestIdOnly
 )
+_local_decoder: msgspec.msgpack.Decoder[LocalMessage] = msgspec.msgpack.Decoder(LocalMessage)
 _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
@@ -331,6 +437,34 @@ def decode_reply(header: bytes | memoryview) -> Reply:
         raise RemoteProtocolError(f"unreadable reply header: {error}") from error
 
 
+def encode_local(message: LocalMessage) -> bytes:
+    """What is sent over the local socket: the header alone, no magic and no frames."""
+    return _encoder.encode(message)
+
+
+def decode_local(data: bytes) -> LocalMessage:
+    """Read what came over the local socket. Raises `RemoteProtocolError`."""
+    try:
+        return _local_decoder.decode(data)
+    except _UNREADABLE as error:
+        raise RemoteProtocolError(f"unreadable message: {error}") from error
+
+
+def is_complete(data: bytes) -> bool:
+    """False while `data` is the beginning of a MessagePack value whose rest has yet to come."""
+    try:
+        msgspec.msgpack.decode(data)
+    except _UNREADABLE as error:
+        return "truncated" not in str(error)
+    return True
+
+
+def identities(namespace: str, keys: Sequence[bytes]) -> list[int]:
+    """The seed of each key's `checksum`."""
+    prefix = namespace.encode() + b"\0"
+    return [xxhash.xxh3_64_intdigest(prefix + key) for key in keys]
+
+
 def checksum(namespace: str, key: bytes, block: bytes | memoryview) -> int:
     """XXH3-64 of the block's bytes, seeded with the XXH3-64 of whose bytes they are.
 
@@ -339,6 +473,14 @@ def checksum(namespace: str, key: bytes, block: bytes | memoryview) -> int:
     """
     identity = xxhash.xxh3_64_intdigest(namespace.encode() + b"\0" + key)
     return xxhash.xxh3_64_intdigest(block, seed=identity)
+
+
+def checksums(
+    namespace: str, keys: Sequence[bytes], blocks: Sequence[bytes | memoryview]
+) -> list[int]:
+    """The `checksum` of each block, at a fraction of the fixed cost."""
+    seeds = identities(namespace, keys)
+    return [*map(xxhash.xxh3_64_intdigest, blocks, seeds)]
 
 
 def split_frames(

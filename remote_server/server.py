@@ -16,8 +16,11 @@ from remote_server.config import ServerConfig, check_memory_fits, format_bytes
 from remote_server.copier import Copier, Gate
 from remote_server.errors import ConfigError
 from remote_server.handlers import Handlers
+from remote_server.leases import Leases
+from remote_server.local_socket import LocalSocket
 from remote_server.memory_tier import MemoryTier
 from remote_server.outbox import SEND_HIGH_WATER_MARK, Outboxes
+from remote_server.shared_handlers import SharedHandlers
 from remote_server.store import Store
 
 log = logging.getLogger(__name__)
@@ -37,7 +40,8 @@ SILENCE_MS = 30_000
 
 STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not tell us when it is not
 RELEASE_MS = 10  # when frames are on their way and nothing else happens
-IDLE_MS = 1_000
+PENDING_MS = 100  # when somebody's time to attach is running
+IDLE_MS = 1_000  # also how much later than promised a lease may end
 
 CHECK_INTERVAL_S = 10.0
 CHECK_MAX_BLOCKS = 50_000  # about 30 ms, in which nobody is served
@@ -89,11 +93,15 @@ class Server:
         self.store = Store(tier, self._clock)
         self._copier = Copier()
         self._copier.start()
-        self._outboxes = Outboxes(self._router, tier.unpin)
-        self._handlers = Handlers(self.store, self._copier, self._outboxes)
+        self._outboxes = Outboxes(self._router, tier.unpin_all)
         self._poller = zmq.Poller()
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
         self._poller.register(self._router, zmq.POLLIN)
+        self.leases = Leases(tier.unpin_all, self._clock)
+        self._shared = SharedHandlers(self.store, self._copier, self._arena, self.leases)
+        self._local = self._listen_locally() if self.config.shared_memory else None
+        name = self._local.name if self._local is not None else ""
+        self._handlers = Handlers(self.store, self._copier, self._outboxes, self._shared, name)
         self._next_check = self._clock() + CHECK_INTERVAL_S
         self._next_report = self._clock() + REPORT_INTERVAL_S
         self._reported: dict[str, int] = {}
@@ -104,10 +112,13 @@ class Server:
         while not self._leave.is_set() and not self._drained():
             events = dict(self._poller.poll(self._patience_ms(more_to_send)))
             self._copier.finish_jobs()
+            if self._local is not None:
+                self._local.handle(events)
             if self._router in events:
                 self._handle_requests()
             more_to_send = self._outboxes.send_some()
             self._outboxes.release()
+            self._shared.expire_leases()
             self._apply_back_pressure()
             self._look_after(idle=not events and not more_to_send)
 
@@ -126,6 +137,8 @@ class Server:
         """Close everything; the memory goes back to the machine."""
         drained = not self._leave.is_set()
         self._copier.stop()
+        if self._local is not None:
+            self._local.close()
         self._outboxes.cancel_all()
         # The last replies are still in libzmq when we drained; they get a moment to leave.
         self._router.close(linger=200 if drained else 0)
@@ -165,6 +178,21 @@ class Server:
                 f"memory: the kernel refuses {format_bytes(self.config.memory)}: {error.strerror}"
             ) from error
 
+    def _listen_locally(self) -> LocalSocket | None:
+        try:
+            return LocalSocket(
+                self._poller,
+                self._arena,
+                self.store.epoch,
+                self._clock,
+                attached=self._shared.region_attached,
+                gone=self._shared.region_gone,
+                refused=self._shared.region_refused,
+            )
+        except OSError as error:
+            log.warning("no shared memory, clients on this host use TCP: %s", error)
+            return None
+
     def _handle_requests(self) -> None:
         for _ in range(REQUESTS_PER_TURN):
             if self._copier.full:
@@ -190,6 +218,8 @@ class Server:
             return STUCK_RETRY_MS
         if self._outboxes.in_flight or self._drain_until is not None:
             return RELEASE_MS
+        if self._local is not None and self._local.pending:
+            return PENDING_MS
         return IDLE_MS
 
     def _drained(self) -> bool:

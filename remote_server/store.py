@@ -30,9 +30,16 @@ COUNTERS = (
     "get_total", "get_hit", "get_miss", "get_duplicate",
     "put_total", "put_created", "put_existed", "put_forced", "put_duplicate",
     "put_declined_no_slot", "put_declined_checksum", "put_declined_draining",
+    "put_declined_withdrawn",
     "removed", "integrity_checksum", "bytes_in", "bytes_out",
+    "shared_bytes_in", "shared_bytes_out", "regions_attached", "regions_gone",
+    "regions_refused", "leases_expired", "releases_unknown",
 )  # fmt: skip
 """Always present in Stats, from zero, with the tier's own. PROTOCOL.md says what each counts."""
+
+
+_READABLE = bytes([KeyState.READABLE])
+_TO_WRITE = (PutOutcome.CREATED, PutOutcome.FORCED)
 
 
 class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +51,9 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class KeyStates(NamedTuple):
-    """The state of each key asked, and how many from the first are readable."""
+    """The state of each key asked, a byte each, and how many from the first are readable."""
 
-    states: list[KeyState]
+    states: bytes
     prefix: int
 
 
@@ -62,8 +69,9 @@ class Pinned(NamedTuple):
 class Reserved(NamedTuple):
     """Where the blocks of a put go. The caller fills each and completes or fails it once."""
 
-    outcomes: list[PutOutcome]
-    blocks: dict[int, Block]  # by index into the keys
+    outcomes: bytearray  # one `PutOutcome` per key
+    indices: list[int]  # into the keys, where each of `blocks` came
+    blocks: list[Block]
     reasons: Counter[str]  # why keys were declined
 
 
@@ -119,11 +127,9 @@ class Store:
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
     def lookup(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
-        states = [self.tier.lookup(namespace, key) for key in keys]
+        states = self.tier.lookup_all(namespace, keys)
         hits = states.count(KeyState.READABLE)
-        prefix = hits
-        if hits < len(states):
-            prefix = next(i for i, state in enumerate(states) if state != KeyState.READABLE)
+        prefix = len(states) - len(states.lstrip(_READABLE))
         self.counters["lookup_keys"] += len(keys)
         self.counters["lookup_hits"] += hits
         return KeyStates(states, prefix)
@@ -131,29 +137,31 @@ class Store:
     def get(self, namespace: str, keys: Sequence[bytes]) -> Pinned:
         """Pin what is readable of `keys`, for the caller to unpin."""
         first = _first_places(keys)
-        pinned: list[tuple[int, Block]] = []
-        for key, index in reversed(first.items()):
-            # From the last key to the first, so that the head of a prefix is the most recently
-            # used: without its head the rest of a prefix is worth nothing.
-            block = self.tier.pin(namespace, key)
-            if block is not None:
-                pinned.append((index, block))
+        # From the last key to the first, so that the head of a prefix is the most recently
+        # used: without its head the rest of a prefix is worth nothing.
+        pinned = self.tier.pin_all(namespace, [*reversed(first)])
         pinned.reverse()
+        blocks = [block for block in pinned if block is not None]
+        indices = [*first.values()]
+        if len(blocks) < len(pinned):
+            indices = [
+                index for index, block in zip(indices, pinned, strict=True) if block is not None
+            ]
         found = Pinned(
-            indices=[index for index, _ in pinned],
-            blocks=[block for _, block in pinned],
-            miss=len(first) - len(pinned),
+            indices=indices,
+            blocks=blocks,
+            miss=len(first) - len(blocks),
             duplicate=len(keys) - len(first),
         )
         self.counters["get_total"] += len(keys)
-        self.counters["get_hit"] += len(pinned)
+        self.counters["get_hit"] += len(blocks)
         self.counters["get_miss"] += found.miss
         self.counters["get_duplicate"] += found.duplicate
         return found
 
     def pin_to_verify(self, namespace: str, keys: Sequence[bytes]) -> list[Block]:
         """The readable ones of `keys`, pinned for the caller, who unpins each one once."""
-        blocks = [self.tier.pin(namespace, key) for key in _first_places(keys)]
+        blocks = self.tier.pin_all(namespace, [*_first_places(keys)])
         return [block for block in blocks if block is not None]
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> int:
@@ -167,56 +175,59 @@ class Store:
         namespace: str,
         keys: Sequence[bytes],
         lengths: Sequence[int],
-        checksums: Sequence[int],
+        checksums: Sequence[int | None],
         *,
         force: bool,
         draining: bool,
     ) -> Reserved:
         """Reserve a slot for each key worth writing. The namespace must be declared."""
+        states = self.tier.lookup_all(namespace, keys)
+        reasons: Counter[str] = Counter()
+        outcomes = bytearray([PutOutcome.CREATED]) * len(keys)
+        indices: Sequence[int] = range(len(keys))
+        if any(states) or draining or len(set(keys)) < len(keys):
+            outcomes = _outcomes(keys, states, force=force, draining=draining)
+            indices = [index for index, outcome in enumerate(outcomes) if outcome in _TO_WRITE]
+            keys = [keys[index] for index in indices]
+            lengths = [lengths[index] for index in indices]
+            checksums = [checksums[index] for index in indices]
+            if declined := outcomes.count(PutOutcome.DECLINED):
+                reasons[Declined.DRAINING] = declined
         block_bytes = self.namespaces[namespace].block_bytes
-        reserved = Reserved([], {}, Counter())
-        seen: set[bytes] = set()
-        for index, key in enumerate(keys):
-            exists = self.tier.lookup(namespace, key) is not KeyState.ABSENT
-            if key in seen:
-                outcome = PutOutcome.DUPLICATE
-            elif exists and not force:
-                outcome = PutOutcome.EXISTED
-            elif draining:
-                outcome = PutOutcome.DECLINED
-                reserved.reasons[Declined.DRAINING] += 1
-            else:
-                block = self.tier.begin_put(
-                    namespace, key, block_bytes, lengths[index], checksums[index]
-                )
-                if block is None:
-                    outcome = PutOutcome.DECLINED
-                    reserved.reasons[Declined.NO_SLOT] += 1
-                else:
-                    reserved.blocks[index] = block
-                    outcome = PutOutcome.FORCED if exists else PutOutcome.CREATED
-            seen.add(key)
-            reserved.outcomes.append(outcome)
+        blocks = self.tier.begin_puts(namespace, keys, block_bytes, lengths, checksums)
+        for index in indices[len(blocks) :]:
+            outcomes[index] = PutOutcome.DECLINED
+            reasons[Declined.NO_SLOT] += 1
+        reserved = Reserved(outcomes, [*indices[: len(blocks)]], blocks, reasons)
         self._count_put(reserved)
         return reserved
 
-    def end_put(self, reserved: Reserved, intact: Sequence[bool] | None) -> None:
+    def end_put(
+        self,
+        reserved: Reserved,
+        intact: Sequence[bool] | None,
+        reason: Declined = Declined.CHECKSUM,
+    ) -> None:
         """Publish the blocks that landed `intact`: one verdict per block, or None for no block.
 
-        The others are forgotten, and `reserved` then says DECLINED of them. Blocks are published
-        from the last to the first, so that the head of a prefix is the most recently used.
+        The others are forgotten for `reason`, and `reserved` then says DECLINED of them. Blocks
+        are published from the last to the first, so that the head of a prefix is the most
+        recently used.
         """
-        verdicts = intact if intact is not None else [False] * len(reserved.blocks)
-        landed = zip(reserved.blocks.items(), verdicts, strict=True)
-        for (index, block), good in reversed([*landed]):
-            if good:
-                self.tier.complete_put(block)
-                self.counters[f"put_{reserved.outcomes[index].name.lower()}"] += 1
-            else:
-                self.tier.fail_put(block)
-                reserved.outcomes[index] = PutOutcome.DECLINED
-                reserved.reasons[Declined.CHECKSUM] += 1
-                self.counters["put_declined_checksum"] += 1
+        good = reserved.blocks
+        if intact is None or not all(intact):
+            verdicts = intact if intact is not None else [False] * len(reserved.blocks)
+            good = [block for block, ok in zip(reserved.blocks, verdicts, strict=True) if ok]
+            for index, block, ok in zip(reserved.indices, reserved.blocks, verdicts, strict=True):
+                if not ok:
+                    self.tier.fail_put(block)
+                    reserved.outcomes[index] = PutOutcome.DECLINED
+            reserved.reasons[reason] += len(verdicts) - len(good)
+            self.counters[f"put_declined_{reason}"] += len(verdicts) - len(good)
+        self.tier.complete_puts(good[::-1])
+        forced = reserved.outcomes.count(PutOutcome.FORCED)
+        self.counters["put_forced"] += forced
+        self.counters["put_created"] += len(good) - forced
 
     def _count_put(self, reserved: Reserved) -> None:
         """Count what is decided already; `end_put` counts the rest."""
@@ -262,9 +273,31 @@ class Store:
         self.tier.check()
 
 
+def _outcomes(
+    keys: Sequence[bytes], states: bytes, *, force: bool, draining: bool
+) -> bytearray:
+    """What becomes of each key of a put, if there is room."""
+    outcomes = bytearray()
+    seen: set[bytes] = set()
+    for key, state in zip(keys, states, strict=True):
+        if key in seen:
+            outcome = PutOutcome.DUPLICATE
+        elif state and not force:
+            outcome = PutOutcome.EXISTED
+        elif draining:
+            outcome = PutOutcome.DECLINED
+        else:
+            outcome = PutOutcome.FORCED if state else PutOutcome.CREATED
+        seen.add(key)
+        outcomes.append(outcome)
+    return outcomes
+
+
 def _first_places(keys: Sequence[bytes]) -> dict[bytes, int]:
     """Each distinct key and where it comes first, in the order asked."""
-    places: dict[bytes, int] = {}
-    for index, key in enumerate(keys):
-        places.setdefault(key, index)
+    places = dict(zip(keys, range(len(keys)), strict=True))
+    if len(places) < len(keys):
+        places = {}
+        for index, key in enumerate(keys):
+            places.setdefault(key, index)
     return places

@@ -7,6 +7,7 @@ import zmq
 
 from remote_server import protocol
 from remote_server.outbox import Parcel
+from remote_server.payload import checksums_of
 from remote_server.slabs import Block
 from remote_server.store import Pinned
 from remote_server.tier import Tier
@@ -37,8 +38,7 @@ def frames_of(
             pinned += group
         else:
             frames.append(b"".join([tier.view(block) for block in group]))
-            for block in group:
-                tier.unpin(block)
+            tier.unpin_all(group)
     return frames, pinned
 
 
@@ -66,7 +66,7 @@ class BlockStream:
             epoch=self._epoch,
             indices=indices,
             lengths=[block.length for block in blocks],
-            checksums=[block.checksum for block in blocks],
+            checksums=checksums_of(blocks, self._tier),
             more=bool(self._left),
             blocks_per_frame=len(blocks),
         )
@@ -75,8 +75,8 @@ class BlockStream:
         return Parcel([*protocol.encode(header), *frames], pinned, num_bytes)
 
     def cancel(self) -> None:
-        while self._left:
-            self._tier.unpin(self._left.popleft()[1])
+        self._tier.unpin_all([block for _, block in self._left])
+        self._left.clear()
 
     def _next_batch(self) -> tuple[list[int], list[Block]]:
         """One large block, or small ones until their frame is full."""

@@ -1,6 +1,6 @@
 """What the store expects of a level of storage."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from remote_server.protocol import KeyState, TierStats
@@ -12,6 +12,9 @@ class Tier(Protocol):
 
     Not thread-safe: one thread calls it. Only the bytes are touched elsewhere, and a `Block`
     says who may: its writer while WRITING, anyone who holds a pin afterwards.
+
+    What a message does for each of its keys has a form for all of them at once, which does the
+    same in the same order, and in which a key costs well under a microsecond.
     """
 
     @property
@@ -21,8 +24,11 @@ class Tier(Protocol):
     def lookup(self, namespace: str, key: bytes) -> KeyState:
         """What is there. Changes nothing, not even recency."""
 
+    def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """`lookup` of each key, one byte each."""
+
     def begin_put(
-        self, namespace: str, key: bytes, block_bytes: int, length: int, checksum: int
+        self, namespace: str, key: bytes, block_bytes: int, length: int, checksum: int | None
     ) -> Block | None:
         """A place for `length` bytes of a namespace of `block_bytes`, or None: no room now.
 
@@ -30,11 +36,24 @@ class Tier(Protocol):
         then readers see what was there before: nothing, or the previous copy.
         """
 
+    def begin_puts(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        block_bytes: int,
+        lengths: Sequence[int],
+        checksums: Sequence[int | None],
+    ) -> list[Block]:
+        """`begin_put` of each key until there is no room: a place for the first ones."""
+
     def complete_put(self, block: Block) -> bool:
         """`block` is filled and correct: publish it, in place of any previous copy.
 
         False when it was cleared meanwhile; it is gone then.
         """
+
+    def complete_puts(self, blocks: Sequence[Block]) -> None:
+        """`complete_put` of each, all of one namespace: the last is the most recently used."""
 
     def fail_put(self, block: Block) -> None:
         """Forget `block`. Nothing of it remains; a previous copy stays."""
@@ -48,8 +67,14 @@ class Tier(Protocol):
     def pin(self, namespace: str, key: bytes) -> Block | None:
         """The readable block of `key`, kept from eviction until `unpin`, and used now."""
 
+    def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[Block | None]:
+        """`pin` of each key: the last one is the most recently used."""
+
     def unpin(self, block: Block) -> None:
         """Give back one pin."""
+
+    def unpin_all(self, blocks: Iterable[Block]) -> None:
+        """Give back one pin of each."""
 
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now; False when there is nothing readable."""

@@ -5,6 +5,7 @@ ended keeps its share until its bytes have come: they are still on the wire, who
 """
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
@@ -23,6 +24,8 @@ class GetTransfer:
     stall_s: float
     deadline: float
 
+    offsets: list[int] = field(default_factory=list)
+    """Where its rows begin in the registered region; empty when they come over tcp."""
     order: int = 0
     """Position among all gets; whoever was asked earlier comes first on the wire."""
     progress: float = 0.0
@@ -66,6 +69,18 @@ class GetTransfer:
                 self.bytes += row.nbytes
             self.outcomes[twin] = fate
             self.num_open -= 1
+
+    def settle_hits(self, indices: Sequence[int], num_bytes: int) -> None:
+        """`settle` as HIT, for many: `num_bytes` is the sum of their rows."""
+        if self.twins:
+            for index in indices:
+                self.settle(index, GetOutcome.HIT)
+            return
+        hit, outcomes = GetOutcome.HIT, self.outcomes
+        for index in indices:
+            outcomes[index] = hit
+        self.num_open -= len(indices)
+        self.bytes += num_bytes
 
     def end(self, error: KVFerryError | None, outcome: GetOutcome) -> None:
         """Let the caller have its rows back. Keys without a fate get `outcome`."""

@@ -6,14 +6,14 @@ wait, take over what callers asked, receive, notice what broke, give up what is 
 Receiving comes before giving up, so that an answer that is already here counts even when this
 thread was kept from running until after its deadline.
 
-Where another transport fits: `GetLane` and `PutLane` are the tcp ones. The loop needs of a lane
-only `accept`, `receive`, `pump`, `expire`, `end_all`, `reset`, `lost`, `check` and `wake_at`.
+`GetLane` and `PutLane` are the tcp ones; `SharedLane` is both of them over shared memory, and
+exists once a region was registered.
 """
 
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from itertools import count
 from math import ceil, inf
@@ -30,12 +30,16 @@ from remote_server.client.greeter import Greeter
 from remote_server.client.mailbox import Call, Mailbox, Submission, turn_away
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.puts import PutLane
+from remote_server.client.region import RegisteredRegion
 from remote_server.client.requests import Ask
 from remote_server.client.results import ClientConfig, GetOutcome, new_counters
 from remote_server.client.session import Epoch, Session
+from remote_server.client.shared import SharedLane
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
+
+UNAVAILABLE = GetOutcome.UNAVAILABLE
 
 VERIFY_TIMEOUT_S = 5.0
 
@@ -78,12 +82,10 @@ class Loop:
     def _build_lanes(self) -> None:
         # A mark of 8 on gets: megabytes that queue up unread have left the CPU's cache by the
         # time they are copied, which halves the speed.
-        self._connections = tuple(
-            Connection(self._context, self._poller, self._config, receive_high_water_mark=mark)
-            for mark in (1000, 8, 1000)
-        )
+        self._connections = tuple(self._connect(mark) for mark in (1000, 8, 1000))
         self._control_connection, self._get_connection, self._put_connection = self._connections
-        next_request_id = count(1).__next__
+        self._needed_connections = self._connections
+        self._next_request_id = next_request_id = count(1).__next__
         self.control = ControlLane(
             self._control_connection,
             self.session,
@@ -110,15 +112,39 @@ class Loop:
             next_request_id,
         )
         self._greeter = Greeter(self._config, self.session, self.control, self._clock)
+        self._lanes: tuple[ControlLane | GetLane | PutLane | SharedLane, ...]
         self._lanes = (self.control, self.gets, self.puts)
+        self.shared: SharedLane | None = None
+
+    def _connect(self, receive_high_water_mark: int = 1000) -> Connection:
+        return Connection(
+            self._context,
+            self._poller,
+            self._config,
+            receive_high_water_mark=receive_high_water_mark,
+        )
 
     # ── called by any thread ─────────────────────────────────────────────────────────────
 
     @property
     def ready(self) -> bool:
-        return self.session.ready and all(
-            connection.connected or connection.reopening for connection in self._connections
+        needs_shared = self.shared is not None and self._config.transport == "shm"
+        return (
+            self.session.ready
+            and all(one.connected or one.reopening for one in self._needed_connections)
+            and not (needs_shared and self.transport != "shm")
         )
+
+    @property
+    def transport(self) -> str:
+        """How rows in the registered region travel now."""
+        return "shm" if self.shared is not None and self.shared.in_use else "tcp"
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the rows of all transfers that have not ended."""
+        shared = self.shared.queued_bytes if self.shared is not None else 0
+        return self.gets.queued_bytes + self.puts.queued_bytes + shared
 
     def stop(self) -> None:
         """Begin the end: every request ends, then the thread does."""
@@ -150,12 +176,14 @@ class Loop:
         self._shut_down()
 
     def _turn(self) -> None:
-        self._wait()
+        readable = self._wait()
         now = self._clock()
         self._take_over(now)
         self.control.receive(now)
         self.gets.receive(now)
         self.puts.receive()
+        if self.shared is not None:
+            self.shared.receive(now, readable)
         now = self._clock()
         self._notice_changes(now)
         self.puts.settle()
@@ -165,10 +193,13 @@ class Loop:
         self.control.pump()
         self.gets.pump(now)
         self.puts.pump()
+        if self.shared is not None:
+            self.shared.pump(now)
         self._bid_farewell()
 
-    def _wait(self) -> None:
-        if self.mailbox or self.puts.has_more:
+    def _wait(self) -> Container[object]:
+        """Until something is to be done. Gives the sockets that something has come from."""
+        if self.mailbox or self.puts.has_more or (self.shared and self.shared.has_more):
             timeout_s = 0.0
         else:
             wake_at = min(
@@ -180,10 +211,9 @@ class Loop:
             if self.puts.is_settling or any(lane.blocked for lane in self._lanes):
                 timeout_s = min(timeout_s, _LOOK_AGAIN_S)
         if timeout_s == inf:
-            self._poller.poll()
-        else:
-            # A poll counts in milliseconds; rounding down would spin through the last one.
-            self._poller.poll(min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS))
+            return dict(self._poller.poll())
+        # A poll counts in milliseconds; rounding down would spin through the last one.
+        return dict(self._poller.poll(min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS)))
 
     def _take_over(self, now: float) -> None:
         for submission in self.mailbox.take():
@@ -199,12 +229,40 @@ class Loop:
         match submission:
             case Ask():
                 self.control.accept(submission)
+            case GetTransfer() if self.shared is not None and self.shared.takes(submission):
+                self.shared.gets.accept(submission, now)
             case GetTransfer():
                 self.gets.accept(submission, now)
+            case PutTransfer() if self.shared is not None and self.shared.takes(submission):
+                self.shared.puts.accept(submission)
             case PutTransfer():
                 self.puts.accept(submission)
             case Call():
                 submission.run()
+
+    def register(self, region: RegisteredRegion) -> None:
+        """On the I/O thread: transfer rows in `region` through shared memory from now on, where
+        that is possible."""
+        connection = self._connect()
+        try:
+            self.shared = SharedLane(
+                region,
+                connection,
+                self._poller,
+                self.session,
+                self._config,
+                self.counters,
+                self._clock,
+                self._heard,
+                self._next_request_id,
+                self._verify,
+            )
+        except OSError as error:
+            connection.close()
+            logger.warning("client: no shared memory: %s", error)
+            return
+        self._connections = (*self._connections, connection)
+        self._lanes = (*self._lanes, self.shared)
 
     # ── the server ───────────────────────────────────────────────────────────────────────
 
@@ -233,12 +291,10 @@ class Loop:
                 self.counters["disconnects"] += 1
                 self.session.went_down("connection lost")
                 self.control.end_all(ServerUnavailable("the connection broke"))
-        for connection, lane in (
-            (self._get_connection, self.gets),
-            (self._put_connection, self.puts),
-        ):
+        for connection, lane in zip(self._connections[1:], self._lanes[1:], strict=True):
             if False in connection.changes(now):
                 self.counters["disconnects"] += 1
+                assert not isinstance(lane, ControlLane)
                 lane.lost()
         for connection in self._connections:
             if connection.stuck_at <= now:
@@ -257,10 +313,13 @@ class Loop:
     def _end_everything(self, error: KVFerryError) -> None:
         """End every request and let nothing that was asked for come after all."""
         self.control.end_all(error)
-        self.gets.end_all(error, GetOutcome.UNAVAILABLE)
+        self.gets.end_all(error, UNAVAILABLE)
         self.puts.end_all(error)
         if self.gets.has_leftovers:
             self.gets.reset()
+        if self.shared is not None:
+            self.shared.end_all(error, UNAVAILABLE)
+            self.shared.tend(self._clock())
 
     def cancel_all(self, done: threading.Event) -> None:
         """On the I/O thread: end every request taken over so far, then set `done`."""
@@ -272,6 +331,8 @@ class Loop:
         self.control.end_all(error, hellos=False)
         self.gets.end_all(error, GetOutcome.LATE)
         self.puts.end_all(error)
+        if self.shared is not None:
+            self.shared.end_all(error, GetOutcome.LATE)
         self._farewells.append((self.puts.leaving(), done))
 
     def _bid_farewell(self) -> None:
@@ -289,26 +350,30 @@ class Loop:
     def _recover(self, cause: Exception) -> None:
         self.counters["internal_errors"] += 1
         error = ServerUnavailable(f"internal error: {cause!r}")
+        shared = self.shared
         _do_each(
             partial(self.session.went_down, "internal error"),
             partial(self.control.end_all, error),
-            partial(self.gets.end_all, error, GetOutcome.UNAVAILABLE),
+            partial(self.gets.end_all, error, UNAVAILABLE),
             partial(self.puts.end_all, error),
             self._control_connection.reopen,
             self.gets.reset,
             self.puts.reset,
+            *((partial(shared.end_all, error, UNAVAILABLE), shared.reset) if shared else ()),
         )
         time.sleep(_RECOVERY_PAUSE_S)
 
     def _shut_down(self) -> None:
         """End every request, wait until libzmq holds nobody's row, leave."""
         error = ServerUnavailable("the client was closed")
+        shared = self.shared
         _do_each(
             partial(self._take_over, self._clock()),
             partial(self.control.end_all, error),
-            partial(self.gets.end_all, error, GetOutcome.UNAVAILABLE),
+            partial(self.gets.end_all, error, UNAVAILABLE),
             partial(self.puts.end_all, error),
             *(connection.close for connection in self._connections),
+            *((partial(shared.end_all, error, UNAVAILABLE), shared.close) if shared else ()),
         )
         # However long that takes: a row given back too early would be sent with other bytes.
         while self.puts.is_settling:

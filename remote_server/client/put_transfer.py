@@ -9,6 +9,7 @@ import zmq
 
 from remote_server import protocol
 from remote_server.client.results import ClientConfig, PutResult
+from remote_server.client.rows import check_rows
 from remote_server.client.session import Limits
 from remote_server.errors import KVFerryError, RemoteProtocolError
 
@@ -19,6 +20,8 @@ _PACKED_FRAME_BYTES = 1 << 20
 
 # What a Stored reply counts, and a PutResult sums up.
 _COUNTS = ("total", "created", "existed", "forced", "duplicate")
+
+_OUTCOMES = tuple(protocol.PutOutcome)  # in the order of their values, from 0
 
 
 @dataclass(slots=True, eq=False)
@@ -32,6 +35,8 @@ class PutTransfer:
     deferred: bool
     force: bool
     deadline: float
+    offsets: list[int] = field(default_factory=list)
+    """Where its rows begin in the registered region; empty when they go over tcp."""
     to_send: deque[range] = field(default_factory=deque)
     num_in_flight: int = 0
     trackers: list[zmq.MessageTracker] = field(default_factory=list)
@@ -44,6 +49,14 @@ class PutTransfer:
     total_bytes: int = 0
     error: KVFerryError | None = None
     ended: bool = False
+
+    def prepare(self, block_bytes: int, config: ClientConfig, limits: Limits) -> None:
+        """Set out with nothing sent yet. Raises `LocalProtocolError`."""
+        self.rows = check_rows(self.keys, self.rows, block_bytes, writable=False)
+        self.outcomes = [None] * len(self.keys)
+        sizes = [row.nbytes for row in self.rows]
+        self.total_bytes = sum(sizes)
+        self.to_send.extend(cut(sizes, config, limits))
 
     def message(self, part: range, request_id: int, limits: Limits) -> protocol.Put:
         """The header for the blocks of `part`. Hashes their rows."""
@@ -77,14 +90,13 @@ class PutTransfer:
     def add(self, part: range, reply: protocol.Stored) -> None:
         """Count the answer to `part`. Raises `RemoteProtocolError` when it does not fit."""
         try:
-            outcomes = [protocol.PutOutcome(outcome) for outcome in reply.outcomes]
-        except ValueError as error:
+            outcomes = [_OUTCOMES[outcome] for outcome in reply.outcomes]
+        except IndexError as error:
             raise RemoteProtocolError(f"a put's outcomes: {error}") from error
         counts = {name: getattr(reply, name) for name in _COUNTS}
         if len(outcomes) != len(part) or min((*counts.values(), *reply.declined.values())) < 0:
             raise RemoteProtocolError("a put's answer does not fit what was sent")
-        for index, outcome in zip(part, outcomes, strict=True):
-            self.outcomes[index] = outcome
+        self.outcomes[part.start : part.stop] = outcomes
         for name, number in counts.items():
             self.counts[name] += number
         for reason, number in reply.declined.items():

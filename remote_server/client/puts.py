@@ -19,9 +19,8 @@ from math import inf
 
 from remote_server import protocol
 from remote_server.client.connection import Connection
-from remote_server.client.put_transfer import PutTransfer, cut
+from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.results import ClientConfig, Counters
-from remote_server.client.rows import check_rows
 from remote_server.client.session import Session
 from remote_server.errors import (
     DeadlineExceeded,
@@ -81,7 +80,8 @@ class PutLane:
     def accept(self, transfer: PutTransfer) -> None:
         """Take over `transfer`; it ends at once when it cannot be sent."""
         try:
-            self._prepare(transfer)
+            declaration = self._session.declaration(transfer.namespace)
+            transfer.prepare(declaration.block_bytes, self._config, self._session.limits)
             self._session.require(transfer.namespace)
             if not (self._connection.connected or self._connection.reopening):
                 raise ServerUnavailable("the connection for puts is down")
@@ -96,15 +96,6 @@ class PutLane:
         self._transfers[transfer] = None
         self.queued_bytes += transfer.total_bytes
         self.wake_at = min(self.wake_at, transfer.deadline)
-
-    def _prepare(self, transfer: PutTransfer) -> None:
-        block_bytes = self._session.declaration(transfer.namespace).block_bytes
-        transfer.rows = check_rows(transfer.keys, transfer.rows, block_bytes, writable=False)
-        transfer.outcomes = [None] * len(transfer.keys)
-        transfer.total_bytes = sum(row.nbytes for row in transfer.rows)
-        transfer.to_send.extend(
-            cut([row.nbytes for row in transfer.rows], self._config, self._session.limits)
-        )
 
     # ── sending ──────────────────────────────────────────────────────────────────────────
 

@@ -31,6 +31,7 @@ from remote_server.client.get_window import GetTransfer
 from remote_server.client.loop import Loop
 from remote_server.client.mailbox import Call
 from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.region import RegisteredRegion
 from remote_server.client.results import ClientConfig, GetResult, PutResult
 from remote_server.errors import ConfigError
 from remote_server.malloc import keep_freed_memory
@@ -47,9 +48,11 @@ class RemoteClient:
         """Start the I/O thread; the server need not exist yet. Raises `ConfigError`."""
         if config.keep_freed_memory:
             keep_freed_memory()
+        self._config = config
         self._clock = clock
         self._loop = Loop(config, clock)
         self._declaring = Lock()
+        self._registered = False
         self._num_undeclared = 0
         """Declarations the I/O thread has not seen: until it has, `ready` would be too early."""
         # For a client that is dropped without `close`, and for the interpreter's exit.
@@ -96,11 +99,36 @@ class RemoteClient:
         """
         self._call(lambda: self._loop.session.forget(namespace))
 
+    def register(self, view: memoryview, fd: int) -> None:
+        """Say that rows inside `view` are also reachable through `fd`, which is all of its file.
+
+        A server on this host then reads them there for a put, and lends its own memory for a
+        get, when `fd` is a memfd sealed against shrinking, as `SharedRegion` makes it; any other
+        file it refuses, which is said once, and tcp is used. Transfers whose rows do not all lie
+        in `view` are not affected. The server is given `fd`; it only ever reads.
+
+        Once per client. `view` and `fd` stay the caller's, who keeps both until `close` has
+        returned. Raises `ConfigError` when they do not belong together.
+        """
+        region = RegisteredRegion(view, fd)
+        with self._declaring:
+            if self._registered:
+                raise ConfigError("region: this client has registered one already")
+            self._registered = True
+        if self._config.transport != "tcp":
+            self._call(partial(self._loop.register, region))
+
+    @property
+    def transport(self) -> str:
+        """How rows in the registered region travel now: "shm" or "tcp". All others use tcp."""
+        return self._loop.transport
+
     @property
     def ready(self) -> bool:
         """Connected, every declared namespace welcome, breaker closed. Costs nothing to ask.
 
-        True is no promise: a request may still find the server gone.
+        With `transport` set to "shm" and a region registered, attached as well. True is no
+        promise: a request may still find the server gone.
         """
         return self._loop.ready and not self._num_undeclared
 
@@ -209,7 +237,7 @@ class RemoteClient:
     @property
     def queued_bytes(self) -> int:
         """Bytes of rows in puts and gets that were taken over and have not ended."""
-        return self._loop.gets.queued_bytes + self._loop.puts.queued_bytes
+        return self._loop.queued_bytes
 
     def counters(self) -> dict[str, int]:
         """Everything this client counted since it was made; they only grow."""

@@ -11,6 +11,8 @@ from remote_server.protocol import PutOutcome
 
 MiB = 1 << 20
 
+TRANSPORTS = ("auto", "tcp", "shm")
+
 
 @dataclass(frozen=True)
 class ClientConfig:
@@ -22,15 +24,21 @@ class ClientConfig:
     client_name: str = ""
     """Shown by the server's stats next to the namespaces this client declared."""
 
+    transport: str = "auto"
+    """How rows in the registered region travel. `auto`: through shared memory when the server
+    is on this host and takes it, else over tcp. `shm`: through shared memory or not at all.
+    `tcp`: as if nothing was registered. All other rows go over tcp anyway."""
+
     get_window_bytes: int = 16 * MiB
-    """Asked for and not yet here, over all gets. A slow reader's bytes wait in the server's
-    store rather than in somebody's socket queue, where a high-water mark would drop them."""
+    """Asked for and not yet here, over all gets of one transport. A slow reader's bytes wait in
+    the server's store rather than in a socket queue, where a high-water mark would drop them."""
 
     get_window_blocks: int = 256
-    """The same in blocks: a ROUTER's default mark is 1,000 messages, a block may be one."""
+    """The same in blocks, over tcp: a ROUTER's default mark is 1,000 messages, a block may be
+    one."""
 
     put_window_bytes: int = 32 * MiB
-    """Sent and not yet answered, over all puts."""
+    """Sent and not yet answered, over all puts of one transport."""
 
     batch_bytes: int = 4 * MiB
     """About how much one Get or Put message covers; at least one block."""
@@ -40,7 +48,7 @@ class ClientConfig:
 
     integrity: bool = True
     """Hash every landed block before announcing it. Off is for measuring what that costs; puts
-    carry checksums all the same, because the server checks them."""
+    over tcp carry checksums all the same, because the server checks them."""
 
     keep_freed_memory: bool = True
     """Let this process reuse the memory it frees (`malloc.py`): gets of large blocks are two to
@@ -70,6 +78,8 @@ class ClientConfig:
         ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} must be greater than 0")
+        if self.transport not in TRANSPORTS:
+            raise ConfigError(f"transport: {self.transport!r} is none of {', '.join(TRANSPORTS)}")
         if not self.endpoint.startswith("tcp://"):
             raise ConfigError(f"endpoint: {self.endpoint!r} must start with tcp://")
 
@@ -137,6 +147,9 @@ _COUNTERS = (
     # what came back wrong
     "checksum_failures", "short_blocks", "misplaced_blocks", "protocol_errors", "late_replies",
     "verify_sent", "verify_removed", "verify_intact",
+    # shared memory
+    "shm_attached", "shm_detached", "shm_refused", "shm_bytes_in", "shm_bytes_out",
+    "withdrawn_puts", "expired_blocks", "released_leases",
     # the connection
     "hellos", "connects", "disconnects", "server_restarts", "breaker_opened",
     "get_resets", "put_resets", "batches_resent", "internal_errors",

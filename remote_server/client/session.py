@@ -74,6 +74,8 @@ class Session:
     declarations: dict[str, Declaration] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     epoch: str | None = None
+    local_socket: str = ""
+    """Where the server we are connected to takes shared memory; empty when it does not."""
     breaker: Breaker = field(init=False)
     connected: bool = False
     ready: bool = False
@@ -167,6 +169,7 @@ class Session:
         if self._said_ready:
             logger.warning("%s: %s; every block is a miss until it is back", self._name, reason)
         self._said_ready = self.connected = self.ready = False
+        self.local_socket = ""
         for declaration in self.declarations.values():
             declaration.standing, declaration.retry_at = Standing.DUE, inf
 
@@ -204,6 +207,7 @@ class Session:
     def welcomed(self, declaration: Declaration, welcome: protocol.Welcome) -> None:
         """The server holds the namespace and says what it allows."""
         declaration.standing, declaration.refusal = Standing.WELCOME, ""
+        self.local_socket = welcome.local_socket
         self.limits.max_keys = min(max(1, welcome.max_keys), protocol.MAX_KEYS_PER_MESSAGE)
         self.limits.max_frame_bytes = min(max(1, welcome.max_frame_bytes), protocol.MAX_FRAME_BYTES)
         self.limits.max_message_bytes = min(

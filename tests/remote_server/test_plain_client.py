@@ -85,7 +85,7 @@ def test_a_client_written_from_the_document_alone_gets_back_what_it_put(client, 
 
     welcome = client.ask("hello", protocol=1, namespace=namespace, block_bytes=size)
     assert welcome["type"] == "welcome"
-    assert welcome["transports"] == ["tcp"]
+    assert "tcp" in welcome["transports"]
 
     sums = [checksum(namespace, key, block) for key, block in zip(keys, blocks, strict=True)]
     frames = [b"".join(blocks[:4]), b"".join(blocks[4:])]

@@ -31,7 +31,7 @@ def test_hello_welcomes_with_epoch_and_limits(connect, server):
     assert isinstance(welcome, Welcome)
     assert welcome.epoch == server.store.epoch
     assert welcome.max_frame_bytes == protocol.MAX_FRAME_BYTES
-    assert welcome.transports == ["tcp"]
+    assert welcome.transports == ["tcp", "shm"]
     assert not welcome.draining
     assert server.store.namespaces["ns"].fingerprint == {"model": "tiny"}
 

@@ -178,7 +178,7 @@ def test_draining_finishes_what_is_under_way_and_declines_what_is_new(connect, l
     assert not server.wait_until_drained(0)
     assert read_all(reader, ids)
     assert server.wait_until_drained(5)
-    assert server.store.lookup("ns", [key(50)]).states == [KeyState.READABLE]
+    assert server.store.lookup("ns", [key(50)]).states == bytes([KeyState.READABLE])
 
 
 def test_a_drain_that_takes_too_long_is_cut_off(connect, server):

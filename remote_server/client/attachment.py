@@ -1,0 +1,206 @@
+"""The connection to the local socket of a server on this host, and what came of it.
+
+    NONE ──welcome names a socket──▶ ASKED ──attached──▶ HELD
+     ▲                                 │ refused, silent    │ connection ended
+     └─────────────────────────────────┴────────────────────┘
+
+A welcome begins it, so a server that restarts is attached anew. Whoever cannot reach the
+socket is on another host; nothing is wrong then, and everything goes over tcp.
+"""
+
+import array
+import logging
+import os
+import socket
+from collections.abc import Container
+from math import inf
+
+import zmq
+
+from remote_server import protocol
+from remote_server.client.arena_view import ArenaView
+from remote_server.client.region import RegisteredRegion
+from remote_server.client.results import ClientConfig, Counters
+from remote_server.client.tickets import Tickets
+from remote_server.errors import RemoteProtocolError
+from remote_server.protocol import Attach, Attached, NotAttached
+from remote_server.region import NotAttachable
+
+logger = logging.getLogger(__name__)
+
+ANSWER_S = 1.0
+"""A server that takes longer is busy with something else."""
+
+RETRY_S = 5.0
+"""Until the same socket is tried again. Another one is tried at once."""
+
+_MOST_BYTES = 4096
+
+
+class Attachment:
+    """Offers a region to whichever server the session talks to. Used by the I/O thread only."""
+
+    def __init__(
+        self,
+        region: RegisteredRegion,
+        tickets: Tickets,
+        poller: zmq.Poller,
+        config: ClientConfig,
+        counters: Counters,
+    ) -> None:
+        self._region = region
+        self._tickets = tickets
+        self._poller = poller
+        self._config = config
+        self._counters = counters
+        self._socket: socket.socket | None = None
+        self._data = b""
+        self._tried = ""
+        self._refused = False
+        self._said: set[str] = set()
+        self._leaving: list[ArenaView] = []
+        self.arena: ArenaView | None = None
+        """The server's blocks, while attached."""
+        self.token = 0
+        """What the server calls our region, while attached."""
+        self.reason = "no server has offered it yet"
+        """Why nothing is attached."""
+        self._epoch: str | None = None
+        self._due = 0.0
+
+    @property
+    def wake_at(self) -> float:
+        """When `tend` may have something to do that no socket tells."""
+        idle = self._socket is None and (self._refused or not self._tried)
+        return inf if idle or self.arena is not None else self._due
+
+    def tend(
+        self, now: float, local_socket: str, epoch: str | None, readable: Container[object]
+    ) -> None:
+        """Do what is due, given what the session's server said last and who is `readable`."""
+        if self._socket is not None and self._socket.fileno() in readable:
+            self._read(epoch, now)
+        if self._socket is not None and self.arena is None and now >= self._due:
+            self.fail("its local socket does not answer", now)
+        if self.arena is not None and epoch != self._epoch:
+            self.fail("the server restarted", now)
+        if local_socket != self._tried:
+            self._tried, self._refused, self._due = local_socket, False, now
+        if self._socket is None and local_socket and not self._refused and now >= self._due:
+            self._connect(local_socket, now)
+
+    def hang_up(self, reason: str) -> None:
+        """End the connection, and with it what was attached. No copy may be under way."""
+        if self._socket is not None:
+            self._poller.unregister(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        if self.arena is not None:
+            self.arena.close()
+            self._leaving = [self.arena]
+            self.arena = None
+            self._counters["shm_detached"] += 1
+        self.reason = reason
+        self._data = b""
+
+    def close(self) -> None:
+        """Hang up, and return when nothing of the server is mapped any more."""
+        self.hang_up("the client was closed")
+        for arena in self._leaving:
+            arena.join()
+
+    # ── one attempt ──────────────────────────────────────────────────────────────────────
+
+    def _connect(self, name: str, now: float) -> None:
+        message = Attach(
+            protocol=protocol.PROTOCOL_VERSION,
+            client=self._config.client_name,
+            region_bytes=self._region.num_bytes,
+        )
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        connection.setblocking(False)
+        try:
+            # On a Unix socket this is done at once or not at all.
+            connection.connect(f"\0{name}")
+            socket.send_fds(
+                connection, [protocol.encode_local(message)], [self._region.fd, self._tickets.fd]
+            )
+        except OSError as error:
+            connection.close()
+            self.fail(f"its local socket cannot be reached: {error.strerror}", now)
+            return
+        self._socket = connection
+        self._poller.register(connection.fileno(), zmq.POLLIN)
+        self._due = now + ANSWER_S
+
+    def _read(self, epoch: str | None, now: float) -> None:
+        assert self._socket is not None
+        files: list[int] = []
+        try:
+            data, files = _receive(self._socket)
+            if not data or self.arena is not None:
+                # Once attached, nothing is left to be said: this is how a server leaves.
+                self.fail("the server ended the connection", now)
+            else:
+                self._data += data
+                if files or protocol.is_complete(self._data):
+                    self._take(protocol.decode_local(self._data), files, epoch)
+        except BlockingIOError:
+            return
+        except (OSError, RemoteProtocolError, NotAttachable) as error:
+            self._refuse(str(error))
+        finally:
+            for file in files:
+                os.close(file)
+
+    def _take(self, reply: protocol.LocalMessage, files: list[int], epoch: str | None) -> None:
+        match reply:
+            case Attached():
+                if len(files) != 1 or reply.epoch != epoch:
+                    raise RemoteProtocolError("an attached that is not from this server")
+                self.arena = ArenaView(files[0], reply.arena_bytes)
+                self.token, self._epoch = reply.region, reply.epoch
+                self._counters["shm_attached"] += 1
+                logger.info("%s: shared memory in use", self._config.endpoint)
+            case NotAttached():
+                self._refuse(reply.reason)
+            case _:
+                raise RemoteProtocolError("only an answer to attach can come here")
+
+    def _refuse(self, reason: str) -> None:
+        """Not with this server: it would say the same again."""
+        self._counters["shm_refused"] += 1
+        self._refused = True
+        self.hang_up(reason)
+        self._say(reason)
+
+    def fail(self, reason: str, now: float) -> None:
+        """Not now: hang up, and try again after a while."""
+        self.hang_up(reason)
+        self._due = now + RETRY_S
+        self._say(reason)
+
+    def _say(self, reason: str) -> None:
+        if reason in self._said:
+            return
+        self._said.add(reason)
+        needed = self._config.transport == "shm"
+        logger.log(
+            logging.WARNING if needed else logging.INFO,
+            "%s: no shared memory, %s: %s",
+            self._config.endpoint,
+            "and so no transfer of its rows" if needed else "tcp is used",
+            reason,
+        )
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """What is there to be read, and the files that came with it, which are the caller's."""
+    files = array.array("i")
+    data, ancillary, _, _ = connection.recvmsg(
+        _MOST_BYTES, socket.CMSG_SPACE(4 * files.itemsize), socket.MSG_CMSG_CLOEXEC
+    )
+    for level, kind, content in ancillary:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            files.frombytes(content[: len(content) - len(content) % files.itemsize])
+    return data, list(files)

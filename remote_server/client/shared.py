@@ -1,0 +1,207 @@
+"""Shared memory as one more lane of the loop: a connection for its messages, which are small,
+the attachment that makes it possible, and its puts and gets.
+
+Rows that do not lie in the registered region never come here. Those that do come here when the
+server holds the region, or when nothing else is allowed (`ClientConfig.transport`).
+"""
+
+import logging
+from collections.abc import Callable, Container
+
+import zmq
+
+from remote_server import protocol
+from remote_server.client.attachment import Attachment
+from remote_server.client.connection import Connection
+from remote_server.client.get_window import GetTransfer
+from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.region import RegisteredRegion
+from remote_server.client.results import ClientConfig, Counters, GetOutcome
+from remote_server.client.session import Session
+from remote_server.client.shared_gets import SharedGets
+from remote_server.client.shared_puts import SharedPuts
+from remote_server.client.tickets import Tickets
+from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
+from remote_server.protocol import ErrorCode, Leased
+
+logger = logging.getLogger(__name__)
+
+_TURN_MESSAGES = 64
+
+
+class SharedLane:
+    """Everything about one registered region. Used by the I/O thread only."""
+
+    def __init__(
+        self,
+        region: RegisteredRegion,
+        connection: Connection,
+        poller: zmq.Poller,
+        session: Session,
+        config: ClientConfig,
+        counters: Counters,
+        clock: Callable[[], float],
+        heard: Callable[[protocol.Reply], bool],
+        next_request_id: Callable[[], int],
+        verify: Callable[[str, list[bytes]], None],
+    ) -> None:
+        """Raises `OSError` when the kernel has no memory for tickets."""
+        self._region = region
+        self._connection = connection
+        self._session = session
+        self._config = config
+        self._counters = counters
+        self._heard = heard
+        self._tickets = Tickets()
+        self._attachment = Attachment(region, self._tickets, poller, config, counters)
+        self._attached = False
+        self.gets = SharedGets(
+            region, session, config, counters, clock, next_request_id,
+            self._require, self._send, verify,
+        )  # fmt: skip
+        self.puts = SharedPuts(
+            self._tickets, session, config, counters, next_request_id, self._require, self._send
+        )
+        self.blocked = False
+        """The connection would not take a message; try again shortly."""
+
+    # ── what it answers ──────────────────────────────────────────────────────────────────
+
+    @property
+    def in_use(self) -> bool:
+        """Whether rows in the region travel through shared memory now. Any thread may ask."""
+        return self._attached and self._connection.connected
+
+    def takes(self, transfer: PutTransfer | GetTransfer) -> bool:
+        """Whether `transfer` is for this lane; it knows its offsets then."""
+        if not self.in_use and self._config.transport != "shm":
+            return False
+        offsets = self._region.offsets_of(transfer.rows)
+        if offsets is None:
+            return False
+        transfer.offsets = offsets
+        return True
+
+    @property
+    def wake_at(self) -> float:
+        """When something of it may be late or due."""
+        return min(self.gets.wake_at, self.puts.wake_at, self._attachment.wake_at)
+
+    @property
+    def has_more(self) -> bool:
+        """The next turn has something to do."""
+        return self.gets.has_more or self.puts.has_more
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the rows of all its transfers that have not ended."""
+        return self.gets.queued_bytes + self.puts.queued_bytes
+
+    @property
+    def num_waiting(self) -> int:
+        """Transfers that callers wait for."""
+        return self.gets.num_waiting + self.puts.num_waiting
+
+    # ── one turn ─────────────────────────────────────────────────────────────────────────
+
+    def receive(self, now: float, readable: Container[object]) -> None:
+        """Take the replies that are here, see to the attachment, and copy a turn's worth.
+
+        In this order: what was leased by a server that has hung up must not be read.
+        """
+        self._receive_replies(now)
+        self.tend(now, readable)
+        self.gets.copy()
+
+    def _receive_replies(self, now: float) -> None:
+        for _ in range(_TURN_MESSAGES):
+            try:
+                reply = self._connection.receive()
+                if reply is None:
+                    return
+                if self._connection.discard_rest():
+                    raise RemoteProtocolError("a reply over shared memory came with a payload")
+                if self._heard(reply):
+                    self._take(reply, now)
+            except RemoteProtocolError as error:
+                self._counters["protocol_errors"] += 1
+                logger.debug("shared memory: %s", error)
+
+    def _take(self, reply: protocol.Reply, now: float) -> None:
+        arena = self._attachment.arena
+        if isinstance(reply, protocol.Error) and reply.code == ErrorCode.UNKNOWN_REGION:
+            # Its local connection has ended, whether or not we have seen it.
+            self._attachment.fail("the server does not know the region any more", now)
+        elif self.puts.awaits(reply.request_id):
+            self.puts.take(reply)
+        elif self.gets.awaits(reply.request_id) and arena is not None:
+            self.gets.take(reply, arena, now)
+        else:
+            self._counters["late_replies"] += 1
+            if isinstance(reply, Leased):
+                self.gets.release(reply)
+
+    def tend(self, now: float, readable: Container[object] = ()) -> None:
+        """See to the attachment; when it has ended, so has everything that relied on it."""
+        session = self._session
+        self._attachment.tend(now, session.local_socket, session.epoch, readable)
+        attached = self._attachment.arena is not None
+        if self._attached and not attached:
+            error = ServerUnavailable(f"shared memory ended: {self._attachment.reason}")
+            self.gets.lost(error, detached=True)
+            self.puts.end_all(error)
+        self._attached = attached
+
+    def expire(self, now: float) -> None:
+        """Give up what is late."""
+        self.gets.expire(now)
+        self.puts.expire(now)
+
+    def pump(self, now: float) -> None:
+        """Send what the connection and the windows allow."""
+        self.blocked = False
+        if self.in_use:
+            self.gets.pump(now)
+            self.puts.pump()
+
+    def _send(self, message: protocol.Request) -> bool:
+        if not self._connection.connected:
+            return False
+        sent = self._connection.send(protocol.encode(message))
+        self.blocked = self.blocked or not sent
+        return sent
+
+    def _require(self) -> int:
+        if not self._attached:
+            raise ServerUnavailable(f"no shared memory: {self._attachment.reason}")
+        if not (self._connection.connected or self._connection.reopening):
+            raise ServerUnavailable("the connection for shared memory is down")
+        return self._attachment.token
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────
+
+    def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
+        """End every transfer."""
+        self.gets.end_all(error, outcome)
+        self.puts.end_all(error)
+
+    def lost(self) -> None:
+        """The connection broke: nothing that was asked for on it will be answered."""
+        error = ServerUnavailable("the connection for shared memory broke")
+        self.gets.lost(error, detached=False)
+        self.puts.end_all(error)
+
+    def reset(self) -> None:
+        """Begin again: a new connection, nothing attached. Everything has ended."""
+        self._connection.reopen()
+        self._attachment.hang_up("internal error")
+
+    def close(self) -> None:
+        """Everything has ended: let go of the region, and of all that is the server's."""
+        self._attachment.close()
+        self._tickets.close()
+
+    def check(self) -> None:
+        """The accounts agree, and at rest nothing is held."""
+        self.gets.check()
+        self.puts.check()

@@ -1,0 +1,338 @@
+"""Gets over shared memory: leases asked for within the window, and copied between deadlines.
+
+A get is asked for in batches, each one `GetShared` message of about `batch_bytes`. The window
+counts what was asked for and not copied or given up yet, over all gets: blocks that the server
+keeps for us. Several leases are always under way, so that the server looks up while we copy.
+
+The I/O thread is the only one that writes into a row, a bounded number of bytes a turn, so a get
+ends by being forgotten, between two blocks, and its leases are released.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+from math import inf
+
+from remote_server import protocol
+from remote_server.client.arena_view import ArenaView
+from remote_server.client.gates import Gate, open_gate
+from remote_server.client.get_queue import GetQueue
+from remote_server.client.get_window import GetTransfer
+from remote_server.client.lease import Lease
+from remote_server.client.region import RegisteredRegion
+from remote_server.client.results import ClientConfig, Counters, GetOutcome
+from remote_server.client.rows import check_rows
+from remote_server.client.session import Session
+from remote_server.errors import (
+    DeadlineExceeded,
+    KVFerryError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestRefused,
+    ServerUnavailable,
+)
+from remote_server.protocol import GetShared, Leased, Release
+
+# Copied before the sockets get their turn: well under a millisecond.
+TURN_BYTES = 4 << 20
+
+# When nothing at all has come for this long, what ended gets still hold of the window is taken
+# back. A lease that comes after all is released unread.
+ABANDON_S = 1.0
+
+
+@dataclass(slots=True, eq=False)
+class _Batch:
+    """One GetShared message without an answer yet."""
+
+    transfer: GetTransfer
+    indices: list[int]
+    num_bytes: int
+
+
+class SharedGets:
+    """All gets of one client whose rows lie in its region, oldest first."""
+
+    def __init__(
+        self,
+        region: RegisteredRegion,
+        session: Session,
+        config: ClientConfig,
+        counters: Counters,
+        clock: Callable[[], float],
+        next_request_id: Callable[[], int],
+        require: Callable[[], int],
+        send: Callable[[protocol.Request], bool],
+        verify: Callable[[str, list[bytes]], None],
+    ) -> None:
+        """`require` gives the server's name for our region, or raises why there is none."""
+        self._region = region
+        self._session = session
+        self._config = config
+        self._counters = counters
+        self._clock = clock
+        self._next_request_id = next_request_id
+        self._require = require
+        self._send = send
+        self._verify = verify
+        self._queue = GetQueue()
+        self._batches: dict[int, _Batch] = {}
+        self._leases: deque[Lease] = deque()
+        self._to_release: deque[int] = deque()
+        self._window_bytes = 0
+        self._batch_bytes = min(config.batch_bytes, max(1, config.get_window_bytes // 2))
+        self._last_heard = 0.0
+        self.gate: Gate = open_gate
+        self.wake_at = inf
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the rows of all gets that have not ended."""
+        return self._queue.num_bytes
+
+    @property
+    def has_more(self) -> bool:
+        """The next turn has something to copy."""
+        return bool(self._leases)
+
+    def accept(self, transfer: GetTransfer, now: float) -> None:
+        """Take over `transfer`; it ends at once when it cannot be asked for."""
+        try:
+            declaration = self._session.declaration(transfer.namespace)
+            rows = check_rows(transfer.keys, transfer.rows, declaration.block_bytes, writable=True)
+            self._session.require(transfer.namespace)
+            self._require()
+        except LocalProtocolError as error:
+            self._counters["local_errors"] += 1
+            transfer.end(error, GetOutcome.REFUSED)
+            return
+        except ServerUnavailable as error:
+            self._counters["unavailable"] += 1
+            transfer.end(error, GetOutcome.UNAVAILABLE)
+            return
+        transfer.prepare(rows)
+        self._queue.add(transfer, now)
+        self.wake_at = min(self.wake_at, transfer.deadline, now + transfer.stall_s)
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────
+
+    def pump(self, now: float) -> None:
+        """Release what was copied, and ask for as much as the window allows, oldest get first."""
+        while self._to_release:
+            release = Release(request_id=self._next_request_id(), lease=self._to_release[0])
+            if not self._send(release):
+                return
+            self._to_release.popleft()
+            self._counters["released_leases"] += 1
+        for transfer in self._queue:
+            while transfer.to_ask:
+                if not self._ask_next(transfer, now):
+                    return
+
+    def _ask_next(self, transfer: GetTransfer, now: float) -> bool:
+        """Ask for one batch. False while the window has no room for all of it."""
+        indices: list[int] = []
+        num_bytes = 0
+        for index in islice(transfer.to_ask, self._session.limits.max_keys):
+            size = transfer.rows[index].nbytes
+            if num_bytes + size > self._batch_bytes and indices:
+                break
+            indices.append(index)
+            num_bytes += size
+        held = bool(self._batches or self._leases)
+        if held and self._window_bytes + num_bytes > self._config.get_window_bytes:
+            return False
+        message = GetShared(
+            request_id=self._next_request_id(),
+            namespace=transfer.namespace,
+            keys=[transfer.keys[index] for index in indices],
+            region=self._require(),
+            checked=self._config.integrity,
+        )
+        if not self._send(message):
+            return False
+        if not self._batches:
+            self._last_heard = now  # silence counts from here
+        for _ in indices:
+            transfer.to_ask.popleft()
+        transfer.num_asked += len(indices)
+        self._batches[message.request_id] = _Batch(transfer, indices, num_bytes)
+        self._window_bytes += num_bytes
+        return True
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────
+
+    def awaits(self, request_id: int) -> bool:
+        """Whether a reply to this request would be in time."""
+        return request_id in self._batches
+
+    def release(self, reply: Leased) -> None:
+        """Nobody wants what `reply` offers."""
+        if reply.lease:
+            self._to_release.append(reply.lease)
+
+    def take(self, reply: protocol.Reply, arena: ArenaView, now: float) -> None:
+        """The answer to a batch that is awaited. Raises `RemoteProtocolError` for no answer."""
+        self._last_heard = now
+        batch = self._batches[reply.request_id]
+        transfer = batch.transfer
+        if isinstance(reply, Leased):
+            self._take_lease(reply, batch, arena)
+        elif isinstance(reply, protocol.Error):
+            self._take_refusal(batch, reply)
+        else:
+            raise RemoteProtocolError(f"a get was answered with {type(reply).__name__}")
+        self._session.answered()
+        self._queue.progressed(transfer, now)
+        self._end_if_settled(transfer)
+
+    def _take_lease(self, reply: Leased, batch: _Batch, arena: ArenaView) -> None:
+        transfer = batch.transfer
+        if transfer.ended:
+            self._counters["late_replies"] += 1
+            self.release(reply)
+            self._forget(reply.request_id)
+            return
+        try:
+            lease = Lease(
+                reply, transfer, batch.indices, batch.num_bytes, self._region, arena,
+                integrity=self._config.integrity,
+            )  # fmt: skip
+        except RemoteProtocolError:
+            self.release(reply)
+            raise
+        del self._batches[reply.request_id]
+        self._leases.append(lease)
+        for index in lease.missing:
+            transfer.settle(index, GetOutcome.MISS)
+        self._counters["short_blocks"] += len(lease.short)
+        self._mark_corrupt(transfer, lease.short)
+        if lease.done:
+            self._drop(lease)
+
+    def _take_refusal(self, batch: _Batch, reply: protocol.Error) -> None:
+        transfer = batch.transfer
+        if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
+            self._session.forgotten(transfer.namespace)
+        self._forget(reply.request_id)
+        if transfer.ended:
+            self._counters["late_replies"] += 1
+            return
+        self._counters["refused"] += 1
+        transfer.error = RequestRefused(reply.code, reply.message)
+        # What was refused now would be refused again: ask for no more of it.
+        for index in (*batch.indices, *transfer.to_ask):
+            transfer.settle(index, GetOutcome.REFUSED)
+        transfer.to_ask.clear()
+
+    def _forget(self, request_id: int) -> None:
+        self._window_bytes -= self._batches.pop(request_id).num_bytes
+
+    # ── copying ──────────────────────────────────────────────────────────────────────────
+
+    def copy(self) -> None:
+        """Copy a turn's worth of what is leased, oldest lease first."""
+        num_bytes = TURN_BYTES
+        while self._leases and num_bytes > 0:
+            lease = self._leases[0]
+            transfer = lease.transfer
+            copied = lease.step(num_bytes, self._clock, self.gate)
+            num_bytes -= copied.num_bytes
+            self._counters["bytes_in"] += copied.num_bytes
+            self._counters["shm_bytes_in"] += copied.num_bytes
+            self._counters["blocks_in"] += len(copied.good)
+            transfer.settle_hits(copied.good, copied.good_bytes)
+            for index in copied.expired:
+                transfer.settle(index, GetOutcome.MISS)
+            self._counters["expired_blocks"] += len(copied.expired)
+            self._counters["checksum_failures"] += len(copied.corrupt)
+            self._mark_corrupt(transfer, copied.corrupt)
+            if copied.num_bytes:
+                self._queue.progressed(transfer, self._clock())
+            if not lease.done:
+                return  # a turn's worth, or a get that is late and about to end
+            self._drop(lease)
+            self._end_if_settled(transfer)
+
+    def _mark_corrupt(self, transfer: GetTransfer, indices: list[int]) -> None:
+        for index in indices:
+            transfer.settle(index, GetOutcome.CORRUPT)
+        if indices:
+            self._verify(transfer.namespace, [transfer.keys[index] for index in indices])
+
+    def _drop(self, lease: Lease) -> None:
+        self._leases.remove(lease)
+        self._window_bytes -= lease.num_bytes
+        if lease.number:
+            self._to_release.append(lease.number)
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────
+
+    def _end_if_settled(self, transfer: GetTransfer) -> None:
+        if not transfer.ended and not transfer.num_open:
+            self._end(transfer, None, GetOutcome.MISS)
+
+    def _end(self, transfer: GetTransfer, error: KVFerryError | None, outcome: GetOutcome) -> None:
+        """End it with what has landed; every other key gets `outcome`."""
+        for lease in [lease for lease in self._leases if lease.transfer is transfer]:
+            self._drop(lease)
+        self._queue.remove(transfer)
+        transfer.end(error, outcome)
+
+    def expire(self, now: float) -> None:
+        """End the gets that waited long enough, and take back what nobody will ever lease."""
+        if now < self.wake_at:
+            return
+        for transfer, stalled in self._queue.late(now):
+            self._counters["timeouts_get"] += 1
+            if transfer.num_asked and stalled:
+                self._session.timed_out(now)
+            why = f"nothing came for {transfer.stall_s:g} s" if stalled else "deadline passed"
+            self._end(transfer, DeadlineExceeded(f"get: {why}"), GetOutcome.LATE)
+        if self._last_heard + ABANDON_S <= now:
+            for request_id, batch in list(self._batches.items()):
+                if batch.transfer.ended:
+                    self._forget(request_id)
+        self._set_wake_at()
+
+    def _set_wake_at(self) -> None:
+        self.wake_at = self._queue.wake_at()
+        if any(batch.transfer.ended for batch in self._batches.values()):
+            self.wake_at = min(self.wake_at, self._last_heard + ABANDON_S)
+
+    def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
+        """End every get."""
+        for transfer in self._queue:
+            self._end(transfer, error, outcome)
+        self._set_wake_at()
+
+    def lost(self, error: KVFerryError, *, detached: bool) -> None:
+        """Nothing that was asked for will come; when `detached`, the leases are over as well."""
+        for request_id in list(self._batches):
+            self._forget(request_id)
+        self.end_all(error, GetOutcome.UNAVAILABLE)
+        if detached:
+            self._to_release.clear()
+
+    @property
+    def num_waiting(self) -> int:
+        """Gets that callers wait for."""
+        return len(self._queue)
+
+    def check(self) -> None:
+        """Every block without a fate is asked for once, or leased, or waits to be asked for."""
+        held: list[_Batch | Lease] = [*self._batches.values(), *self._leases]
+        assert self._window_bytes == sum(one.num_bytes for one in held), self._window_bytes
+        assert not any(lease.transfer.ended for lease in self._leases), "a lease outlived its get"
+        assert not any(lease.done for lease in self._leases), "a finished lease was kept"
+        self._queue.check()
+        for transfer in self._queue:
+            batches = [one for one in self._batches.values() if one.transfer is transfer]
+            leases = [one for one in self._leases if one.transfer is transfer]
+            asked = [index for one in batches for index in one.indices]
+            asked += [index for one in leases for index in one.open]
+            waiting = [index for index, outcome in enumerate(transfer.outcomes) if outcome is None]
+            twins = [twin for twins in transfer.twins.values() for twin in twins]
+            firsts = sorted(set(waiting) - set(twins))
+            assert sorted([*asked, *transfer.to_ask]) == firsts, "a block lost or asked for twice"

@@ -1,0 +1,54 @@
+"""One word for each put under way over shared memory: what it says decides whose the rows are."""
+
+import mmap
+import os
+from collections import deque
+from itertools import count
+
+from remote_server import protocol
+from remote_server.client.region import sealed_file
+
+TICKETS_BYTES = protocol.MAX_TICKETS * 8
+
+
+class Tickets:
+    """`MAX_TICKETS` words in a file of their own, which the server maps for reading.
+
+    While a word holds the value that a put was sent with, the server may keep what it reads.
+    Changing it takes the rows back, at once and whatever the server is doing: it looks at the
+    word after its copy. No value is ever used twice.
+    """
+
+    def __init__(self) -> None:
+        """Raises `OSError`."""
+        self.fd = sealed_file(TICKETS_BYTES, "kvferry-tickets")
+        self._words = memoryview(mmap.mmap(self.fd, TICKETS_BYTES)).cast("Q")
+        # Oldest first: a word rests for as long as possible.
+        self._free = deque(range(protocol.MAX_TICKETS))
+        self._values = count(1)
+
+    @property
+    def num_used(self) -> int:
+        return protocol.MAX_TICKETS - len(self._free)
+
+    def take(self) -> tuple[int, int] | None:
+        """A word and what it holds from here on; None when all are in use."""
+        if not self._free:
+            return None
+        ticket, value = self._free.popleft(), next(self._values)
+        self._words[ticket] = value
+        return ticket, value
+
+    def give_back(self, ticket: int) -> None:
+        """Its put was answered."""
+        self._free.append(ticket)
+
+    def withdraw(self, ticket: int) -> None:
+        """Its put is over without an answer: from here on its rows are the caller's."""
+        self._words[ticket] = 0
+        self._free.append(ticket)
+
+    def close(self) -> None:
+        """No put is under way."""
+        self._words = memoryview(b"").cast("Q")
+        os.close(self.fd)

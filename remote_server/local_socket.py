@@ -1,0 +1,216 @@
+"""Where clients on this host offer their memory, and show that they are on this host."""
+
+import logging
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import zmq
+
+from remote_server import protocol
+from remote_server.arena import Arena
+from remote_server.errors import RemoteProtocolError
+from remote_server.protocol import Attach, Attached, NotAttached
+from remote_server.region import NotAttachable, Region
+
+log = logging.getLogger(__name__)
+
+MAX_REGIONS = 64  # engines on one host, many times over
+MAX_PENDING = 8  # connections that have not said yet what they offer
+PATIENCE_S = 1.0  # for their saying it
+MAX_ATTACH_BYTES = 4096
+FILES = 2  # the region and its tickets
+
+_MOST_FILES = 16  # what a peer may send before the kernel drops the rest; any but two are refused
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    connection: socket.socket
+    ends_at: float
+    data: bytes = b""
+    files: list[int] = field(default_factory=list)
+
+
+class LocalSocket:
+    """An abstract Unix socket: no file, nobody on another host or in another network namespace.
+
+    Each connection attaches one region, and lives as long as the client wants it: the kernel
+    closes it when the client dies, however it does. Nothing here waits for a peer.
+    """
+
+    def __init__(
+        self,
+        poller: zmq.Poller,
+        arena: Arena,
+        epoch: str,
+        clock: Callable[[], float],
+        attached: Callable[[Region], None],
+        gone: Callable[[Region], None],
+        refused: Callable[[], None],
+    ) -> None:
+        """Listen from now on, under `name`. Raises `OSError` where that is not possible.
+
+        The three callbacks hear what becomes of each connection.
+        """
+        self.name = f"kvferry-{secrets.token_hex(16)}"
+        self._poller = poller
+        self._arena = arena
+        self._epoch = epoch
+        self._clock = clock
+        self._on_attached, self._on_gone, self._on_refused = attached, gone, refused
+        self._pending: dict[int, _Pending] = {}  # by descriptor, as events are
+        self._regions: dict[int, tuple[socket.socket, Region]] = {}
+        os.close(arena.open_read_only())  # where this fails, nothing can be offered
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._listener.setblocking(False)
+            self._listener.bind(f"\0{self.name}")
+            self._listener.listen(MAX_PENDING)
+        except OSError:
+            self._listener.close()
+            raise
+        self._poller.register(self._listener.fileno(), zmq.POLLIN)
+
+    @property
+    def pending(self) -> bool:
+        """Somebody's time to attach is running."""
+        return bool(self._pending)
+
+    def handle(self, events: Mapping[object, int]) -> None:
+        """Do what `events` of the poller call for, and end what has taken too long."""
+        for number in [fd for fd in self._regions if fd in events]:
+            self._hang_up(number)
+        for number in [fd for fd in self._pending if fd in events]:
+            self._read(number)
+        now = self._clock()
+        for number, pending in [*self._pending.items()]:
+            if now >= pending.ends_at:
+                self._refuse(number, f"nothing complete came within {PATIENCE_S:g} s")
+        if self._listener.fileno() in events:
+            self._accept()
+        # Those who wait beyond the bound wait in the kernel.
+        room = len(self._pending) < MAX_PENDING
+        self._poller.modify(self._listener.fileno(), zmq.POLLIN if room else 0)
+
+    def close(self) -> None:
+        """End every connection and region. No copy may be under way."""
+        self._poller.unregister(self._listener.fileno())
+        self._listener.close()
+        for number in [*self._pending]:
+            self._end_pending(number)
+        for number, (_, region) in [*self._regions.items()]:
+            self._hang_up(number)
+            region.close()
+
+    # ── one connection ───────────────────────────────────────────────────────────────────
+
+    def _accept(self) -> None:
+        while len(self._pending) < MAX_PENDING:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # nobody is left, the one who was there is gone, or no descriptors
+                return
+            connection.setblocking(False)
+            number = connection.fileno()
+            self._pending[number] = _Pending(connection, self._clock() + PATIENCE_S)
+            self._poller.register(number, zmq.POLLIN)
+            size = _CREDENTIALS.size
+            _, uid, _ = _CREDENTIALS.unpack(
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+            )
+            if uid not in (os.getuid(), 0) and os.getuid() != 0:
+                self._refuse(number, f"this server belongs to user {os.getuid()}, not {uid}")
+            elif len(self._regions) >= MAX_REGIONS:
+                self._refuse(number, f"{MAX_REGIONS} regions are attached already")
+
+    def _read(self, number: int) -> None:
+        pending = self._pending[number]
+        try:
+            data, files, flags, _ = socket.recv_fds(
+                pending.connection, MAX_ATTACH_BYTES, _MOST_FILES, socket.MSG_CMSG_CLOEXEC
+            )
+        except BlockingIOError:
+            return
+        except OSError:
+            self._refuse(number, "the connection broke")
+            return
+        pending.data += data
+        pending.files += files
+        if not data:
+            self._refuse(number, "the connection ended before its attach was complete")
+        elif len(pending.data) > MAX_ATTACH_BYTES or flags & socket.MSG_CTRUNC:
+            self._refuse(number, "too much for an attach")
+        elif protocol.is_complete(pending.data):
+            self._attach(number, pending)
+
+    def _attach(self, number: int, pending: _Pending) -> None:
+        try:
+            request = _read_attach(pending.data)
+            region = _map_region(request, pending.files)
+        except (RemoteProtocolError, NotAttachable, OSError) as error:
+            self._refuse(number, str(error))
+            return
+        reply = Attached(epoch=self._epoch, region=region.token, arena_bytes=self._arena.file_bytes)
+        try:
+            arena = self._arena.open_read_only()
+            try:
+                socket.send_fds(pending.connection, [protocol.encode_local(reply)], [arena])
+            finally:
+                os.close(arena)
+        except OSError as error:
+            region.close()
+            self._refuse(number, f"the arena cannot be handed over: {error.strerror}")
+            return
+        self._close_files(pending)
+        del self._pending[number]
+        self._regions[number] = (pending.connection, region)
+        self._on_attached(region)
+        log.info("%s shares %d bytes of memory", request.client or "a client", region.num_bytes)
+
+    def _refuse(self, number: int, reason: str) -> None:
+        log.info("a local client stays on TCP: %s", reason)
+        with suppress(OSError):  # it may be gone; then it knows
+            self._pending[number].connection.send(protocol.encode_local(NotAttached(reason=reason)))
+        self._end_pending(number)
+        self._on_refused()
+
+    def _end_pending(self, number: int) -> None:
+        pending = self._pending.pop(number)
+        self._close_files(pending)
+        self._poller.unregister(number)
+        pending.connection.close()
+
+    def _close_files(self, pending: _Pending) -> None:
+        for file in pending.files:
+            os.close(file)
+        pending.files.clear()
+
+    def _hang_up(self, number: int) -> None:
+        """The client has gone, or said something although nothing is left to say."""
+        connection, region = self._regions.pop(number)
+        self._poller.unregister(number)
+        connection.close()
+        self._on_gone(region)
+
+
+def _read_attach(data: bytes) -> Attach:
+    request = protocol.decode_local(data)
+    if not isinstance(request, Attach):
+        raise RemoteProtocolError("only an attach can come here")
+    if request.protocol != protocol.PROTOCOL_VERSION:
+        raise RemoteProtocolError(
+            f"this server speaks protocol {protocol.PROTOCOL_VERSION}, not {request.protocol}"
+        )
+    return request
+
+
+def _map_region(request: Attach, files: list[int]) -> Region:
+    if len(files) != FILES:
+        raise RemoteProtocolError(f"{len(files)} descriptors came with it, not {FILES}")
+    return Region(files[0], request.region_bytes, files[1])

@@ -1,0 +1,81 @@
+"""Somebody else's shared memory, mapped for reading, by a thread that does the slow parts."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+from remote_server.mapping import (
+    MADV_POPULATE_READ,
+    POPULATE_STEP_BYTES,
+    map_read_only,
+    populate,
+    unmap,
+)
+
+# The owner faults its own memory in while we do; we follow it this long.
+_POPULATE_PASSES = 60
+_POPULATE_PASS_S = 1.0
+
+
+class ReadOnlyMap:
+    """`num_bytes` of a file at `address`, until `close`.
+
+    A thread of its own faults the map in, so that the first copy from each page does not have
+    to, and unmaps it in the end: both may take long.
+    """
+
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        """`fd` stays the caller's. Raises `OSError`, and then nothing is mapped."""
+        self.num_bytes = num_bytes
+        self._fd = os.dup(fd)
+        try:
+            self.address = map_read_only(fd, num_bytes)
+        except OSError:
+            os.close(self._fd)
+            raise
+        self._over = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="kvferry-map", daemon=True)
+        self._keeper.start()
+
+    def close(self) -> None:
+        """Nobody reads at `address` any more: unmap it, soon. Safe to repeat."""
+        self._over.set()
+
+    def join(self) -> None:
+        """Wait until what `close` began is done."""
+        self._keeper.join()
+
+    def _keep(self) -> None:
+        # This thread alone may starve nobody: on Linux, niceness is per thread.
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+        self._populate()
+        self._over.wait()
+        unmap(self.address, self.num_bytes)
+        os.close(self._fd)
+
+    def _populate(self) -> None:
+        """Fault in the pages that exist. Only those: reading a page that its owner has never
+        touched would allocate it, at the expense of this process and its cgroup."""
+        done = 0
+        for _ in range(_POPULATE_PASSES):
+            for start, end in self._extents(done):
+                for at in range(start, end, POPULATE_STEP_BYTES):
+                    step = min(POPULATE_STEP_BYTES, end - at)
+                    if self._over.is_set() or not populate(
+                        self.address + at, step, MADV_POPULATE_READ
+                    ):
+                        return
+                if start == done:
+                    done = end
+            if done >= self.num_bytes or self._over.wait(_POPULATE_PASS_S):
+                return
+
+    def _extents(self, start: int) -> Iterator[tuple[int, int]]:
+        """Where the file has pages, from `start` on."""
+        while start < self.num_bytes:
+            try:
+                first = os.lseek(self._fd, start, os.SEEK_DATA)
+                start = os.lseek(self._fd, first, os.SEEK_HOLE)
+            except OSError:  # nothing but a hole from here to the end
+                return
+            yield first, start
