@@ -50,6 +50,10 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     window: int | str = "16MiB"
     """Bytes asked for and not yet received, over all loads of an engine."""
 
+    transport: str = "auto"
+    """`auto` uses shared memory when the server is on this host and TCP otherwise; `tcp` and
+    `shm` insist."""
+
     integrity: bool = True
     """Checksums. Turning them off is for measuring what they cost."""
 
@@ -57,6 +61,8 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.server is not None and not self.server.startswith(("tcp://", "ipc://")):
             raise ConfigError(f"server={self.server!r}: expected an address like tcp://host:5757")
         parse_bytes(self.window, "window")
+        if self.transport not in ("auto", "tcp", "shm"):
+            raise ConfigError(f"transport={self.transport!r}: choose 'auto', 'tcp' or 'shm'")
 
 
 class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -25,7 +25,8 @@ class PoolRows:
         self.count: int = pool.shape[0]
         self.block_bytes = owned_bytes(spec, pool.strides[0])
         self._stride: int = pool.strides[0]
-        self._bytes = pool.cast("B")
+        self.memory = pool.cast("B")
+        """All of the pool, for a transport that reaches it as a whole."""
         self._tokens_per_row = max(spec.tokens_per_block) * spec.blocks_per_chunk
         self._rows_per_prompt = int(
             self.count * POOL_SHARE_FOR_ONE_PROMPT / len(spec.tokens_per_block)
@@ -34,7 +35,7 @@ class PoolRows:
     def at(self, rows: Iterable[int]) -> list[memoryview]:
         """The bytes of these rows, in place. They stay valid until `release`."""
         return [
-            self._bytes[row * self._stride : row * self._stride + self.block_bytes]
+            self.memory[row * self._stride : row * self._stride + self.block_bytes]
             for row in map(int, rows)
         ]
 
@@ -47,7 +48,7 @@ class PoolRows:
 
     def release(self) -> None:
         """Let go of the pool's memory; views handed out before must not be used again."""
-        self._bytes.release()
+        self.memory.release()
 
 
 def owned_bytes(spec: "OffloadingSpec", row_bytes: int) -> int:

@@ -106,9 +106,15 @@ class RemoteTier(SecondaryTierManager):
                 endpoint=config.server,
                 client_name=offloading_spec.config.engine_id,
                 get_window_bytes=parse_bytes(config.window, "window"),
+                transport=config.transport,
                 integrity=config.integrity,
             )
         )
+        # The pool is itself the memory that a server on this host copies from and into: no
+        # staging copy. vLLM's spec keeps the scheduler's map of it here before it makes tiers.
+        pool = getattr(offloading_spec, "_scheduler_mmap", None)
+        if pool is not None and pool.fd is not None:
+            self._client.register(self._rows.memory, pool.fd)
         self._transfers = Transfers(self._client, self._rows, config, self._counters, clock)
         if bare is not None:
             self.declare(*bare)

@@ -31,10 +31,11 @@ def cluster(logs: Path) -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def engine(cluster: Cluster, model: Path, logs: Path) -> Iterator[Engine]:
-    """The ordinary engine: its own prefix cache on, a small pool, the server below."""
+    """The ordinary engine: its own prefix cache on, a small pool, the server below, over TCP so
+    that a test can hold what comes from it."""
     with Engine(
         model,
-        connector=connector(cluster.proxy.endpoint),
+        connector=connector(cluster.proxy.endpoint, transport="tcp"),
         args=ENGINE_ARGS,
         log=logs / "engine.log",
     ) as engine:

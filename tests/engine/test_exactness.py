@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cluster import BLOCK, ENGINE_ARGS, ENGINE_BLOCKS, Cluster, Engine, connector
+from cluster import BLOCK, ENGINE_ARGS, ENGINE_BLOCKS, ROW_BYTES, Cluster, Engine, connector
 
 from examples.engine import Completion
 from examples.tiny_model import prompt_tokens
@@ -33,12 +33,12 @@ def plain(model: Path, logs: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="module")
 def uncached(plain: Engine, cluster: Cluster, model: Path, logs: Path) -> Iterator[Engine]:
-    """A second engine on the server, with vLLM's own prefix caching off. It names the connector
-    by its module instead of relying on the plugin."""
+    """A second engine on the server, over shared memory, with vLLM's own prefix caching off. It
+    names the connector by its module instead of relying on the plugin."""
     by_module = {"kv_connector_module_path": "kv_connector.connector"}
     with Engine(
         model,
-        connector=connector(cluster.proxy.endpoint) | by_module,
+        connector=connector(cluster.server.endpoint, transport="shm") | by_module,
         args=[*ENGINE_ARGS, "--no-enable-prefix-caching"],
         log=logs / "uncached.log",
     ) as engine:
@@ -118,9 +118,12 @@ def test_a_hit_changes_logprobs_no_more_than_vllms_own_hit_does(
 
 
 def test_a_second_engine_without_prefix_caching_gets_the_same_from_the_server(
-    with_connector: Answers, uncached: Engine
+    with_connector: Answers, uncached: Engine, cluster: Cluster
 ):
-    """Its blocks were made by the first engine; then they come from its own pool."""
+    """Its blocks were made by the first engine; then they come from its own pool. One engine
+    speaks TCP, the other shares the server's memory: the bytes are the same."""
+    uncached.when_ready()
+    shared_before = cluster.counter("shared_bytes_out")
     for length, prompt in PROMPTS.items():
         full = length // BLOCK * BLOCK
         first, tokens = uncached.ask_from(prompt)
@@ -130,6 +133,8 @@ def test_a_second_engine_without_prefix_caching_gets_the_same_from_the_server(
         for answer in (first, again):
             assert answer.token_ids == with_connector[length]["server"].token_ids
             assert answer.logprobs == with_connector[length]["server"].logprobs
+    blocks = sum(length // BLOCK for length in LENGTHS)
+    assert cluster.counter("shared_bytes_out") - shared_before == blocks * ROW_BYTES
 
 
 def test_concurrent_requests_that_share_prefixes_are_answered_as_alone(

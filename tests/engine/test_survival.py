@@ -24,7 +24,10 @@ def test_an_engine_killed_and_started_before_its_server_finds_its_blocks_when_th
     engine.stop(kill=True)
     port, log = free_port(), logs / "restarted.log"
     with Engine(
-        model, connector=connector(f"tcp://127.0.0.1:{port}"), args=ENGINE_ARGS, log=log
+        model,
+        connector=connector(f"tcp://127.0.0.1:{port}", transport="tcp"),
+        args=ENGINE_ARGS,
+        log=log,
     ) as restarted:
         assert pool_files() == set(), "of the killed engine, or of this one"
         answer, tokens = restarted.ask_from(prompts[0])

@@ -41,6 +41,7 @@ def test_an_unknown_setting_is_refused_and_the_nearest_named(wrong: str, right: 
         ("server", "localhost:5757"),
         ("eviction", "fifo"),
         ("integrity", "yes"),
+        ("transport", "rdma"),
         ("window", "12 parsecs"),
     ],
 )
