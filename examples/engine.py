@@ -71,7 +71,7 @@ class VllmServer(LoggedProcess):
         ]
         if connector is not None:
             command += ["--kv-transfer-config", json.dumps(connector)]
-        super().__init__([*command, *args], {**_environment(), **(env or {})}, log)
+        super().__init__([*command, *args], {**engine_environment(), **(env or {})}, log)
 
     @property
     def url(self) -> str:
@@ -200,7 +200,8 @@ class VllmServer(LoggedProcess):
             connection.close()
 
 
-def _environment() -> dict[str, str]:
+def engine_environment() -> dict[str, str]:
+    """What every engine here runs with, so that two of them can be compared."""
     # vLLM keeps one core free for its scheduler, and one more when a connector is configured: on a
     # small machine the two kinds of engine would compute on different numbers of cores, and a
     # comparison would measure that. So all of them get the same cores, named here. One is left

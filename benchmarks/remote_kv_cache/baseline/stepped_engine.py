@@ -1,0 +1,206 @@
+"""A vLLM engine whose scheduler runs in this process, one step at a time, its hooks timed.
+
+Needs vLLM; nothing is imported from it before an engine is made.
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from benchmarks.harness.runner import Skipped
+from benchmarks.remote_kv_cache.baseline.hook_timer import HookTimer
+from examples.engine import engine_environment
+from examples.tiny_model import PRESETS
+
+BLOCK_TOKENS = 32
+POOL_ROWS = 384
+MAX_MODEL_LEN = 6144
+CHUNK_TOKENS = 512
+"""Computed in one step: few enough that the puts of a prompt, which may pin a quarter of the pool,
+keep up with computing it."""
+
+OURS, VLLMS = "ours", "vLLM's"
+
+# Everything that vLLM's scheduler calls while requests run. On the connector the time is ours,
+# on the scheduler-side object that it hands over to it is vLLM's, on the tier ours again.
+_CONNECTOR_HOOKS = (
+    "on_new_request", "get_num_new_matched_tokens", "get_external_cache_hit_sources",
+    "update_state_after_alloc", "build_connector_meta", "update_connector_output",
+    "has_pending_push_work", "request_finished", "request_finished_all_groups",
+    "get_kv_connector_stats", "get_stats", "take_events",
+)  # fmt: skip
+_TIER_HOOKS = (
+    "on_new_request", "lookup", "on_schedule_end", "submit_load", "submit_store", "touch",
+    "get_finished_jobs", "on_request_finished", "has_pending_work", "get_stats", "take_events",
+)  # fmt: skip
+
+# A busy machine must not turn a hit into a prompt that is computed: that would be another step.
+_PATIENT = {
+    "lookup_timeout_ms": 5_000, "load_stall_ms": 10_000, "load_timeout_ms": 20_000,
+    "wait_budget_ms": 10_000,
+}  # fmt: skip
+
+_IDLE_S = 30.0
+
+
+class Step(NamedTuple):
+    """Seconds of one engine step: schedule, execute, update. The hooks' are part of it."""
+
+    seconds: float
+    ours: float
+    vllms: float
+    waiting: float
+    """Of both: waited for the interpreter lock, a core or a lock instead of running."""
+
+
+class SteppedEngine:
+    """One engine with the connector. Close it: its worker is a process of its own.
+
+    Requests are of tokens, greedy, and end after exactly as many tokens as they were given.
+    """
+
+    def __init__(self, model: Path, preset: str, endpoint: str, num_blocks: int) -> None:
+        """Start it, with room for `num_blocks` blocks. Raises `Skipped` without vLLM."""
+        self._scratch = tempfile.TemporaryDirectory(prefix="kvferry-engine-")
+        os.environ |= engine_environment() | {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "VLLM_LOGGING_LEVEL": "ERROR",
+            "VLLM_RPC_BASE_PATH": self._scratch.name,  # sockets that it leaves behind
+        }
+        try:
+            from vllm import LLM, SamplingParams
+        except ImportError as error:
+            raise Skipped(f"no vLLM: {error}") from None
+        self._sampling: Any = SamplingParams
+        pool_bytes = POOL_ROWS * BLOCK_TOKENS * PRESETS[preset].kv_bytes_per_token
+        llm: Any = LLM(
+            model=str(model),
+            block_size=BLOCK_TOKENS,
+            enforce_eager=True,
+            kv_cache_memory_bytes=1 << 30,
+            num_gpu_blocks_override=num_blocks,
+            max_num_seqs=8,
+            max_num_batched_tokens=CHUNK_TOKENS,
+            max_model_len=MAX_MODEL_LEN,
+            # Without this the worker would be this thread, whose steps would then be the model's.
+            distributed_executor_backend="mp",
+            disable_log_stats=False,
+            kv_transfer_config={
+                "kv_connector": "KVFerryConnector",
+                "kv_role": "kv_both",
+                "kv_connector_extra_config": {
+                    "server": endpoint, "cpu_pool": pool_bytes, **_PATIENT
+                },
+            },
+        )  # fmt: skip
+        self._engine: Any = llm.llm_engine
+        self._core: Any = self._engine.engine_core.engine_core
+        self._step_s = 0.0
+        self._names: list[str] = []
+        self._timer = HookTimer()
+        self._find_hooks()
+        self.wait_for_server()
+
+    def _find_hooks(self) -> None:
+        from kv_connector.remote_tier import RemoteTier
+
+        connector = self._core.scheduler.connector
+        self._timer.wrap(connector, _CONNECTOR_HOOKS, OURS)
+        self._timer.wrap(connector.connector_scheduler, _CONNECTOR_HOOKS, VLLMS)
+        tiers = connector.connector_scheduler.manager.secondary_tiers
+        (self._tier,) = (tier for tier in tiers if isinstance(tier, RemoteTier))
+        self._timer.wrap(self._tier, _TIER_HOOKS, OURS)
+        step = self._core.step_fn
+
+        def timed() -> Any:
+            started = time.perf_counter()
+            try:
+                return step()
+            finally:
+                self._step_s = time.perf_counter() - started
+
+        self._core.step_fn = timed
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────
+
+    def add(self, name: str, prompt: Sequence[int], max_tokens: int) -> None:
+        """Queue a request; names must differ among those since `empty`."""
+        sampling = self._sampling(
+            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
+        )
+        self._names.append(name)
+        self._engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling)
+
+    def step(self) -> Step:
+        """One step. Its hooks are those called since the last one, so arrivals in between count."""
+        self._engine.step()
+        spent = self._timer.take()
+        return Step(self._step_s, spent.by_owner[OURS], spent.by_owner[VLLMS], spent.waiting)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are being computed, rather than waiting or loading."""
+        return len(self._core.scheduler.running)
+
+    @property
+    def num_unfinished(self) -> int:
+        return int(self._engine.get_num_unfinished_requests())
+
+    def finish(self) -> None:
+        """Step until all requests have ended and nothing is left to do, transfers included."""
+        deadline = time.monotonic() + _IDLE_S
+        while self._core.scheduler.has_requests():
+            self.step()
+            if time.monotonic() > deadline:
+                raise AssertionError(f"the engine is not idle after {_IDLE_S:g} s")
+
+    def empty(self) -> None:
+        """Abort what has not ended, and `finish`."""
+        self._engine.abort_request(self._names, internal=False)
+        self._names = []
+        self.finish()
+
+    # ── the connector ────────────────────────────────────────────────────────────────────
+
+    def wait_for_server(self) -> None:
+        """Return when the connector's client has reached the server."""
+        deadline = time.monotonic() + _IDLE_S
+        while not self._tier._client.ready:
+            if time.monotonic() > deadline:
+                raise AssertionError("the connector does not reach the server")
+            time.sleep(0.01)
+
+    def blocks_from_server(self) -> int:
+        """How many the server has ever given to this engine."""
+        from kv_connector.tier_metrics import LOADED_BLOCKS
+
+        return int(self._tier.totals().get((LOADED_BLOCKS, "hit"), 0))
+
+    def hook_errors(self) -> int:
+        """Exceptions of ours that were kept from the engine: there must be none."""
+        from kv_connector.tier_metrics import HOOK_ERRORS
+
+        return sum(
+            count for (metric, _), count in self._tier.totals().items() if metric == HOOK_ERRORS
+        )
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────
+
+    def close(self) -> None:
+        self._engine.engine_core.shutdown()
+        self._scratch.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()

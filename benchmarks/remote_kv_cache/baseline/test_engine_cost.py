@@ -1,0 +1,223 @@
+"""What do our hooks and our client cost the engine?
+
+A real engine decodes a few requests, its scheduler in this process, while the client of a cache
+server does nothing, moves blocks at the demo's rate, or moves them as fast as it can, and while
+long prompts come back from that server. Every engine step is timed, and in it the time that the
+scheduler's thread spends in the connector: in our code and in vLLM's own offloading.
+"""
+
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+
+from benchmarks.harness import machine, options
+from benchmarks.harness.record import Figure, Record, Row
+from benchmarks.harness.runner import Case, Runner, Sample, Skipped
+from benchmarks.remote_kv_cache.baseline import step_results
+from benchmarks.remote_kv_cache.baseline.background_client import (
+    BLOCK_BYTES,
+    NAMESPACE,
+    NUM_BLOCKS,
+    BackgroundClient,
+)
+from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, fill
+from benchmarks.remote_kv_cache.baseline.ferry_client import connect, transports
+from benchmarks.remote_kv_cache.baseline.hook_timer import cost_of_timing
+from benchmarks.remote_kv_cache.baseline.results import Variant
+from benchmarks.remote_kv_cache.baseline.step_results import IDLE, Trial
+from benchmarks.remote_kv_cache.baseline.stepped_engine import BLOCK_TOKENS, SteppedEngine
+from examples import tiny_model
+from examples.processes import RemoteServer
+from remote_server.config import GiB, MiB
+
+MODULE = "benchmarks.remote_kv_cache.baseline.test_engine_cost"
+
+DEMO_RATE = 10 * MiB
+"""Bytes a second each way: a prompt of 4,109 tokens is 48 MiB of the demo's model, and computing
+it takes 5 s on the machine of the README."""
+
+NUM_REQUESTS = 4
+PROMPT_TOKENS = 4109
+"""Of a prompt that comes back: 128 blocks, and 13 tokens to compute, as in the demo."""
+
+NUM_PROMPTS = 5  # in turn: engine and CPU pool have room for less than four
+SETTLING_STEPS = 16
+_NEEDED = 3 * GiB
+
+Load = Callable[[], BackgroundClient | None]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run, print, write. Returns the exit status."""
+    argv = sys.argv[1:] if argv is None else argv
+    parser = options.parser(MODULE, "what our hooks and our client cost the engine")
+    parser.add_argument(
+        "--steps", type=options.positive, default=400, help="engine steps of a trial "
+        "(default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--every", type=options.positive, default=50, metavar="STEPS",
+        help="a prompt comes back from the server so often (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rate", type=options.size, default=DEMO_RATE, metavar="SIZE",
+        help="bytes a second each way of the slow client (default: the demo's 10MiB)",
+    )  # fmt: skip
+    parser.add_argument("--preset", choices=sorted(tiny_model.PRESETS), default="small")
+    parser.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR")
+    arguments = parser.parse_args(argv)
+    record = Record.begin(MODULE, argv)
+    with Runner(arguments.trials, arguments.warm_ups) as runner, ExitStack() as stack:
+        try:
+            machine.skip_unless_fits(_NEEDED, arguments.memory)
+            runner.say("starting a server and an engine")
+            model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
+            bench = EngineCost(stack, model, arguments.preset, arguments.steps, arguments.every)
+            record.figures.append(
+                Figure("the timer itself, a nested call", "us", {"cost": cost_of_timing() * 1e6})
+            )
+            cases = bench.cases(stack, arguments.rate)
+            samples = runner.measure(arguments.preset, cases)
+            for key, sample in samples.items():
+                assert isinstance(key, Variant)
+                trials = measured(bench.trials[key], sample)
+                record.rows += step_results.rows_of(arguments.preset, key, sample, trials)
+                record.figures += step_results.figures_of(key, sample, trials)
+        except Skipped as reason:
+            skipped = Sample(skipped=str(reason))
+            record.rows.append(Row(arguments.preset, str(IDLE), 0, skipped))
+    options.write(record, runner, arguments, step_results.chart)
+    print(
+        f"{NUM_REQUESTS} requests decoding, {arguments.trials} trials of {arguments.steps} steps; "
+        "times in ms, of all steps together"
+    )
+    print(step_results.describe(record))
+    return options.finish(record, runner)
+
+
+def measured(trials: Sequence[Trial], sample: Sample) -> Sequence[Trial]:
+    """Those that the sample's values are of: no warm-ups, nothing that was interrupted."""
+    return trials[len(sample.warm_ups) :][: len(sample.values)]
+
+
+class EngineCost:
+    """The engine, the server, and what goes on beside the steps. All of it ends with `stack`."""
+
+    def __init__(
+        self, stack: ExitStack, model: Path, preset: str, num_steps: int, every: int
+    ) -> None:
+        """Start everything, and have the prompts that come back on the server."""
+        self.trials: dict[Variant, list[Trial]] = {}
+        self._num_steps = num_steps
+        self._every = every
+        self._block_bytes = BLOCK_TOKENS * tiny_model.PRESETS[preset].kv_bytes_per_token
+        self._server = stack.enter_context(RemoteServer("512MiB"))
+        decoded = NUM_REQUESTS * (num_steps // BLOCK_TOKENS + 10)
+        engine_blocks = max(200, PROMPT_TOKENS // BLOCK_TOKENS + 17 + decoded)
+        self._loaded_before = 0
+        self._engine = stack.enter_context(
+            SteppedEngine(model, preset, self._server.endpoint, engine_blocks)
+        )
+        self._seeds = itertools.count(1000)
+        self._turns = itertools.cycle(range(NUM_PROMPTS))
+        self._prompts = [
+            tiny_model.prompt_tokens(PROMPT_TOKENS, seed=number) for number in range(NUM_PROMPTS)
+        ]
+        for number, prompt in enumerate(self._prompts):
+            self._engine.add(f"cold {number}", prompt, 1)
+            self._engine.finish()
+        self._engine.empty()
+
+    def cases(self, stack: ExitStack, rate: float) -> list[Case]:
+        """Every variant, the ones this client's transports allow."""
+        cases = [self._case(IDLE, None, None), self._case(Variant("prompts return"), None, None)]
+        for transport in transports():
+            try:
+                client = self._client(stack, transport)
+            except Skipped:
+                continue
+            for name, bytes_per_s in (
+                ("demo's rate", rate),
+                ("full speed", None),
+                ("full speed, prompts return", None),
+            ):
+                cases.append(self._case(Variant(name, transport), client, bytes_per_s))
+        return cases
+
+    def _client(self, stack: ExitStack, transport: str) -> BackgroundClient:
+        source, target = (SharedPool(NUM_BLOCKS, BLOCK_BYTES) for _ in range(2))
+        stack.callback(source.close)
+        stack.callback(target.close)
+        fill(source.pool)
+        client = connect(
+            self._server.endpoint, NAMESPACE, BLOCK_BYTES,
+            transport=transport, rows=(source, target),
+        )  # fmt: skip
+        stack.callback(client.close)
+        background = BackgroundClient(client, source, target)
+        stack.callback(background.close)
+        return background
+
+    def _case(
+        self, variant: Variant, background: BackgroundClient | None, bytes_per_s: float | None
+    ) -> Case:
+        self.trials[variant] = []
+        every = self._every if "prompts return" in variant.operation else 0
+        return Case(
+            variant,
+            partial(self._run, variant, every),
+            partial(self._prepare, background, bytes_per_s),
+            partial(self._verify, variant, background),
+        )
+
+    def _prepare(self, background: BackgroundClient | None, bytes_per_s: float | None) -> None:
+        self._engine.empty()
+        if background is not None:
+            with suppress(Exception):  # what a trial that failed has left running
+                background.stop()
+            background.start(bytes_per_s)
+        for number in range(NUM_REQUESTS):
+            # Of different lengths, so that their blocks are full in different steps.
+            prompt = tiny_model.prompt_tokens(64 + 8 * number, seed=next(self._seeds))
+            self._engine.add(f"decode {number}", prompt, self._num_steps + 6 * BLOCK_TOKENS)
+        while self._engine.num_running < NUM_REQUESTS:
+            self._engine.step()
+        for _ in range(SETTLING_STEPS):
+            self._engine.step()
+
+    def _run(self, variant: Variant, every: int) -> None:
+        trial = Trial([])
+        self._loaded_before = self._engine.blocks_from_server()
+        for number in range(self._num_steps):
+            # One at a time: the pool has no room for many that are on their way at once.
+            if every and number % every == 0 and self._engine.num_unfinished == NUM_REQUESTS:
+                prompt = self._prompts[next(self._turns)]
+                self._engine.add(f"returns {number}", prompt, 1)
+                trial.num_prompts += 1
+            trial.steps.append(self._engine.step())
+        trial.loaded_bytes = self._num_loaded() * self._block_bytes
+        self.trials[variant].append(trial)
+
+    def _num_loaded(self) -> int:
+        return self._engine.blocks_from_server() - self._loaded_before
+
+    def _verify(self, variant: Variant, background: BackgroundClient | None) -> None:
+        trial = self.trials[variant][-1]
+        if background is not None:
+            trial.background = background.stop()
+        if self._engine.num_running < NUM_REQUESTS:
+            raise AssertionError(f"{self._engine.num_running} of {NUM_REQUESTS} still decode")
+        while self._engine.num_unfinished > NUM_REQUESTS:  # a prompt is still on its way
+            self._engine.step()
+        expected = trial.num_prompts * (PROMPT_TOKENS // BLOCK_TOKENS)
+        if self._num_loaded() != expected:
+            raise AssertionError(f"{self._num_loaded()} of {expected} blocks came from the server")
+        if errors := self._engine.hook_errors():
+            raise AssertionError(f"{errors} exceptions in hooks")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
