@@ -19,6 +19,8 @@ from remote_server.mapping import (
     unmap,
 )
 
+_ROOT = 0
+
 # No client has more memory than its machine. Above it there may be sparse files, swap and plans.
 MAX_REGION_MEMORIES = 4
 
@@ -134,7 +136,7 @@ def check_file(fd: int, num_bytes: int, what: str) -> None:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise NotAttachable(f"the {what} is not a regular file")
-    if status.st_uid not in (os.getuid(), 0):
+    if status.st_uid not in (os.getuid(), _ROOT):
         raise NotAttachable(f"the {what} belongs to user {status.st_uid}")
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
