@@ -156,8 +156,10 @@ def test_existing_duplicate_and_forced_blocks_are_told_apart(shared, peer):
     stored = shared.put([1, 2, 2])
     assert (stored.existed, stored.created, stored.duplicate) == (1, 1, 1)
     assert shared.put([1], force=True).forced == 1
+    withdrawn = shared.put([1], ticket_value=99)
+    assert (withdrawn.existed, withdrawn.declined) == (1, {})
     assert shared.put([1]).existed == 1
-    peer.stats_once(lambda stats: stats.counters["put_total"] == 6)
+    peer.stats_once(lambda stats: stats.counters["put_total"] == 7)
 
 
 def test_bytes_that_are_not_what_was_announced_are_never_readable(shared, peer):
