@@ -1,6 +1,7 @@
 """Who may attach memory to a server, and what is left of those who may not: nothing."""
 
 import fcntl
+import gc
 import mmap
 import os
 import socket
@@ -42,12 +43,13 @@ def files():
 
 @pytest.fixture
 def no_leaks(peer, server):
-    """Afterwards there are as many descriptors as before, no regions, and the server serves."""
+    """Afterwards there are no more descriptors than before, no regions, and the server serves."""
     peer.lookup([1])
+    gc.collect()  # what earlier tests left open
     before = open_fds()
     yield
     deadline = time.monotonic() + 5
-    while open_fds() != before or server._shared._regions or server._local.pending:
+    while open_fds() > before or server._shared._regions or server._local.pending:
         assert time.monotonic() < deadline, f"{open_fds() - before} descriptors leaked"
         peer.lookup([1])
     assert peer.put([1]).created == 1
