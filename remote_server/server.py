@@ -113,7 +113,8 @@ class Server:
         more_to_do = False
         while not self._leave.is_set() and not self._drained():
             events = dict(self._poller.poll(self._patience_ms(more_to_do)))
-            self._copier.finish_jobs()
+            if self._copier.wakeup.fileno() in events:
+                self._copier.finish_jobs()
             if self._local is not None:
                 self._local.handle(events)
             if self._router in events:
