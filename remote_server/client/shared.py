@@ -114,6 +114,8 @@ class SharedLane:
         self.gets.copy()
 
     def _receive_replies(self, now: float) -> None:
+        if self.gets.has_more and not self._connection.readable:
+            return  # enough to do without looking twice
         for _ in range(_TURN_MESSAGES):
             try:
                 reply = self._connection.receive()
