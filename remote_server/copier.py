@@ -19,11 +19,19 @@ MAX_QUEUED_BYTES = 32 * MiB
 
 
 class Gate:
-    """A door in a background thread, always open, that a test can shut."""
+    """A door before a piece of work, always open, that a test can shut.
 
-    def __init__(self) -> None:
+    A thread of its own waits there; a loop asks `is_open`, and is told by `on_open`.
+    """
+
+    def __init__(self, on_open: Callable[[], None]) -> None:
+        self._on_open = on_open
         self._open = threading.Event()
         self._open.set()
+
+    @property
+    def is_open(self) -> bool:
+        return self._open.is_set()
 
     def wait(self) -> None:
         self._open.wait()
@@ -36,6 +44,7 @@ class Gate:
             yield
         finally:
             self._open.set()
+            self._on_open()
 
     def open_for_good(self) -> None:
         self._open.set()
@@ -60,7 +69,7 @@ class Copier:
     """
 
     def __init__(self) -> None:
-        self.gate = Gate()
+        self.gate = Gate(on_open=self.wake)
         self.queued_bytes = 0
         self.wakeup, self._wake = socket.socketpair()
         self.wakeup.setblocking(False)

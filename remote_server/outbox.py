@@ -19,6 +19,10 @@ MAX_WAITING_PER_CLIENT = 1024
 # What one client may send before the others get their turn.
 TURN_BYTES = 1 << 20
 
+# As plain ints: adding zmq's own enums up costs as much as sending.
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
 Unpin = Callable[[Iterable[Block]], None]
 
 
@@ -160,12 +164,11 @@ class Outboxes:
         Only the first frame, which names the client, can be refused: libzmq counts whole
         messages against its mark, and takes the rest of one that it has begun.
         """
-        self._router.send(client, zmq.NOBLOCK | zmq.SNDMORE)
+        self._router.send(client, _MORE)
         trackers = []
         last = len(parcel.frames) - 1
         for number, frame in enumerate(parcel.frames):
-            flags = zmq.NOBLOCK | (zmq.SNDMORE if number < last else 0)
-            self._router.send(frame, flags)
+            self._router.send(frame, _MORE if number < last else _LAST)
             if isinstance(frame, zmq.Frame) and frame.tracker is not None:
                 trackers.append(frame.tracker)
         parcel.frames.clear()  # libzmq has its own references; ours would keep bytes in use

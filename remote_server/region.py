@@ -19,6 +19,8 @@ from remote_server.mapping import (
     unmap,
 )
 
+_ROOT = 0
+
 # No client has more memory than its machine. Above it there may be sparse files, swap and plans.
 MAX_REGION_MEMORIES = 4
 
@@ -37,8 +39,7 @@ class Region:
     """A client's memory and its tickets, mapped read-only until the client is gone.
 
     `token` names it in requests; whoever knows it was told so over the local socket, and thus
-    shares this host. The loop thread calls `hold` for each copy that it submits and `let_go`
-    when that is done: what is mapped stays mapped until then, also after `end`.
+    shares this host. Only the loop thread reads what is mapped, and none of it after `end`.
     """
 
     def __init__(self, region_fd: int, region_bytes: int, tickets_fd: int) -> None:
@@ -51,7 +52,6 @@ class Region:
         self.token = secrets.randbits(63)
         self.num_bytes = region_bytes
         self.live = True
-        self._users = 0
         self._over = threading.Event()
         try:
             self._fd = os.dup(region_fd)
@@ -66,27 +66,17 @@ class Region:
         self._keeper.start()
 
     def ticket(self, number: int) -> int:
-        """What the client's ticket says now. For a holder, on any thread."""
+        """What the client's ticket says now."""
         return self._tickets[number]
 
-    def hold(self) -> None:
-        self._users += 1
-
-    def let_go(self) -> None:
-        self._users -= 1
-        if not self.live and self._users == 0:
-            self._over.set()
-
     def end(self) -> None:
-        """The client is gone: unmap its memory once no copy reads it any more."""
-        self.live = False
-        if self._users == 0:
-            self._over.set()
-
-    def close(self) -> None:
-        """Unmap now. No copy may be under way."""
+        """The client is gone: its memory is unmapped, soon."""
         self.live = False
         self._over.set()
+
+    def close(self) -> None:
+        """`end`, and wait until it is so."""
+        self.end()
         self._keeper.join()
 
     # ── the region's own thread ──────────────────────────────────────────────────────────
@@ -146,7 +136,7 @@ def check_file(fd: int, num_bytes: int, what: str) -> None:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise NotAttachable(f"the {what} is not a regular file")
-    if status.st_uid not in (os.getuid(), 0):
+    if status.st_uid not in (os.getuid(), _ROOT):
         raise NotAttachable(f"the {what} belongs to user {status.st_uid}")
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)

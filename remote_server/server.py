@@ -21,6 +21,7 @@ from remote_server.local_socket import LocalSocket
 from remote_server.memory_tier import MemoryTier
 from remote_server.outbox import SEND_HIGH_WATER_MARK, Outboxes
 from remote_server.shared_handlers import SharedHandlers
+from remote_server.shared_puts import SharedPuts
 from remote_server.store import Store
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,8 @@ class Server:
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
         self._poller.register(self._router, zmq.POLLIN)
         self.leases = Leases(tier.unpin_all, self._clock)
-        self._shared = SharedHandlers(self.store, self._copier, self._arena, self.leases)
+        self._shared_puts = SharedPuts(self._arena, self._copier.gate)
+        self._shared = SharedHandlers(self.store, self._shared_puts, self._arena, self.leases)
         self._local = self._listen_locally() if self.config.shared_memory else None
         name = self._local.name if self._local is not None else ""
         self._handlers = Handlers(self.store, self._copier, self._outboxes, self._shared, name)
@@ -108,19 +110,21 @@ class Server:
 
     def serve(self) -> None:
         """Answer requests until told to leave, or drained."""
-        more_to_send = False
+        more_to_do = False
         while not self._leave.is_set() and not self._drained():
-            events = dict(self._poller.poll(self._patience_ms(more_to_send)))
-            self._copier.finish_jobs()
+            events = dict(self._poller.poll(self._patience_ms(more_to_do)))
+            if self._copier.wakeup.fileno() in events:
+                self._copier.finish_jobs()
             if self._local is not None:
                 self._local.handle(events)
             if self._router in events:
                 self._handle_requests()
-            more_to_send = self._outboxes.send_some()
+            more_to_copy = self._shared_puts.copy_some()
+            more_to_do = self._outboxes.send_some() or more_to_copy
             self._outboxes.release()
             self._shared.expire_leases()
             self._apply_back_pressure()
-            self._look_after(idle=not events and not more_to_send)
+            self._look_after(idle=not events and not more_to_do)
 
     def drain(self) -> None:
         """From any thread or signal handler: decline puts, finish what is under way, return."""
@@ -211,8 +215,8 @@ class Server:
         """While the copy thread is far behind, requests stay in the kernel and the clients."""
         self._poller.modify(self._router, 0 if self._copier.full else zmq.POLLIN)
 
-    def _patience_ms(self, more_to_send: bool) -> int:
-        if more_to_send:
+    def _patience_ms(self, more_to_do: bool) -> int:
+        if more_to_do:
             return 0
         if self._outboxes.waiting:
             return STUCK_RETRY_MS
@@ -225,7 +229,12 @@ class Server:
     def _drained(self) -> bool:
         if self._drain_until is None:
             return False
-        quiet = not (self._copier.busy or self._outboxes.waiting or self._outboxes.in_flight)
+        quiet = not (
+            self._copier.busy
+            or self._shared_puts
+            or self._outboxes.waiting
+            or self._outboxes.in_flight
+        )
         return quiet or self._clock() >= self._drain_until
 
     def _look_after(self, idle: bool) -> None:

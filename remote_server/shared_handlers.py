@@ -4,12 +4,11 @@ from collections.abc import Callable
 from operator import add
 
 from remote_server.arena import WORD_BYTES, Arena
-from remote_server.copier import Copier, Job
 from remote_server.errors import RequestRefused
 from remote_server.leases import LEASE_MS, MAX_LEASES_PER_REGION, Leases
-from remote_server.payload import check_put, checksums_of, stored_reply
+from remote_server.payload import check_put, checksums_of
 from remote_server.protocol import (
-    Declined,
+    MAX_TICKETS,
     ErrorCode,
     GetShared,
     Leased,
@@ -18,8 +17,11 @@ from remote_server.protocol import (
     Reply,
 )
 from remote_server.region import Region
-from remote_server.shared_copy import copy_shared
-from remote_server.store import Reserved, Store
+from remote_server.shared_puts import SharedPut, SharedPuts
+from remote_server.store import Store
+
+# Of all clients. Each has at most that many tickets, and far fewer puts under way.
+MAX_PUTS = MAX_TICKETS
 
 Answer = Callable[[Reply], None]
 """Sends a reply to the client that asked."""
@@ -28,9 +30,9 @@ Answer = Callable[[Reply], None]
 class SharedHandlers:
     """Puts that are copied from a client's region, and gets that a client copies itself."""
 
-    def __init__(self, store: Store, copier: Copier, arena: Arena, leases: Leases) -> None:
+    def __init__(self, store: Store, puts: SharedPuts, arena: Arena, leases: Leases) -> None:
         self._store = store
-        self._copier = copier
+        self._puts = puts
         self._arena = arena
         self._leases = leases
         self._regions: dict[int, Region] = {}
@@ -42,9 +44,11 @@ class SharedHandlers:
         self._store.counters["regions_attached"] += 1
 
     def region_gone(self, region: Region) -> None:
-        """Its client left: end what it was reading, and forget its memory."""
+        """Its client left: end what it was reading and putting, and forget its memory."""
         del self._regions[region.token]
         self._leases.end_all(region.token)
+        region.live = False
+        self._puts.end_all(region)
         region.end()
         self._store.counters["regions_gone"] += 1
 
@@ -54,8 +58,8 @@ class SharedHandlers:
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def put(self, request: PutShared, answer: Answer, *, draining: bool) -> None:
-        """Answered when the blocks are readable, deferred or not: hashing and publishing take
-        a tenth of the time of the copy, during which the rows are in use anyway."""
+        """Answered when the blocks are readable, deferred or not: hashing and publishing add
+        a tenth to the time of the copy, and until that is over the rows are in use anyway."""
         region = self._region(request.region)
         if not request.checksums:  # unchecked: somebody measures what checking costs
             checksums: list[int | None] = [None] * len(request.keys)
@@ -68,6 +72,8 @@ class SharedHandlers:
                 f"{len(request.keys)} keys and {len(request.offsets)} offsets",
             )
         end = max(map(add, request.offsets, request.lengths), default=0)
+        if len(self._puts) >= MAX_PUTS:
+            raise RequestRefused(ErrorCode.TOO_LARGE, f"{MAX_PUTS} puts are waiting already")
         if end > region.num_bytes:
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST,
@@ -83,12 +89,7 @@ class SharedHandlers:
             force=request.force,
             draining=draining,
         )
-        put = _Put(request, region, reserved, self._store, answer)
-        if not reserved.blocks:
-            put.answer()
-            return
-        region.hold()
-        self._copier.submit(Job(lambda: put.copy(self._arena), put.finish, num_bytes))
+        self._puts.add(SharedPut(request, region, reserved, self._store, answer))
 
     def get(self, request: GetShared, answer: Answer) -> None:
         region = self._region(request.region)
@@ -134,47 +135,3 @@ class SharedHandlers:
                 "no client with this region is connected to the local socket: attach it",
             )
         return region
-
-
-class _Put:
-    """One put on its way: copied on the copy thread, the rest on the loop thread."""
-
-    def __init__(
-        self,
-        request: PutShared,
-        region: Region,
-        reserved: Reserved,
-        store: Store,
-        answer: Answer,
-    ) -> None:
-        self._request = request
-        self._region = region
-        self._reserved = reserved
-        self._store = store
-        self._answer = answer
-        self._withdrawn = False
-
-    def copy(self, arena: Arena) -> list[bool]:
-        """On the copy thread: the blocks that landed well, if the client still stands by them.
-
-        The ticket is read after the last byte, and the client changes it before it changes a
-        row: what is kept was read before that. A client that is gone stands by nothing, since
-        others may still write to its memory.
-        """
-        request, region, reserved = self._request, self._region, self._reserved
-        offsets, base = request.offsets, region.address
-        sources = [base + offsets[index] for index in reserved.indices]
-        intact = copy_shared(request.namespace, reserved.blocks, sources, arena)
-        self._withdrawn = not region.live or region.ticket(request.ticket) != request.ticket_value
-        return intact
-
-    def finish(self, intact: list[bool] | None) -> None:
-        self._region.let_go()
-        if self._withdrawn:
-            self._store.end_put(self._reserved, None, Declined.WITHDRAWN)
-        else:
-            self._store.end_put(self._reserved, intact)
-        self.answer()
-
-    def answer(self) -> None:
-        self._answer(stored_reply(self._request.request_id, self._store.epoch, self._reserved))

@@ -273,9 +273,7 @@ class Store:
         self.tier.check()
 
 
-def _outcomes(
-    keys: Sequence[bytes], states: bytes, *, force: bool, draining: bool
-) -> bytearray:
+def _outcomes(keys: Sequence[bytes], states: bytes, *, force: bool, draining: bool) -> bytearray:
     """What becomes of each key of a put, if there is room."""
     outcomes = bytearray()
     seen: set[bytes] = set()

@@ -53,7 +53,10 @@ class LocalConnection:
         return self.receive()
 
     def ended(self) -> bool:
-        return self.socket.recv(1) == b""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
 
     def close(self) -> None:
         self.socket.close()
@@ -64,7 +67,7 @@ class SharedPeer:
 
     def __init__(self, peer, region_bytes: int = REGION_BYTES) -> None:
         self.peer = peer
-        self.connection = LocalConnection(peer.hello().local_socket)
+        self.connection = LocalConnection(peer.hello("of shared peers").local_socket)
         files = [memfd(region_bytes), memfd(TICKETS_BYTES)]
         reply, (arena,) = self.connection.attach(files, region_bytes)
         assert isinstance(reply, Attached)
@@ -88,11 +91,12 @@ class SharedPeer:
                 protocol.checksum(namespace, key(number), block(number, length))
                 for number in numbers
             ],
+            "keys": [key(number) for number in numbers],
             "ticket": 3, "ticket_value": ticket, **fields,
         }  # fmt: skip
         return PutShared(
             request_id=self.peer.next_id(), namespace=namespace,
-            keys=[key(number) for number in numbers], **fields,
+            **fields,
         )  # fmt: skip
 
     def put(self, numbers, **fields):

@@ -1,10 +1,11 @@
 import fcntl
 import logging
+import mmap
 import os
 
 import pytest
 
-from remote_server.arena import Arena, warn_if_dev_shm_is_small
+from remote_server.arena import WORD_BYTES, Arena, warn_if_dev_shm_is_small
 from remote_server.config import GiB, MiB
 
 
@@ -36,8 +37,26 @@ def test_a_client_can_rely_on_its_size(arena):
     seals = fcntl.fcntl(arena.fd, fcntl.F_GET_SEALS)
     assert seals & fcntl.F_SEAL_SHRINK
     assert seals & fcntl.F_SEAL_GROW
+    for num_bytes in (1 * MiB, 100 * MiB):
+        with pytest.raises(PermissionError):
+            os.ftruncate(arena.fd, num_bytes)
+
+
+def test_nobody_else_can_write_to_it_and_it_can_still_be_written(arena):
     with pytest.raises(PermissionError):
-        os.ftruncate(arena.fd, 1 * MiB)
+        mmap.mmap(arena.fd, arena.file_bytes)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(arena.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    fd = arena.open_read_only()
+    with mmap.mmap(fd, arena.file_bytes, prot=mmap.PROT_READ) as reader:
+        arena.view[:4] = b"here"
+        arena.words[1] = 0x0102030405060708
+        assert reader[:4] == b"here"
+        word = arena.words_offset + WORD_BYTES
+        assert reader[word : word + WORD_BYTES] == bytes([8, 7, 6, 5, 4, 3, 2, 1])
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(fd, b"x")
+    os.close(fd)
 
 
 def test_populating_makes_every_page_resident_and_changes_no_byte(arena):

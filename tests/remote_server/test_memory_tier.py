@@ -2,11 +2,11 @@
 
 import pytest
 
-from remote_server.arena import Arena
+from remote_server.arena import BYTES_PER_WORD, Arena
 from remote_server.config import GiB, MiB
 from remote_server.memory_tier import MemoryTier
 from remote_server.protocol import KeyState
-from remote_server.slabs import memory_for_block, slab_bytes_for
+from remote_server.slabs import Slabs, memory_for_block, slab_bytes_for, slot_bytes_for
 
 SLAB_BYTES = 4096
 SMALL, LARGE = 512, 2048  # 8 and 2 to a slab
@@ -38,6 +38,17 @@ def test_there_are_at_least_sixteen_slabs_and_little_waste(memory):
     assert slab_bytes % 4096 == 0
     assert 16 <= memory // slab_bytes <= 80
     assert memory % slab_bytes < memory // 16
+
+
+@pytest.mark.parametrize("memory", [1 * MiB, 100 * MiB, 300 * GiB])
+@pytest.mark.parametrize("block_bytes", [1, 512, 4096, 1 * MiB])
+def test_every_slot_has_a_word_of_its_own(memory, block_bytes):
+    slabs = Slabs(memory)
+    num_slots = slabs.slab_bytes // slot_bytes_for(block_bytes)
+    first, second, last = slabs.slabs[0], slabs.slabs[1], slabs.slabs[-1]
+    assert first.first_word == 0
+    assert num_slots <= second.first_word
+    assert last.first_word + num_slots <= memory // BYTES_PER_WORD
 
 
 @pytest.mark.parametrize("block_bytes", [1, 4096, 5000, 1 * MiB, 3 * MiB + 1, 64 * MiB])
@@ -142,6 +153,70 @@ def test_one_block_as_large_as_a_slab_fits(tier):
     for number in range(40):
         assert put(tier, "ns", number, SLAB_BYTES) is not None
     assert readable(tier, "ns", range(40)) == list(range(24, 40))
+
+
+def test_a_generation_word_is_right_while_its_block_is_readable_and_never_again(tier):
+    seen = set()
+
+    def word(block):
+        return tier._arena.words[block.word]
+
+    for number in range(300):  # more than twice what there is room for
+        block = tier.begin_put("ns", b"%d" % number, SMALL, SMALL, 0)
+        assert word(block) == 0
+        tier.complete_put(block)
+        assert word(block) == block.generation
+        assert block.generation not in seen
+        seen.add(block.generation)
+    blocks = [tier.pin("ns", b"%d" % number) for number in range(296, 300)]
+    removed, pinned, replaced, cleared = blocks
+    for block in (removed, replaced, cleared):
+        tier.unpin(block)
+    tier.remove(removed)
+    assert word(removed) == 0
+    tier.remove(pinned)
+    assert word(pinned) == pinned.generation, "its reader is not done"
+    tier.unpin(pinned)
+    assert word(pinned) == 0
+    new = put(tier, "ns", 298, SMALL)
+    assert word(replaced) == 0 or new.word == replaced.word
+    assert word(replaced) != replaced.generation
+    tier.clear(None)
+    assert word(cleared) == 0
+    assert not any(tier._arena.words)
+
+
+def test_a_slab_that_is_cut_anew_leaves_no_word_behind(tier):
+    for number in range(128):
+        put(tier, "first", number, SMALL)
+    old = [tier.pin("first", b"%d" % number) for number in range(128)]
+    tier.unpin_all(old)
+    for number in range(32):
+        put(tier, "second", number, LARGE)
+    assert tier.counters()["slabs_recut"] > 0
+    gone = [block for block in old if tier.lookup("first", block.key) is KeyState.ABSENT]
+    assert gone
+    assert all(tier._arena.words[block.word] != block.generation for block in gone)
+
+
+def test_blocks_that_come_together_after_an_eviction_are_neighbours(tier):
+    for number in range(0, 256, 16):
+        keys = [b"%d" % each for each in range(number, number + 16)]
+        blocks = tier.begin_puts("ns", keys, SMALL, [SMALL] * 16, [0] * 16)
+        for first in (0, 8):  # a slab each
+            assert tier.view_of_run(blocks[first : first + 8]) is not None
+        tier.complete_puts(blocks[::-1])
+    assert tier.counters()["evicted"] == 128
+
+
+def test_the_accounting_identity_sees_a_wrong_word(tier):
+    block = put(tier, "ns", 0, SMALL)
+    for wrong, place in ((0, block.word), (block.generation + 1, block.word), (7, block.word + 1)):
+        was = tier._arena.words[place]
+        tier._arena.words[place] = wrong
+        with pytest.raises(AssertionError):
+            tier.check()
+        tier._arena.words[place] = was
 
 
 def test_the_accounting_identity_sees_two_blocks_in_one_slot(tier):

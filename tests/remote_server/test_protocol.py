@@ -15,11 +15,14 @@ from remote_server.protocol import (
     Declined,
     ErrorCode,
     Get,
+    GetShared,
     Got,
     Hello,
+    LocalMessage,
     Lookup,
     Put,
     PutOutcome,
+    PutShared,
     Reply,
     Request,
     Welcome,
@@ -138,7 +141,10 @@ def test_frames_that_do_not_hold_what_was_announced_are_refused_at_once(sizes, l
 # ── the document ─────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("message", [*Request.__args__, *Reply.__args__])
+MESSAGES = [*Request.__args__, *Reply.__args__, *LocalMessage.__args__]
+
+
+@pytest.mark.parametrize("message", MESSAGES)
 def test_the_document_names_every_message_and_field(message):
     assert re.search(rf"\b{message.__struct_config__.tag}\b", DOCUMENT)
     for field in msgspec.structs.fields(message):
@@ -146,7 +152,7 @@ def test_the_document_names_every_message_and_field(message):
 
 
 def test_the_document_shows_the_defaults_of_fields_that_may_be_left_out():
-    for message in (Hello, Put, Get, Got, Blocks, Welcome):
+    for message in (Hello, Put, Get, Got, Blocks, Welcome, PutShared, GetShared):
         for field in msgspec.structs.fields(message):
             if field.default is not msgspec.NODEFAULT and not isinstance(field.default, list):
                 default = msgspec.json.encode(field.default).decode()

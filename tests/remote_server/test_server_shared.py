@@ -1,10 +1,19 @@
 """Puts and gets through shared memory: what lands, what is leased, and until when."""
 
-import pytest
-from shared_peer import SharedPeer
-from wire_peer import BLOCK_BYTES, block, key
+import subprocess
+import sys
+from pathlib import Path
 
-from remote_server import protocol
+import pytest
+from shared_peer import REGION_BYTES, SharedPeer, open_fds
+from wire_peer import BLOCK_BYTES, Peer, block, key
+
+from remote_server import leases as leases_module
+from remote_server import protocol, shared_handlers, shared_puts
+from remote_server.config import MiB, ServerConfig
+from remote_server.copier import Gate
+from remote_server.protocol import Clear, Error, Leased
+from remote_server.server import Server
 
 
 @pytest.fixture
@@ -12,6 +21,34 @@ def shared(peer):
     shared = SharedPeer(peer)
     yield shared
     shared.close()
+
+
+@pytest.fixture
+def clock():
+    class Clock:
+        now = 1000.0
+
+        def __call__(self):
+            return self.now
+
+    return Clock()
+
+
+@pytest.fixture
+def timed(context, clock):
+    """A peer of a server whose time the test moves."""
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
+    with Server(config, clock) as server:
+        peer = Peer(context, server.endpoint)
+        peer.hello()
+        shared = SharedPeer(peer)
+        yield shared
+        shared.close()
+    server.store.check()
+    assert server.store.counters["refused_internal"] == 0
+
+
+# ── what goes through ────────────────────────────────────────────────────────────────────
 
 
 def test_what_was_put_through_shared_memory_comes_back_equal_either_way(shared, peer):
@@ -24,11 +61,11 @@ def test_what_was_put_through_shared_memory_comes_back_equal_either_way(shared, 
 def test_what_was_put_over_tcp_can_be_leased(shared, peer):
     peer.put(range(4))
     leased = shared.lease([3, 1, 7, 1])
+    assert isinstance(leased, Leased)
     assert (leased.total, leased.hit, leased.miss, leased.duplicate) == (4, 2, 1, 1)
     assert leased.found == [0, 1]
     assert shared.read(leased) == [block(3), block(1)]
-    sums = [protocol.checksum("ns", key(n), block(n)) for n in (3, 1)]
-    assert leased.checksums == sums
+    assert leased.checksums == [protocol.checksum("ns", key(n), block(n)) for n in (3, 1)]
     assert shared.words(leased) == leased.generations
     assert peer.stats().tiers["memory"].pinned == 2
     shared.release(leased)
@@ -41,14 +78,372 @@ def test_blocks_shorter_than_their_rows_keep_their_length(shared, length):
     assert shared.get(range(5)) == [block(n, length) for n in range(5)]
 
 
+@pytest.mark.parametrize("row_bytes", [1000, 262_144, 262_145, 700_001, 1 << 20])
+def test_blocks_of_any_size_land_whole_from_rows_in_any_order(connect, row_bytes):
+    """Copied together, alone, or in pieces, wherever the limits between these fall."""
+    peer = connect()
+    peer.hello("ns", row_bytes)
+    count = 5
+    shared = SharedPeer(peer, count * row_bytes + 3)
+    data = [block(n, row_bytes) for n in range(count)]
+    places = [2, 3, 4, 0, 1]
+    for row, each in zip(places, data, strict=True):
+        shared.rows[3 + row * row_bytes : 3 + (row + 1) * row_bytes] = each
+    message = shared.put_message(
+        [],
+        keys=[key(n) for n in range(count)],
+        offsets=[3 + row * row_bytes for row in places],
+        lengths=[row_bytes] * count,
+        checksums=[protocol.checksum("ns", key(n), each) for n, each in enumerate(data)],
+    )
+    assert peer.ask(message).created == count
+    assert shared.get(range(count)) == data
+    shared.close()
+
+
+def test_a_long_put_is_copied_a_turn_at_a_time(shared, monkeypatch):
+    monkeypatch.setattr(shared_puts, "TURN_BYTES", 2 * BLOCK_BYTES)
+    copy, turns = shared_puts.copy_shared, []
+
+    def counting_copy(namespace, blocks, sources, arena):
+        turns.append(len(blocks))
+        return copy(namespace, blocks, sources, arena)
+
+    monkeypatch.setattr(shared_puts, "copy_shared", counting_copy)
+    assert shared.put(range(7)).created == 7
+    assert turns == [2, 2, 2, 1]
+    assert shared.get(range(7)) == [block(n) for n in range(7)]
+
+
+def test_each_call_gives_one_put_one_turn_and_keeps_their_order():
+    log = []
+
+    class Put:
+        region = object()
+
+        def __init__(self, name, turns):
+            self.name, self.turns = name, turns
+
+        def copy_some(self, _):
+            self.turns -= 1
+            log.append(self.name)
+            return self.turns == 0
+
+        def finish(self):
+            log.append(f"{self.name} done")
+
+    puts = shared_puts.SharedPuts(None, Gate(lambda: None))
+    puts.add(Put("a", 2))
+    puts.add(Put("b", 1))
+    assert [puts.copy_some() for _ in range(4)] == [True, True, False, False]
+    assert log == ["a", "a", "a done", "b", "b done"]
+
+
 @pytest.mark.parametrize("deferred", [True, False])
 def test_a_put_is_answered_when_its_rows_are_free_and_its_blocks_are_there(
-    shared, peer, server, deferred
+    shared, peer, connect, server, deferred
 ):
     with server.copy_gate.shut():
-        message = shared.put_message([1], deferred=deferred)
-        peer.send(message)
-        assert not peer.socket.poll(50)
+        peer.send(shared.put_message([1], deferred=deferred))
+        connect().stats_once(lambda stats: stats.tiers["memory"].pending == 1)
+        assert not peer.socket.poll(20)
     assert peer.receive()[0].created == 1
     assert peer.lookup([1]).prefix == 1
-    assert shared.rows[:BLOCK_BYTES] == block(1)
+
+
+def test_existing_duplicate_and_forced_blocks_are_told_apart(shared, peer):
+    shared.put([1])
+    stored = shared.put([1, 2, 2])
+    assert (stored.existed, stored.created, stored.duplicate) == (1, 1, 1)
+    assert shared.put([1], force=True).forced == 1
+    assert shared.put([1]).existed == 1
+    peer.stats_once(lambda stats: stats.counters["put_total"] == 6)
+
+
+def test_bytes_that_are_not_what_was_announced_are_never_readable(shared, peer):
+    message = shared.put_message([1, 2, 3])
+    shared.rows[BLOCK_BYTES + 5] ^= 1
+    stored = peer.ask(message)
+    assert (stored.created, stored.declined) == (2, {"checksum": 1})
+    assert [*peer.lookup([1, 2, 3]).states] == [2, 0, 2]
+
+
+def test_an_unchecked_put_is_taken_as_it_comes_and_can_be_checked_by_its_readers(shared, peer):
+    assert shared.put([1, 2], checksums=[]).created == 2
+    assert shared.lease([1], checked=False).checksums == []
+    assert shared.lease([1]).checksums == [protocol.checksum("ns", key(1), block(1))]
+    got, arrived = peer.get([2])
+    assert (got.hit, arrived) == (1, [(0, block(2))])
+    verify = protocol.Verify(request_id=peer.next_id(), namespace="ns", keys=[key(1), key(2)])
+    assert peer.ask(verify).intact == 2
+
+
+def test_stats_count_what_went_through_shared_memory(shared, peer):
+    shared.put([1, 2, 3])
+    shared.get([1, 2])
+    counters = peer.stats().counters
+    assert counters["shared_bytes_in"] == 3 * BLOCK_BYTES
+    assert counters["shared_bytes_out"] == 2 * BLOCK_BYTES
+    assert counters["bytes_in"] == counters["bytes_out"] == 0
+    assert (counters["regions_attached"], counters["regions_gone"]) == (1, 0)
+    assert (counters["put_created"], counters["get_hit"]) == (3, 2)
+
+
+# ── what is refused ──────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"region": 1}, "unknown_region"),
+        ({"namespace": "never declared"}, "unknown_namespace"),
+        ({"offsets": [0]}, "bad_request"),
+        ({"lengths": [BLOCK_BYTES]}, "bad_request"),
+        ({"lengths": [BLOCK_BYTES, 0]}, "bad_request"),
+        ({"checksums": [1]}, "bad_request"),
+        ({"lengths": [BLOCK_BYTES, BLOCK_BYTES + 1]}, "too_large"),
+        ({"offsets": [0, REGION_BYTES]}, "bad_request"),
+        ({"offsets": [0, REGION_BYTES - BLOCK_BYTES + 1]}, "bad_request"),
+        ({"offsets": [0, (1 << 63) - 1]}, "bad_request"),
+        ({"ticket": protocol.MAX_TICKETS}, "bad_message"),
+        ({"ticket_value": 0}, "bad_message"),
+        ({"offsets": [0, -1]}, "bad_message"),
+        ({"lengths": [BLOCK_BYTES, -1]}, "bad_message"),
+    ],
+)
+def test_a_put_that_contradicts_itself_changes_nothing(shared, peer, fields, code):
+    refused = shared.put([1, 2], **fields)
+    assert isinstance(refused, Error)
+    assert refused.code == code
+    stats = peer.stats()
+    assert (stats.tiers["memory"].pending, stats.tiers["memory"].used_bytes) == (0, 0)
+    assert shared.put([1, 2]).created == 2
+
+
+def test_the_limits_of_a_message_hold(shared, monkeypatch):
+    monkeypatch.setattr(protocol, "MAX_MESSAGE_BYTES", 3 * BLOCK_BYTES)
+    assert shared.put(range(4)).code == "too_large"
+    assert shared.put(range(3)).created == 3
+
+
+def test_only_so_many_puts_wait(shared, peer, server, monkeypatch):
+    monkeypatch.setattr(shared_handlers, "MAX_PUTS", 2)
+    with server.copy_gate.shut():
+        for number in (1, 2):
+            peer.send(shared.put_message([number], checksums=[], ticket_value=1))
+        assert shared.put([3], ticket_value=1).code == "too_large"
+    shared.tickets[3] = 0
+
+
+def test_a_lease_needs_a_live_region(shared, peer):
+    shared.put([1])
+    assert shared.lease([1], region=shared.token + 1).code == "unknown_region"
+    shared.close()
+    peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)
+    assert shared.lease([1]).code == "unknown_region"
+    assert shared.put([2]).code == "unknown_region"
+    assert peer.stats().tiers["memory"].pinned == 0
+
+
+def test_one_region_holds_only_so_many_leases(shared, peer, monkeypatch):
+    monkeypatch.setattr(leases_module, "MAX_LEASES_PER_REGION", 3)
+    shared.put([1])
+    held = [shared.lease([1]) for _ in range(3)]
+    assert shared.lease([1]).code == "too_large"
+    shared.release(held.pop())
+    assert shared.lease([1]).hit == 1
+    assert shared.lease([99]).code == "too_large"
+
+
+# ── tickets ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_of_a_put_withdrawn_before_its_copy_nothing_is_kept(shared, peer, server):
+    with server.copy_gate.shut():
+        peer.send(shared.put_message([1, 2]))
+        shared.tickets[3] = 0
+        shared.rows[:100] = bytes(100)
+    stored = peer.receive()[0]
+    assert (stored.created, stored.declined) == (0, {"withdrawn": 2})
+    assert peer.lookup([1, 2]).states == bytes(2)
+    assert peer.stats().counters["put_declined_withdrawn"] == 2
+
+
+def test_of_a_put_withdrawn_during_its_copy_nothing_is_kept(shared, peer, monkeypatch):
+    copy = shared_puts.copy_shared
+
+    def copy_and_withdraw(*arguments):
+        intact = copy(*arguments)
+        shared.tickets[3] = 0
+        return intact
+
+    monkeypatch.setattr(shared_puts, "copy_shared", copy_and_withdraw)
+    assert shared.put([1, 2]).declined == {"withdrawn": 2}
+    monkeypatch.undo()
+    assert peer.lookup([1, 2]).states == bytes(2)
+    assert peer.stats().tiers["memory"].used_bytes == 0
+
+
+def test_a_withdrawn_replacement_leaves_the_old_block(shared, peer, server):
+    shared.put([1])
+    with server.copy_gate.shut():
+        peer.send(shared.put_message([1], force=True))
+        shared.tickets[3] = 0
+    assert peer.receive()[0].declined == {"withdrawn": 1}
+    assert shared.get([1]) == [block(1)]
+
+
+def test_a_copy_that_fails_drops_its_blocks_and_the_server_lives(shared, peer, monkeypatch):
+    def explode(*_):
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(shared_puts, "copy_shared", explode)
+    assert shared.put([1]).declined == {"checksum": 1}
+    monkeypatch.undo()
+    assert shared.put([1]).created == 1
+
+
+# ── leases ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_leased_block_outlives_its_removal(shared, peer):
+    shared.put([1])
+    leased = shared.lease([1])
+    assert peer.ask(Clear(request_id=peer.next_id())).removed == 1
+    for first in range(100, 4600, 250):  # more than the whole budget
+        shared.put(range(first, first + 250))
+    assert shared.read(leased) == [block(1)]
+    assert shared.words(leased) == leased.generations
+    shared.release(leased)
+    peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
+    assert shared.words(leased) != leased.generations
+
+
+def test_a_reader_that_wakes_after_its_lease_finds_another_generation(timed, clock):
+    peer = timed.peer
+    timed.put([1])
+    leased = timed.lease([1])
+    clock.now += leases_module.LEASE_MS / 1000 - 0.001
+    peer.lookup([1])
+    assert peer.stats().tiers["memory"].pinned == 1
+    clock.now += 0.002
+    peer.lookup([1])
+    stats = peer.stats()
+    assert stats.tiers["memory"].pinned == 0
+    assert stats.counters["leases_expired"] == 1
+    assert timed.words(leased) == leased.generations, "over, but nobody has needed its place yet"
+    peer.ask(Clear(request_id=peer.next_id()))
+    assert timed.words(leased) == [0]
+    timed.put([2])
+    assert timed.read(leased) == [block(2)], "the place of the first block"
+    assert timed.words(leased) not in ([0], leased.generations)
+
+
+def test_a_release_that_comes_too_late_is_ignored_and_counted(timed, clock):
+    timed.put([1])
+    leased = timed.lease([1])
+    clock.now += 11
+    timed.peer.lookup([1])
+    timed.release(leased)
+    assert timed.peer.stats().counters["releases_unknown"] == 1
+    other = timed.lease([1])
+    timed.release(other)
+    timed.release(other)
+    stats = timed.peer.stats()
+    assert stats.counters["releases_unknown"] == 2
+    assert stats.tiers["memory"].pinned == 0
+
+
+def test_nothing_found_is_no_lease(shared, peer):
+    leased = shared.lease([1, 2])
+    assert (leased.lease, leased.miss, leased.offsets) == (0, 2, [])
+    shared.release(leased)
+    assert peer.stats().counters["releases_unknown"] == 0
+
+
+def test_leases_end_with_their_connection_and_leave_those_of_others(shared, connect, peer):
+    shared.put([1, 2])
+    other = SharedPeer(connect())
+    other.lease([1])
+    shared.lease([1, 2])
+    shared.lease([2])
+    assert peer.stats().tiers["memory"].pinned == 2
+    shared.close()
+    stats = peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)
+    assert stats.tiers["memory"].pinned == 1
+    assert other.get([1]) == [block(1)]
+    other.close()
+
+
+def test_a_draining_server_finishes_the_puts_it_has(shared, peer, connect, server):
+    with server.copy_gate.shut():
+        peer.send(shared.put_message([1]))
+        connect().stats_once(lambda stats: stats.tiers["memory"].pending == 1)
+        server.drain()
+        assert not server.wait_until_drained(0.05)
+    assert peer.receive()[0].created == 1
+    assert server.wait_until_drained(5)
+
+
+# ── clients that are killed ──────────────────────────────────────────────────────────────
+
+CLIENT = """
+import sys, time
+sys.path[:0] = {path!r}
+import zmq
+from shared_peer import SharedPeer
+from wire_peer import Peer
+peer = Peer(zmq.Context(), {endpoint!r})
+peer.hello()
+shared = SharedPeer(peer)
+{act}
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def killed(server):
+    """Start a client that does something, and kill it in the middle of that."""
+    here = Path(__file__).resolve()
+    path = [str(here.parents[2]), str(here.parent)]
+
+    def run(act: str) -> None:
+        program = CLIENT.format(path=path, endpoint=server.endpoint, act=act)
+        process = subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+        assert process.stdout.readline() == b"ready\n"
+        process.kill()
+        process.communicate()
+
+    return run
+
+
+def left_over(server) -> tuple[int, int, int]:
+    with open("/proc/self/maps") as maps:
+        mapped = sum("memfd:test" in line for line in maps)
+    return mapped, len(server.leases), len(server._shared._regions)
+
+
+@pytest.mark.parametrize("act", ["pass", "shared.lease([1, 2])", "shared.put([7])"])
+def test_a_killed_client_leaves_nothing(peer, server, killed, act):
+    peer.put([1, 2])
+    before, maps = open_fds(), left_over(server)[0]
+    killed(act)
+    peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)
+    peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
+    peer.stats_once(lambda _: left_over(server) == (maps, 0, 0))
+    peer.stats_once(lambda _: open_fds() <= before)
+    assert peer.get([1, 2])[1] == [(0, block(1)), (1, block(2))]
+
+
+def test_of_a_client_killed_in_the_middle_of_a_put_nothing_is_kept(peer, server, killed):
+    before, maps = open_fds(), left_over(server)[0]
+    with server.copy_gate.shut():
+        killed("peer.send(shared.put_message([7, 8]));peer.stats_once("
+               "lambda stats: stats.tiers['memory'].pending == 2)")  # fmt: skip
+        stats = peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)
+        assert stats.tiers["memory"].used_bytes == 0
+        assert stats.counters["put_declined_withdrawn"] == 2
+    assert peer.lookup([7, 8]).states == bytes(2)
+    peer.stats_once(lambda _: left_over(server) == (maps, 0, 0))
+    peer.stats_once(lambda _: open_fds() <= before)

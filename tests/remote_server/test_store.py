@@ -4,7 +4,7 @@ from remote_server.arena import Arena
 from remote_server.config import MiB
 from remote_server.errors import RequestRefused
 from remote_server.memory_tier import MemoryTier
-from remote_server.protocol import Declined, ErrorCode, KeyState, PutOutcome
+from remote_server.protocol import Declined, ErrorCode, PutOutcome
 from remote_server.store import MAX_NAMESPACES, NamespaceInfo, Store
 
 BLOCK_BYTES = 4096

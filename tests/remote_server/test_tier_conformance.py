@@ -246,6 +246,70 @@ def test_neighbours_are_one_view_and_others_are_not(tier):
     assert tier.view_of_run([short, after]) is None
 
 
+# ── many at once ─────────────────────────────────────────────────────────────────────────
+
+
+def test_many_lookups_are_each_as_one(tier):
+    put(tier, b"readable", b"1")
+    put(tier, b"replaced", b"1")
+    blocks = [begin(tier, key, b"2") for key in (b"pending", b"replaced")]
+    keys = [b"absent", b"readable", b"pending", b"replaced", b"readable"]
+    assert tier.lookup_all("ns", keys) == bytes(tier.lookup("ns", key) for key in keys)
+    assert tier.lookup_all("ns", keys) == bytes([0, 2, 1, 2, 2])
+    assert tier.lookup_all("unknown", keys) == bytes(5)
+    assert tier.lookup_all("ns", []) == b""
+    for block in blocks:
+        tier.complete_put(block)
+
+
+def test_many_puts_find_places_for_the_first_that_fit(tier):
+    keys = [b"%d" % number for number in range(CAPACITY + 3)]
+    blocks = tier.begin_puts("ns", keys, BLOCK_BYTES, [8] * len(keys), [0] * len(keys))
+    assert [block.key for block in blocks] == keys[:CAPACITY]
+    for number, block in enumerate(blocks):
+        tier.view(block)[:] = b"%8d" % number
+    tier.complete_puts(blocks)
+    assert [read(tier, key) for key in keys[:3]] == [b"%8d" % number for number in range(3)]
+    assert tier.stats().blocks == CAPACITY
+    assert tier.begin_puts("ns", [], BLOCK_BYTES, [], []) == []
+    tier.complete_puts([])
+
+
+def test_of_many_puts_those_that_were_cleared_meanwhile_do_not_come_back(tier):
+    keys = [b"a", b"b"]
+    blocks = tier.begin_puts("ns", keys, BLOCK_BYTES, [1, 1], [0, 0])
+    tier.clear("ns")
+    late = begin(tier, b"c", b"3")
+    tier.complete_puts([*blocks, late])
+    assert tier.lookup_all("ns", [*keys, b"c"]) == bytes([0, 0, 2])
+    assert tier.stats().pending == 0
+
+
+def test_the_last_of_many_published_or_pinned_is_the_most_recently_used(tier):
+    fill(tier, count=CAPACITY - 4)
+    keys = [b"a", b"b", b"c", b"d"]
+    blocks = tier.begin_puts("ns", keys, BLOCK_BYTES, [1] * 4, [0] * 4)
+    tier.complete_puts(blocks[::-1])
+    tier.unpin_all(tier.pin_all("ns", [b"filler-%d" % n for n in range(CAPACITY - 4)]))
+    fill(tier, first=CAPACITY, count=2)
+    assert [key for key in keys if tier.lookup("ns", key)] == [b"a", b"b"]
+
+
+def test_many_are_pinned_and_unpinned_each_on_its_own(tier):
+    for key in (b"a", b"b"):
+        put(tier, key, key)
+    pinned = tier.pin_all("ns", [b"a", b"absent", b"b", b"a"])
+    assert [block and block.key for block in pinned] == [b"a", None, b"b", b"a"]
+    assert tier.pin_all("unknown", [b"a"]) == [None]
+    assert tier.stats().pinned == 2
+    tier.unpin_all([pinned[0], pinned[2]])
+    assert tier.stats().pinned == 1
+    fill(tier, count=2 * CAPACITY)
+    assert read(tier, b"a") == b"a"
+    assert tier.lookup("ns", b"b") is KeyState.ABSENT
+    tier.unpin(pinned[3])
+
+
 def test_each_namespace_is_accounted_for(tier):
     put(tier, b"a", b"1", "mine")
     put(tier, b"b", b"2", "mine")

@@ -1,0 +1,387 @@
+"""Who may attach memory to a server, and what is left of those who may not: nothing."""
+
+import fcntl
+import mmap
+import os
+import socket
+import time
+
+import pytest
+from shared_peer import (
+    REGION_BYTES,
+    TICKETS_BYTES,
+    LocalConnection,
+    SharedPeer,
+    memfd,
+    open_fds,
+)
+from wire_peer import Peer
+
+from remote_server import local_socket as local_socket_module
+from remote_server import protocol, region
+from remote_server.config import MiB, ServerConfig
+from remote_server.protocol import Attach, Attached, NotAttached
+from remote_server.server import Server
+
+GOOD = protocol.encode_local(Attach(protocol=1, client="test", region_bytes=REGION_BYTES))
+
+
+@pytest.fixture
+def name(peer):
+    return peer.hello().local_socket
+
+
+@pytest.fixture
+def files():
+    """The two files of a good attach, closed in the end."""
+    files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
+    yield files
+    for fd in files:
+        os.close(fd)
+
+
+@pytest.fixture
+def no_leaks(peer, server):
+    """Afterwards there are as many descriptors as before, no regions, and the server serves."""
+    peer.lookup([1])
+    before = open_fds()
+    yield
+    deadline = time.monotonic() + 5
+    while open_fds() != before or server._shared._regions or server._local.pending:
+        assert time.monotonic() < deadline, f"{open_fds() - before} descriptors leaked"
+        peer.lookup([1])
+    assert peer.put([1]).created == 1
+
+
+def mapped(what: str) -> int:
+    """How many maps this process has of memfds named so."""
+    with open("/proc/self/maps") as maps:
+        return sum(f"memfd:{what}" in line for line in maps)
+
+
+def refusal(connection: LocalConnection) -> str:
+    reply, files = connection.receive()
+    assert isinstance(reply, NotAttached)
+    assert not files
+    assert connection.ended()
+    connection.close()
+    return reply.reason
+
+
+# ── a good attach ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_region_is_attached_and_its_arena_handed_over(name, files, server, no_leaks):
+    connection = LocalConnection(name)
+    reply, (arena,) = connection.attach(files)
+    assert isinstance(reply, Attached)
+    assert reply.epoch == server.store.epoch
+    assert os.fstat(arena).st_size == reply.arena_bytes
+    os.close(arena)
+    connection.close()
+
+
+def test_the_arena_can_be_read_and_by_nobody_written(name, files):
+    connection = LocalConnection(name)
+    _, (arena,) = connection.attach(files)
+    size = os.fstat(arena).st_size
+    mmap.mmap(arena, size, prot=mmap.PROT_READ).close()
+    with pytest.raises(PermissionError):
+        mmap.mmap(arena, size)
+    writable = os.open(f"/proc/self/fd/{arena}", os.O_RDWR)  # we are its owner, after all
+    with pytest.raises(PermissionError):
+        mmap.mmap(writable, size)
+    with pytest.raises(PermissionError):
+        os.write(writable, b"x")
+    with pytest.raises(PermissionError):
+        os.ftruncate(writable, 4096)
+    with pytest.raises(PermissionError):
+        fcntl.fcntl(writable, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+    for fd in (arena, writable):
+        os.close(fd)
+    connection.close()
+
+
+def test_a_region_that_is_attached_cannot_be_truncated(name, files):
+    connection = LocalConnection(name)
+    _, (arena,) = connection.attach(files)
+    for fd in files:
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 0)
+    os.close(arena)
+    connection.close()
+
+
+def test_an_attach_may_come_in_two_parts(name, files, no_leaks):
+    connection = LocalConnection(name)
+    connection.send(GOOD[:7], files[:1])
+    time.sleep(0.05)
+    connection.send(GOOD[7:], files[1:])
+    reply, (arena,) = connection.receive()
+    assert isinstance(reply, Attached)
+    os.close(arena)
+    connection.close()
+
+
+def test_each_region_has_a_name_of_its_own_that_nobody_can_guess(name, files):
+    tokens = set()
+    for _ in range(3):
+        connection = LocalConnection(name)
+        reply, (arena,) = connection.attach(files)
+        tokens.add(reply.region)
+        os.close(arena)
+        connection.close()
+    assert len(tokens) == 3
+    assert min(tokens) > 1 << 40
+
+
+def test_the_map_ends_with_the_connection(name, files, peer, no_leaks):
+    before = mapped("test")
+    connection = LocalConnection(name)
+    _, (arena,) = connection.attach(files)
+    assert mapped("test") == before + 2
+    os.close(arena)
+    connection.close()
+    peer.stats_once(lambda _: mapped("test") == before)
+
+
+def test_a_client_that_talks_on_after_its_attach_is_cut_off(name, files, no_leaks):
+    connection = LocalConnection(name)
+    _, (arena,) = connection.attach(files)
+    connection.send(b"more", [])
+    assert connection.ended()
+    os.close(arena)
+    connection.close()
+
+
+def resident_bytes(address: int, num_bytes: int) -> int:
+    """What of a map needs no page fault any more, by the kernel's own account."""
+    with open("/proc/self/smaps") as smaps:
+        lines = iter(smaps)
+        for line in lines:
+            if line.startswith(f"{address:x}-{address + num_bytes:x} "):
+                return 1024 * int(
+                    next(text for text in lines if text.startswith("Rss:")).split()[1]
+                )
+    raise AssertionError("not mapped")
+
+
+def test_the_pages_that_a_client_has_are_faulted_in_and_no_others_allocated(name, peer, server):
+    size, used = 64 * MiB, 8 * MiB
+    files = [memfd(size), memfd(TICKETS_BYTES)]
+    os.pwrite(files[0], bytes(used), 16 * MiB)
+    before = os.fstat(files[0]).st_blocks * 512
+    connection = LocalConnection(name)
+    reply, (arena,) = connection.attach(files, size)
+    peer.lookup([1])  # answered after the loop's turn in which it attached
+    mapped_region = server._shared._regions[reply.region]
+    deadline = time.monotonic() + 5
+    while resident_bytes(mapped_region.address, size) < used:
+        assert time.monotonic() < deadline
+    assert os.fstat(files[0]).st_blocks * 512 == before
+    assert resident_bytes(mapped_region.address, size) == before
+    for fd in (*files, arena):
+        os.close(fd)
+    connection.close()
+
+
+# ── refusals ─────────────────────────────────────────────────────────────────────────────
+
+
+def bad_files(kind: str) -> tuple[list[int], int]:
+    """Descriptors of which one is not what it should be, and the size to announce."""
+    region, tickets = memfd(REGION_BYTES), memfd(TICKETS_BYTES)
+    size = REGION_BYTES
+    if kind == "unsealed":
+        os.close(region)
+        region = memfd(REGION_BYTES, seals=0)
+    elif kind == "unsealed tickets":
+        os.close(tickets)
+        tickets = memfd(TICKETS_BYTES, seals=0)
+    elif kind == "sealed otherwise":
+        os.close(region)
+        region = memfd(REGION_BYTES, seals=fcntl.F_SEAL_GROW)
+    elif kind == "in dev shm":
+        os.close(region)
+        region = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
+        os.ftruncate(region, REGION_BYTES)
+    elif kind == "a pipe":
+        os.close(region)
+        region, other = os.pipe()
+        os.close(other)
+    elif kind == "a folder":
+        os.close(region)
+        region = os.open("/", os.O_RDONLY)
+    elif kind == "larger than announced":
+        size -= 1
+    elif kind == "smaller than announced":
+        size += 1
+    elif kind == "tickets too small":
+        os.close(tickets)
+        tickets = memfd(TICKETS_BYTES - 8)
+    elif kind == "larger than any memory":
+        os.close(region)
+        size = 5 * os.sysconf("SC_PHYS_PAGES") * 4096
+        region = memfd(size)
+    return [region, tickets], size
+
+
+@pytest.mark.parametrize(
+    ("kind", "complaint"),
+    [
+        ("unsealed", "the region is not a memfd sealed"),
+        ("unsealed tickets", "the tickets file is not a memfd sealed"),
+        ("sealed otherwise", "sealed with F_SEAL_SHRINK"),
+        ("in dev shm", "not a memfd"),
+        ("a pipe", "not a regular file"),
+        ("a folder", "not a regular file"),
+        ("larger than announced", f"has {REGION_BYTES} bytes, not {REGION_BYTES - 1}"),
+        ("smaller than announced", f"has {REGION_BYTES} bytes, not {REGION_BYTES + 1}"),
+        ("tickets too small", "the tickets file has 8184 bytes, not 8192"),
+        ("larger than any memory", "the most is"),
+    ],
+)
+def test_a_file_that_could_kill_its_reader_is_refused(name, no_leaks, kind, complaint):
+    files, size = bad_files(kind)
+    connection = LocalConnection(name)
+    message = Attach(protocol=1, client="test", region_bytes=size)
+    connection.send(protocol.encode_local(message), files)
+    for fd in files:
+        os.close(fd)
+    assert complaint in refusal(connection)
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 16, 40])
+def test_any_number_of_files_but_two_is_refused(name, files, no_leaks, count):
+    connection = LocalConnection(name)
+    connection.send(GOOD, (files * count)[:count])
+    assert ("descriptors came" if count <= 16 else "too much") in refusal(connection)
+
+
+@pytest.mark.parametrize(
+    ("data", "complaint"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "unreadable"),
+        (b"\xc1", "unreadable"),
+        (b"\x80", "unreadable"),
+        (b"\x91" * 3000, "unreadable"),
+        (protocol.encode_local(NotAttached(reason="")), "only an attach"),
+        (protocol.encode_local(Attach(protocol=2, client="", region_bytes=1)), "speaks protocol 1"),
+        (b"\xdb\x00\x01\x00\x00" + bytes(5000), "too much"),
+        (GOOD + GOOD, "unreadable"),
+    ],
+)
+def test_garbage_is_refused_with_a_reason(name, files, no_leaks, data, complaint):
+    connection = LocalConnection(name)
+    connection.send(data, files)
+    assert complaint in refusal(connection)
+
+
+def test_who_says_nothing_is_sent_away_and_delays_nobody(name, peer, no_leaks):
+    silent = [LocalConnection(name) for _ in range(5)]
+    half = LocalConnection(name)
+    half.send(GOOD[:5], [])
+    started = time.monotonic()
+    for _ in range(20):
+        peer.lookup([1])
+    assert time.monotonic() - started < local_socket_module.PATIENCE_S / 2
+    for connection in (*silent, half):
+        assert "within 1 s" in refusal(connection)
+    assert peer.stats().counters["regions_refused"] == 6
+
+
+def test_who_leaves_before_the_attach_is_forgotten(name, files, no_leaks):
+    for data in (b"", GOOD[:5]):
+        connection = LocalConnection(name)
+        if data:
+            connection.send(data, files)
+        connection.close()
+
+
+def test_more_than_can_wait_wait_outside_and_are_served_in_turn(name, files, no_leaks, monkeypatch):
+    monkeypatch.setattr(local_socket_module, "PATIENCE_S", 0.1)
+    silent = [LocalConnection(name) for _ in range(local_socket_module.MAX_PENDING)]
+    connection = LocalConnection(name)
+    reply, (arena,) = connection.attach(files)
+    assert isinstance(reply, Attached)
+    os.close(arena)
+    for each in (*silent, connection):
+        each.close()
+
+
+def test_only_so_many_regions_are_attached(name, files, no_leaks, monkeypatch):
+    monkeypatch.setattr(local_socket_module, "MAX_REGIONS", 2)
+    attached = [LocalConnection(name) for _ in range(2)]
+    for connection in attached:
+        _, (arena,) = connection.attach(files)
+        os.close(arena)
+    assert "2 regions are attached already" in refusal(LocalConnection(name))
+    for connection in attached:
+        connection.close()
+
+
+def test_another_user_is_refused(name, files, no_leaks, monkeypatch):
+    monkeypatch.setattr(local_socket_module.os, "getuid", lambda: 4242)
+    monkeypatch.setattr(local_socket_module, "_CREDENTIALS", _Everyone(uid=77))
+    assert "belongs to user 4242, not 77" in refusal(LocalConnection(name))
+
+
+class _Everyone:
+    """Credentials as the kernel would tell them of a process of user `uid`."""
+
+    size = 12
+
+    def __init__(self, uid: int) -> None:
+        self.uid = uid
+
+    def unpack(self, _: bytes) -> tuple[int, int, int]:
+        return 1, self.uid, self.uid
+
+
+def test_a_file_of_another_user_is_refused(monkeypatch, files):
+    monkeypatch.setattr(region.os, "getuid", lambda: 4242)
+    if os.fstat(files[0]).st_uid == 0:
+        monkeypatch.setattr(region, "_ROOT", -1)
+    with pytest.raises(region.NotAttachable, match="belongs to user"):
+        region.check_file(files[0], REGION_BYTES, "region")
+
+
+# ── without it ───────────────────────────────────────────────────────────────────────────
+
+
+def test_a_server_without_shared_memory_says_so(context):
+    config = ServerConfig(
+        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, shared_memory=False
+    )
+    with Server(config) as server:
+        welcome = Peer(context, server.endpoint).hello()
+        assert (welcome.transports, welcome.local_socket) == (["tcp"], "")
+
+
+def test_where_there_are_no_abstract_sockets_everything_stays_on_tcp(context, monkeypatch, caplog):
+    def refuse(*_):
+        raise OSError("not here")
+
+    monkeypatch.setattr(socket.socket, "listen", refuse)
+    before = open_fds()
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
+    with Server(config) as server:
+        peer = Peer(context, server.endpoint)
+        assert peer.hello().local_socket == ""
+        assert peer.put([1]).created == 1
+        peer.socket.close()
+    assert "clients on this host use TCP" in caplog.text
+    assert open_fds() <= before + 8  # what ZeroMQ's own threads keep until the context ends
+
+
+def test_a_server_that_stops_lets_go_of_all_regions(context):
+    maps = mapped("test")
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
+    with Server(config) as server:
+        shared = [SharedPeer(Peer(context, server.endpoint)) for _ in range(2)]
+        own = mapped("test")
+        assert own == maps + 8  # ours and the server's
+    assert mapped("test") == maps + 4
+    for each in shared:
+        assert each.connection.ended()
+        each.close()
