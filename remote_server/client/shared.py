@@ -202,6 +202,7 @@ class SharedLane:
         """Everything has ended: let go of the region, and of all that is the server's."""
         self._attachment.close()
         self._tickets.close()
+        self._region.close()
 
     def check(self) -> None:
         """The accounts agree, and at rest nothing is held."""
