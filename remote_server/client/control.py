@@ -95,6 +95,8 @@ class ControlLane:
 
     def receive(self, now: float) -> None:
         """Take the replies that are here."""
+        if not self._in_flight and not self._connection.readable:
+            return
         for _ in range(_TURN_MESSAGES):
             try:
                 reply = self._connection.receive()

@@ -150,6 +150,8 @@ class GetLane:
 
     def receive(self, now: float) -> None:
         """Take what is here, up to a turn's worth."""
+        if not self._window.batches and not self._connection.readable:
+            return
         enough = self._counters["bytes_in"] + _TURN_BYTES
         for _ in range(_TURN_MESSAGES):
             try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import zmq
 
 from remote_server import protocol
-from remote_server.client.results import ClientConfig, PutResult
+from remote_server.client.results import PutResult
 from remote_server.client.rows import check_rows
 from remote_server.client.session import Limits
 from remote_server.errors import KVFerryError, RemoteProtocolError
@@ -50,13 +50,13 @@ class PutTransfer:
     error: KVFerryError | None = None
     ended: bool = False
 
-    def prepare(self, block_bytes: int, config: ClientConfig, limits: Limits) -> None:
+    def prepare(self, block_bytes: int, batch_bytes: int, limits: Limits) -> None:
         """Set out with nothing sent yet. Raises `LocalProtocolError`."""
         self.rows = check_rows(self.keys, self.rows, block_bytes, writable=False)
         self.outcomes = [None] * len(self.keys)
         sizes = [row.nbytes for row in self.rows]
         self.total_bytes = sum(sizes)
-        self.to_send.extend(cut(sizes, config, limits))
+        self.to_send.extend(cut(sizes, batch_bytes, limits))
 
     def message(self, part: range, request_id: int, limits: Limits) -> protocol.Put:
         """The header for the blocks of `part`. Hashes their rows."""
@@ -136,9 +136,9 @@ class PutTransfer:
         self.resolve()
 
 
-def cut(sizes: list[int], config: ClientConfig, limits: Limits) -> list[range]:
+def cut(sizes: list[int], batch_bytes: int, limits: Limits) -> list[range]:
     """Consecutive runs of blocks, each about a batch and within the server's limits."""
-    most_bytes = min(config.batch_bytes, limits.max_message_bytes)
+    most_bytes = min(batch_bytes, limits.max_message_bytes)
     parts: list[range] = []
     first, num_bytes = 0, 0
     for index, size in enumerate(sizes):

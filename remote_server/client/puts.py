@@ -81,7 +81,8 @@ class PutLane:
         """Take over `transfer`; it ends at once when it cannot be sent."""
         try:
             declaration = self._session.declaration(transfer.namespace)
-            transfer.prepare(declaration.block_bytes, self._config, self._session.limits)
+            limits, batch_bytes = self._session.limits, self._config.batch_bytes
+            transfer.prepare(declaration.block_bytes, batch_bytes, limits)
             self._session.require(transfer.namespace)
             if not (self._connection.connected or self._connection.reopening):
                 raise ServerUnavailable("the connection for puts is down")
@@ -134,6 +135,8 @@ class PutLane:
 
     def receive(self) -> None:
         """Take the replies that are here."""
+        if not self._batches and not self._connection.readable:
+            return
         for _ in range(_TURN_MESSAGES):
             try:
                 reply = self._connection.receive()

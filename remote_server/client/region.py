@@ -64,6 +64,10 @@ class RegisteredRegion:
         self.address = _address(view)
         self._view = memoryview(view)  # keeps it mapped
 
+    def close(self) -> None:
+        """Nothing will be transferred from or to it any more."""
+        self._view.release()
+
     def offsets_of(self, rows: Sequence[memoryview]) -> list[int] | None:
         """Where each row begins in the region; None unless all of them lie in it."""
         base = self.address

@@ -114,6 +114,8 @@ class SharedLane:
         self.gets.copy()
 
     def _receive_replies(self, now: float) -> None:
+        if self.gets.has_more and not self._connection.readable:
+            return  # enough to do without looking twice
         for _ in range(_TURN_MESSAGES):
             try:
                 reply = self._connection.receive()
@@ -200,6 +202,7 @@ class SharedLane:
         """Everything has ended: let go of the region, and of all that is the server's."""
         self._attachment.close()
         self._tickets.close()
+        self._region.close()
 
     def check(self) -> None:
         """The accounts agree, and at rest nothing is held."""

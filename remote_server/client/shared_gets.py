@@ -1,6 +1,6 @@
 """Gets over shared memory: leases asked for within the window, and copied between deadlines.
 
-A get is asked for in batches, each one `GetShared` message of about `batch_bytes`. The window
+A get is asked for in batches, each one `GetShared` message for half the window. The window
 counts what was asked for and not copied or given up yet, over all gets: blocks that the server
 keeps for us. Several leases are always under way, so that the server looks up while we copy.
 
@@ -81,7 +81,9 @@ class SharedGets:
         self._leases: deque[Lease] = deque()
         self._to_release: deque[int] = deque()
         self._window_bytes = 0
-        self._batch_bytes = min(config.batch_bytes, max(1, config.get_window_bytes // 2))
+        # Two leases: the server answers for one while we copy the other. Larger ones cost fewer
+        # messages, of which each costs as much as copying a MiB.
+        self._batch_bytes = max(1, config.get_window_bytes // 2)
         self._last_heard = 0.0
         self.gate: Gate = open_gate
         self.wake_at = inf
@@ -95,6 +97,11 @@ class SharedGets:
     def has_more(self) -> bool:
         """The next turn has something to copy."""
         return bool(self._leases)
+
+    @property
+    def in_the_middle(self) -> bool:
+        """There is something to copy, and nothing to be said to the server before that."""
+        return bool(self._leases) and not self._to_release
 
     def accept(self, transfer: GetTransfer, now: float) -> None:
         """Take over `transfer`; it ends at once when it cannot be asked for."""

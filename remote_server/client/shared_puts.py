@@ -1,7 +1,7 @@
 """Puts over shared memory: the server copies the rows itself, as long as their ticket stands.
 
-A put is sent in batches, each one `PutShared` message of about `batch_bytes`, which says where
-the rows lie. The window bounds what was sent and not answered, over all puts.
+A put is sent in batches, each one `PutShared` message for a quarter of the window, which says
+where the rows lie. The window bounds what was sent and not answered, over all puts.
 
 Nothing of ours holds a row, so a put ends at once, whatever became of it: either every batch was
 answered, or the tickets of those that were not are withdrawn. The server may be reading a row
@@ -62,6 +62,8 @@ class SharedPuts:
         self._transfers: dict[PutTransfer, None] = {}
         self._batches: dict[int, _Batch] = {}
         self._window_bytes = 0
+        # A message costs as much as copying a MiB; four are under way, one being copied.
+        self._batch_bytes = max(1, config.put_window_bytes // 4)
         self.gate: Gate = open_gate
         self.wake_at = inf
         self.has_more = False
@@ -72,7 +74,8 @@ class SharedPuts:
         """Take over `transfer`; it ends at once when it cannot be sent."""
         try:
             declaration = self._session.declaration(transfer.namespace)
-            transfer.prepare(declaration.block_bytes, self._config, self._session.limits)
+            limits = self._session.limits
+            transfer.prepare(declaration.block_bytes, self._batch_bytes, limits)
             self._session.require(transfer.namespace)
             self._require()
         except KVFerryError as error:

@@ -6,7 +6,7 @@ Test modules name this file in `pytest_plugins`.
 from collections.abc import Callable, Iterator
 
 import pytest
-from client_helpers import BLOCK_BYTES, NAMESPACE, Clock
+from client_helpers import BLOCK_BYTES, NAMESPACE, Clock, Heap, Memory, Shared
 from fake_server import FakeServer, eventually
 
 from remote_server.client import ClientConfig, RemoteClient
@@ -15,6 +15,23 @@ from remote_server.client import ClientConfig, RemoteClient
 @pytest.fixture
 def clock() -> Clock:
     return Clock()
+
+
+@pytest.fixture
+def shared() -> Iterator[Shared]:
+    """All rows of this test lie in one region, which its clients register."""
+    Memory.source = shared = Shared()
+    yield shared
+    Memory.source = Heap()
+    shared.region.close()
+
+
+@pytest.fixture(params=["tcp", "shm"])
+def transport(request: pytest.FixtureRequest) -> str:
+    """Both ways to move blocks, one after the other. Take it before `make_client`."""
+    if request.param == "shm":
+        request.getfixturevalue("shared")
+    return request.param
 
 
 @pytest.fixture
@@ -36,11 +53,16 @@ def make_client() -> Iterator[Callable[..., RemoteClient]]:
         clock: Clock | None = None, **settings: object,
     ) -> RemoteClient:  # fmt: skip
         quick = {"reconnect_s": 0.01, "longest_reconnect_s": 0.02, "breaker_backoff_s": 0.02}
+        if isinstance(Memory.source, Shared):
+            quick["transport"] = "shm"
         config = ClientConfig(endpoint, **{**quick, **settings})
         client = RemoteClient(config, clock=clock) if clock else RemoteClient(config)
         if clock:
             clock.clients.append(client)
         clients.append(client)
+        if isinstance(Memory.source, Shared):
+            region = Memory.source.region
+            client.register(region.view, region.fd)
         if block_bytes:
             client.declare(NAMESPACE, block_bytes)
         if wait:
@@ -54,7 +76,9 @@ def make_client() -> Iterator[Callable[..., RemoteClient]]:
         client.check()
         assert not client._loop._thread.is_alive(), "the thread outlived close"
         assert client.queued_bytes == 0
-        assert client.counters()["internal_errors"] == 0
+        counters = client.counters()
+        assert counters["internal_errors"] == 0
+        assert counters["shm_attached"] == counters["shm_detached"]
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """Blocks, rows and a clock for the tests of the client."""
 
+import ctypes
+
 from fake_server import FakeServer
 
-from remote_server.client import RemoteClient
+from remote_server.client import RemoteClient, SharedRegion
 
 NAMESPACE = "ns"
 BLOCK_BYTES = 4096
@@ -33,8 +35,51 @@ def block(number: int, length: int = BLOCK_BYTES) -> bytearray:
     return bytearray((number.to_bytes(8, "big") * (length // 8 + 1))[:length])
 
 
+class Heap:
+    """Memory of this process alone: a fresh bytearray each time."""
+
+    def take(self, num_bytes: int) -> memoryview:
+        return memoryview(bytearray(num_bytes))
+
+    def around(self, row: memoryview) -> bytes:
+        """All of what was taken together with `row`."""
+        return bytes(row.obj)
+
+
+class Shared:
+    """Memory that a server on this host can reach: pieces of one region, never the same twice."""
+
+    def __init__(self, num_bytes: int = 96 << 20) -> None:
+        self.region = SharedRegion(num_bytes)
+        self._taken: list[tuple[int, int]] = []
+
+    def take(self, num_bytes: int) -> memoryview:
+        start = self._taken[-1][1] if self._taken else 0
+        self._taken.append((start, start + num_bytes))
+        assert start + num_bytes <= self.region.num_bytes, "a larger region is needed"
+        return self.region.view[start : start + num_bytes]
+
+    def around(self, row: memoryview) -> bytes:
+        base, here = (
+            ctypes.addressof(ctypes.c_char.from_buffer(view)) for view in (self.region.view, row)
+        )
+        ((start, end),) = [one for one in self._taken if one[0] <= here - base < one[1]]
+        return bytes(self.region.view[start:end])
+
+
+class Memory:
+    """Where `rows_of` and `empty_rows` take memory from; a fixture may change it for a test."""
+
+    source: Heap | Shared = Heap()
+
+
 def rows_of(numbers: range, length: int = BLOCK_BYTES) -> list[memoryview]:
-    return [memoryview(block(number, length)) for number in numbers]
+    rows = []
+    for number in numbers:
+        row = Memory.source.take(length)
+        row[:] = block(number, length)
+        rows.append(row)
+    return rows
 
 
 PATTERN = 0xA5
@@ -42,7 +87,8 @@ PATTERN = 0xA5
 
 def empty_rows(num_rows: int, length: int = BLOCK_BYTES) -> list[memoryview]:
     """Rows full of `PATTERN`, as pieces of one region with a guard between them."""
-    region = memoryview(bytearray([PATTERN]) * (num_rows * (length + 64)))
+    region = Memory.source.take(num_rows * (length + 64))
+    region[:] = bytes([PATTERN]) * region.nbytes
     return [region[i * (length + 64) : i * (length + 64) + length] for i in range(num_rows)]
 
 
@@ -50,7 +96,7 @@ def assert_untouched(rows: list[memoryview], but: tuple[int, ...] = ()) -> None:
     """Only the rows in `but`, and nothing around them, may differ from `PATTERN`."""
     if not rows:
         return
-    region = bytearray(rows[0].obj)
+    region = bytearray(Memory.source.around(rows[0]))
     length = rows[0].nbytes
     for index in but:
         first = index * (length + 64)

@@ -37,11 +37,17 @@ HIT, MISS = GetOutcome.HIT, GetOutcome.MISS
 
 
 @pytest.fixture
-def real(make_client):
-    """A client of a real server with 64 MiB."""
+def real(transport, make_client):
+    """A client of a real server with 64 MiB, over either transport."""
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=64 * MiB, populate=False)
     with Server(config) as server:
-        yield make_client(server.endpoint, block_bytes=MiB)
+        client = make_client(server.endpoint, block_bytes=MiB)
+        yield client
+        assert client.transport == transport
+        counters = client.counters()
+        over_shm = counters["shm_bytes_in"], counters["shm_bytes_out"]
+        over_all = counters["bytes_in"], counters["bytes_out"]
+        assert over_shm == (over_all if transport == "shm" else (0, 0))
     server.store.check()
     bad = {k: v for k, v in server.store.counters.items() if k.startswith("bad_messages") and v}
     assert not bad
@@ -72,7 +78,7 @@ def test_a_block_comes_back_as_it_went(real, length):
     assert_untouched(rows, but=tuple(range(20)))
 
 
-def test_2000_small_blocks_fit_through_a_window_of_16(make_client):
+def test_2000_small_blocks_fit_through_a_window_of_16(transport, make_client):
     with Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)) as server:
         client = make_client(
             server.endpoint, get_window_bytes=16 * BLOCK_BYTES, put_window_bytes=16 * BLOCK_BYTES,

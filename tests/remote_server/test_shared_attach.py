@@ -1,0 +1,326 @@
+"""How a client and a server on one host find each other, and lose each other again."""
+
+import logging
+import os
+
+import pytest
+from client_helpers import (
+    BLOCK_BYTES,
+    NAMESPACE,
+    Shared,
+    block,
+    empty_rows,
+    hold_blocks,
+    key,
+    rows_of,
+)  # fmt: skip
+from fake_server import PATIENCE_S, eventually
+from fake_shared import ARENA_BYTES, FakeSharedServer
+from msgspec.structs import replace
+from shared_peer import memfd, open_fds
+
+from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
+from remote_server.client.attachment import ANSWER_S, RETRY_S
+from remote_server.errors import ConfigError, ServerUnavailable
+from remote_server.protocol import Get, GetShared, Put, PutShared
+
+pytest_plugins = ["client_fixtures", "shared_fixtures"]
+
+UNAVAILABLE = GetOutcome.UNAVAILABLE
+
+
+def works(client, near, kind):
+    keys = hold_blocks(near, range(2))
+    rows = empty_rows(2)
+    before = len(near.all_asked(kind))
+    got = client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
+    assert got.landed == [0, 1]
+    assert [bytes(row) for row in rows] == [block(0), block(1)]
+    assert len(near.all_asked(kind)) == before + 1
+
+
+@pytest.fixture
+def auto(near, shared, make_client):
+    """A client that prefers shared memory and does without."""
+    client = make_client(near.endpoint, transport="auto")
+    eventually(lambda: client.transport == "shm")
+    return client
+
+
+def test_the_client_says_what_it_offers(near, shared, make_client):
+    make_client(near.endpoint, client_name="engine-7")
+    (attach,) = near.attaches
+    assert attach.client == "engine-7"
+    assert attach.region_bytes == shared.region.num_bytes
+
+
+def test_tcp_means_tcp(near, shared, make_client):
+    client = make_client(near.endpoint, transport="tcp")
+    works(client, near, Get)
+    assert client.transport == "tcp"
+    assert not near.attaches
+
+
+def test_a_region_may_be_registered_at_any_time(near, make_client):
+    client = make_client(near.endpoint)
+    assert client.transport == "tcp"
+    region = SharedRegion(1 << 20)
+    client.register(region.view, region.fd)
+    eventually(lambda: client.transport == "shm")
+    client.close()
+    region.close()
+
+
+def test_one_region_to_a_client(local, shared):
+    with pytest.raises(ConfigError, match="one already"):
+        local.register(shared.region.view, shared.region.fd)
+
+
+def test_a_view_and_a_file_that_do_not_belong_together_are_told_at_once(near, make_client):
+    client = make_client(near.endpoint)
+    region = SharedRegion(1 << 20)
+    for view, fd in (
+        (region.view[:4096], region.fd),
+        (region.view[::2], region.fd),
+        (memoryview(b""), region.fd),
+        (region.view, 9999),
+    ):
+        with pytest.raises(ConfigError, match="region"):
+            client.register(view, fd)
+    region.close()
+
+
+def test_an_unknown_transport_fails_at_the_door():
+    with pytest.raises(ConfigError, match="transport"):
+        RemoteClient(ClientConfig("tcp://127.0.0.1:1", transport="rdma"))
+
+
+# ── refused, silent, lying ───────────────────────────────────────────────────────────────
+
+
+def test_a_refusal_is_said_once_and_tcp_is_used(near, shared, make_client, caplog):
+    caplog.set_level(logging.INFO, "remote_server")
+    near.refuse_attach("not sealed")
+    client = make_client(near.endpoint, transport="auto")
+    eventually(lambda: client.counters()["shm_refused"] == 1)
+    client.declare("second", 100)
+    eventually(lambda: client.ready)
+    works(client, near, Get)
+    assert client.transport == "tcp"
+    assert len(near.attaches) == 1, "the same server would say the same again"
+    assert caplog.text.count("not sealed") == 1
+
+
+def test_a_refusal_means_unavailable_when_nothing_else_is_allowed(
+    near, shared, make_client, caplog
+):
+    near.refuse_attach("not sealed")
+    client = make_client(near.endpoint, wait=False)
+    eventually(lambda: client.counters()["shm_refused"] == 1)
+    assert not client.ready
+    eventually(lambda: client._loop.session.ready)
+    got = client.get(NAMESPACE, [key(0)], empty_rows(1), stall_s=5).result(PATIENCE_S)
+    assert got.outcomes == [UNAVAILABLE]
+    assert "not sealed" in str(got.error)
+    put = client.put(NAMESPACE, [key(0)], rows_of(range(1))).result(PATIENCE_S)
+    assert isinstance(put.error, ServerUnavailable)
+    assert client.put(NAMESPACE, [key(0)], [memoryview(block(0))]).result(PATIENCE_S).created == 1
+    assert not near.all_asked(PutShared) + near.all_asked(GetShared)
+    assert caplog.text.count("not sealed") == 1
+
+
+def test_a_server_on_another_host_is_no_reason_to_worry(near, shared, make_client, caplog):
+    caplog.set_level(logging.INFO, "remote_server")
+    near.local_socket = "kvferry-nobody-listens-here"
+    client = make_client(near.endpoint, transport="auto")
+    eventually(lambda: "cannot be reached" in caplog.text)
+    works(client, near, Get)
+    assert "WARNING" not in caplog.text.replace("no server there yet", "")
+
+
+def test_a_silent_local_socket_is_given_up_and_tried_again(near, shared, make_client, clock):
+    near.local_rule = lambda connection, message, files: None
+    client = make_client(near.endpoint, transport="auto", clock=clock)
+    eventually(lambda: near.attaches)
+    clock.advance(ANSWER_S + 0.1)
+    client.check()
+    works(client, near, Get)
+    near.local_rule = near.attach
+    clock.advance(RETRY_S + 0.1)
+    eventually(lambda: client.transport == "shm")
+    works(client, near, GetShared)
+
+
+def _unsealed(near):
+    return memfd(ARENA_BYTES, seals=0)
+
+
+def _too_small(near):
+    return memfd(ARENA_BYTES // 2)
+
+
+def _no_file(near):
+    return os.open("/dev/null", os.O_RDONLY)
+
+
+@pytest.mark.parametrize("make_arena", [_unsealed, _too_small, _no_file])
+def test_an_arena_that_could_kill_its_reader_is_not_mapped(
+    near, shared, make_client, make_arena, caplog
+):
+    caplog.set_level(logging.INFO, "remote_server")
+    fd = make_arena(near)
+    near.local_rule = lambda connection, message, files: near.say(connection, near.attached(), [fd])
+    client = make_client(near.endpoint, transport="auto")
+    eventually(lambda: client.counters()["shm_refused"] == 1)
+    works(client, near, Get)
+    assert "arena" in caplog.text
+    os.close(fd)
+
+
+LIES = {
+    "no arena": lambda near, to: near.say(to, near.attached(), []),
+    "two arenas": lambda near, to: near.say(to, near.attached(), [near.arena_fd] * 2),
+    "another server": lambda near, to: near.say(
+        to, replace(near.attached(), epoch="epoch-9"), [near.arena_fd]
+    ),
+    "a question": lambda near, to: near.say(to, near.attaches[0], []),
+    "noise": lambda near, to: to.send(b"\xc1 noise"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_local_socket_may_say_what_it_likes(near, shared, make_client, lie):
+    before = open_fds()
+    near.local_rule = lambda connection, message, files: LIES[lie](near, connection)
+    client = make_client(near.endpoint, transport="auto")
+    eventually(lambda: client.counters()["shm_refused"] == 1)
+    works(client, near, Get)
+    near.hang_up()
+    client.close()
+    eventually(lambda: open_fds() <= before, "no descriptor is left behind")
+
+
+# ── losing each other ────────────────────────────────────────────────────────────────────
+
+
+def test_a_server_that_hangs_up_ends_what_relied_on_it(local, near):
+    near.silence(GetShared, PutShared)
+    keys = hold_blocks(near, range(1))
+    got = local.get(NAMESPACE, keys, empty_rows(1), stall_s=60, timeout_s=60)
+    put = local.put(NAMESPACE, [key(9)], rows_of(range(1)), timeout_s=60)
+    near.wait_for(GetShared)
+    near.wait_for(PutShared)
+    near.hang_up()
+    assert got.result(PATIENCE_S).outcomes == [UNAVAILABLE]
+    assert isinstance(put.result(PATIENCE_S).error, ServerUnavailable)
+    assert local.transport == "tcp"
+    assert local.counters()["shm_detached"] == 1
+
+
+def test_after_a_hang_up_tcp_is_used_until_it_is_attached_again(near, shared, make_client, clock):
+    client = make_client(near.endpoint, transport="auto", clock=clock)
+    eventually(lambda: client.transport == "shm")
+    near.hang_up()
+    eventually(lambda: client.transport == "tcp")
+    works(client, near, Get)
+    clock.advance(RETRY_S + 0.1)
+    eventually(lambda: client.transport == "shm")
+    works(client, near, GetShared)
+
+
+def test_a_region_that_the_server_forgot_is_offered_again(near, shared, make_client, clock):
+    client = make_client(near.endpoint, transport="auto", clock=clock)
+    eventually(lambda: client.transport == "shm")
+    near.rules[GetShared] = near.refuse("unknown_region")
+    got = client.get(NAMESPACE, [key(0)], empty_rows(1), stall_s=60).result(PATIENCE_S)
+    assert got.outcomes == [UNAVAILABLE]
+    assert client.transport == "tcp"
+    near.behave()
+    clock.advance(RETRY_S + 0.1)
+    eventually(lambda: client.transport == "shm")
+
+
+def test_a_restarted_server_is_attached_at_once(auto, near):
+    works(auto, near, GetShared)
+    near.close()
+    eventually(lambda: auto.transport == "tcp")
+    with FakeSharedServer(near.endpoint, epoch="epoch-2") as successor:
+        eventually(lambda: auto.transport == "shm")
+        works(auto, successor, GetShared)
+        put = auto.put(NAMESPACE, [key(9)], rows_of(range(1))).result(PATIENCE_S)
+        assert put.created == 1
+        assert not successor.all_asked(Put)
+
+
+def test_a_new_epoch_detaches(auto, near):
+    near.epoch = "epoch-2"
+    auto.lookup(NAMESPACE, [key(0)], timeout_s=60).exception(PATIENCE_S)
+    eventually(lambda: auto.counters()["shm_detached"] == 1)
+
+
+def test_a_broken_tcp_connection_ends_transfers_and_not_the_attachment(auto, near):
+    near.silence(PutShared)
+    put = auto.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=60)
+    near.wait_for(PutShared)
+    connection = auto._loop.shared._connection
+    auto._call(lambda: (connection.reopen(), auto._loop.shared.lost()))
+    assert isinstance(put.result(PATIENCE_S).error, ServerUnavailable)
+    near.behave()
+    eventually(lambda: auto.transport == "shm")
+    works(auto, near, GetShared)
+    assert len(near.attaches) == 1
+
+
+def test_an_exception_inside_the_loop_begins_again(auto, near, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("a bug")
+
+    near.silence(GetShared)
+    keys = hold_blocks(near, range(1))
+    got = auto.get(NAMESPACE, keys, empty_rows(1), stall_s=60)
+    near.wait_for(GetShared)
+    with monkeypatch.context() as patch:
+        patch.setattr(auto._loop.shared, "expire", fail)
+        auto._loop.mailbox.wake()
+        assert got.result(PATIENCE_S).outcomes == [UNAVAILABLE]
+    near.behave()
+    eventually(lambda: auto.ready and auto.transport == "shm")
+    works(auto, near, GetShared)
+    auto._loop.counters["internal_errors"] = 0  # expected here, and nowhere else
+
+
+def _num_maps() -> int:
+    with open("/proc/self/maps") as maps:
+        return maps.read().count("memfd:")
+
+
+def test_close_leaves_nothing_mapped_and_no_descriptor(near):
+    before = open_fds(), _num_maps()
+    shared = Shared(1 << 20)
+    client = RemoteClient(ClientConfig(near.endpoint))
+    client.register(shared.region.view, shared.region.fd)
+    client.declare(NAMESPACE, BLOCK_BYTES)
+    eventually(lambda: client.transport == "shm")
+    client.close()
+    shared.region.close()
+    near.hang_up()
+    near.forget_region()
+    assert open_fds() <= before[0]
+    assert _num_maps() <= before[1]
+
+
+def test_rows_outlive_the_region_object():
+    region = SharedRegion(4096)
+    row = region.view[:100]
+    row[:] = b"x" * 100
+    region.close()
+    region.close()
+    assert row == b"x" * 100
+
+
+def test_a_region_is_sealed_against_everything_that_could_kill_its_reader():
+    region = SharedRegion(4096)
+    for num_bytes in (0, 8192):
+        with pytest.raises(PermissionError):
+            os.ftruncate(region.fd, num_bytes)
+    region.close()

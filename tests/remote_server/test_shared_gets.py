@@ -1,0 +1,330 @@
+"""Gets over shared memory: leased, copied, verified, and released whatever becomes of them."""
+
+import pytest
+from client_helpers import (
+    BLOCK_BYTES,
+    NAMESPACE,
+    assert_untouched,
+    block,
+    empty_rows,
+    hold_blocks,
+    key,
+)  # fmt: skip
+from fake_server import PATIENCE_S, eventually
+from held import held_at
+from msgspec.structs import replace
+
+from remote_server.client import GetOutcome
+from remote_server.client.gates import Point
+from remote_server.client.shared_gets import ABANDON_S
+from remote_server.errors import DeadlineExceeded, RequestRefused
+from remote_server.protocol import Get, GetShared, Release, Touched, Verify
+
+pytest_plugins = ["client_fixtures", "shared_fixtures"]
+
+HIT, MISS, CORRUPT, LATE, UNAVAILABLE = (
+    GetOutcome.HIT, GetOutcome.MISS, GetOutcome.CORRUPT, GetOutcome.LATE, GetOutcome.UNAVAILABLE,
+)  # fmt: skip
+
+
+def turn(client):
+    client.check()
+    client.check()
+
+
+def lease_of(asked):
+    return asked.message.request_id + 10**6
+
+
+def released(near):
+    return [asked.message.lease for asked in near.all_asked(Release)]
+
+
+def test_a_get_copies_what_is_leased_and_releases_it(local, near):
+    keys = hold_blocks(near, range(4))
+    rows = empty_rows(5)
+    asking = [*keys[:2], key(99), *keys[2:]]
+    got = local.get(NAMESPACE, asking, rows, stall_s=5).result(PATIENCE_S)
+    assert got.outcomes == [HIT, HIT, MISS, HIT, HIT]
+    assert got.bytes == 4 * BLOCK_BYTES
+    for row, number in zip([rows[i] for i in (0, 1, 3, 4)], range(4), strict=True):
+        assert row == block(number)
+    assert_untouched(rows, but=(0, 1, 3, 4))
+    (asked,) = near.all_asked(GetShared)
+    assert (asked.message.region, asked.message.checked) == (near.token, True)
+    near.wait_for(Release)
+    assert released(near) == [lease_of(asked)]
+    assert not near.all_asked(Get)
+
+
+def test_a_key_twice_fills_both_rows(local, near):
+    keys = hold_blocks(near, range(1))
+    rows = empty_rows(2)
+    assert local.get(NAMESPACE, keys * 2, rows, stall_s=5).result(PATIENCE_S).landed == [0, 1]
+    assert rows[0] == rows[1] == block(0)
+
+
+def test_the_window_bounds_what_is_asked_for(near, shared, make_client):
+    client = make_client(near.endpoint, get_window_bytes=4 * BLOCK_BYTES)
+    keys = hold_blocks(near, range(10))
+    waiting = []
+    near.rules[GetShared] = waiting.append
+    rows = empty_rows(10)
+    future = client.get(NAMESPACE, keys, rows, stall_s=60)
+    near.wait_for(GetShared, 2)
+    turn(client)
+    assert [len(asked.message.keys) for asked in waiting] == [2, 2], "two leases under way"
+    near.behave()
+    near.do(lambda: [near.answer(asked) for asked in waiting] and None)
+    assert future.result(PATIENCE_S).landed == list(range(10))
+    near.wait_for(Release, 5)
+    assert sorted(released(near)) == sorted(map(lease_of, near.all_asked(GetShared)))
+
+
+def test_a_get_of_much_leaves_room_for_lookups(near, shared, make_client, monkeypatch):
+    """A turn copies a bounded number of bytes, so a lookup is answered in the middle of a get."""
+    monkeypatch.setattr("remote_server.client.shared_gets.TURN_BYTES", BLOCK_BYTES)
+    client = make_client(near.endpoint)
+    keys = hold_blocks(near, range(8))
+    with held_at(client._loop.shared.gets, Point.BEFORE_COPY, skip=2) as held:
+        got = client.get(NAMESPACE, keys, empty_rows(8), stall_s=5)
+        held.wait()
+        found = client.lookup(NAMESPACE, keys, timeout_s=5)
+        seen = []
+        found.add_done_callback(lambda _: seen.append(got.done()))
+    assert found.result(PATIENCE_S).prefix == 8
+    assert got.result(PATIENCE_S).landed == list(range(8))
+    near.wait_for(Release)
+
+
+# ── blocks that are not what they should be ──────────────────────────────────────────────
+
+
+def corrupt(near, slot):
+    near.fill(slot, b"\0" * BLOCK_BYTES, 1000 + slot)
+
+
+def test_a_damaged_block_is_corrupt_and_the_server_is_told(local, near):
+    keys = hold_blocks(near, range(3))
+
+    def answer(asked):
+        leased = near.leased_for(asked)
+        corrupt(near, 2)  # the second block's slot
+        near.send(asked, leased)
+
+    near.rules[GetShared] = answer
+    rows = empty_rows(3)
+    got = local.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
+    assert got.outcomes == [HIT, CORRUPT, HIT]
+    assert local.counters()["checksum_failures"] == 1
+    (verify,) = near.wait_for(Verify)
+    assert verify.message.keys == [keys[1]]
+    near.wait_for(Release)
+
+
+def test_without_integrity_nothing_is_hashed(near, shared, make_client):
+    client = make_client(near.endpoint, integrity=False)
+    keys = hold_blocks(near, range(1))
+    assert client.get(NAMESPACE, keys, empty_rows(1), stall_s=5).result(PATIENCE_S).landed == [0]
+    (asked,) = near.all_asked(GetShared)
+    assert not asked.message.checked
+
+
+@pytest.mark.parametrize("integrity", [True, False])
+def test_a_block_whose_generation_changed_is_a_miss(near, shared, make_client, integrity):
+    client = make_client(near.endpoint, integrity=integrity)
+    keys = hold_blocks(near, range(3))
+
+    def answer(asked):
+        leased = near.leased_for(asked)
+        near.fill(2, block(77), 5)
+        near.send(asked, leased)
+
+    near.rules[GetShared] = answer
+    got = client.get(NAMESPACE, keys, empty_rows(3), stall_s=5).result(PATIENCE_S)
+    assert got.outcomes == [HIT, MISS, HIT]
+    assert client.counters()["expired_blocks"] == 1
+    assert client.counters()["checksum_failures"] == 0
+    assert not near.all_asked(Verify), "the server's copy is not to blame"
+
+
+LIES = {
+    "an index outside": lambda one: replace(one, found=[0, 1, 7]),
+    "an index twice": lambda one: replace(one, found=[0, 1, 1]),
+    "too few offsets": lambda one: replace(one, offsets=one.offsets[:2]),
+    "too few words": lambda one: replace(one, words=[]),
+    "too few generations": lambda one: replace(one, generations=one.generations[:1]),
+    "no checksums": lambda one: replace(one, checksums=[]),
+    "bytes outside the arena": lambda one: replace(one, offsets=[0, 0, (1 << 20) - 4095]),
+    "bytes far outside": lambda one: replace(one, offsets=[0, 0, 1 << 62]),
+    "a length without end": lambda one: replace(one, lengths=[BLOCK_BYTES, BLOCK_BYTES, 1 << 62]),
+    "a word outside the arena": lambda one: replace(one, words=[*one.words[:2], (1 << 20)]),
+    "a word between words": lambda one: replace(one, words=[*one.words[:2], one.words[2] + 4]),
+    "an answer to something else": lambda one: Touched(
+        request_id=one.request_id, epoch=one.epoch, touched=1
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_lease_may_say_what_it_likes(local, near, lie):
+    """Nothing is copied from where it must not be, and the lease is given back."""
+    keys = hold_blocks(near, range(3))
+    near.rules[GetShared] = lambda asked: near.send(asked, LIES[lie](near.leased_for(asked)))
+    rows = empty_rows(3)
+    got = local.get(NAMESPACE, keys, rows, stall_s=0.1).result(PATIENCE_S)
+    assert got.outcomes == [LATE] * 3
+    assert local.counters()["protocol_errors"] == 1
+    assert_untouched(rows)
+    if "something else" not in lie:
+        near.wait_for(Release)
+    near.behave()
+    assert local.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S).landed == [0, 1, 2]
+
+
+@pytest.mark.parametrize("length", [BLOCK_BYTES - 1, BLOCK_BYTES + 1, 0])
+def test_a_block_of_another_length_is_corrupt(local, near, length):
+    keys = hold_blocks(near, range(3))
+
+    def answer(asked):
+        leased = near.leased_for(asked)
+        near.send(asked, replace(leased, lengths=[BLOCK_BYTES, length, BLOCK_BYTES]))
+
+    near.rules[GetShared] = answer
+    rows = empty_rows(3)
+    got = local.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
+    assert got.outcomes == [HIT, CORRUPT, HIT]
+    assert local.counters()["short_blocks"] == 1
+    assert_untouched(rows, but=(0, 2))
+    (verify,) = near.wait_for(Verify)
+    assert verify.message.keys == [keys[1]]
+
+
+def test_a_refused_get_says_why(local, near):
+    near.rules[GetShared] = near.refuse("too_large")
+    got = local.get(NAMESPACE, [key(1)], empty_rows(1), stall_s=5).result(PATIENCE_S)
+    assert got.outcomes == [GetOutcome.REFUSED]
+    assert isinstance(got.error, RequestRefused)
+
+
+# ── time ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_get_ends_when_no_lease_comes_for_its_stall_time(local_timed, near, clock):
+    near.silence(GetShared)
+    rows = empty_rows(2)
+    keys = hold_blocks(near, range(2))
+    future = local_timed.get(NAMESPACE, keys, rows, stall_s=0.050)
+    (asked,) = near.wait_for(GetShared)
+    turn(local_timed)
+    clock.advance(0.049)
+    turn(local_timed)
+    assert not future.done()
+    clock.advance(0.002)
+    got = future.result(PATIENCE_S)
+    assert got.outcomes == [LATE, LATE]
+    assert isinstance(got.error, DeadlineExceeded)
+    assert local_timed.counters()["timeouts_get"] == 1
+    near.do(lambda: near.answer(asked))
+    near.wait_for(Release)
+    assert released(near) == [lease_of(asked)], "a late lease is given back unread"
+    assert local_timed.counters()["late_replies"] == 1
+    assert_untouched(rows)
+
+
+def test_what_never_comes_is_taken_back(near, shared, make_client, clock):
+    client = make_client(near.endpoint, clock=clock, get_window_bytes=4 * BLOCK_BYTES)
+    keys = hold_blocks(near, range(8))
+    near.silence(GetShared)
+    first = client.get(NAMESPACE, keys[:4], empty_rows(4))
+    second = client.get(NAMESPACE, keys[4:], empty_rows(4), stall_s=60)
+    asked = list(near.wait_for(GetShared, 2))
+    turn(client)
+    clock.advance(0.051)
+    assert first.result(PATIENCE_S).outcomes == [LATE] * 4
+    turn(client)
+    assert len(near.all_asked(GetShared)) == 2, "the window is full of what nobody wants"
+    near.behave()
+    clock.advance(ABANDON_S)
+    assert second.result(PATIENCE_S).landed == [0, 1, 2, 3]
+    near.do(lambda: [near.answer(one) for one in asked] and None)
+    eventually(lambda: {lease_of(one) for one in asked} <= set(released(near)))
+    assert client.counters()["get_resets"] == 0
+
+
+def test_cancel_ends_a_get_between_two_blocks(near, shared, make_client, monkeypatch):
+    monkeypatch.setattr("remote_server.client.shared_gets.TURN_BYTES", BLOCK_BYTES)
+    client = make_client(near.endpoint)
+    keys = hold_blocks(near, range(8))
+    rows = empty_rows(8)
+    with held_at(client._loop.shared.gets, Point.BEFORE_COPY, skip=3) as held:
+        future = client.get(NAMESPACE, keys, rows, stall_s=5)
+        held.wait()
+        assert not client.cancel_all(0.01)
+    got = future.result(PATIENCE_S)
+    assert got.outcomes == [HIT] * 4 + [LATE] * 4
+    assert_untouched(rows, but=(0, 1, 2, 3))
+    near.wait_for(Release)
+
+
+# ── a process that is stopped, and wakes up late ─────────────────────────────────────────
+
+
+@pytest.mark.parametrize("integrity", [True, False])
+@pytest.mark.parametrize("skip", [0, 2])
+def test_a_get_that_was_stopped_between_blocks_copies_no_more(
+    near, shared, make_client, clock, integrity, skip
+):
+    client = make_client(near.endpoint, clock=clock, integrity=integrity)
+    keys = hold_blocks(near, range(4))
+    rows = empty_rows(4)
+    with held_at(client._loop.shared.gets, Point.BEFORE_COPY, skip=skip) as held:
+        future = client.get(NAMESPACE, keys, rows, stall_s=500, timeout_s=1)
+        held.wait()
+        clock.now += 100
+    got = future.result(PATIENCE_S)
+    assert got.outcomes == [HIT] * skip + [LATE] * (4 - skip)
+    assert_untouched(rows, but=tuple(range(skip)))
+    near.wait_for(Release)
+
+
+POINTS = [
+    (point, integrity)
+    for point in (Point.BEFORE_COPY, Point.BEFORE_CHECKSUM, Point.BEFORE_GENERATION)
+    for integrity in (True, False)
+    if integrity or point is not Point.BEFORE_CHECKSUM
+]
+
+
+@pytest.mark.parametrize("late", [True, False], ids=["past its deadline", "in time"])
+@pytest.mark.parametrize(("point", "integrity"), POINTS)
+def test_a_get_that_was_stopped_while_its_blocks_were_replaced_announces_none_of_them(
+    near, shared, make_client, clock, point, integrity, late
+):
+    """The lease ran out meanwhile, and the server gave the slots to other blocks."""
+    client = make_client(near.endpoint, clock=clock, integrity=integrity)
+    keys = hold_blocks(near, range(3))
+    rows = empty_rows(3)
+    with held_at(client._loop.shared.gets, point) as held:
+        future = client.get(NAMESPACE, keys, rows, stall_s=500, timeout_s=50)
+        held.wait()
+        for slot in (0, 2, 4):
+            near.fill(slot, block(1000 + slot), 5000 + slot)
+        clock.now += 100 if late else 0
+    got = future.result(PATIENCE_S)
+    assert HIT not in got.outcomes
+    assert got.landed == []
+    assert not near.all_asked(Verify), "the server's copy is not to blame"
+    after = bytes(rows[0].obj)
+    turn(client)
+    assert bytes(rows[0].obj) == after, "written after its end"
+
+
+def test_words_say_whose_the_bytes_are_even_when_the_old_generation_is_zero(local, near):
+    """A slot in the middle of being given away holds 0; no block ever has that generation."""
+    keys = hold_blocks(near, range(1))
+    with held_at(local._loop.shared.gets, Point.BEFORE_GENERATION) as held:
+        future = local.get(NAMESPACE, keys, empty_rows(1), stall_s=5)
+        held.wait()
+        near.words[0] = 0
+    assert future.result(PATIENCE_S).outcomes == [MISS]

@@ -1,0 +1,203 @@
+"""Puts over shared memory: what the server is told, and whose the rows are at every moment."""
+
+import pytest
+from client_helpers import BLOCK_BYTES, NAMESPACE, block, key, rows_of
+from fake_server import PATIENCE_S, eventually
+from held import held_at
+
+from remote_server import protocol
+from remote_server.client.gates import Point
+from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
+from remote_server.protocol import MAX_TICKETS, Put, PutOutcome, PutShared, Stored, Touched
+
+pytest_plugins = ["client_fixtures", "shared_fixtures"]
+
+
+def overwrite(rows):
+    """What vLLM does with rows that it has back."""
+    for row in rows:
+        row[:] = b"\xee" * row.nbytes
+
+
+def turn(client):
+    client.check()
+    client.check()
+
+
+def test_a_put_says_where_its_rows_lie_and_under_which_ticket(local, near):
+    rows = rows_of(range(3))
+    put = local.put(NAMESPACE, [key(n) for n in range(3)], rows, force=True).result(PATIENCE_S)
+    assert put.outcomes == [PutOutcome.CREATED] * 3
+    (asked,) = near.all_asked(PutShared)
+    message = asked.message
+    assert (message.region, message.force, message.deferred) == (near.token, True, True)
+    assert message.checksums == [protocol.checksum(NAMESPACE, key(n), block(n)) for n in range(3)]
+    for number, offset in enumerate(message.offsets):
+        assert near.region[offset : offset + BLOCK_BYTES] == block(number)
+    assert near.tickets[message.ticket] == message.ticket_value
+    assert not near.all_asked(Put)
+
+
+def test_without_integrity_nothing_is_hashed(near, shared, make_client):
+    client = make_client(near.endpoint, integrity=False)
+    assert client.put(NAMESPACE, [key(1)], rows_of(range(1, 2))).result(PATIENCE_S).created == 1
+    (asked,) = near.all_asked(PutShared)
+    assert asked.message.checksums == []
+
+
+def test_rows_elsewhere_go_over_tcp(local, near):
+    inside, outside = rows_of(range(1)), [memoryview(block(1))]
+    for rows in (outside, [inside[0], outside[0]]):
+        keys = [key(n) for n in range(len(rows))]
+        assert local.put(NAMESPACE, keys, rows).result(PATIENCE_S).total == len(rows)
+    assert len(near.all_asked(Put)) == 2
+    assert not near.all_asked(PutShared)
+
+
+def test_the_window_bounds_what_is_not_answered(near, shared, make_client):
+    client = make_client(near.endpoint, put_window_bytes=4 * BLOCK_BYTES)
+    waiting = []
+    near.rules[PutShared] = waiting.append
+    keys = [key(n) for n in range(8)]
+    future = client.put(NAMESPACE, keys, rows_of(range(8)), timeout_s=60)
+    near.wait_for(PutShared, 4)
+    turn(client)
+    assert len(near.all_asked(PutShared)) == 4
+    tickets = [asked.message.ticket for asked in waiting]
+    assert len(set(tickets)) == 4
+    for answered in (4, 8):
+        batch, waiting[:] = list(waiting), []
+        near.do(lambda batch=batch: [near.answer(asked) for asked in batch] and None)
+        near.wait_for(PutShared, min(answered + 4, 8))
+    assert future.result(PATIENCE_S).created == 8
+
+
+def test_more_puts_than_tickets_wait_for_one(near, shared, make_client):
+    client = make_client(near.endpoint)
+    near.silence(PutShared)
+    (row,) = rows_of(range(1))
+    futures = [client.put(NAMESPACE, [key(n)], [row], timeout_s=60) for n in range(MAX_TICKETS + 5)]
+    asked = near.wait_for(PutShared, MAX_TICKETS)
+    turn(client)
+    assert len(near.all_asked(PutShared)) == MAX_TICKETS
+    near.behave()
+    near.do(lambda: [near.answer(one) for one in asked] and None)
+    assert all(future.result(PATIENCE_S).total == 1 for future in futures)
+    reused = [one.message for one in near.all_asked(PutShared)[MAX_TICKETS:]]
+    assert {message.ticket for message in reused} == set(range(5))
+    assert min(message.ticket_value for message in reused) > MAX_TICKETS
+
+
+# ── ends ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _end_by_deadline(client, clock):
+    clock.advance(5.1)
+    return DeadlineExceeded
+
+
+def _end_by_cancel(client, clock):
+    assert client.cancel_all(PATIENCE_S)
+    return DeadlineExceeded
+
+
+def _end_by_close(client, clock):
+    client.close()
+    return ServerUnavailable
+
+
+@pytest.mark.parametrize("end", [_end_by_deadline, _end_by_cancel, _end_by_close])
+def test_a_put_ends_at_once_and_what_the_server_reads_later_is_not_kept(
+    local_timed, near, clock, end
+):
+    near.silence(PutShared)
+    rows = rows_of(range(2))
+    future = local_timed.put(NAMESPACE, [key(0), key(1)], rows, timeout_s=5)
+    future.add_done_callback(lambda _: overwrite(rows))
+    (asked,) = near.wait_for(PutShared)
+    turn(local_timed)
+    error = end(local_timed, clock)
+    put = future.result(PATIENCE_S)
+    assert isinstance(put.error, error)
+    assert (put.outcomes, put.total) == ([None, None], 0)
+    assert local_timed.counters()["withdrawn_puts"] == 1
+    assert local_timed.counters()["put_resets"] == 0, "no connection has to be closed"
+    assert near.stored_for(asked).declined == {"withdrawn": 2}
+    assert not near.blocks
+
+
+def test_a_late_answer_ends_nothing(local_timed, near, clock):
+    near.silence(PutShared)
+    future = local_timed.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=1)
+    (asked,) = near.wait_for(PutShared)
+    turn(local_timed)
+    clock.advance(1.1)
+    assert isinstance(future.result(PATIENCE_S).error, DeadlineExceeded)
+    near.do(lambda: near.answer(asked))
+    eventually(lambda: local_timed.counters()["late_replies"] == 1)
+    near.behave()
+    again = local_timed.put(NAMESPACE, [key(0)], rows_of(range(1))).result(PATIENCE_S)
+    assert again.created == 1
+
+
+def test_a_put_that_never_left_ends_at_its_deadline_too(near, shared, make_client, clock):
+    client = make_client(near.endpoint, clock=clock, put_window_bytes=BLOCK_BYTES)
+    near.silence(PutShared)
+    first = client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=60)
+    second = client.put(NAMESPACE, [key(2)], rows_of(range(1)), timeout_s=1)
+    near.wait_for(PutShared)
+    turn(client)
+    clock.advance(1.1)
+    put = second.result(PATIENCE_S)
+    assert isinstance(put.error, DeadlineExceeded)
+    assert put.bytes_sent == 0
+    assert not first.done()
+
+
+def test_a_refused_batch_ends_its_put_without_sending_the_rest(near, shared, make_client):
+    client = make_client(near.endpoint, put_window_bytes=BLOCK_BYTES)
+    near.rules[PutShared] = near.refuse("internal")
+    put = client.put(NAMESPACE, [key(0), key(1)], rows_of(range(2))).result(PATIENCE_S)
+    assert isinstance(put.error, RequestRefused)
+    assert len(near.all_asked(PutShared)) == 1
+
+
+def test_an_answer_that_does_not_fit_counts_as_none(local, near):
+    def answer(asked):
+        stored = near.stored_for(asked)
+        about = {"request_id": stored.request_id, "epoch": near.epoch}
+        near.send(asked, Touched(touched=1, **about))
+        near.send(asked, Stored(
+            total=1, created=1, existed=0, forced=0, duplicate=0, declined={}, outcomes=b"\x63",
+            **about,
+        ))  # fmt: skip
+        near.send(asked, stored, b"payload")
+        near.send(asked, stored)
+
+    near.rules[PutShared] = answer
+    assert local.put(NAMESPACE, [key(0)], rows_of(range(1))).result(PATIENCE_S).created == 1
+    assert local.counters()["protocol_errors"] == 3
+
+
+# ── a process that is stopped, and wakes up late ─────────────────────────────────────────
+
+
+@pytest.mark.parametrize("integrity", [True, False])
+@pytest.mark.parametrize("point", [Point.BEFORE_HASH, Point.TICKET_SET, Point.SENT])
+def test_a_put_that_was_stopped_past_its_deadline_sends_nothing_wrong(
+    near, shared, make_client, clock, point, integrity
+):
+    """Wherever it stood still: what the server keeps is what the rows held while they were ours."""
+    client = make_client(near.endpoint, clock=clock, integrity=integrity)
+    near.silence(PutShared)
+    rows = rows_of(range(2))
+    with held_at(client._loop.shared.puts, point) as held:
+        future = client.put(NAMESPACE, [key(0), key(1)], rows, timeout_s=1)
+        future.add_done_callback(lambda _: overwrite(rows))
+        held.wait()
+        clock.now += 100
+    assert isinstance(future.result(PATIENCE_S).error, DeadlineExceeded)
+    assert bytes(rows[0]) != block(0), "the rows are somebody else's"
+    for asked in near.wait_for(PutShared):
+        near.stored_for(asked)
+    assert not near.blocks
