@@ -1,6 +1,7 @@
 """The server's arena as this process sees it: blocks by address, generation words by number."""
 
 import ctypes
+import os
 
 from remote_server.read_only_map import ReadOnlyMap
 from remote_server.region import check_file
@@ -17,7 +18,7 @@ class ArenaView:
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         """`fd` stays the caller's. Raises `NotAttachable` or `OSError`."""
-        check_file(fd, num_bytes, "arena")
+        check_file(fd, num_bytes, os.fstat(fd).st_uid, "arena")
         self._map = ReadOnlyMap(fd, num_bytes)
         self.num_bytes = num_bytes
         self.address = self._map.address
