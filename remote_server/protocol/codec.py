@@ -1,0 +1,144 @@
+"""Frames in, message and payload views out: no socket, no clock, no copy.
+
+The idea of a codec that is a pure function comes from h11.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import xxhash
+
+from remote_server.errors import RemoteProtocolError
+from remote_server.protocol.limits import (
+    MAGIC,
+    RequestId,
+)
+from remote_server.protocol.local import LocalMessage
+from remote_server.protocol.replies import Reply
+from remote_server.protocol.requests import Request
+
+
+class _RequestIdOnly(msgspec.Struct):
+    request_id: RequestId = 0
+
+
+# msgspec lets two of Python's own errors through: text that is not UTF-8, and nesting without end.
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_request_id_decoder: msgspec.msgpack.Decoder[_RequestIdOnly] = msgspec.msgpack.Decoder(
+    _RequestIdOnly
+)
+_local_decoder: msgspec.msgpack.Decoder[LocalMessage] = msgspec.msgpack.Decoder(LocalMessage)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> list[bytes]:
+    """The two leading frames of `message`; the caller appends the payload frames."""
+    return [MAGIC, _encoder.encode(message)]
+
+
+def decode_request(header: bytes | memoryview) -> Request:
+    """Read a header that a client sent. Raises `RemoteProtocolError` saying what is wrong."""
+    try:
+        return _request_decoder.decode(header)
+    except _UNREADABLE as error:
+        raise RemoteProtocolError(f"unreadable request header: {error}") from error
+
+
+def request_id_of(header: bytes | memoryview) -> int:
+    """The id of a request that may not be readable otherwise, or 0."""
+    try:
+        return _request_id_decoder.decode(header).request_id
+    except _UNREADABLE:
+        return 0
+
+
+def decode_reply(header: bytes | memoryview) -> Reply:
+    """Read a header that a server sent. Raises `RemoteProtocolError` saying what is wrong."""
+    try:
+        return _reply_decoder.decode(header)
+    except _UNREADABLE as error:
+        raise RemoteProtocolError(f"unreadable reply header: {error}") from error
+
+
+def encode_local(message: LocalMessage) -> bytes:
+    """What is sent over the local socket: the header alone, no magic and no frames."""
+    return _encoder.encode(message)
+
+
+def decode_local(data: bytes) -> LocalMessage:
+    """Read what came over the local socket. Raises `RemoteProtocolError`."""
+    try:
+        return _local_decoder.decode(data)
+    except _UNREADABLE as error:
+        raise RemoteProtocolError(f"unreadable message: {error}") from error
+
+
+def is_complete(data: bytes) -> bool:
+    """False while `data` is the beginning of a MessagePack value whose rest has yet to come."""
+    try:
+        msgspec.msgpack.decode(data)
+    except _UNREADABLE as error:
+        return "truncated" not in str(error)
+    return True
+
+
+def identities(namespace: str, keys: Sequence[bytes]) -> list[int]:
+    """The seed of each key's `checksum`."""
+    prefix = namespace.encode() + b"\0"
+    return [xxhash.xxh3_64_intdigest(prefix + key) for key in keys]
+
+
+def checksum(namespace: str, key: bytes, block: bytes | memoryview) -> int:
+    """XXH3-64 of the block's bytes, seeded with the XXH3-64 of whose bytes they are.
+
+    Seeding binds bytes to identity: another key's intact block fails here as a damaged one
+    does, and so does a short one. Costs about 11 µs a MiB and releases the GIL.
+    """
+    identity = xxhash.xxh3_64_intdigest(namespace.encode() + b"\0" + key)
+    return xxhash.xxh3_64_intdigest(block, seed=identity)
+
+
+def checksums(
+    namespace: str, keys: Sequence[bytes], blocks: Sequence[bytes | memoryview]
+) -> list[int]:
+    """The `checksum` of each block, at a fraction of the fixed cost."""
+    seeds = identities(namespace, keys)
+    return [*map(xxhash.xxh3_64_intdigest, blocks, seeds)]
+
+
+def split_frames(
+    frames: Sequence[memoryview], lengths: Sequence[int], blocks_per_frame: int
+) -> Iterator[memoryview]:
+    """The blocks inside payload `frames`, in order, as views: nothing is copied.
+
+    Raises `RemoteProtocolError` before the first block when the frames do not hold exactly the
+    blocks that `lengths` announces.
+    """
+    num_frames = -(-len(lengths) // blocks_per_frame)
+    if len(frames) != num_frames:
+        raise RemoteProtocolError(
+            f"{len(lengths)} blocks at {blocks_per_frame} a frame need {num_frames} payload "
+            f"frames, got {len(frames)}"
+        )
+    for number, frame in enumerate(frames):
+        first = number * blocks_per_frame
+        announced = sum(lengths[first : first + blocks_per_frame])
+        if frame.nbytes != announced:
+            raise RemoteProtocolError(
+                f"payload frame {number} holds {frame.nbytes} bytes, announced {announced}"
+            )
+    return _cut(frames, lengths, blocks_per_frame)
+
+
+def _cut(
+    frames: Sequence[memoryview], lengths: Sequence[int], blocks_per_frame: int
+) -> Iterator[memoryview]:
+    for number, frame in enumerate(frames):
+        first = number * blocks_per_frame
+        offset = 0
+        for length in lengths[first : first + blocks_per_frame]:
+            yield frame[offset : offset + length]
+            offset += length

@@ -1,0 +1,81 @@
+"""What both sides agree on before any message: limits, names and the codes of small answers."""
+
+from enum import IntEnum, StrEnum, auto
+from typing import Annotated
+
+from msgspec import Meta
+
+MAGIC = b"KVF1"
+"""First frame of every message. A peer that speaks something else is told so at once."""
+
+PROTOCOL_VERSION = 1
+
+# A 128k-token prompt at 16 tokens a block is 8,192 keys; twice that leaves room. Clients split
+# longer requests, so this only bounds what a broken peer can make us allocate.
+MAX_KEYS_PER_MESSAGE = 16_384
+
+# vLLM's key is a 32-byte block hash and a 4-byte cache group; other hashes reach 64.
+MAX_KEY_BYTES = 128
+
+MAX_NAMESPACE_CHARS = 128
+
+# One frame holds at most this much: 16 blocks of 4 MiB. A larger frame closes the connection
+# inside libzmq (ZMQ_MAXMSGSIZE) before any of it is kept.
+MAX_FRAME_BYTES = 64 << 20
+
+# All payload frames of one put or whole get together.
+MAX_MESSAGE_BYTES = 256 << 20
+
+# Puts over shared memory that one client may have under way: one word each in its tickets file.
+MAX_TICKETS = 1024
+
+BlockKey = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
+Keys = Annotated[list[BlockKey], Meta(max_length=MAX_KEYS_PER_MESSAGE)]
+Counts = Annotated[
+    list[Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]], Meta(max_length=MAX_KEYS_PER_MESSAGE)
+]
+Checksums = Annotated[list[int], Meta(max_length=MAX_KEYS_PER_MESSAGE)]
+Namespace = Annotated[str, Meta(min_length=1, max_length=MAX_NAMESPACE_CHARS)]
+RequestId = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+ShortText = Annotated[str, Meta(max_length=1024)]
+
+
+class KeyState(IntEnum):
+    """What `Found.states` says of one key, one byte each."""
+
+    ABSENT = 0
+    PENDING = 1  # being written; ask again shortly
+    READABLE = 2
+
+
+class PutOutcome(IntEnum):
+    """What `Stored.outcomes` says of one key, one byte each."""
+
+    CREATED = 0
+    EXISTED = 1  # readable or being written already: left as it is, either copy serves
+    FORCED = 2  # existed and is replaced, because `force` asked for it
+    DUPLICATE = 3  # the same key came earlier in this message
+    DECLINED = 4  # not kept; `Stored.declined` counts the reasons
+
+
+class Declined(StrEnum):
+    """Why a block was not kept: normal, quiet, and counted."""
+
+    NO_SLOT = auto()  # every slot it could take is pinned by a transfer in flight
+    CHECKSUM = auto()  # the bytes that landed are not the bytes that were announced
+    DRAINING = auto()  # the server is on its way out
+    WITHDRAWN = auto()  # shared memory: the sender took its rows back while they were being read
+
+
+class ErrorCode(StrEnum):
+    """Why a whole request was refused. Nothing was changed by it."""
+
+    BAD_MAGIC = auto()
+    BAD_MESSAGE = auto()  # not decodable, or not a message that a client sends
+    BAD_REQUEST = auto()  # decodable, but its fields contradict each other or the payload
+    UNSUPPORTED_PROTOCOL = auto()
+    UNKNOWN_NAMESPACE = auto()  # put before hello, or the server restarted: say hello again
+    UNKNOWN_REGION = auto()  # shared memory: the local connection it was attached on has ended
+    BLOCK_BYTES_MISMATCH = auto()  # the namespace holds blocks of another size
+    TOO_LARGE = auto()
+    INTERNAL = auto()

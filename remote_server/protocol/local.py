@@ -1,0 +1,39 @@
+"""What is said on the local socket, once, with file descriptors beside it."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from remote_server.protocol.limits import (
+    ShortText,
+)
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attach"):
+    """A client on the same host offers its region. With it come two descriptors (SCM_RIGHTS):
+    the region's file and the tickets file, `MAX_TICKETS` words of 64 bits. Both must be memfds
+    sealed against shrinking, so that the server cannot die reading them."""
+
+    protocol: int
+    client: ShortText
+    region_bytes: Annotated[int, Meta(gt=0)]
+
+
+class Attached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attached"):
+    """The region is mapped and named `region`, a number nobody else can guess. With it comes one
+    descriptor: the arena, which can only be mapped for reading. Regions and leases end with
+    this connection."""
+
+    epoch: str
+    region: int
+    arena_bytes: int
+
+
+class NotAttached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="not_attached"):
+    """Shared memory cannot be used, and why; everything works over TCP."""
+
+    reason: ShortText
+
+
+LocalMessage = Attach | Attached | NotAttached

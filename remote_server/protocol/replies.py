@@ -1,0 +1,156 @@
+"""What the server answers."""
+
+import msgspec
+
+from remote_server.protocol.limits import (
+    Checksums,
+    Counts,
+    ShortText,
+)
+from remote_server.protocol.requests import Message
+
+
+class _Reply(Message, frozen=True):
+    """`epoch` changes with every start of the server: what it said before then is void."""
+
+    epoch: str
+
+
+class Welcome(_Reply, frozen=True, tag="welcome"):
+    """The namespace is declared. Limits are the server's; a client stays within them."""
+
+    protocol: int
+    server: ShortText
+    max_keys: int
+    max_frame_bytes: int
+    max_message_bytes: int
+    transports: list[str]
+    draining: bool = False
+    local_socket: str = ""  # name of an abstract Unix socket; who reaches it shares this host
+
+
+class Found(_Reply, frozen=True, tag="found"):
+    """One `KeyState` byte per key asked, and how many keys from the first are readable."""
+
+    prefix: int
+    states: bytes
+
+
+class Stored(_Reply, frozen=True, tag="stored"):
+    """The fate of a put. `total` is the sum of the other counts and of `declined`'s values."""
+
+    total: int
+    created: int
+    existed: int
+    forced: int
+    duplicate: int
+    declined: dict[str, int]
+    outcomes: bytes
+
+
+class Got(_Reply, frozen=True, tag="got"):
+    """The summary of a get, always its first message.
+
+    `found` are indices into the keys asked, in that order, a key asked twice named once.
+    Streamed, `Blocks` messages follow until all of `found` has come; whole, the payload frames
+    and their lengths and checksums are in this message.
+    """
+
+    total: int
+    hit: int
+    miss: int
+    duplicate: int
+    found: Counts
+    lengths: Counts = msgspec.field(default_factory=list)
+    checksums: Checksums = msgspec.field(default_factory=list)
+    blocks_per_frame: int = 1
+
+
+class Blocks(_Reply, frozen=True, tag="blocks"):
+    """Some blocks of a streamed get. `more` is false in the last message of the get."""
+
+    indices: Counts
+    lengths: Counts
+    checksums: Checksums
+    more: bool
+    blocks_per_frame: int = 1
+
+
+class Leased(_Reply, frozen=True, tag="leased"):
+    """Where the blocks of a `GetShared` lie in the server's arena, for `lease_ms` from now.
+
+    A block is evicted only after the lease has ended: by `Release`, by its time, or with the
+    connection to the server's local socket. `words` are where each block's generation word
+    lies, `generations` what it holds. A reader that finds another value there after its copy
+    was too late, and what it copied is not the block. `lease` is 0 when nothing was found.
+    """
+
+    lease: int
+    lease_ms: int
+    total: int
+    hit: int
+    miss: int
+    duplicate: int
+    found: Counts
+    offsets: Counts
+    lengths: Counts
+    checksums: Checksums
+    words: Counts
+    generations: Counts
+
+
+class Touched(_Reply, frozen=True, tag="touched"):
+    touched: int
+
+
+class Verified(_Reply, frozen=True, tag="verified"):
+    """`removed` blocks were really bad; the others hash as they should (the wire was at fault)."""
+
+    removed: int
+    intact: int
+
+
+class TierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Occupancy of one tier. `blocks` are the readable ones, `pending` those being written."""
+
+    budget_bytes: int
+    used_bytes: int
+    blocks: int
+    pending: int
+    pinned: int
+    free_slabs: int
+
+
+class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
+    block_bytes: int
+    blocks: int
+    used_bytes: int
+    client: str
+    fingerprint: dict[str, str]
+
+
+class StatsReply(_Reply, frozen=True, tag="stats_reply"):
+    """`counters` only ever grow within an epoch; their names are listed in PROTOCOL.md."""
+
+    server: str
+    uptime_s: float
+    tiers: dict[str, TierStats]
+    namespaces: dict[str, NamespaceStats]
+    counters: dict[str, int]
+
+
+class Cleared(_Reply, frozen=True, tag="cleared"):
+    removed: int
+
+
+class Error(_Reply, frozen=True, tag="error"):
+    """The request was refused. `request_id` is 0 when the request's own could not be read."""
+
+    code: str
+    message: str
+
+
+Reply = (
+    Welcome | Found | Stored | Got | Blocks | Leased | Touched | Verified | StatsReply | Cleared
+    | Error
+)  # fmt: skip

@@ -1,0 +1,134 @@
+"""What a client sends."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from remote_server.protocol.limits import (
+    MAX_FRAME_BYTES,
+    MAX_TICKETS,
+    Checksums,
+    Counts,
+    Keys,
+    Namespace,
+    RequestId,
+    ShortText,
+)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """Unknown fields are ignored, so that a newer peer may say more."""
+
+    request_id: RequestId
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """Declare a namespace and the largest block it will hold. Safe to repeat; also the ping."""
+
+    protocol: int
+    namespace: Namespace
+    block_bytes: Annotated[int, Meta(gt=0, le=MAX_FRAME_BYTES)]
+    client: ShortText = ""
+    fingerprint: dict[ShortText, ShortText] = {}
+
+
+class Lookup(Message, frozen=True, tag="lookup"):
+    """Ask what is there. Changes nothing, not even recency."""
+
+    namespace: Namespace
+    keys: Keys
+
+
+class Put(Message, frozen=True, tag="put"):
+    """Keep copies of the blocks in the payload frames, one length and checksum per key.
+
+    `deferred` asks for the reply as soon as the sender's memory is free to be reused; without
+    it the reply comes when the blocks are readable. `force` replaces blocks that exist.
+    """
+
+    namespace: Namespace
+    keys: Keys
+    lengths: Counts
+    checksums: Checksums
+    blocks_per_frame: Annotated[int, Meta(ge=1)] = 1
+    deferred: bool = True
+    force: bool = False
+
+
+class Get(Message, frozen=True, tag="get"):
+    """Ask for the bytes of `keys`: streamed block by block, or whole in one message."""
+
+    namespace: Namespace
+    keys: Keys
+    stream: bool = True
+
+
+class Touch(Message, frozen=True, tag="touch"):
+    """Mark blocks as recently used without reading them."""
+
+    namespace: Namespace
+    keys: Keys
+
+
+class Verify(Message, frozen=True, tag="verify"):
+    """A reader saw a bad checksum: hash these again and remove those that really are bad."""
+
+    namespace: Namespace
+    keys: Keys
+
+
+class PutShared(Message, frozen=True, tag="put_shared"):
+    """A put whose bytes stay where they are: the server copies them from the sender's region.
+
+    `region` is what `Attached` said; `offsets` are where each block begins in it. The rows are
+    the sender's again when the reply has come, or when it has withdrawn the put by setting its
+    ticket (the word number `ticket` of its tickets file) to anything but `ticket_value`: the
+    server looks at the ticket after its copy and keeps nothing of a withdrawn put.
+
+    Without `checksums` nothing is checked: for measuring what checking costs.
+    """
+
+    namespace: Namespace
+    keys: Keys
+    region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    offsets: Counts
+    lengths: Counts
+    checksums: Checksums
+    ticket: Annotated[int, Meta(ge=0, lt=MAX_TICKETS)]
+    ticket_value: Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+    deferred: bool = True
+    force: bool = False
+
+
+class GetShared(Message, frozen=True, tag="get_shared"):
+    """Ask for a lease on blocks, to be copied from the server's arena. Answered by `Leased`.
+
+    `checked` wants their checksums; without it there are none in the reply.
+    """
+
+    namespace: Namespace
+    keys: Keys
+    region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    checked: bool = True
+
+
+class Release(Message, frozen=True, tag="release"):
+    """The blocks of this lease have been copied, or are not wanted any more. Has no reply."""
+
+    lease: int
+
+
+class Stats(Message, frozen=True, tag="stats"):
+    """Ask for occupancy and counters."""
+
+
+class Clear(Message, frozen=True, tag="clear"):
+    """Remove every block of one namespace, or of all when `namespace` is absent."""
+
+    namespace: Namespace | None = None
+
+
+Request = (
+    Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | PutShared | GetShared | Release
+)
