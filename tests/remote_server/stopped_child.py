@@ -76,7 +76,7 @@ def main() -> None:
             counts[f"stopped {point.name.lower()}"] += 1
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    client._loop.shared.gets.gate = client._loop.shared.puts.gate = gate
+    client._loop.lanes.shared.gets.gate = client._loop.lanes.shared.puts.gate = gate
     rows = [region.view[i * block_bytes : (i + 1) * block_bytes] for i in range(BATCH)]
     print("ready", flush=True)
     rounds = 0

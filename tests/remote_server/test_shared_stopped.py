@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from client_helpers import BLOCK_BYTES, NAMESPACE, Clock, block, key
+from client_helpers import NAMESPACE, Clock, block, key
 from fake_server import PATIENCE_S
 
 from remote_server.client import ClientConfig, RemoteClient
