@@ -20,6 +20,8 @@ class ArenaView:
         """`fd` stays the caller's. Raises `NotAttachable` or `OSError`."""
         check_file(fd, num_bytes, os.fstat(fd).st_uid, "arena")
         self._map = ReadOnlyMap(fd, num_bytes)
+        self.mapped = True
+        """Until `close`: reading after that would kill the process."""
         self.num_bytes = num_bytes
         self.address = self._map.address
         words = (ctypes.c_uint64 * (num_bytes // WORD_BYTES)).from_address(self.address)
@@ -27,6 +29,7 @@ class ArenaView:
 
     def close(self) -> None:
         """Unmap. No copy from it may be under way or begin."""
+        self.mapped = False
         self.words.release()
         self._map.close()
 

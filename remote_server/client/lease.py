@@ -103,6 +103,8 @@ class Lease:
     def step(self, num_bytes: int, clock: Callable[[], float], gate: Gate) -> Copied:
         """Copy blocks until `num_bytes` are reached or the deadline of their get has passed,
         and say what has become of them."""
+        if not self._arena.mapped:
+            raise RuntimeError("a lease outlived its arena")
         copied = Copied()
         first = self._next
         bad: list[int] = []

@@ -6,8 +6,7 @@ wait, take over what callers asked, receive, notice what broke, give up what is 
 Receiving comes before giving up, so that an answer that is already here counts even when this
 thread was kept from running until after its deadline.
 
-`GetLane` and `PutLane` are the tcp ones; `SharedLane` is both of them over shared memory, and
-exists once a region was registered.
+What is sent and received, and on which connection, is the lanes' business (`lanes.py`).
 """
 
 import logging
@@ -15,26 +14,19 @@ import threading
 import time
 from collections.abc import Callable, Container
 from functools import partial
-from itertools import count
 from math import ceil, inf
 
 import zmq
 
 from remote_server import protocol
 from remote_server.client import requests
-from remote_server.client.connection import Connection
-from remote_server.client.control import ControlLane
-from remote_server.client.get_window import GetTransfer
-from remote_server.client.gets import GetLane
 from remote_server.client.greeter import Greeter
+from remote_server.client.lanes import Lanes
 from remote_server.client.mailbox import Call, Mailbox, Submission, turn_away
 from remote_server.client.put_transfer import PutTransfer
-from remote_server.client.puts import PutLane
 from remote_server.client.region import RegisteredRegion
-from remote_server.client.requests import Ask
 from remote_server.client.results import ClientConfig, GetOutcome, new_counters
 from remote_server.client.session import Epoch, Session
-from remote_server.client.shared import SharedLane
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
@@ -70,81 +62,24 @@ class Loop:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            self._build_lanes()
+            self.lanes = Lanes(
+                self._context, self._poller, self.session, config, self.counters, clock,
+                self._heard, self._verify,
+            )  # fmt: skip
         except BaseException:
             self.mailbox.close()
             self._context.destroy(linger=0)
             raise
+        self._greeter = Greeter(config, self.session, self.lanes.control, clock)
         self._poller.register(self.mailbox.fileno(), zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="kvferry-client", daemon=True)
         self._thread.start()
-
-    def _build_lanes(self) -> None:
-        # A mark of 8 on gets: megabytes that queue up unread have left the CPU's cache by the
-        # time they are copied, which halves the speed.
-        self._connections = tuple(self._connect(mark) for mark in (1000, 8, 1000))
-        self._control_connection, self._get_connection, self._put_connection = self._connections
-        self._needed_connections = self._connections
-        self._next_request_id = next_request_id = count(1).__next__
-        self.control = ControlLane(
-            self._control_connection,
-            self.session,
-            self.counters,
-            self._heard,
-            next_request_id,
-            max_in_flight=self._config.max_control_in_flight,
-        )
-        self.gets = GetLane(
-            self._get_connection,
-            self.session,
-            self._config,
-            self.counters,
-            self._heard,
-            next_request_id,
-            self._verify,
-        )
-        self.puts = PutLane(
-            self._put_connection,
-            self.session,
-            self._config,
-            self.counters,
-            self._heard,
-            next_request_id,
-        )
-        self._greeter = Greeter(self._config, self.session, self.control, self._clock)
-        self._lanes: tuple[ControlLane | GetLane | PutLane | SharedLane, ...]
-        self._lanes = (self.control, self.gets, self.puts)
-        self.shared: SharedLane | None = None
-
-    def _connect(self, receive_high_water_mark: int = 1000) -> Connection:
-        return Connection(
-            self._context,
-            self._poller,
-            self._config,
-            receive_high_water_mark=receive_high_water_mark,
-        )
 
     # ── called by any thread ─────────────────────────────────────────────────────────────
 
     @property
     def ready(self) -> bool:
-        needs_shared = self.shared is not None and self._config.transport == "shm"
-        return (
-            self.session.ready
-            and all(one.connected or one.reopening for one in self._needed_connections)
-            and not (needs_shared and self.transport != "shm")
-        )
-
-    @property
-    def transport(self) -> str:
-        """How rows in the registered region travel now."""
-        return "shm" if self.shared is not None and self.shared.in_use else "tcp"
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of the rows of all transfers that have not ended."""
-        shared = self.shared.queued_bytes if self.shared is not None else 0
-        return self.gets.queued_bytes + self.puts.queued_bytes + shared
+        return self.session.ready and self.lanes.ready
 
     def stop(self) -> None:
         """Begin the end: every request ends, then the thread does."""
@@ -177,64 +112,32 @@ class Loop:
 
     def _turn(self) -> None:
         readable = self._wait()
-        if not readable and self._copied_on():
+        if not readable and not self.mailbox and self.lanes.copy_on():
             return
         now = self._clock()
         if self.mailbox or self.mailbox.fileno() in readable:
             self._take_over(now)
-        self.control.receive(now)
-        self.gets.receive(now)
-        self.puts.receive()
-        if self.shared is not None:
-            self.shared.receive(now, readable)
+        self.lanes.receive(now, readable)
         now = self._clock()
         self._notice_changes(now)
-        self.puts.settle()
-        for lane in self._lanes:
-            lane.expire(now)
+        self.lanes.expire(now)
         self._greeter.say_hello(now)
-        self.control.pump()
-        self.gets.pump(now)
-        self.puts.pump()
-        if self.shared is not None:
-            self.shared.pump(now)
+        self.lanes.pump(now)
         self._bid_farewell()
 
     def _wait(self) -> Container[object]:
         """Until something is to be done. Gives the sockets that something has come from."""
-        if self.mailbox or self.puts.has_more or (self.shared and self.shared.has_more):
-            timeout_s = 0.0
-        else:
-            timeout_s = max(0.0, self._wake_at() - self._clock())
-            if self.puts.is_settling or any(lane.blocked for lane in self._lanes):
+        timeout_s = 0.0
+        if not self.mailbox and not self.lanes.has_more:
+            timeout_s = max(0.0, min(self.session.wake_at(), self.lanes.wake_at) - self._clock())
+            if self.lanes.look_again:
                 timeout_s = min(timeout_s, _LOOK_AGAIN_S)
-        if timeout_s == inf:
-            timeout_ms = None
-        else:
-            # A poll counts in milliseconds; rounding down would spin through the last one.
-            timeout_ms = min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS)
-        events = dict(self._poller.poll(timeout_ms))
-        for connection in self._connections:
-            connection.look(events)
-        return events
-
-    def _wake_at(self) -> float:
-        return min(
-            self.session.wake_at(),
-            *(lane.wake_at for lane in self._lanes),
-            *(connection.stuck_at for connection in self._connections),
-        )
-
-    def _copied_on(self) -> bool:
-        """Nothing has come. In the middle of a lease this turn may go on copying and no more:
-        all the rest of it takes a tenth of the time of the copy."""
-        shared = self.shared
-        if shared is None or not shared.gets.in_the_middle or self.mailbox:
-            return False
-        if self._clock() >= self._wake_at() or self.puts.has_more or self.puts.is_settling:
-            return False
-        shared.gets.copy()
-        return True
+        # A poll counts in milliseconds; rounding down would spin through the last one.
+        wait_ms = None if timeout_s == inf else min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS)
+        readable = dict(self._poller.poll(wait_ms))
+        for connection in self.lanes.connections:
+            connection.look(readable)
+        return readable
 
     def _take_over(self, now: float) -> None:
         for submission in self.mailbox.take():
@@ -247,49 +150,27 @@ class Loop:
                 raise
 
     def _accept(self, submission: Submission, now: float) -> None:
-        match submission:
-            case Ask():
-                self.control.accept(submission)
-            case GetTransfer() if self.shared is not None and self.shared.takes(submission):
-                self.shared.gets.accept(submission, now)
-            case GetTransfer():
-                self.gets.accept(submission, now)
-            case PutTransfer() if self.shared is not None and self.shared.takes(submission):
-                self.shared.puts.accept(submission)
-            case PutTransfer():
-                self.puts.accept(submission)
-            case Call():
-                submission.run()
+        if isinstance(submission, Call):
+            submission.run()
+        else:
+            self.lanes.accept(submission, now)
 
     def register(self, region: RegisteredRegion) -> None:
-        """On the I/O thread: transfer rows in `region` through shared memory from now on, where
-        that is possible."""
-        connection = self._connect()
-        try:
-            self.shared = SharedLane(
-                region,
-                connection,
-                self._poller,
-                self.session,
-                self._config,
-                self.counters,
-                self._clock,
-                self._heard,
-                self._next_request_id,
-                self._verify,
-            )
-        except OSError as error:
-            connection.close()
-            logger.warning("client: no shared memory: %s", error)
+        """On the I/O thread: rows in `region` go through shared memory where that is possible."""
+        if self.mailbox.closed:
             return
-        self._connections = (*self._connections, connection)
-        self._lanes = (*self._lanes, self.shared)
+        try:
+            self.lanes.register(region)
+        except OSError as error:
+            logger.warning("%s: no shared memory: %s", self._config.endpoint, error)
 
     # ── the server ───────────────────────────────────────────────────────────────────────
 
     def _heard(self, reply: protocol.Reply) -> bool:
         """Whether `reply` is worth reading: it comes from the server as it is now."""
-        welcome = isinstance(reply, protocol.Welcome) and self.control.awaits(reply.request_id)
+        welcome = isinstance(reply, protocol.Welcome) and self.lanes.control.awaits(
+            reply.request_id
+        )
         match self.session.heard(reply.epoch, welcome=welcome):
             case Epoch.CURRENT:
                 return True
@@ -302,8 +183,9 @@ class Loop:
                 return welcome
 
     def _notice_changes(self, now: float) -> None:
-        changes = self._control_connection.changes(now)
-        if self._control_connection.nobody_there:
+        control = self.lanes.connections[0]
+        changes = control.changes(now)
+        if control.nobody_there:
             self.session.nobody_there()
         for connected in changes:
             if connected:
@@ -311,36 +193,27 @@ class Loop:
             else:
                 self.counters["disconnects"] += 1
                 self.session.went_down("connection lost")
-                self.control.end_all(ServerUnavailable("the connection broke"))
-        for connection, lane in zip(self._connections[1:], self._lanes[1:], strict=True):
-            if False in connection.changes(now):
-                self.counters["disconnects"] += 1
-                assert not isinstance(lane, ControlLane)
-                lane.lost()
-        for connection in self._connections:
-            if connection.stuck_at <= now:
-                connection.reopen()
+                self.lanes.control.end_all(ServerUnavailable("the connection broke"))
+        self.lanes.notice_losses(now)
         if self._restarted:
             self._restarted = False
-            self._end_everything(ServerUnavailable("the server restarted"))
+            self._end_everything(ServerUnavailable("the server restarted"), now)
 
     def _verify(self, namespace: str, keys: list[bytes]) -> None:
         self.counters["verify_sent"] += len(keys)
         deadline = self._clock() + VERIFY_TIMEOUT_S
-        self.control.accept(requests.verify(namespace, keys, deadline, self.counters))
+        self.lanes.control.accept(requests.verify(namespace, keys, deadline, self.counters))
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 
-    def _end_everything(self, error: KVFerryError) -> None:
+    def _end_everything(self, error: KVFerryError, now: float) -> None:
         """End every request and let nothing that was asked for come after all."""
-        self.control.end_all(error)
-        self.gets.end_all(error, UNAVAILABLE)
-        self.puts.end_all(error)
-        if self.gets.has_leftovers:
-            self.gets.reset()
-        if self.shared is not None:
-            self.shared.end_all(error, UNAVAILABLE)
-            self.shared.tend(self._clock())
+        self.lanes.control.end_all(error)
+        self.lanes.end_transfers(error, UNAVAILABLE)
+        if self.lanes.gets.has_leftovers:
+            self.lanes.gets.reset()
+        if self.lanes.shared is not None:
+            self.lanes.shared.tend(now)
 
     def cancel_all(self, done: threading.Event) -> None:
         """On the I/O thread: end every request taken over so far, then set `done`."""
@@ -348,13 +221,10 @@ class Loop:
             done.set()
             return
         error = DeadlineExceeded("cancelled by the caller")
-        self.counters["cancelled"] += sum(lane.num_waiting for lane in self._lanes)
-        self.control.end_all(error, hellos=False)
-        self.gets.end_all(error, GetOutcome.LATE)
-        self.puts.end_all(error)
-        if self.shared is not None:
-            self.shared.end_all(error, GetOutcome.LATE)
-        self._farewells.append((self.puts.leaving(), done))
+        self.counters["cancelled"] += sum(lane.num_waiting for lane in self.lanes)
+        self.lanes.control.end_all(error, hellos=False)
+        self.lanes.end_transfers(error, GetOutcome.LATE)
+        self._farewells.append((self.lanes.puts.leaving(), done))
 
     def _bid_farewell(self) -> None:
         for farewell in list(self._farewells):
@@ -363,42 +233,28 @@ class Loop:
                 self._farewells.remove(farewell)
                 done.set()
 
-    def check(self) -> None:
-        """On the I/O thread: the accounts agree, and at rest nothing is held."""
-        for lane in self._lanes:
-            lane.check()
-
     def _recover(self, cause: Exception) -> None:
         self.counters["internal_errors"] += 1
         error = ServerUnavailable(f"internal error: {cause!r}")
-        shared = self.shared
         _do_each(
             partial(self.session.went_down, "internal error"),
-            partial(self.control.end_all, error),
-            partial(self.gets.end_all, error, UNAVAILABLE),
-            partial(self.puts.end_all, error),
-            self._control_connection.reopen,
-            self.gets.reset,
-            self.puts.reset,
-            *((partial(shared.end_all, error, UNAVAILABLE), shared.reset) if shared else ()),
+            partial(self.lanes.control.end_all, error),
+            *self.lanes.ends(error, UNAVAILABLE),
+            *self.lanes.resets(),
         )
         time.sleep(_RECOVERY_PAUSE_S)
 
     def _shut_down(self) -> None:
         """End every request, wait until libzmq holds nobody's row, leave."""
         error = ServerUnavailable("the client was closed")
-        shared = self.shared
         _do_each(
             partial(self._take_over, self._clock()),
-            partial(self.control.end_all, error),
-            partial(self.gets.end_all, error, UNAVAILABLE),
-            partial(self.puts.end_all, error),
-            *(connection.close for connection in self._connections),
-            *((partial(shared.end_all, error, UNAVAILABLE), shared.close) if shared else ()),
+            partial(self.lanes.control.end_all, error),
         )
+        _do_each(*self.lanes.ends(error, UNAVAILABLE), self.lanes.close)
         # However long that takes: a row given back too early would be sent with other bytes.
-        while self.puts.is_settling:
-            self.puts.settle()
+        while self.lanes.puts.is_settling:
+            self.lanes.puts.settle()
             time.sleep(_LOOK_AGAIN_S)
         self._bid_farewell()
         self._context.destroy(linger=0)

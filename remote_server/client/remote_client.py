@@ -54,7 +54,8 @@ class RemoteClient:
         self._declaring = Lock()
         self._registered = False
         self._num_undeclared = 0
-        """Declarations the I/O thread has not seen: until it has, `ready` would be too early."""
+        """Namespaces and regions the I/O thread has not seen: until it has, `ready` would be
+        too early."""
         # For a client that is dropped without `close`, and for the interpreter's exit.
         self._finalizer = weakref.finalize(self, self._loop.stop)
 
@@ -115,13 +116,21 @@ class RemoteClient:
             if self._registered:
                 raise ConfigError("region: this client has registered one already")
             self._registered = True
-        if self._config.transport != "tcp":
-            self._call(partial(self._loop.register, region))
+            if self._config.transport == "tcp":
+                return
+            self._num_undeclared += 1
+
+        def run() -> None:
+            self._loop.register(region)
+            with self._declaring:
+                self._num_undeclared -= 1
+
+        self._call(run)
 
     @property
     def transport(self) -> str:
         """How rows in the registered region travel now: "shm" or "tcp". All others use tcp."""
-        return self._loop.transport
+        return self._loop.lanes.transport
 
     @property
     def ready(self) -> bool:
@@ -237,7 +246,7 @@ class RemoteClient:
     @property
     def queued_bytes(self) -> int:
         """Bytes of rows in puts and gets that were taken over and have not ended."""
-        return self._loop.queued_bytes
+        return self._loop.lanes.queued_bytes
 
     def counters(self) -> dict[str, int]:
         """Everything this client counted since it was made; they only grow."""
@@ -269,7 +278,7 @@ class RemoteClient:
 
         def run() -> None:
             try:
-                self._loop.check()
+                self._loop.lanes.check()
             except AssertionError as error:
                 failure.set_exception(error)
             else:

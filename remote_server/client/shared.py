@@ -195,8 +195,10 @@ class SharedLane:
 
     def reset(self) -> None:
         """Begin again: a new connection, nothing attached. Everything has ended."""
+        self.gets.reset()
         self._connection.reopen()
         self._attachment.hang_up("internal error")
+        self._attached = False
 
     def close(self) -> None:
         """Everything has ended: let go of the region, and of all that is the server's."""

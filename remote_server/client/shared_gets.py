@@ -322,6 +322,13 @@ class SharedGets:
         if detached:
             self._to_release.clear()
 
+    def reset(self) -> None:
+        """Hold nothing, whatever was held. Every get has ended."""
+        self._batches.clear()
+        self._leases.clear()
+        self._to_release.clear()
+        self._window_bytes = 0
+
     @property
     def num_waiting(self) -> int:
         """Gets that callers wait for."""

@@ -519,7 +519,7 @@ def test_an_exception_inside_the_loop_ends_requests_and_not_the_thread(
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(client._loop.control, "receive", fail)
+        patch.setattr(client._loop.lanes.control, "receive", fail)
         client._loop.mailbox.wake()
         got, put = (future.result(PATIENCE_S) for future in futures)
     assert isinstance(got.error, ServerUnavailable)
@@ -536,7 +536,7 @@ def test_a_request_that_breaks_the_loop_ends_too(client, fake, monkeypatch):
     def fail(*_):
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(client._loop.gets, "accept", fail)
+    monkeypatch.setattr(client._loop.lanes.gets, "accept", fail)
     got = client.get(NAMESPACE, [key(1)], empty_rows(1), stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [GetOutcome.UNAVAILABLE]
     monkeypatch.undo()

@@ -309,7 +309,7 @@ def test_a_put_past_its_deadline_frees_its_rows_before_it_ends(large, fake, cloc
     seen = []
 
     def look(_):
-        seen.append((large.counters()["put_resets"], list(large._loop.puts.leaving())))
+        seen.append((large.counters()["put_resets"], list(large._loop.lanes.puts.leaving())))
         for row in rows:
             row[:] = bytes(MiB)  # ours again: if a byte of this is sent, its checksum is wrong
 
@@ -372,7 +372,7 @@ def test_a_new_put_connection_does_not_disturb_gets(large, fake, clock):
 
 
 def test_a_put_connection_that_we_replace_does_not_make_the_client_unready(client):
-    connection = client._loop._put_connection
+    connection = client._loop.lanes.connections[2]
     seen = []
     client._call(lambda: (connection.reopen(), seen.append((connection.connected, client.ready))))
     client.check()
@@ -400,7 +400,7 @@ def test_an_answer_does_not_end_a_put_whose_rows_are_still_being_sent(large, fak
             fake.send(first, stored)
 
     fake.do(answer_all)
-    eventually(lambda: large._loop.puts.leaving(), "all batches answered")
+    eventually(lambda: large._loop.lanes.puts.leaving(), "all batches answered")
     turn(large)
     assert not future.done()
     clock.advance(5.1)

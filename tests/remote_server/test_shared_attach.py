@@ -262,8 +262,8 @@ def test_a_broken_tcp_connection_ends_transfers_and_not_the_attachment(auto, nea
     near.silence(PutShared)
     put = auto.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=60)
     near.wait_for(PutShared)
-    connection = auto._loop.shared._connection
-    auto._call(lambda: (connection.reopen(), auto._loop.shared.lost()))
+    connection = auto._loop.lanes.shared._connection
+    auto._call(lambda: (connection.reopen(), auto._loop.lanes.shared.lost()))
     assert isinstance(put.result(PATIENCE_S).error, ServerUnavailable)
     near.behave()
     eventually(lambda: auto.transport == "shm")
@@ -280,7 +280,7 @@ def test_an_exception_inside_the_loop_begins_again(auto, near, monkeypatch):
     got = auto.get(NAMESPACE, keys, empty_rows(1), stall_s=60)
     near.wait_for(GetShared)
     with monkeypatch.context() as patch:
-        patch.setattr(auto._loop.shared, "expire", fail)
+        patch.setattr(auto._loop.lanes.shared, "expire", fail)
         auto._loop.mailbox.wake()
         assert got.result(PATIENCE_S).outcomes == [UNAVAILABLE]
     near.behave()

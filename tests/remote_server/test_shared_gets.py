@@ -86,7 +86,7 @@ def test_a_get_of_much_leaves_room_for_lookups(near, shared, make_client, monkey
     monkeypatch.setattr("remote_server.client.shared_gets.TURN_BYTES", BLOCK_BYTES)
     client = make_client(near.endpoint)
     keys = hold_blocks(near, range(8))
-    with held_at(client._loop.shared.gets, Point.BEFORE_COPY, skip=2) as held:
+    with held_at(client._loop.lanes.shared.gets, Point.BEFORE_COPY, skip=2) as held:
         got = client.get(NAMESPACE, keys, empty_rows(8), stall_s=5)
         held.wait()
         found = client.lookup(NAMESPACE, keys, timeout_s=5)
@@ -257,7 +257,7 @@ def test_cancel_ends_a_get_between_two_blocks(near, shared, make_client, monkeyp
     client = make_client(near.endpoint)
     keys = hold_blocks(near, range(8))
     rows = empty_rows(8)
-    with held_at(client._loop.shared.gets, Point.BEFORE_COPY, skip=3) as held:
+    with held_at(client._loop.lanes.shared.gets, Point.BEFORE_COPY, skip=3) as held:
         future = client.get(NAMESPACE, keys, rows, stall_s=5)
         held.wait()
         assert not client.cancel_all(0.01)
@@ -278,7 +278,7 @@ def test_a_get_that_was_stopped_between_blocks_copies_no_more(
     client = make_client(near.endpoint, clock=clock, integrity=integrity)
     keys = hold_blocks(near, range(4))
     rows = empty_rows(4)
-    with held_at(client._loop.shared.gets, Point.BEFORE_COPY, skip=skip) as held:
+    with held_at(client._loop.lanes.shared.gets, Point.BEFORE_COPY, skip=skip) as held:
         future = client.get(NAMESPACE, keys, rows, stall_s=500, timeout_s=1)
         held.wait()
         clock.now += 100
@@ -305,7 +305,7 @@ def test_a_get_that_was_stopped_while_its_blocks_were_replaced_announces_none_of
     client = make_client(near.endpoint, clock=clock, integrity=integrity)
     keys = hold_blocks(near, range(3))
     rows = empty_rows(3)
-    with held_at(client._loop.shared.gets, point) as held:
+    with held_at(client._loop.lanes.shared.gets, point) as held:
         future = client.get(NAMESPACE, keys, rows, stall_s=500, timeout_s=50)
         held.wait()
         for slot in (0, 2, 4):
@@ -323,7 +323,7 @@ def test_a_get_that_was_stopped_while_its_blocks_were_replaced_announces_none_of
 def test_words_say_whose_the_bytes_are_even_when_the_old_generation_is_zero(local, near):
     """A slot in the middle of being given away holds 0; no block ever has that generation."""
     keys = hold_blocks(near, range(1))
-    with held_at(local._loop.shared.gets, Point.BEFORE_GENERATION) as held:
+    with held_at(local._loop.lanes.shared.gets, Point.BEFORE_GENERATION) as held:
         future = local.get(NAMESPACE, keys, empty_rows(1), stall_s=5)
         held.wait()
         near.words[0] = 0

@@ -191,7 +191,7 @@ def test_a_put_that_was_stopped_past_its_deadline_sends_nothing_wrong(
     client = make_client(near.endpoint, clock=clock, integrity=integrity)
     near.silence(PutShared)
     rows = rows_of(range(2))
-    with held_at(client._loop.shared.puts, point) as held:
+    with held_at(client._loop.lanes.shared.puts, point) as held:
         future = client.put(NAMESPACE, [key(0), key(1)], rows, timeout_s=1)
         future.add_done_callback(lambda _: overwrite(rows))
         held.wait()

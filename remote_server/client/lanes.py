@@ -1,0 +1,223 @@
+"""The client's lanes: who sends what over which connection, and all of them at once.
+
+Small requests, gets and puts have a connection each, so that a lookup never waits behind
+somebody's megabytes. A fourth carries the messages of shared memory once a region is registered.
+"""
+
+from collections.abc import Callable, Container, Iterator
+from functools import partial
+from itertools import count
+
+import zmq
+
+from remote_server import protocol
+from remote_server.client.connection import Connection
+from remote_server.client.control import ControlLane
+from remote_server.client.get_window import GetTransfer
+from remote_server.client.gets import GetLane
+from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.puts import PutLane
+from remote_server.client.region import RegisteredRegion
+from remote_server.client.requests import Ask
+from remote_server.client.results import ClientConfig, Counters, GetOutcome
+from remote_server.client.session import Session
+from remote_server.client.shared import SharedLane
+from remote_server.errors import KVFerryError
+
+
+class Lanes:
+    """Built once; `register` adds the one for shared memory. Used by the I/O thread, but for
+    the properties that say otherwise."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        poller: zmq.Poller,
+        session: Session,
+        config: ClientConfig,
+        counters: Counters,
+        clock: Callable[[], float],
+        heard: Callable[[protocol.Reply], bool],
+        verify: Callable[[str, list[bytes]], None],
+    ) -> None:
+        self._context = context
+        self._poller = poller
+        self._session = session
+        self._config = config
+        self._counters = counters
+        self._clock = clock
+        self._heard = heard
+        self._verify = verify
+        self._next_request_id = next_id = count(1).__next__
+        # A mark of 8 on gets: megabytes that queue up unread have left the CPU's cache by the
+        # time they are copied, which halves the speed.
+        self.connections = tuple(self._connect(mark) for mark in (1000, 8, 1000))
+        self._needed = self.connections
+        control, gets, puts = self.connections
+        self.control = ControlLane(
+            control, session, counters, heard, next_id, max_in_flight=config.max_control_in_flight
+        )
+        self.gets = GetLane(gets, session, config, counters, heard, next_id, verify)
+        self.puts = PutLane(puts, session, config, counters, heard, next_id)
+        self.shared: SharedLane | None = None
+
+    def _connect(self, receive_high_water_mark: int = 1000) -> Connection:
+        return Connection(
+            self._context,
+            self._poller,
+            self._config,
+            receive_high_water_mark=receive_high_water_mark,
+        )
+
+    def register(self, region: RegisteredRegion) -> None:
+        """Add the lane for rows in `region`. Raises `OSError`, and then nothing has changed."""
+        connection = self._connect()
+        try:
+            self.shared = SharedLane(
+                region, connection, self._poller, self._session, self._config, self._counters,
+                self._clock, self._heard, self._next_request_id, self._verify,
+            )  # fmt: skip
+        except OSError:
+            connection.close()
+            raise
+        self.connections = (*self.connections, connection)
+
+    # ── all of them ──────────────────────────────────────────────────────────────────────
+
+    def __iter__(self) -> Iterator[ControlLane | GetLane | PutLane | SharedLane]:
+        yield self.control
+        yield from self._for_rows
+
+    @property
+    def _for_rows(self) -> tuple[GetLane | PutLane | SharedLane, ...]:
+        """Those with rows in transit, in the order of their connections, which begin with the
+        control connection."""
+        shared = () if self.shared is None else (self.shared,)
+        return (self.gets, self.puts, *shared)
+
+    @property
+    def ready(self) -> bool:
+        """Whether every connection that is needed is there. Any thread may ask."""
+        if not all(one.connected or one.reopening for one in self._needed):
+            return False
+        only_shared = self.shared is not None and self._config.transport == "shm"
+        return not only_shared or self.transport == "shm"
+
+    @property
+    def transport(self) -> str:
+        """How rows in the registered region travel now. Any thread may ask."""
+        return "shm" if self.shared is not None and self.shared.in_use else "tcp"
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the rows of all transfers that have not ended. Any thread may ask."""
+        shared = self.shared.queued_bytes if self.shared is not None else 0
+        return self.gets.queued_bytes + self.puts.queued_bytes + shared
+
+    @property
+    def wake_at(self) -> float:
+        """When something of them may be late, due or stuck."""
+        return min(
+            *(lane.wake_at for lane in self),
+            *(connection.stuck_at for connection in self.connections),
+        )
+
+    @property
+    def has_more(self) -> bool:
+        """The next turn has something to do, whether or not anything comes."""
+        return self.puts.has_more or (self.shared is not None and self.shared.has_more)
+
+    @property
+    def look_again(self) -> bool:
+        """Something may have changed that libzmq tells nobody."""
+        return self.puts.is_settling or any(lane.blocked for lane in self)
+
+    # ── one turn ─────────────────────────────────────────────────────────────────────────
+
+    def accept(self, request: Ask | GetTransfer | PutTransfer, now: float) -> None:
+        """Take over `request`, on the lane it belongs to."""
+        shared = self.shared
+        if isinstance(request, Ask):
+            self.control.accept(request)
+        elif isinstance(request, GetTransfer):
+            if shared is not None and shared.takes(request):
+                shared.gets.accept(request, now)
+            else:
+                self.gets.accept(request, now)
+        elif shared is not None and shared.takes(request):
+            shared.puts.accept(request)
+        else:
+            self.puts.accept(request)
+
+    def copy_on(self) -> bool:
+        """Go on copying, when that is all there is to do: the rest of a turn takes a tenth of
+        the time of its copy. False when it is not."""
+        shared = self.shared
+        if shared is None or not shared.gets.in_the_middle or self.puts.has_more:
+            return False
+        if self.puts.is_settling or self._clock() >= min(self.wake_at, self._session.wake_at()):
+            return False
+        shared.gets.copy()
+        return True
+
+    def receive(self, now: float, readable: Container[object]) -> None:
+        """Take what has come."""
+        self.control.receive(now)
+        self.gets.receive(now)
+        self.puts.receive()
+        if self.shared is not None:
+            self.shared.receive(now, readable)
+
+    def notice_losses(self, now: float) -> None:
+        """End what relied on a connection that broke. The control connection is the loop's."""
+        for connection, lane in zip(self.connections[1:], self._for_rows, strict=True):
+            if False in connection.changes(now):
+                self._counters["disconnects"] += 1
+                lane.lost()
+        for connection in self.connections:
+            if connection.stuck_at <= now:
+                connection.reopen()
+
+    def expire(self, now: float) -> None:
+        """Give up what is late, and end what libzmq has let go of."""
+        self.puts.settle()
+        for lane in self:
+            lane.expire(now)
+
+    def pump(self, now: float) -> None:
+        """Send what connections and windows allow."""
+        self.control.pump()
+        self.gets.pump(now)
+        self.puts.pump()
+        if self.shared is not None:
+            self.shared.pump(now)
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────
+
+    def ends(self, error: KVFerryError, outcome: GetOutcome) -> list[Callable[[], None]]:
+        """The steps to end every put and get, each to be taken whatever becomes of the others."""
+        steps = [partial(self.gets.end_all, error, outcome), partial(self.puts.end_all, error)]
+        if self.shared is not None:
+            steps.append(partial(self.shared.end_all, error, outcome))
+        return [*steps]
+
+    def end_transfers(self, error: KVFerryError, outcome: GetOutcome) -> None:
+        """End every put and get."""
+        for step in self.ends(error, outcome):
+            step()
+
+    def resets(self) -> list[Callable[[], None]]:
+        """The steps to new connections, with nothing attached, once everything has ended."""
+        return [self.connections[0].reopen, *(lane.reset for lane in self._for_rows)]
+
+    def close(self) -> None:
+        """Leave. Everything has ended, but for puts that wait for libzmq."""
+        for connection in self.connections:
+            connection.close()
+        if self.shared is not None:
+            self.shared.close()
+
+    def check(self) -> None:
+        """The accounts agree, and at rest nothing is held."""
+        for lane in self:
+            lane.check()
