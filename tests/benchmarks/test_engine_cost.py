@@ -165,7 +165,7 @@ def test_the_background_client_moves_blocks_until_it_is_stopped(
 ):
     size = 4096
     monkeypatch.setattr(background_client, "BLOCK_BYTES", size)
-    source, target = (blocks.SharedPool(background_client.NUM_BLOCKS, size) for _ in range(2))
+    source, target = blocks.shared_pools(background_client.NUM_BLOCKS, size)
     blocks.fill(source.pool)
     with RemoteServer("64MiB") as server:
         client = connect(server.endpoint, background_client.NAMESPACE, size)

@@ -84,10 +84,14 @@ def test_one_wrong_byte_anywhere_is_found():
 
 
 def test_shared_memory_is_given_back():
-    shared = blocks.SharedPool(4, 4096)
-    blocks.fill(shared.pool)
-    shared.close()
-    assert shared.pool.size == 0
+    pools = blocks.shared_pools(4, 4096)
+    region = pools[0].region
+    blocks.fill(pools[1].pool)
+    assert not np.array_equal(pools[0].pool, pools[1].pool)
+    for shared in pools:
+        shared.close()
+        assert shared.pool.size == 0
+    assert region.fd == -1
 
 
 def test_what_does_not_fit_says_so():

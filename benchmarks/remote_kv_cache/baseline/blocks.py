@@ -7,8 +7,6 @@ a prompt of 8,192 tokens.
 
 import argparse
 import contextlib
-import mmap
-import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,6 +16,7 @@ import numpy.typing as npt
 from benchmarks.harness import options
 from benchmarks.harness.runner import WrongBytes
 from benchmarks.remote_kv_cache.models import Model, choose
+from remote_server.client import SharedRegion
 
 BLOCKS_PER_BATCH = 64
 BLOCK_SIZE = 16  # tokens
@@ -102,21 +101,30 @@ def allocate(num_blocks: int, block_bytes: int) -> Pool:
 
 
 class SharedPool:
-    """The same in an anonymous shared-memory file, `fd`, that another process could map."""
+    """Rows in shared memory that a server on this host can reach; see `shared_pools`."""
 
-    def __init__(self, num_blocks: int, block_bytes: int) -> None:
-        self.fd = os.memfd_create("kvferry-benchmark")
-        os.ftruncate(self.fd, num_blocks * block_bytes)
-        self.map = mmap.mmap(self.fd, num_blocks * block_bytes)
-        self.pool: Pool = np.frombuffer(self.map, np.uint8).reshape(num_blocks, block_bytes)
+    def __init__(self, region: SharedRegion, first: int, num_blocks: int, block_bytes: int) -> None:
+        self.region = region
+        rows = np.frombuffer(region.view, np.uint8)[first * block_bytes :][
+            : num_blocks * block_bytes
+        ]
+        self.pool: Pool = rows.reshape(num_blocks, block_bytes)
         self.pool.fill(_POISON)
 
     def close(self) -> None:
         """Give the memory back. Views that somebody still holds keep it until they are gone."""
         self.pool = np.empty((0, 0), np.uint8)
         with contextlib.suppress(BufferError):  # its memory goes with the last view
-            self.map.close()
-        os.close(self.fd)
+            self.region.close()
+
+
+def shared_pools(num_blocks: int, block_bytes: int) -> tuple[SharedPool, SharedPool]:
+    """Two pools of rows, in one region: a client registers one."""
+    region = SharedRegion(2 * num_blocks * block_bytes, "kvferry-benchmark")
+    first, second = (
+        SharedPool(region, first, num_blocks, block_bytes) for first in (0, num_blocks)
+    )
+    return first, second
 
 
 def fill(pool: Pool) -> None:

@@ -1,11 +1,10 @@
 """kvferry's own client doing the source's work: put all blocks, get them back, ask for them."""
 
-import dataclasses
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline import blocks
@@ -17,6 +16,8 @@ from remote_server.config import MiB
 NUM_OUTSTANDING = 2
 """Batches asked for before the first has come. With one, each batch would wait for a round trip."""
 
+TRANSPORTS = ("tcp", "shm")
+
 PATIENCE_S = 60.0
 """Deadline of every request here: a benchmark reports that something was slow."""
 
@@ -24,12 +25,6 @@ _READY_S = 5.0
 _POLL_S = 0.0005
 
 T = TypeVar("T")
-
-
-def transports() -> tuple[str, ...]:
-    """What this client can be told to use."""
-    settings = {field.name for field in dataclasses.fields(ClientConfig)}
-    return ("tcp", "shm") if "transport" in settings else ("tcp",)
 
 
 def server_for(num_bytes: int, block_bytes: int) -> RemoteServer:
@@ -51,29 +46,19 @@ def connect(
 
     Raises `Skipped` when this client, or this host, cannot use `transport`.
     """
-    if transport not in transports():
-        raise Skipped(f"this client has no transport {transport}")
-    chosen: dict[str, Any] = {"transport": transport} if len(transports()) > 1 else {}
     client = RemoteClient(
-        ClientConfig(endpoint, client_name="benchmark", integrity=integrity, **chosen)
+        ClientConfig(endpoint, client_name="benchmark", integrity=integrity, transport=transport)
     )
-    for shared in rows if transport == "shm" else ():
-        register(client, shared)
+    if rows:
+        client.register(rows[0].region.view, rows[0].region.fd)
     client.declare(namespace, block_bytes)
     deadline = time.monotonic() + _READY_S
-    while not client.ready:
+    while not client.ready or client.transport != transport:
         if time.monotonic() > deadline:
             client.close()
             raise Skipped(f"no connection over {transport} within {_READY_S:g} s")
         time.sleep(0.01)
     return client
-
-
-def register(client: RemoteClient, shared: SharedPool) -> None:
-    """Tell the client about the memory its rows lie in, where it wants to be told."""
-    announce = getattr(client, "register_region", None)
-    if announce is not None:
-        announce(shared.fd, shared.map)
 
 
 def key_of(number: int) -> bytes:

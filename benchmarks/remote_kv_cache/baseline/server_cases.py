@@ -13,7 +13,7 @@ from pathlib import Path
 from benchmarks.harness.runner import Case, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, redis_work
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
-from benchmarks.remote_kv_cache.baseline.ferry_client import FerryWork, connect, transports
+from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, FerryWork, connect
 from benchmarks.remote_kv_cache.baseline.receivers import RawReceiver
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.sender import Sender
@@ -77,7 +77,7 @@ def ferry_cases(
     cases = []
     for transport in ("tcp", "shm"):
         for integrity in (True, False):
-            if transport not in transports():
+            if transport not in TRANSPORTS:
                 variant = Variant(STREAM_GET, transport, integrity)
                 cases.append(skipped(variant, f"this client has no transport {transport}"))
                 continue

@@ -10,14 +10,18 @@ from benchmarks.harness.record import Figure, Row
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.harness.statistics import percentile
 from benchmarks.remote_kv_cache.baseline import blocks, results
-from benchmarks.remote_kv_cache.baseline.blocks import BLOCKS_PER_BATCH, SharedPool, Work
+from benchmarks.remote_kv_cache.baseline.blocks import (
+    BLOCKS_PER_BATCH,
+    Work,
+    shared_pools,
+)
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
+    TRANSPORTS,
     FerryWork,
     connect,
     key_of,
     server_for,
-    transports,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.server_cases import SET, STREAM_GET
@@ -61,7 +65,7 @@ def measure_block_sizes(
 
 def _size_cases(stack: ExitStack, work: Work) -> list[Case]:
     name = work.model.name
-    source, target = (SharedPool(work.num_blocks, work.block_bytes) for _ in range(2))
+    source, target = shared_pools(work.num_blocks, work.block_bytes)
     stack.callback(source.close)
     stack.callback(target.close)
     blocks.fill(source.pool)
@@ -70,7 +74,7 @@ def _size_cases(stack: ExitStack, work: Work) -> list[Case]:
     poison = partial(blocks.poison, target.pool)
     naive = partial(blocks.copy_naive, source.pool, target.pool, work)
     cases = [Case((name, Variant("b2b naive")), naive, poison, came)]
-    for transport in transports():
+    for transport in TRANSPORTS:
         try:
             client = connect(server.endpoint, name, work.block_bytes, transport=transport,
                              rows=(source, target))  # fmt: skip
@@ -99,7 +103,7 @@ def _shares(rows: list[Row]) -> list[Figure]:
     """The small blocks' throughput as a part of the large ones'."""
     speeds = {(row.model, row.operation, row.transport): row.gb_per_s for row in rows}
     figures = []
-    for transport in transports():
+    for transport in TRANSPORTS:
         values = {}
         for operation in (SET, STREAM_GET):
             small = speeds.get((SMALL.name, operation, transport))

@@ -23,8 +23,8 @@ from benchmarks.remote_kv_cache.baseline.background_client import (
     NUM_BLOCKS,
     BackgroundClient,
 )
-from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, fill
-from benchmarks.remote_kv_cache.baseline.ferry_client import connect, transports
+from benchmarks.remote_kv_cache.baseline.blocks import fill, shared_pools
+from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, connect
 from benchmarks.remote_kv_cache.baseline.hook_timer import cost_of_timing
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.step_results import IDLE, Trial
@@ -134,7 +134,7 @@ class EngineCost:
     def cases(self, stack: ExitStack, rate: float) -> list[Case]:
         """Every variant, the ones this client's transports allow."""
         cases = [self._case(IDLE, None, None), self._case(Variant("prompts return"), None, None)]
-        for transport in transports():
+        for transport in TRANSPORTS:
             try:
                 client = self._client(stack, transport)
             except Skipped:
@@ -148,7 +148,7 @@ class EngineCost:
         return cases
 
     def _client(self, stack: ExitStack, transport: str) -> BackgroundClient:
-        source, target = (SharedPool(NUM_BLOCKS, BLOCK_BYTES) for _ in range(2))
+        source, target = shared_pools(NUM_BLOCKS, BLOCK_BYTES)
         stack.callback(source.close)
         stack.callback(target.close)
         fill(source.pool)

@@ -24,7 +24,7 @@ from benchmarks.remote_kv_cache.baseline import (
     server_cases,
     small_operations,
 )
-from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work
+from benchmarks.remote_kv_cache.baseline.blocks import Work, shared_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import server_for
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from remote_server.config import MiB
@@ -101,7 +101,7 @@ def measure_model(runner: Runner, work: Work, memory: int | None) -> list[Row]:
         return results.skipped_rows(work, server_cases.STREAM_GET, str(reason))
     runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
     with ExitStack() as stack:
-        source, target = (SharedPool(work.num_blocks, work.block_bytes) for _ in range(2))
+        source, target = shared_pools(work.num_blocks, work.block_bytes)
         stack.callback(source.close)
         stack.callback(target.close)
         blocks.fill(source.pool)
