@@ -34,8 +34,8 @@ from remote_server.protocol import (
     Verify,
     Welcome,
 )
-from remote_server.shared_handlers import SharedHandlers
-from remote_server.store import NamespaceInfo, Store
+from remote_server.shared.handlers import SharedHandlers
+from remote_server.store.store import NamespaceInfo, Store
 from remote_server.streams import BlockStream, blocks_per_frame, frames_of
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import zmq
 
-from remote_server.slabs import Block
+from remote_server.store.slabs import Block
 
 # What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a
 # queued message costs a pin rather than memory.

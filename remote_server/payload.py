@@ -7,9 +7,9 @@ import numpy as np
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol import ErrorCode, Put, PutOutcome, PutShared, Stored
-from remote_server.slabs import Block
-from remote_server.store import NamespaceInfo, Reserved
-from remote_server.tier import Tier
+from remote_server.store.slabs import Block
+from remote_server.store.store import NamespaceInfo, Reserved
+from remote_server.store.tier import Tier
 
 
 def check_put(request: Put | PutShared, num_checksums: int, info: NamespaceInfo | None) -> None:

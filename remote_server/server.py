@@ -11,18 +11,18 @@ from typing import Self
 import zmq
 
 from remote_server import protocol
-from remote_server.arena import Arena, warn_if_dev_shm_is_small
 from remote_server.config import ServerConfig, check_memory_fits, format_bytes
 from remote_server.copier import Copier, Gate
 from remote_server.errors import ConfigError
 from remote_server.handlers import Handlers
-from remote_server.leases import Leases
-from remote_server.local_socket import LocalSocket
-from remote_server.memory_tier import MemoryTier
 from remote_server.outbox import SEND_HIGH_WATER_MARK, Outboxes
-from remote_server.shared_handlers import SharedHandlers
-from remote_server.shared_puts import SharedPuts
-from remote_server.store import Store
+from remote_server.shared.handlers import SharedHandlers
+from remote_server.shared.leases import Leases
+from remote_server.shared.local_socket import LocalSocket
+from remote_server.shared.puts import SharedPuts
+from remote_server.store.arena import Arena, warn_if_dev_shm_is_small
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 import ctypes
 import os
 
-from remote_server.read_only_map import ReadOnlyMap
-from remote_server.region import check_file
+from remote_server.shared.read_only_map import ReadOnlyMap
+from remote_server.shared.region import check_file
 
 WORD_BYTES = 8
 

@@ -24,7 +24,7 @@ from remote_server.client.results import ClientConfig, Counters
 from remote_server.client.tickets import Tickets
 from remote_server.errors import RemoteProtocolError
 from remote_server.protocol import Attach, Attached, NotAttached
-from remote_server.region import NotAttachable
+from remote_server.shared.region import NotAttachable
 
 logger = logging.getLogger(__name__)
 

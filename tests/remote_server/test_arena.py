@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from remote_server.arena import WORD_BYTES, Arena, warn_if_dev_shm_is_small
 from remote_server.config import GiB, MiB
+from remote_server.store.arena import WORD_BYTES, Arena, warn_if_dev_shm_is_small
 
 
 @pytest.fixture

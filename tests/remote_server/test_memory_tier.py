@@ -2,11 +2,11 @@
 
 import pytest
 
-from remote_server.arena import BYTES_PER_WORD, Arena
 from remote_server.config import GiB, MiB
-from remote_server.memory_tier import MemoryTier
 from remote_server.protocol import KeyState
-from remote_server.slabs import Slabs, memory_for_block, slab_bytes_for, slot_bytes_for
+from remote_server.store.arena import BYTES_PER_WORD, Arena
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.slabs import Slabs, memory_for_block, slab_bytes_for, slot_bytes_for
 
 SLAB_BYTES = 4096
 SMALL, LARGE = 512, 2048  # 8 and 2 to a slab

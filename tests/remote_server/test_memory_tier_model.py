@@ -5,10 +5,10 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from remote_server.arena import Arena
-from remote_server.memory_tier import MemoryTier
 from remote_server.protocol import KeyState
-from remote_server.slabs import slot_bytes_for
+from remote_server.store.arena import Arena
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.slabs import slot_bytes_for
 
 SLAB_BYTES = 4096
 NUM_SLABS = 6

@@ -27,7 +27,7 @@ from remote_server.protocol import (
     Request,
     Welcome,
 )
-from remote_server.store import COUNTERS
+from remote_server.store.store import COUNTERS
 
 DOCUMENT = (Path(remote_server.__file__).parent / "PROTOCOL.md").read_text()
 

@@ -16,8 +16,8 @@ from fake_server import PATIENCE_S
 
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.config import KiB, MiB, ServerConfig
-from remote_server.leases import LEASE_MS
 from remote_server.server import Server
+from remote_server.shared.leases import LEASE_MS
 
 pytest_plugins = ["client_fixtures"]
 

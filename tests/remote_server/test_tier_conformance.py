@@ -2,9 +2,9 @@
 
 import pytest
 
-from remote_server.arena import Arena
-from remote_server.memory_tier import MemoryTier
 from remote_server.protocol import KeyState
+from remote_server.store.arena import Arena
+from remote_server.store.memory_tier import MemoryTier
 
 BLOCK_BYTES = 1024
 CAPACITY = 64  # blocks of BLOCK_BYTES that each tier below has room for

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import xxhash
 
 from remote_server import protocol
-from remote_server.arena import Arena
-from remote_server.slabs import Block
+from remote_server.store.arena import Arena
+from remote_server.store.slabs import Block
 
 # What is copied before it is hashed: small enough to be still in the core's own cache. Hashing
 # a message after copying all of it costs 1.6 times a plain copy, hashing piece by piece 1.1. It

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from remote_server import protocol
 from remote_server.errors import KVFerryError
-from remote_server.mapping import (
+from remote_server.shared.mapping import (
     MADV_POPULATE_READ,
     POPULATE_STEP_BYTES,
     map_read_only,

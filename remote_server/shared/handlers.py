@@ -3,9 +3,7 @@
 from collections.abc import Callable
 from operator import add
 
-from remote_server.arena import WORD_BYTES, Arena
 from remote_server.errors import RequestRefused
-from remote_server.leases import LEASE_MS, MAX_LEASES_PER_REGION, Leases
 from remote_server.payload import check_put, checksums_of
 from remote_server.protocol import (
     MAX_TICKETS,
@@ -16,9 +14,11 @@ from remote_server.protocol import (
     Release,
     Reply,
 )
-from remote_server.region import Region
-from remote_server.shared_puts import SharedPut, SharedPuts
-from remote_server.store import Store
+from remote_server.shared.leases import LEASE_MS, MAX_LEASES_PER_REGION, Leases
+from remote_server.shared.puts import SharedPut, SharedPuts
+from remote_server.shared.region import Region
+from remote_server.store.arena import WORD_BYTES, Arena
+from remote_server.store.store import Store
 
 # Of all clients. Each has at most that many tickets, and far fewer puts under way.
 MAX_PUTS = MAX_TICKETS

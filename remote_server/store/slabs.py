@@ -13,9 +13,9 @@ from enum import Enum, auto
 
 import msgspec
 
-from remote_server.arena import BYTES_PER_WORD
 from remote_server.config import MiB
-from remote_server.eviction import LRU, EvictionPolicy
+from remote_server.store.arena import BYTES_PER_WORD
+from remote_server.store.eviction import LRU, EvictionPolicy
 
 SLOT_ALIGNMENT = 64  # one cache line, so that no two blocks share one
 _PAGE = 4096

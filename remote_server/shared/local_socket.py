@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 import zmq
 
 from remote_server import protocol
-from remote_server.arena import Arena
 from remote_server.errors import RemoteProtocolError
 from remote_server.protocol import Attach, Attached, NotAttached
-from remote_server.region import NotAttachable, Region
+from remote_server.shared.region import NotAttachable, Region
+from remote_server.store.arena import Arena
 
 log = logging.getLogger(__name__)
 

@@ -3,9 +3,9 @@
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from remote_server.arena import Arena
 from remote_server.protocol import KeyState, TierStats
-from remote_server.slabs import Block, BlockState, SizeClass, Slab, Slabs
+from remote_server.store.arena import Arena
+from remote_server.store.slabs import Block, BlockState, SizeClass, Slab, Slabs
 
 _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))

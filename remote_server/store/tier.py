@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from remote_server.protocol import KeyState, TierStats
-from remote_server.slabs import Block
+from remote_server.store.slabs import Block
 
 
 class Tier(Protocol):

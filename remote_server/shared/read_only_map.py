@@ -4,7 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from remote_server.mapping import (
+from remote_server.shared.mapping import (
     MADV_POPULATE_READ,
     POPULATE_STEP_BYTES,
     map_read_only,

@@ -4,13 +4,13 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from remote_server.arena import Arena
 from remote_server.copier import Gate
 from remote_server.payload import stored_reply
 from remote_server.protocol import Declined, PutShared, Stored
-from remote_server.region import Region
-from remote_server.shared_copy import copy_shared
-from remote_server.store import Reserved, Store
+from remote_server.shared.copying import copy_shared
+from remote_server.shared.region import Region
+from remote_server.store.arena import Arena
+from remote_server.store.store import Reserved, Store
 
 log = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from remote_server.protocol import (
     PutOutcome,
     TierStats,
 )
-from remote_server.slabs import Block, memory_for_block
-from remote_server.tier import Tier
+from remote_server.store.slabs import Block, memory_for_block
+from remote_server.store.tier import Tier
 
 # A deployment has one namespace per model and setting; each weight update makes another. This
 # only bounds what a broken client can make us remember.

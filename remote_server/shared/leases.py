@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from remote_server.slabs import Block
+from remote_server.store.slabs import Block
 
 # A reader copies gigabytes within a second. One that was stopped for longer than this finds
 # its lease over, and by the generation words whether it mattered.

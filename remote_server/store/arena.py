@@ -8,7 +8,7 @@ import os
 import threading
 
 from remote_server.config import format_bytes
-from remote_server.mapping import MADV_POPULATE_WRITE, POPULATE_STEP_BYTES, populate
+from remote_server.shared.mapping import MADV_POPULATE_WRITE, POPULATE_STEP_BYTES, populate
 
 log = logging.getLogger(__name__)
 
