@@ -55,7 +55,7 @@ class Attachment:
         self._counters = counters
         self._socket: socket.socket | None = None
         self._data = b""
-        self._tried = ""
+        self._tried: str | None = None
         self._refused = False
         self._said: set[str] = set()
         self._leaving: list[ArenaView] = []
@@ -75,7 +75,7 @@ class Attachment:
         return inf if idle or self.arena is not None else self._due
 
     def tend(
-        self, now: float, local_socket: str, epoch: str | None, readable: Container[object]
+        self, now: float, local_socket: str | None, epoch: str | None, readable: Container[object]
     ) -> None:
         """Do what is due, given what the session's server said last and who is `readable`."""
         if self._socket is not None and self._socket.fileno() in readable:
@@ -86,6 +86,10 @@ class Attachment:
             self.fail("the server restarted", now)
         if local_socket != self._tried:
             self._tried, self._refused, self._due = local_socket, False, now
+            if self._socket is not None and self.arena is None:
+                self.hang_up("the server restarted")
+            if local_socket == "":
+                self._refuse("the server does not offer it")
         if self._socket is None and local_socket and not self._refused and now >= self._due:
             self._connect(local_socket, now)
 

@@ -58,6 +58,7 @@ class Loop:
         self.mailbox = Mailbox()
         self._stopping = False
         self._restarted = False
+        self._had_readable = False
         self._farewells: list[tuple[list[PutTransfer], threading.Event]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
@@ -135,8 +136,10 @@ class Loop:
         # A poll counts in milliseconds; rounding down would spin through the last one.
         wait_ms = None if timeout_s == inf else min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS)
         readable = dict(self._poller.poll(wait_ms))
-        for connection in self.lanes.connections:
-            connection.look(readable)
+        if readable or self._had_readable:
+            for connection in self.lanes.connections:
+                connection.look(readable)
+        self._had_readable = bool(readable)
         return readable
 
     def _take_over(self, now: float) -> None:

@@ -50,13 +50,15 @@ class PutTransfer:
     error: KVFerryError | None = None
     ended: bool = False
 
-    def prepare(self, block_bytes: int, batch_bytes: int, limits: Limits) -> None:
-        """Set out with nothing sent yet. Raises `LocalProtocolError`."""
+    def prepare(
+        self, block_bytes: int, batch_bytes: int, limits: Limits, first_bytes: int | None = None
+    ) -> None:
+        """Set out with nothing sent yet; see `cut`. Raises `LocalProtocolError`."""
         self.rows = check_rows(self.keys, self.rows, block_bytes, writable=False)
         self.outcomes = [None] * len(self.keys)
         sizes = [row.nbytes for row in self.rows]
         self.total_bytes = sum(sizes)
-        self.to_send.extend(cut(sizes, batch_bytes, limits))
+        self.to_send.extend(cut(sizes, batch_bytes, limits, first_bytes))
 
     def message(self, part: range, request_id: int, limits: Limits) -> protocol.Put:
         """The header for the blocks of `part`. Hashes their rows."""
@@ -136,16 +138,24 @@ class PutTransfer:
         self.resolve()
 
 
-def cut(sizes: list[int], batch_bytes: int, limits: Limits) -> list[range]:
-    """Consecutive runs of blocks, each about a batch and within the server's limits."""
+def cut(
+    sizes: list[int], batch_bytes: int, limits: Limits, first_bytes: int | None = None
+) -> list[range]:
+    """Consecutive runs of blocks, each about a batch and within the server's limits.
+
+    The first is about `first_bytes`, and each twice the one before until it is a batch: so the
+    server begins soon, and is seldom disturbed.
+    """
     most_bytes = min(batch_bytes, limits.max_message_bytes)
+    enough = min(first_bytes or most_bytes, most_bytes)
     parts: list[range] = []
     first, num_bytes = 0, 0
     for index, size in enumerate(sizes):
-        full = num_bytes + size > most_bytes or index - first == limits.max_keys
+        full = num_bytes + size > enough or index - first == limits.max_keys
         if index > first and full:
             parts.append(range(first, index))
             first, num_bytes = index, 0
+            enough = min(2 * enough, most_bytes)
         num_bytes += size
     if sizes:
         parts.append(range(first, len(sizes)))

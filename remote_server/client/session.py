@@ -74,7 +74,7 @@ class Session:
     declarations: dict[str, Declaration] = field(default_factory=dict)
     limits: Limits = field(default_factory=Limits)
     epoch: str | None = None
-    local_socket: str = ""
+    local_socket: str | None = None
     """Where the server we are connected to takes shared memory; empty when it does not."""
     breaker: Breaker = field(init=False)
     connected: bool = False
@@ -169,7 +169,7 @@ class Session:
         if self._said_ready:
             logger.warning("%s: %s; every block is a miss until it is back", self._name, reason)
         self._said_ready = self.connected = self.ready = False
-        self.local_socket = ""
+        self.local_socket = None
         for declaration in self.declarations.values():
             declaration.standing, declaration.retry_at = Standing.DUE, inf
 

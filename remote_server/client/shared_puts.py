@@ -75,7 +75,9 @@ class SharedPuts:
         try:
             declaration = self._session.declaration(transfer.namespace)
             limits = self._session.limits
-            transfer.prepare(declaration.block_bytes, self._batch_bytes, limits)
+            transfer.prepare(
+                declaration.block_bytes, self._batch_bytes, limits, self._batch_bytes // 8
+            )
             self._session.require(transfer.namespace)
             self._require()
         except KVFerryError as error:

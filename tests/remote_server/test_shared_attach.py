@@ -98,6 +98,16 @@ def test_an_unknown_transport_fails_at_the_door():
 # ── refused, silent, lying ───────────────────────────────────────────────────────────────
 
 
+def test_a_server_without_shared_memory_is_served_over_tcp(fake, shared, make_client, caplog):
+    caplog.set_level(logging.INFO, "remote_server")
+    client = make_client(fake.endpoint, transport="auto")
+    eventually(lambda: "does not offer it" in caplog.text)
+    works(client, fake, Get)
+    only = make_client(fake.endpoint, transport="shm", wait=False)
+    eventually(lambda: only.counters()["shm_refused"] == 1)
+    assert not only.ready
+
+
 def test_a_refusal_is_said_once_and_tcp_is_used(near, shared, make_client, caplog):
     caplog.set_level(logging.INFO, "remote_server")
     near.refuse_attach("not sealed")
