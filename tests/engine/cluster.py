@@ -49,9 +49,7 @@ class Cluster:
         self.server = server
         self.proxy = proxy
         self.client = RemoteClient(ClientConfig(endpoint=server.endpoint))
-        deadline = time.monotonic() + 10
-        while not self.client.ready and time.monotonic() < deadline:
-            time.sleep(0.01)
+        self._until_ready()
 
     def stats(self) -> StatsReply:
         return self.client.stats(timeout_s=10).result()
@@ -64,7 +62,13 @@ class Cluster:
         known = self.settled().namespaces
         (namespace,) = (name for name in known if name.startswith("small@"))
         self.client.declare(namespace, ROW_BYTES, known[namespace].fingerprint)
+        self._until_ready()
         return namespace
+
+    def _until_ready(self) -> None:
+        deadline = time.monotonic() + 10
+        while not self.client.ready and time.monotonic() < deadline:
+            time.sleep(0.01)
 
     def settled(self) -> StatsReply:
         """The server's statistics once no put has reached it for a while."""
