@@ -151,14 +151,15 @@ class Lanes:
 
     def copy_on(self) -> bool:
         """Go on copying, when that is all there is to do: the rest of a turn takes a tenth of
-        the time of its copy. False when it is not."""
+        the time of its copy. False when it is not, or is not any more: the end of a lease makes
+        room in the window, and whoever waits for that must be asked for in this very turn."""
         shared = self.shared
         if shared is None or not shared.gets.in_the_middle or self.puts.has_more:
             return False
         if self.puts.is_settling or self._clock() >= min(self.wake_at, self._session.wake_at()):
             return False
         shared.gets.copy()
-        return True
+        return shared.gets.in_the_middle
 
     def receive(self, now: float, readable: Container[object]) -> None:
         """Take what has come."""
