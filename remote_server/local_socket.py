@@ -32,6 +32,7 @@ _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 @dataclass(slots=True, eq=False)
 class _Pending:
     connection: socket.socket
+    uid: int
     ends_at: float
     data: bytes = b""
     files: list[int] = field(default_factory=list)
@@ -66,6 +67,7 @@ class LocalSocket:
         self._on_attached, self._on_gone, self._on_refused = attached, gone, refused
         self._pending: dict[int, _Pending] = {}  # by descriptor, as events are
         self._regions: dict[int, tuple[socket.socket, Region]] = {}
+        self._accept_again_at = 0.0
         os.close(arena.open_read_only())  # where this fails, nothing can be offered
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -75,32 +77,32 @@ class LocalSocket:
         except OSError:
             self._listener.close()
             raise
-        self._poller.register(self._listener.fileno(), zmq.POLLIN)
+        self._number = self._listener.fileno()
+        self._listening = False
+        self._watch_listener()
 
     @property
     def pending(self) -> bool:
-        """Somebody's time to attach is running."""
-        return bool(self._pending)
+        """Somebody's time to attach is running: call `handle` soon, whatever happens."""
+        return bool(self._pending or self._accept_again_at)
 
     def handle(self, events: Mapping[object, int]) -> None:
         """Do what `events` of the poller call for, and end what has taken too long."""
-        for number in [fd for fd in self._regions if fd in events]:
-            self._hang_up(number)
-        for number in [fd for fd in self._pending if fd in events]:
-            self._read(number)
-        now = self._clock()
-        for number, pending in [*self._pending.items()]:
-            if now >= pending.ends_at:
-                self._refuse(number, f"nothing complete came within {PATIENCE_S:g} s")
-        if self._listener.fileno() in events:
-            self._accept()
-        # Those who wait beyond the bound wait in the kernel.
-        room = len(self._pending) < MAX_PENDING
-        self._poller.modify(self._listener.fileno(), zmq.POLLIN if room else 0)
+        for number in events:
+            if number in self._regions:
+                self._hang_up(number)
+            elif number in self._pending:
+                self._read(number)
+        if self.pending:
+            self._look_at_the_clock()
+        if self._number in events and not self._accept_again_at:
+            self._accept()  # last: a new connection may get a number that was closed above
+        self._watch_listener()
 
     def close(self) -> None:
         """End every connection and region. No copy may be under way."""
-        self._poller.unregister(self._listener.fileno())
+        if self._listening:
+            self._poller.unregister(self._number)
         self._listener.close()
         for number in [*self._pending]:
             self._end_pending(number)
@@ -108,22 +110,41 @@ class LocalSocket:
             self._hang_up(number)
             region.close()
 
+    def _look_at_the_clock(self) -> None:
+        now = self._clock()
+        for number, pending in [*self._pending.items()]:
+            if now >= pending.ends_at:
+                self._refuse(number, f"nothing complete came within {PATIENCE_S:g} s")
+        if self._accept_again_at and now >= self._accept_again_at:
+            self._accept_again_at = 0.0
+
+    def _watch_listener(self) -> None:
+        """Look for new connections, unless there is no room: then they wait in the kernel."""
+        room = len(self._pending) < MAX_PENDING and not self._accept_again_at
+        if room and not self._listening:
+            self._poller.register(self._number, zmq.POLLIN)
+        elif self._listening and not room:
+            self._poller.unregister(self._number)
+        self._listening = room
+
     # ── one connection ───────────────────────────────────────────────────────────────────
 
     def _accept(self) -> None:
         while len(self._pending) < MAX_PENDING:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # nobody is left, the one who was there is gone, or no descriptors
+            except (BlockingIOError, ConnectionAbortedError):
+                return
+            except OSError:  # no descriptors are left, and the one who knocks goes on knocking
+                self._accept_again_at = self._clock() + PATIENCE_S
                 return
             connection.setblocking(False)
             number = connection.fileno()
-            self._pending[number] = _Pending(connection, self._clock() + PATIENCE_S)
-            self._poller.register(number, zmq.POLLIN)
-            size = _CREDENTIALS.size
             _, uid, _ = _CREDENTIALS.unpack(
-                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+                connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
             )
+            self._pending[number] = _Pending(connection, uid, self._clock() + PATIENCE_S)
+            self._poller.register(number, zmq.POLLIN)
             if uid not in (os.getuid(), 0) and os.getuid() != 0:
                 self._refuse(number, f"this server belongs to user {os.getuid()}, not {uid}")
             elif len(self._regions) >= MAX_REGIONS:
@@ -152,9 +173,13 @@ class LocalSocket:
     def _attach(self, number: int, pending: _Pending) -> None:
         try:
             request = _read_attach(pending.data)
-            region = _map_region(request, pending.files)
-        except (RemoteProtocolError, NotAttachable, OSError) as error:
+            region = _map_region(request, pending)
+        except (RemoteProtocolError, NotAttachable) as error:
             self._refuse(number, str(error))
+            return
+        except Exception as error:  # one connection must never end the server for all others
+            log.exception("an attach failed inside the server")
+            self._refuse(number, f"{type(error).__name__}: {error}")
             return
         reply = Attached(epoch=self._epoch, region=region.token, arena_bytes=self._arena.file_bytes)
         try:
@@ -167,7 +192,7 @@ class LocalSocket:
             region.close()
             self._refuse(number, f"the arena cannot be handed over: {error.strerror}")
             return
-        self._close_files(pending)
+        _close_files(pending)
         del self._pending[number]
         self._regions[number] = (pending.connection, region)
         self._on_attached(region)
@@ -182,14 +207,9 @@ class LocalSocket:
 
     def _end_pending(self, number: int) -> None:
         pending = self._pending.pop(number)
-        self._close_files(pending)
+        _close_files(pending)
         self._poller.unregister(number)
         pending.connection.close()
-
-    def _close_files(self, pending: _Pending) -> None:
-        for file in pending.files:
-            os.close(file)
-        pending.files.clear()
 
     def _hang_up(self, number: int) -> None:
         """The client has gone, or said something although nothing is left to say."""
@@ -210,7 +230,14 @@ def _read_attach(data: bytes) -> Attach:
     return request
 
 
-def _map_region(request: Attach, files: list[int]) -> Region:
+def _map_region(request: Attach, pending: _Pending) -> Region:
+    files = pending.files
     if len(files) != FILES:
         raise RemoteProtocolError(f"{len(files)} descriptors came with it, not {FILES}")
-    return Region(files[0], request.region_bytes, files[1])
+    return Region(files[0], request.region_bytes, files[1], pending.uid)
+
+
+def _close_files(pending: _Pending) -> None:
+    for file in pending.files:
+        os.close(file)
+    pending.files.clear()

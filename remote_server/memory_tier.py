@@ -100,6 +100,7 @@ class MemoryTier:
         words, generation = self._arena.words, self._generation
         tick = self._next_tick()
         readable = BlockState.READABLE
+        policy = self._class_of(blocks[0]).policy
         for block in blocks:
             if block.state is BlockState.DETACHED:
                 self.unpin(block)
@@ -115,7 +116,7 @@ class MemoryTier:
             words[slab.first_word + block.slot] = generation
             slab.tick_sum += tick - block.tick
             block.tick = tick
-            self.slabs.classes[slab.slot_bytes].policy.add(block)
+            policy.add(block)
             block.pins = 0
             slab.num_pinned -= 1
         self._generation = generation

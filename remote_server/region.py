@@ -19,8 +19,6 @@ from remote_server.mapping import (
     unmap,
 )
 
-_ROOT = 0
-
 # No client has more memory than its machine. Above it there may be sparse files, swap and plans.
 MAX_REGION_MEMORIES = 4
 
@@ -42,13 +40,13 @@ class Region:
     shares this host. Only the loop thread reads what is mapped, and none of it after `end`.
     """
 
-    def __init__(self, region_fd: int, region_bytes: int, tickets_fd: int) -> None:
-        """Checks and maps both files; the descriptors stay the caller's.
+    def __init__(self, region_fd: int, region_bytes: int, tickets_fd: int, client: int) -> None:
+        """Checks and maps both files of user `client`; the descriptors stay the caller's.
 
         Raises `NotAttachable`, with a reason for the client, and then nothing is mapped.
         """
-        check_file(region_fd, region_bytes, "region")
-        check_file(tickets_fd, TICKETS_BYTES, "tickets file")
+        check_file(region_fd, region_bytes, client, "region")
+        check_file(tickets_fd, TICKETS_BYTES, client, "tickets file")
         self.token = secrets.randbits(63)
         self.num_bytes = region_bytes
         self.live = True
@@ -57,13 +55,13 @@ class Region:
             self._fd = os.dup(region_fd)
             self._tickets_address = map_read_only(tickets_fd, TICKETS_BYTES)
             self.address = map_read_only(region_fd, region_bytes)
-        except OSError as error:
+            words = ctypes.c_uint64 * protocol.MAX_TICKETS
+            self._tickets = words.from_address(self._tickets_address)
+            self._keeper = threading.Thread(target=self._keep, name="region", daemon=True)
+            self._keeper.start()
+        except (OSError, RuntimeError) as error:  # the latter: no more threads
             self._undo()
-            raise NotAttachable(f"the kernel refuses to map it: {error.strerror}") from error
-        words = ctypes.c_uint64 * protocol.MAX_TICKETS
-        self._tickets = words.from_address(self._tickets_address)
-        self._keeper = threading.Thread(target=self._keep, name="region", daemon=True)
-        self._keeper.start()
+            raise NotAttachable(f"it cannot be mapped: {error}") from error
 
     def ticket(self, number: int) -> int:
         """What the client's ticket says now."""
@@ -127,7 +125,7 @@ class Region:
             os.close(self._fd)
 
 
-def check_file(fd: int, num_bytes: int, what: str) -> None:
+def check_file(fd: int, num_bytes: int, client: int, what: str) -> None:
     """Raise `NotAttachable` unless a map of `fd` can be read without ever being killed by it.
 
     A sealed memfd cannot shrink, so reading it cannot raise SIGBUS. A memfd of huge pages can,
@@ -136,7 +134,7 @@ def check_file(fd: int, num_bytes: int, what: str) -> None:
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):
         raise NotAttachable(f"the {what} is not a regular file")
-    if status.st_uid not in (os.getuid(), _ROOT):
+    if status.st_uid not in (client, os.getuid()):
         raise NotAttachable(f"the {what} belongs to user {status.st_uid}")
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)

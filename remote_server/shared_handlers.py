@@ -89,7 +89,11 @@ class SharedHandlers:
             force=request.force,
             draining=draining,
         )
-        self._puts.add(SharedPut(request, region, reserved, self._store, answer))
+        put = SharedPut(request, region, reserved, self._store, answer)
+        if reserved.blocks:
+            self._puts.add(put)
+        else:
+            put.finish()
 
     def get(self, request: GetShared, answer: Answer) -> None:
         region = self._region(request.region)

@@ -215,7 +215,7 @@ class Store:
         recently used.
         """
         good = reserved.blocks
-        if intact is None or not all(intact):
+        if reserved.blocks and (intact is None or not all(intact)):
             verdicts = intact if intact is not None else [False] * len(reserved.blocks)
             good = [block for block, ok in zip(reserved.blocks, verdicts, strict=True) if ok]
             for index, block, ok in zip(reserved.indices, reserved.blocks, verdicts, strict=True):

@@ -53,7 +53,10 @@ class Tier(Protocol):
         """
 
     def complete_puts(self, blocks: Sequence[Block]) -> None:
-        """`complete_put` of each, all of one namespace: the last is the most recently used."""
+        """`complete_put` of each: the last one is the most recently used.
+
+        They are of one namespace and one `block_bytes`, as those of one `begin_puts` are.
+        """
 
     def fail_put(self, block: Block) -> None:
         """Forget `block`. Nothing of it remains; a previous copy stays."""

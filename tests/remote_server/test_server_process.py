@@ -163,7 +163,8 @@ def test_an_operators_mistake_is_one_line_and_no_traceback(flags, complaint):
 
 def test_help_names_every_flag_with_its_default():
     text = subprocess.run([*COMMAND, "--help"], capture_output=True, text=True, check=True).stdout
-    for expected in ("--memory SIZE", "1GiB", "--bind", "5757", "--drain-timeout-s", "--insecure"):
+    for expected in ("--memory SIZE", "1GiB", "--bind", "5757", "--drain-timeout-s", "--insecure",
+                     "--no-shared-memory"):  # fmt: skip
         assert expected in text
 
 

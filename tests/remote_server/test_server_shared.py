@@ -1,5 +1,6 @@
 """Puts and gets through shared memory: what lands, what is leased, and until when."""
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -78,7 +79,7 @@ def test_blocks_shorter_than_their_rows_keep_their_length(shared, length):
     assert shared.get(range(5)) == [block(n, length) for n in range(5)]
 
 
-@pytest.mark.parametrize("row_bytes", [1000, 262_144, 262_145, 700_001, 1 << 20])
+@pytest.mark.parametrize("row_bytes", [1000, 4096, 131_072, 262_144, 262_145, 700_001, 1 << 20])
 def test_blocks_of_any_size_land_whole_from_rows_in_any_order(connect, row_bytes):
     """Copied together, alone, or in pieces, wherever the limits between these fall."""
     peer = connect()
@@ -156,8 +157,10 @@ def test_existing_duplicate_and_forced_blocks_are_told_apart(shared, peer):
     stored = shared.put([1, 2, 2])
     assert (stored.existed, stored.created, stored.duplicate) == (1, 1, 1)
     assert shared.put([1], force=True).forced == 1
+    withdrawn = shared.put([1], ticket_value=99)
+    assert (withdrawn.existed, withdrawn.declined) == (1, {})
     assert shared.put([1]).existed == 1
-    peer.stats_once(lambda stats: stats.counters["put_total"] == 6)
+    peer.stats_once(lambda stats: stats.counters["put_total"] == 7)
 
 
 def test_bytes_that_are_not_what_was_announced_are_never_readable(shared, peer):
@@ -427,6 +430,7 @@ def left_over(server) -> tuple[int, int, int]:
 @pytest.mark.parametrize("act", ["pass", "shared.lease([1, 2])", "shared.put([7])"])
 def test_a_killed_client_leaves_nothing(peer, server, killed, act):
     peer.put([1, 2])
+    gc.collect()
     before, maps = open_fds(), left_over(server)[0]
     killed(act)
     peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)
@@ -437,6 +441,7 @@ def test_a_killed_client_leaves_nothing(peer, server, killed, act):
 
 
 def test_of_a_client_killed_in_the_middle_of_a_put_nothing_is_kept(peer, server, killed):
+    gc.collect()
     before, maps = open_fds(), left_over(server)[0]
     with server.copy_gate.shut():
         killed("peer.send(shared.put_message([7, 8]));peer.stats_once("
