@@ -15,9 +15,9 @@ class ArenaView:
     word is still the same afterwards.
     """
 
-    def __init__(self, fd: int, num_bytes: int) -> None:
-        """`fd` stays the caller's. Raises `NotAttachable` or `OSError`."""
-        check_file(fd, num_bytes, "arena")
+    def __init__(self, fd: int, num_bytes: int, server: int) -> None:
+        """A file of user `server`; `fd` stays the caller's. Raises `NotAttachable` or `OSError`."""
+        check_file(fd, num_bytes, server, "arena")
         self._map = ReadOnlyMap(fd, num_bytes)
         self.mapped = True
         """Until `close`: reading after that would kill the process."""

@@ -421,7 +421,9 @@ def server_process():
     process.wait(PATIENCE_S)
 
 
-def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(server_process, make_client):
+def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(
+    transport, server_process, make_client
+):
     process, endpoint = server_process
     client = make_client(endpoint)
     keys = [key(number) for number in range(8)]
@@ -444,9 +446,10 @@ def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(server_pro
     got = client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
     assert got.landed == list(range(8))
     assert all(row == block(number) for number, row in enumerate(rows))
+    assert client.transport == transport
 
 
-def test_a_killed_server_is_noticed_at_once(server_process, make_client):
+def test_a_killed_server_is_noticed_at_once(transport, server_process, make_client):
     process, endpoint = server_process
     client = make_client(endpoint)
     process.kill()
