@@ -153,7 +153,9 @@ class Lanes:
         """Go on copying, when that is all there is to do: the rest of a turn takes a tenth of
         the time of its copy. False when it is not."""
         shared = self.shared
-        if shared is None or not shared.gets.in_the_middle or self.puts.has_more:
+        if shared is None or not shared.gets.in_the_middle:
+            return False
+        if self.puts.has_more or shared.puts.has_more:
             return False
         if self.puts.is_settling or self._clock() >= min(self.wake_at, self._session.wake_at()):
             return False
