@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from client_helpers import (
@@ -421,6 +422,11 @@ def server_process():
     process.wait(PATIENCE_S)
 
 
+def _is_stopped(pid: int) -> bool:
+    stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
 def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(
     transport, server_process, make_client
 ):
@@ -431,6 +437,7 @@ def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(
     assert put.created == 8
 
     os.kill(process.pid, signal.SIGSTOP)
+    eventually(lambda: _is_stopped(process.pid))
     rows = empty_rows(8)
     gets = [client.get(NAMESPACE, keys, rows) for _ in range(3)]
     for get in gets:
