@@ -1,7 +1,6 @@
 """The server's arena as this process sees it: blocks by address, generation words by number."""
 
 import ctypes
-import os
 
 from remote_server.shared.read_only_map import ReadOnlyMap
 from remote_server.shared.region import check_file
@@ -16,9 +15,9 @@ class ArenaView:
     word is still the same afterwards.
     """
 
-    def __init__(self, fd: int, num_bytes: int) -> None:
-        """`fd` stays the caller's. Raises `NotAttachable` or `OSError`."""
-        check_file(fd, num_bytes, os.fstat(fd).st_uid, "arena")
+    def __init__(self, fd: int, num_bytes: int, server: int) -> None:
+        """A file of user `server`; `fd` stays the caller's. Raises `NotAttachable` or `OSError`."""
+        check_file(fd, num_bytes, server, "arena")
         self._map = ReadOnlyMap(fd, num_bytes)
         self.mapped = True
         """Until `close`: reading after that would kill the process."""

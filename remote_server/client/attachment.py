@@ -12,6 +12,7 @@ import array
 import logging
 import os
 import socket
+import struct
 from collections.abc import Container
 from math import inf
 
@@ -162,7 +163,7 @@ class Attachment:
             case Attached():
                 if len(files) != 1 or reply.epoch != epoch:
                     raise RemoteProtocolError("an attached that is not from this server")
-                self.arena = ArenaView(files[0], reply.arena_bytes)
+                self.arena = ArenaView(files[0], reply.arena_bytes, self._server_user())
                 self.token, self._epoch = reply.region, reply.epoch
                 self._counters["shm_attached"] += 1
                 logger.info("%s: shared memory in use", self._config.endpoint)
@@ -170,6 +171,15 @@ class Attachment:
                 self._refuse(reply.reason)
             case _:
                 raise RemoteProtocolError("only an answer to attach can come here")
+
+    def _server_user(self) -> int:
+        """Who listens at the other end."""
+        assert self._socket is not None
+        credentials = struct.Struct("3i")  # pid, uid, gid
+        _, uid, _ = credentials.unpack(
+            self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+        )
+        return int(uid)
 
     def _refuse(self, reason: str) -> None:
         """Not with this server: it would say the same again."""

@@ -1,8 +1,6 @@
 """One DEALER socket and what we know of its state. Used by the I/O thread only.
 
-No other file of the client sends, receives or sets an option. A transport beside tcp would
-leave `control.py` on a connection like this and bring its own `gets.py` and
-`puts.py`.
+No other file of the client sends, receives or sets an option.
 """
 
 import itertools

@@ -154,7 +154,9 @@ class Lanes:
         the time of its copy. False when it is not, or is not any more: the end of a lease makes
         room in the window, and whoever waits for that must be asked for in this very turn."""
         shared = self.shared
-        if shared is None or not shared.gets.in_the_middle or self.puts.has_more:
+        if shared is None or not shared.gets.in_the_middle:
+            return False
+        if self.puts.has_more or shared.puts.has_more:
             return False
         if self.puts.is_settling or self._clock() >= min(self.wake_at, self._session.wake_at()):
             return False

@@ -41,7 +41,8 @@ class ClientConfig:
     """Sent and not yet answered, over all puts of one transport."""
 
     batch_bytes: int = 4 * MiB
-    """About how much one Get or Put message covers; at least one block."""
+    """About how much one Get or Put message covers; at least one block. Over shared memory, where
+    a message carries no bytes, it is half the window of gets or a quarter of that of puts."""
 
     max_control_in_flight: int = 64
     """Lookups and other small requests on the wire at once; more wait here, deadline running."""

@@ -8,9 +8,7 @@ The I/O thread is the only one that writes into a row, a bounded number of bytes
 ends by being forgotten, between two blocks, and its leases are released.
 """
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import islice
 from math import inf
 
@@ -20,6 +18,7 @@ from remote_server.client.gates import Gate, open_gate
 from remote_server.client.get_queue import GetQueue
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.lease import Lease
+from remote_server.client.lease_window import LeaseBatch, LeaseWindow
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.results import ClientConfig, Counters, GetOutcome
 from remote_server.client.rows import check_rows
@@ -40,15 +39,6 @@ TURN_BYTES = 4 << 20
 # When nothing at all has come for this long, what ended gets still hold of the window is taken
 # back. A lease that comes after all is released unread.
 ABANDON_S = 1.0
-
-
-@dataclass(slots=True, eq=False)
-class _Batch:
-    """One GetShared message without an answer yet."""
-
-    transfer: GetTransfer
-    indices: list[int]
-    num_bytes: int
 
 
 class SharedGets:
@@ -77,10 +67,7 @@ class SharedGets:
         self._send = send
         self._verify = verify
         self._queue = GetQueue()
-        self._batches: dict[int, _Batch] = {}
-        self._leases: deque[Lease] = deque()
-        self._to_release: deque[int] = deque()
-        self._window_bytes = 0
+        self._window = LeaseWindow(config.get_window_bytes)
         # Two leases: the server answers for one while we copy the other. Larger ones cost fewer
         # messages, of which each costs as much as copying a MiB.
         self._batch_bytes = max(1, config.get_window_bytes // 2)
@@ -96,12 +83,12 @@ class SharedGets:
     @property
     def has_more(self) -> bool:
         """The next turn has something to copy."""
-        return bool(self._leases)
+        return bool(self._window.leases)
 
     @property
     def in_the_middle(self) -> bool:
         """There is something to copy, and nothing to be said to the server before that."""
-        return bool(self._leases) and not self._to_release
+        return bool(self._window.leases) and not self._window.to_release
 
     def accept(self, transfer: GetTransfer, now: float) -> None:
         """Take over `transfer`; it ends at once when it cannot be asked for."""
@@ -126,11 +113,11 @@ class SharedGets:
 
     def pump(self, now: float) -> None:
         """Release what was copied, and ask for as much as the window allows, oldest get first."""
-        while self._to_release:
-            release = Release(request_id=self._next_request_id(), lease=self._to_release[0])
-            if not self._send(release):
+        to_release = self._window.to_release
+        while to_release:
+            if not self._send(Release(request_id=self._next_request_id(), lease=to_release[0])):
                 return
-            self._to_release.popleft()
+            to_release.popleft()
             self._counters["released_leases"] += 1
         for transfer in self._queue:
             while transfer.to_ask:
@@ -147,8 +134,7 @@ class SharedGets:
                 break
             indices.append(index)
             num_bytes += size
-        held = bool(self._batches or self._leases)
-        if held and self._window_bytes + num_bytes > self._config.get_window_bytes:
+        if not self._window.has_room(num_bytes):
             return False
         message = GetShared(
             request_id=self._next_request_id(),
@@ -159,30 +145,28 @@ class SharedGets:
         )
         if not self._send(message):
             return False
-        if not self._batches:
+        if not self._window.batches:
             self._last_heard = now  # silence counts from here
         for _ in indices:
             transfer.to_ask.popleft()
         transfer.num_asked += len(indices)
-        self._batches[message.request_id] = _Batch(transfer, indices, num_bytes)
-        self._window_bytes += num_bytes
+        self._window.ask(message.request_id, LeaseBatch(transfer, indices, num_bytes))
         return True
 
     # ── answers ──────────────────────────────────────────────────────────────────────────
 
     def awaits(self, request_id: int) -> bool:
         """Whether a reply to this request would be in time."""
-        return request_id in self._batches
+        return request_id in self._window.batches
 
     def release(self, reply: Leased) -> None:
         """Nobody wants what `reply` offers."""
-        if reply.lease:
-            self._to_release.append(reply.lease)
+        self._window.give_back(reply.lease)
 
     def take(self, reply: protocol.Reply, arena: ArenaView, now: float) -> None:
         """The answer to a batch that is awaited. Raises `RemoteProtocolError` for no answer."""
         self._last_heard = now
-        batch = self._batches[reply.request_id]
+        batch = self._window.batches[reply.request_id]
         transfer = batch.transfer
         if isinstance(reply, Leased):
             self._take_lease(reply, batch, arena)
@@ -194,12 +178,12 @@ class SharedGets:
         self._queue.progressed(transfer, now)
         self._end_if_settled(transfer)
 
-    def _take_lease(self, reply: Leased, batch: _Batch, arena: ArenaView) -> None:
+    def _take_lease(self, reply: Leased, batch: LeaseBatch, arena: ArenaView) -> None:
         transfer = batch.transfer
         if transfer.ended:
             self._counters["late_replies"] += 1
             self.release(reply)
-            self._forget(reply.request_id)
+            self._window.forget(reply.request_id)
             return
         try:
             lease = Lease(
@@ -209,20 +193,19 @@ class SharedGets:
         except RemoteProtocolError:
             self.release(reply)
             raise
-        del self._batches[reply.request_id]
-        self._leases.append(lease)
+        self._window.hold(reply.request_id, lease)
         for index in lease.missing:
             transfer.settle(index, GetOutcome.MISS)
         self._counters["short_blocks"] += len(lease.short)
         self._mark_corrupt(transfer, lease.short)
         if lease.done:
-            self._drop(lease)
+            self._window.drop(lease)
 
-    def _take_refusal(self, batch: _Batch, reply: protocol.Error) -> None:
+    def _take_refusal(self, batch: LeaseBatch, reply: protocol.Error) -> None:
         transfer = batch.transfer
         if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
             self._session.forgotten(transfer.namespace)
-        self._forget(reply.request_id)
+        self._window.forget(reply.request_id)
         if transfer.ended:
             self._counters["late_replies"] += 1
             return
@@ -233,16 +216,14 @@ class SharedGets:
             transfer.settle(index, GetOutcome.REFUSED)
         transfer.to_ask.clear()
 
-    def _forget(self, request_id: int) -> None:
-        self._window_bytes -= self._batches.pop(request_id).num_bytes
-
     # ── copying ──────────────────────────────────────────────────────────────────────────
 
     def copy(self) -> None:
         """Copy a turn's worth of what is leased, oldest lease first."""
         num_bytes = TURN_BYTES
-        while self._leases and num_bytes > 0:
-            lease = self._leases[0]
+        leases = self._window.leases
+        while leases and num_bytes > 0:
+            lease = leases[0]
             transfer = lease.transfer
             copied = lease.step(num_bytes, self._clock, self.gate)
             num_bytes -= copied.num_bytes
@@ -259,7 +240,7 @@ class SharedGets:
                 self._queue.progressed(transfer, self._clock())
             if not lease.done:
                 return  # a turn's worth, or a get that is late and about to end
-            self._drop(lease)
+            self._window.drop(lease)
             self._end_if_settled(transfer)
 
     def _mark_corrupt(self, transfer: GetTransfer, indices: list[int]) -> None:
@@ -267,12 +248,6 @@ class SharedGets:
             transfer.settle(index, GetOutcome.CORRUPT)
         if indices:
             self._verify(transfer.namespace, [transfer.keys[index] for index in indices])
-
-    def _drop(self, lease: Lease) -> None:
-        self._leases.remove(lease)
-        self._window_bytes -= lease.num_bytes
-        if lease.number:
-            self._to_release.append(lease.number)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
@@ -282,8 +257,7 @@ class SharedGets:
 
     def _end(self, transfer: GetTransfer, error: KVFerryError | None, outcome: GetOutcome) -> None:
         """End it with what has landed; every other key gets `outcome`."""
-        for lease in [lease for lease in self._leases if lease.transfer is transfer]:
-            self._drop(lease)
+        self._window.drop_all_of(transfer)
         self._queue.remove(transfer)
         transfer.end(error, outcome)
 
@@ -298,14 +272,13 @@ class SharedGets:
             why = f"nothing came for {transfer.stall_s:g} s" if stalled else "deadline passed"
             self._end(transfer, DeadlineExceeded(f"get: {why}"), GetOutcome.LATE)
         if self._last_heard + ABANDON_S <= now:
-            for request_id, batch in list(self._batches.items()):
-                if batch.transfer.ended:
-                    self._forget(request_id)
+            for request_id in self._window.leftovers:
+                self._window.forget(request_id)
         self._set_wake_at()
 
     def _set_wake_at(self) -> None:
         self.wake_at = self._queue.wake_at()
-        if any(batch.transfer.ended for batch in self._batches.values()):
+        if self._window.leftovers:
             self.wake_at = min(self.wake_at, self._last_heard + ABANDON_S)
 
     def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
@@ -316,18 +289,15 @@ class SharedGets:
 
     def lost(self, error: KVFerryError, *, detached: bool) -> None:
         """Nothing that was asked for will come; when `detached`, the leases are over as well."""
-        for request_id in list(self._batches):
-            self._forget(request_id)
+        for request_id in list(self._window.batches):
+            self._window.forget(request_id)
         self.end_all(error, GetOutcome.UNAVAILABLE)
         if detached:
-            self._to_release.clear()
+            self._window.to_release.clear()
 
     def reset(self) -> None:
         """Hold nothing, whatever was held. Every get has ended."""
-        self._batches.clear()
-        self._leases.clear()
-        self._to_release.clear()
-        self._window_bytes = 0
+        self._window.clear()
 
     @property
     def num_waiting(self) -> int:
@@ -336,17 +306,5 @@ class SharedGets:
 
     def check(self) -> None:
         """Every block without a fate is asked for once, or leased, or waits to be asked for."""
-        held: list[_Batch | Lease] = [*self._batches.values(), *self._leases]
-        assert self._window_bytes == sum(one.num_bytes for one in held), self._window_bytes
-        assert not any(lease.transfer.ended for lease in self._leases), "a lease outlived its get"
-        assert not any(lease.done for lease in self._leases), "a finished lease was kept"
         self._queue.check()
-        for transfer in self._queue:
-            batches = [one for one in self._batches.values() if one.transfer is transfer]
-            leases = [one for one in self._leases if one.transfer is transfer]
-            asked = [index for one in batches for index in one.indices]
-            asked += [index for one in leases for index in one.open]
-            waiting = [index for index, outcome in enumerate(transfer.outcomes) if outcome is None]
-            twins = [twin for twins in transfer.twins.values() for twin in twins]
-            firsts = sorted(set(waiting) - set(twins))
-            assert sorted([*asked, *transfer.to_ask]) == firsts, "a block lost or asked for twice"
+        self._window.check(self._queue)

@@ -108,12 +108,11 @@ class SharedPuts:
         num_bytes = sum(lengths)
         if self._window_bytes + num_bytes > self._config.put_window_bytes and self._batches:
             return
+        if self._tickets.num_used == protocol.MAX_TICKETS:
+            return
         self.gate(Point.BEFORE_HASH)
         checksums = self._checksums(transfer, part) if self._config.integrity else []
-        taken = self._tickets.take()
-        if taken is None:
-            return
-        ticket, ticket_value = taken
+        ticket, ticket_value = self._tickets.take()
         self.gate(Point.TICKET_SET)
         message = PutShared(
             request_id=self._next_request_id(),

@@ -31,10 +31,8 @@ class Tickets:
     def num_used(self) -> int:
         return protocol.MAX_TICKETS - len(self._free)
 
-    def take(self) -> tuple[int, int] | None:
-        """A word and what it holds from here on; None when all are in use."""
-        if not self._free:
-            return None
+    def take(self) -> tuple[int, int]:
+        """A word that is not in use, and what it holds from here on."""
         ticket, value = self._free.popleft(), next(self._values)
         self._words[ticket] = value
         return ticket, value

@@ -35,7 +35,11 @@ class ReadOnlyMap:
             raise
         self._over = threading.Event()
         self._keeper = threading.Thread(target=self._keep, name="kvferry-map", daemon=True)
-        self._keeper.start()
+        try:
+            self._keeper.start()
+        except RuntimeError as error:  # no more threads
+            self._undo()
+            raise OSError(str(error)) from error
 
     def close(self) -> None:
         """Nobody reads at `address` any more: unmap it, soon. Safe to repeat."""
@@ -50,6 +54,9 @@ class ReadOnlyMap:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         self._populate()
         self._over.wait()
+        self._undo()
+
+    def _undo(self) -> None:
         unmap(self.address, self.num_bytes)
         os.close(self._fd)
 

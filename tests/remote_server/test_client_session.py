@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from client_helpers import (
@@ -421,7 +422,14 @@ def server_process():
     process.wait(PATIENCE_S)
 
 
-def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(server_process, make_client):
+def _is_stopped(pid: int) -> bool:
+    stats = [task.read_text() for task in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return all(stat.rpartition(")")[2].split()[0] == "T" for stat in stats)
+
+
+def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(
+    transport, server_process, make_client
+):
     process, endpoint = server_process
     client = make_client(endpoint)
     keys = [key(number) for number in range(8)]
@@ -429,6 +437,7 @@ def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(server_pro
     assert put.created == 8
 
     os.kill(process.pid, signal.SIGSTOP)
+    eventually(lambda: _is_stopped(process.pid))
     rows = empty_rows(8)
     gets = [client.get(NAMESPACE, keys, rows) for _ in range(3)]
     for get in gets:
@@ -444,9 +453,10 @@ def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(server_pro
     got = client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
     assert got.landed == list(range(8))
     assert all(row == block(number) for number, row in enumerate(rows))
+    assert client.transport == transport
 
 
-def test_a_killed_server_is_noticed_at_once(server_process, make_client):
+def test_a_killed_server_is_noticed_at_once(transport, server_process, make_client):
     process, endpoint = server_process
     client = make_client(endpoint)
     process.kill()

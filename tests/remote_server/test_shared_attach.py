@@ -1,6 +1,7 @@
 """How a client and a server on one host find each other, and lose each other again."""
 
 import logging
+import mmap
 import os
 
 import pytest
@@ -21,8 +22,10 @@ from shared_peer import memfd, open_fds
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.client.attachment import ANSWER_S, RETRY_S
+from remote_server.config import MiB, ServerConfig
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, GetShared, Put, PutShared
+from remote_server.server import Server
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
@@ -137,6 +140,29 @@ def test_a_refusal_means_unavailable_when_nothing_else_is_allowed(
     assert client.put(NAMESPACE, [key(0)], [memoryview(block(0))]).result(PATIENCE_S).created == 1
     assert not near.all_asked(PutShared) + near.all_asked(GetShared)
     assert caplog.text.count("not sealed") == 1
+
+
+def test_a_file_that_could_shrink_is_refused_by_a_real_server_and_tcp_is_used(caplog):
+    caplog.set_level(logging.INFO, "remote_server.client")
+    fd = memfd(1 << 20, seals=0)
+    memory = memoryview(mmap.mmap(fd, 1 << 20))
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
+    with Server(config) as server:
+        client = RemoteClient(ClientConfig(server.endpoint))
+        client.register(memory, fd)
+        client.declare(NAMESPACE, BLOCK_BYTES)
+        eventually(lambda: client.counters()["shm_refused"] == 1)
+        eventually(lambda: client.ready)
+        memory[:BLOCK_BYTES] = block(7)
+        row = memory[:BLOCK_BYTES]
+        assert client.put(NAMESPACE, [key(7)], [row], deferred=False).result(PATIENCE_S).created
+        row[:] = bytes(BLOCK_BYTES)
+        assert client.get(NAMESPACE, [key(7)], [row], stall_s=5).result(PATIENCE_S).landed == [0]
+        assert row == block(7)
+        assert client.transport == "tcp"
+        client.close()
+    os.close(fd)
+    assert caplog.text.count("not a memfd sealed") == 1
 
 
 def test_a_server_on_another_host_is_no_reason_to_worry(near, shared, make_client, caplog):

@@ -1,5 +1,8 @@
 """Gets over shared memory: leased, copied, verified, and released whatever becomes of them."""
 
+import threading
+from itertools import count
+
 import pytest
 from client_helpers import (
     BLOCK_BYTES,
@@ -18,7 +21,7 @@ from remote_server.client import GetOutcome
 from remote_server.client.gates import Point
 from remote_server.client.shared_gets import ABANDON_S
 from remote_server.errors import DeadlineExceeded, RequestRefused
-from remote_server.protocol import Get, GetShared, Release, Touched, Verify
+from remote_server.protocol import Get, GetShared, Lookup, Release, Touched, Verify
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
@@ -81,20 +84,29 @@ def test_the_window_bounds_what_is_asked_for(near, shared, make_client):
     assert sorted(released(near)) == sorted(map(lease_of, near.all_asked(GetShared)))
 
 
-def test_a_get_of_much_leaves_room_for_lookups(near, shared, make_client, monkeypatch):
-    """A turn copies a bounded number of bytes, so a lookup is answered in the middle of a get."""
+def test_lookups_are_sent_in_the_middle_of_a_get(near, shared, make_client, monkeypatch):
+    """A turn copies a bounded number of bytes."""
     monkeypatch.setattr("remote_server.client.shared_gets.TURN_BYTES", BLOCK_BYTES)
     client = make_client(near.endpoint)
     keys = hold_blocks(near, range(8))
-    with held_at(client._loop.lanes.shared.gets, Point.BEFORE_COPY, skip=2) as held:
-        got = client.get(NAMESPACE, keys, empty_rows(8), stall_s=5)
-        held.wait()
-        found = client.lookup(NAMESPACE, keys, timeout_s=5)
-        seen = []
-        found.add_done_callback(lambda _: seen.append(got.done()))
-    assert found.result(PATIENCE_S).prefix == 8
+    asked, sent, copies = threading.Event(), [], count(1)
+
+    def gate(point):
+        if point is not Point.BEFORE_COPY:
+            return
+        match next(copies):
+            case 3:
+                assert asked.wait(PATIENCE_S)
+            case 6:
+                sent.extend(near.wait_for(Lookup))
+
+    client._loop.lanes.shared.gets.gate = gate
+    got = client.get(NAMESPACE, keys, empty_rows(8), stall_s=5)
+    found = client.lookup(NAMESPACE, keys, timeout_s=5)
+    asked.set()
     assert got.result(PATIENCE_S).landed == list(range(8))
-    near.wait_for(Release)
+    assert found.result(PATIENCE_S).prefix == 8
+    assert sent
 
 
 # ── blocks that are not what they should be ──────────────────────────────────────────────

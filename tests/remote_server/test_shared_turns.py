@@ -47,7 +47,7 @@ class _LanesThatOnlyCopy(Lanes):
     wake_at = inf  # nothing is late
 
     def __init__(self, gets: object) -> None:
-        self.shared = SimpleNamespace(gets=gets)
+        self.shared = SimpleNamespace(gets=gets, puts=SimpleNamespace(has_more=False))
         self.puts = SimpleNamespace(has_more=False, is_settling=False)
         self._session = SimpleNamespace(wake_at=lambda: inf)
         self._clock = lambda: 0.0

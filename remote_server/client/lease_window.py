@@ -1,0 +1,96 @@
+"""What is asked for or leased over shared memory, over all gets, bounded in bytes.
+
+A get that has ended keeps the share of what it asked for until the answer has come: the server
+keeps those blocks for us, whoever wants them. Its leases are released at once.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+
+from remote_server.client.get_queue import GetQueue
+from remote_server.client.get_window import GetTransfer
+from remote_server.client.lease import Lease
+
+
+@dataclass(slots=True, eq=False)
+class LeaseBatch:
+    """One GetShared message without an answer yet."""
+
+    transfer: GetTransfer
+    indices: list[int]
+    num_bytes: int
+
+
+class LeaseWindow:
+    """Batches that wait for their lease, leases being copied, and those to be given back."""
+
+    def __init__(self, most_bytes: int) -> None:
+        self._most_bytes = most_bytes
+        self._num_bytes = 0
+        self.batches: dict[int, LeaseBatch] = {}
+        self.leases: deque[Lease] = deque()
+        """Oldest first."""
+        self.to_release: deque[int] = deque()
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether that much more may be asked for. Something always may when nothing is."""
+        nothing = not self.batches and not self.leases
+        return nothing or self._num_bytes + num_bytes <= self._most_bytes
+
+    def ask(self, request_id: int, batch: LeaseBatch) -> None:
+        """It was asked for."""
+        self.batches[request_id] = batch
+        self._num_bytes += batch.num_bytes
+
+    def forget(self, request_id: int) -> None:
+        """It will not be leased, or nobody wants it any more."""
+        self._num_bytes -= self.batches.pop(request_id).num_bytes
+
+    def hold(self, request_id: int, lease: Lease) -> None:
+        """It was leased: its share is the lease's from here on."""
+        del self.batches[request_id]
+        self.leases.append(lease)
+
+    def drop(self, lease: Lease) -> None:
+        """Nothing more will be copied of it."""
+        self.leases.remove(lease)
+        self._num_bytes -= lease.num_bytes
+        self.give_back(lease.number)
+
+    def drop_all_of(self, transfer: GetTransfer) -> None:
+        """It is about to end."""
+        for lease in [lease for lease in self.leases if lease.transfer is transfer]:
+            self.drop(lease)
+
+    def give_back(self, number: int) -> None:
+        """The server is to be told that this lease is over; 0 is none."""
+        if number:
+            self.to_release.append(number)
+
+    @property
+    def leftovers(self) -> list[int]:
+        """What gets that have ended still hold a share for."""
+        return [number for number, batch in self.batches.items() if batch.transfer.ended]
+
+    def clear(self) -> None:
+        """Hold nothing, whatever was held."""
+        self.batches.clear()
+        self.leases.clear()
+        self.to_release.clear()
+        self._num_bytes = 0
+
+    def check(self, queue: GetQueue) -> None:
+        """Every block without a fate is asked for once, or leased, or waits to be asked for."""
+        held: list[LeaseBatch | Lease] = [*self.batches.values(), *self.leases]
+        assert self._num_bytes == sum(one.num_bytes for one in held), self._num_bytes
+        assert not any(lease.transfer.ended for lease in self.leases), "a lease outlived its get"
+        assert not any(lease.done for lease in self.leases), "a finished lease was kept"
+        for transfer in queue:
+            batches = [one for one in self.batches.values() if one.transfer is transfer]
+            leases = [one for one in self.leases if one.transfer is transfer]
+            asked = [index for one in batches for index in one.indices]
+            asked += [index for one in leases for index in one.open]
+            waiting = [index for index, outcome in enumerate(transfer.outcomes) if outcome is None]
+            twins = [twin for twins in transfer.twins.values() for twin in twins]
+            firsts = sorted(set(waiting) - set(twins))
+            assert sorted([*asked, *transfer.to_ask]) == firsts, "a block lost or asked for twice"
