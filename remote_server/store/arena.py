@@ -123,8 +123,8 @@ class Arena:
 def warn_if_dev_shm_is_small(memory: int, folder: str = "/dev/shm") -> bool:
     """Warn, once, when engines on this host will run out of /dev/shm; says whether it did.
 
-    The server does not need it, but an engine's CPU pool lives there, and a container gets
-    64 MiB unless told otherwise.
+    The server does not need it, and our engines' pools do not either, but vLLM itself does, and
+    its own offloading keeps its pool there; a container gets 64 MiB unless told otherwise.
     """
     try:
         stats = os.statvfs(folder)
@@ -135,7 +135,7 @@ def warn_if_dev_shm_is_small(memory: int, folder: str = "/dev/shm") -> bool:
         return False
     log.warning(
         "%s holds %s, less than the memory budget of %s: this server does not need it, but "
-        "engines on this host keep their CPU pool there; in a container pass --shm-size=%dg",
+        "vLLM on this host does; in a container pass --shm-size=%dg",
         folder, format_bytes(total), format_bytes(memory), -(-memory // (1 << 30)),
     )  # fmt: skip
     return True
