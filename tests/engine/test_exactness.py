@@ -178,9 +178,10 @@ def test_an_abort_in_the_middle_of_a_load_harms_nobody(engine: Engine, cluster: 
         given_up.start()
         given_up.join(30)
         assert not given_up.is_alive()
-    answer, tokens = engine.ask_from(prompt)
+    # Of this request alone: the engine may still count the aborted one as admitted.
+    answer = engine.ask(prompt)
     assert answer.token_ids == cold.token_ids
-    assert sum(tokens.values()) == 1100 // BLOCK * BLOCK
+    assert answer.cached_tokens == 1100 // BLOCK * BLOCK
     assert engine.when_idle("vllm:kv_offload_cpu_cache_usage_perc") == 0, "a row stays pinned"
 
 
