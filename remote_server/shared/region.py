@@ -6,27 +6,15 @@ import mmap
 import os
 import secrets
 import stat
-import threading
-from collections.abc import Iterator
 
 from remote_server import protocol
 from remote_server.errors import KVFerryError
-from remote_server.shared.mapping import (
-    MADV_POPULATE_READ,
-    POPULATE_STEP_BYTES,
-    map_read_only,
-    populate,
-    unmap,
-)
+from remote_server.shared.read_only_map import ReadOnlyMap
 
 # No client has more memory than its machine. Above it there may be sparse files, swap and plans.
 MAX_REGION_MEMORIES = 4
 
 TICKETS_BYTES = protocol.MAX_TICKETS * ctypes.sizeof(ctypes.c_uint64)
-
-# A client faults its own memory in while we do; we follow it this long.
-_POPULATE_PASSES = 60
-_POPULATE_PASS_S = 1.0
 
 
 class NotAttachable(KVFerryError):
@@ -50,18 +38,18 @@ class Region:
         self.token = secrets.randbits(63)
         self.num_bytes = region_bytes
         self.live = True
-        self._over = threading.Event()
         try:
-            self._fd = os.dup(region_fd)
-            self._tickets_address = map_read_only(tickets_fd, TICKETS_BYTES)
-            self.address = map_read_only(region_fd, region_bytes)
-            words = ctypes.c_uint64 * protocol.MAX_TICKETS
-            self._tickets = words.from_address(self._tickets_address)
-            self._keeper = threading.Thread(target=self._keep, name="region", daemon=True)
-            self._keeper.start()
-        except (OSError, RuntimeError) as error:  # the latter: no more threads
-            self._undo()
+            self._map = ReadOnlyMap(region_fd, region_bytes)
+        except OSError as error:
             raise NotAttachable(f"it cannot be mapped: {error}") from error
+        try:
+            self._tickets_map = ReadOnlyMap(tickets_fd, TICKETS_BYTES)
+        except OSError as error:
+            self._map.close()
+            raise NotAttachable(f"it cannot be mapped: {error}") from error
+        self.address = self._map.address
+        words = ctypes.c_uint64 * protocol.MAX_TICKETS
+        self._tickets = words.from_address(self._tickets_map.address)
 
     def ticket(self, number: int) -> int:
         """What the client's ticket says now."""
@@ -70,59 +58,14 @@ class Region:
     def end(self) -> None:
         """The client is gone: its memory is unmapped, soon."""
         self.live = False
-        self._over.set()
+        for mapped in (self._map, self._tickets_map):
+            mapped.close()
 
     def close(self) -> None:
         """`end`, and wait until it is so."""
         self.end()
-        self._keeper.join()
-
-    # ── the region's own thread ──────────────────────────────────────────────────────────
-
-    def _keep(self) -> None:
-        """Fault the map in, and unmap it in the end: both may take long, and not on the loop."""
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        self._populate()
-        self._over.wait()
-        self._undo()
-
-    def _populate(self) -> None:
-        """Fault in the pages that exist, so that the first copy from each does not have to.
-
-        Only those: reading a page that its owner has never touched would allocate it, at the
-        expense of this process and its cgroup.
-        """
-        done = 0
-        for _ in range(_POPULATE_PASSES):
-            for start, end in self._extents(done):
-                for at in range(start, end, POPULATE_STEP_BYTES):
-                    step = min(POPULATE_STEP_BYTES, end - at)
-                    if self._over.is_set() or not populate(
-                        self.address + at, step, MADV_POPULATE_READ
-                    ):
-                        return
-                if start == done:
-                    done = end
-            if done >= self.num_bytes or self._over.wait(_POPULATE_PASS_S):
-                return
-
-    def _extents(self, start: int) -> Iterator[tuple[int, int]]:
-        """Where the file has pages, from `start` on."""
-        while start < self.num_bytes:
-            try:
-                first = os.lseek(self._fd, start, os.SEEK_DATA)
-                start = os.lseek(self._fd, first, os.SEEK_HOLE)
-            except OSError:  # nothing but a hole from here to the end
-                return
-            yield first, start
-
-    def _undo(self) -> None:
-        if hasattr(self, "address"):
-            unmap(self.address, self.num_bytes)
-        if hasattr(self, "_tickets_address"):
-            unmap(self._tickets_address, TICKETS_BYTES)
-        if hasattr(self, "_fd"):
-            os.close(self._fd)
+        for mapped in (self._map, self._tickets_map):
+            mapped.join()
 
 
 def check_file(fd: int, num_bytes: int, client: int, what: str) -> None:

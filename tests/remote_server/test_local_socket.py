@@ -5,6 +5,7 @@ import gc
 import mmap
 import os
 import socket
+import threading
 import time
 
 import pytest
@@ -366,7 +367,7 @@ def test_without_a_thread_to_spare_an_attach_is_refused(name, files, no_leaks, m
 
     maps = mapped("test")
     with monkeypatch.context() as patch:
-        patch.setattr(region.threading.Thread, "start", refuse)
+        patch.setattr(threading.Thread, "start", refuse)
         connection = LocalConnection(name)
         connection.send(GOOD, files)
         assert "can't start new thread" in refusal(connection)
