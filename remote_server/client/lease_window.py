@@ -12,6 +12,10 @@ from remote_server.client.get_window import GetTransfer
 from remote_server.client.lease import Lease
 
 
+# A server of many clients must find something to evict while they are all reading.
+SHARE_OF_ARENA = 16
+
+
 @dataclass(slots=True, eq=False)
 class LeaseBatch:
     """One GetShared message without an answer yet."""
@@ -25,12 +29,26 @@ class LeaseWindow:
     """Batches that wait for their lease, leases being copied, and those to be given back."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
+        self._wanted_bytes = self._most_bytes = most_bytes
         self._num_bytes = 0
         self.batches: dict[int, LeaseBatch] = {}
         self.leases: deque[Lease] = deque()
         """Oldest first."""
         self.to_release: deque[int] = deque()
+
+    def limit(self, arena_bytes: int) -> None:
+        """Of an arena this large; what is held already stays."""
+        self._most_bytes = min(self._wanted_bytes, arena_bytes // SHARE_OF_ARENA)
+
+    @property
+    def next_bytes(self) -> int:
+        """About how much to ask for now.
+
+        Half of the window: the server answers for one while we copy the other. When nothing is
+        under way, an eighth of that, to have something to copy soon.
+        """
+        nothing = not self.batches and not self.leases
+        return max(1, self._most_bytes // (16 if nothing else 2))
 
     def has_room(self, num_bytes: int) -> bool:
         """Whether that much more may be asked for. Something always may when nothing is."""

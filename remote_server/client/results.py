@@ -30,19 +30,23 @@ class ClientConfig:
     `tcp`: as if nothing was registered. All other rows go over tcp anyway."""
 
     get_window_bytes: int = 16 * MiB
-    """Asked for and not yet here, over all gets of one transport. A slow reader's bytes wait in
-    the server's store rather than in a socket queue, where a high-water mark would drop them."""
+    """Asked for and not yet here, over all gets over tcp. A slow reader's bytes wait in the
+    server's store rather than in a socket queue, where a high-water mark would drop them."""
 
     get_window_blocks: int = 256
-    """The same in blocks, over tcp: a ROUTER's default mark is 1,000 messages, a block may be
-    one."""
+    """The same in blocks: a ROUTER's default mark is 1,000 messages, a block may be one."""
 
     put_window_bytes: int = 32 * MiB
-    """Sent and not yet answered, over all puts of one transport."""
+    """Sent and not yet answered, over all puts over tcp."""
 
     batch_bytes: int = 4 * MiB
-    """About how much one Get or Put message covers; at least one block. Over shared memory, where
-    a message carries no bytes, it is half the window of gets or a quarter of that of puts."""
+    """About how much one Get or Put message covers over tcp; at least one block."""
+
+    shared_window_bytes: int = 64 * MiB
+    """Over shared memory: leased and not yet copied by us, and as much again offered and not yet
+    copied by the server, but no more than a sixteenth of the server's memory each, because it can
+    evict none of these blocks meanwhile. Nothing travels, so it only has to be large: a message
+    costs as much as copying one or two MiB, and covers a half of this or a quarter."""
 
     max_control_in_flight: int = 64
     """Lookups and other small requests on the wire at once; more wait here, deadline running."""
@@ -73,6 +77,7 @@ class ClientConfig:
     def __post_init__(self) -> None:
         for name in (
             "get_window_bytes", "get_window_blocks", "put_window_bytes", "batch_bytes",
+            "shared_window_bytes",
             "max_control_in_flight", "breaker_timeouts", "breaker_backoff_s",
             "breaker_longest_backoff_s", "hello_timeout_s", "reconnect_s", "longest_reconnect_s",
             "heartbeat_s",

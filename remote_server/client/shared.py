@@ -147,7 +147,11 @@ class SharedLane:
         """See to the attachment; when it has ended, so has everything that relied on it."""
         session = self._session
         self._attachment.tend(now, session.local_socket, session.epoch, readable)
-        attached = self._attachment.arena is not None
+        arena = self._attachment.arena
+        attached = arena is not None
+        if arena is not None and not self._attached:
+            self.gets.limit(arena.num_bytes)
+            self.puts.limit(arena.num_bytes)
         if self._attached and not attached:
             error = ServerUnavailable(f"shared memory ended: {self._attachment.reason}")
             self.gets.lost(error, detached=True)

@@ -14,6 +14,7 @@ from math import inf
 
 from remote_server import protocol
 from remote_server.client.gates import Gate, Point, open_gate
+from remote_server.client.lease_window import SHARE_OF_ARENA
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.results import ClientConfig, Counters
 from remote_server.client.session import Session
@@ -62,21 +63,26 @@ class SharedPuts:
         self._transfers: dict[PutTransfer, None] = {}
         self._batches: dict[int, _Batch] = {}
         self._window_bytes = 0
-        # A message costs as much as copying a MiB; four are under way, one being copied.
-        self._batch_bytes = max(1, config.put_window_bytes // 4)
+        self._most_bytes = config.shared_window_bytes
         self.gate: Gate = open_gate
         self.wake_at = inf
         self.has_more = False
         """The next turn may have something to send."""
         self.queued_bytes = 0
 
+    def limit(self, arena_bytes: int) -> None:
+        """Into an arena this large; what is under way goes on."""
+        self._most_bytes = min(self._config.shared_window_bytes, arena_bytes // SHARE_OF_ARENA)
+
     def accept(self, transfer: PutTransfer) -> None:
         """Take over `transfer`; it ends at once when it cannot be sent."""
         try:
             declaration = self._session.declaration(transfer.namespace)
-            limits = self._session.limits
+            batch_bytes = max(1, self._most_bytes // 4)
+            # A server that has nothing to copy is given something soon.
+            first_bytes = None if self._batches else batch_bytes // 8
             transfer.prepare(
-                declaration.block_bytes, self._batch_bytes, limits, self._batch_bytes // 8
+                declaration.block_bytes, batch_bytes, self._session.limits, first_bytes
             )
             self._session.require(transfer.namespace)
             self._require()
@@ -106,7 +112,7 @@ class SharedPuts:
         part = transfer.to_send[0]
         lengths = [row.nbytes for row in transfer.rows[part.start : part.stop]]
         num_bytes = sum(lengths)
-        if self._window_bytes + num_bytes > self._config.put_window_bytes and self._batches:
+        if self._window_bytes + num_bytes > self._most_bytes and self._batches:
             return
         if self._tickets.num_used == protocol.MAX_TICKETS:
             return

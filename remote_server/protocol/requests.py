@@ -104,13 +104,15 @@ class PutShared(Message, frozen=True, tag="put_shared"):
 class GetShared(Message, frozen=True, tag="get_shared"):
     """Ask for a lease on blocks, to be copied from the server's arena. Answered by `Leased`.
 
-    `checked` wants their checksums; without it there are none in the reply.
+    `checked` wants their checksums; without it there are none in the reply. `release` are leases
+    that end with this, as if each had been sent with `Release` before.
     """
 
     namespace: Namespace
     keys: Keys
     region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
     checked: bool = True
+    release: Counts = []
 
 
 class Release(Message, frozen=True, tag="release"):

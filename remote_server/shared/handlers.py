@@ -96,6 +96,8 @@ class SharedHandlers:
             put.finish()
 
     def get(self, request: GetShared, answer: Answer) -> None:
+        for lease in request.release:
+            self._release(lease)
         region = self._region(request.region)
         if self._leases.full(region.token):
             raise RequestRefused(
@@ -125,7 +127,10 @@ class SharedHandlers:
         answer(leased)
 
     def release(self, request: Release) -> None:
-        if not self._leases.release(request.lease):
+        self._release(request.lease)
+
+    def _release(self, lease: int) -> None:
+        if not self._leases.release(lease):
             self._store.counters["releases_unknown"] += 1
 
     def expire_leases(self) -> None:

@@ -14,8 +14,8 @@ from remote_server.store.store import Reserved, Store
 
 log = logging.getLogger(__name__)
 
-# What is copied before requests get their turn again: about half a millisecond.
-TURN_BYTES = 4 << 20
+# What is copied before requests get their turn again: half a millisecond, more with hashing.
+TURN_BYTES = 8 << 20
 
 
 class SharedPut:
