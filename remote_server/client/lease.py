@@ -5,12 +5,10 @@ byte, is what the server said, and its checksum is right where it landed. Until 
 hold anything; and no row is touched whose get has ended.
 """
 
-import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from operator import add
-
-import xxhash
 
 from remote_server import protocol
 from remote_server.client.arena_view import WORD_BYTES, ArenaView
@@ -19,20 +17,7 @@ from remote_server.client.get_window import GetTransfer
 from remote_server.client.region import RegisteredRegion
 from remote_server.errors import RemoteProtocolError
 from remote_server.protocol import Leased
-
-# What is copied before it is hashed: small enough to be still in the core's own cache.
-PIECE_BYTES = 256 << 10
-
-# Letting go of the GIL costs more than copying this much, when another thread then takes it.
-_HOLD_GIL_BELOW_BYTES = 128 << 10
-
-_copy_holding_the_gil = ctypes.PyDLL(None).memmove
-_copy_holding_the_gil.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_copy_holding_the_gil.restype = None
-_copy_without_the_gil = ctypes.CDLL(None).memmove
-_copy_without_the_gil.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-_copy_without_the_gil.restype = None
-_hash = xxhash.xxh3_64_intdigest
+from remote_server.shared.copying import copy_and_hash_group, copy_group, group_blocks
 
 
 @dataclass(slots=True)
@@ -87,6 +72,7 @@ class Lease:
         self._words = [reply.words[at] // WORD_BYTES for at in keep]
         self._generations = [reply.generations[at] for at in keep]
         self._checksums = [reply.checksums[at] for at in keep] if integrity else []
+        self._group_blocks = group_blocks(max(self._lengths, default=1))
         self._arena = arena
         self._next = 0
 
@@ -113,68 +99,33 @@ class Lease:
             gate(Point.BEFORE_COPY)
             if clock() >= deadline:
                 break
-            end, run_bytes = self._run()
+            group = slice(self._next, min(self._next + self._group_blocks, len(self.indices)))
             if self._checksums:
-                self._copy_and_hash(end, run_bytes, bad, gate)
+                self._copy_and_hash(group, bad, gate)
             else:
-                self._copy(self._targets[self._next], self._sources[self._next], run_bytes)
-            copied.num_bytes += run_bytes
-            self._next = end
+                copy_group(self._targets[group], self._sources[group], self._lengths[group])
+            copied.num_bytes += sum(self._lengths[group])
+            self._next = group.stop
         gate(Point.BEFORE_GENERATION)
         self._sort(first, bad, copied)
         return copied
 
     # ── copying ──────────────────────────────────────────────────────────────────────────
 
-    def _run(self) -> tuple[int, int]:
-        """Where the next run ends, and its bytes: one block, or small ones that are neighbours
-        on both sides."""
-        at = self._next
-        lengths, sources, targets = self._lengths, self._sources, self._targets
-        source, target, num_bytes = sources[at], targets[at], lengths[at]
-        for end in range(at + 1, len(self.indices)):
-            together = num_bytes + lengths[end]
-            if (
-                together > PIECE_BYTES
-                or sources[end] != source + num_bytes
-                or targets[end] != target + num_bytes
-            ):
-                return end, num_bytes
-            num_bytes = together
-        return len(self.indices), num_bytes
-
-    def _copy_and_hash(self, end: int, num_bytes: int, bad: list[int], gate: Gate) -> None:
-        """Copy the run up to `end` and note in `bad` which blocks are not what they should be."""
-        first, transfer = self._next, self.transfer
-        indices = self.indices[first:end]
-        seeds = protocol.identities(transfer.namespace, [transfer.keys[i] for i in indices])
-        if num_bytes > PIECE_BYTES:
-            if self._copy_large(first, seeds[0], gate) != self._checksums[first]:
-                bad.append(first)
-            return
-        self._copy(self._targets[first], self._sources[first], num_bytes)
-        gate(Point.BEFORE_CHECKSUM)
-        sums = [*map(_hash, [transfer.rows[i] for i in indices], seeds)]
-        if sums != self._checksums[first:end]:
-            bad += [at for at in range(first, end) if sums[at - first] != self._checksums[at]]
-
-    def _copy_large(self, at: int, seed: int, gate: Gate) -> int:
-        """Copy one block in pieces, each hashed as soon as it is there; returns its checksum."""
-        row = self.transfer.rows[self.indices[at]]
-        target, source = self._targets[at], self._sources[at]
-        hasher = xxhash.xxh3_64(seed=seed)
-        for start in range(0, row.nbytes, PIECE_BYTES):
-            piece = row[start : start + PIECE_BYTES]
-            self._copy(target + start, source + start, piece.nbytes)
-            hasher.update(piece)
-        gate(Point.BEFORE_CHECKSUM)
-        return hasher.intdigest()
-
-    def _copy(self, target: int, source: int, num_bytes: int) -> None:
-        if num_bytes < _HOLD_GIL_BELOW_BYTES:
-            _copy_holding_the_gil(target, source, num_bytes)
-        else:
-            _copy_without_the_gil(target, source, num_bytes)
+    def _copy_and_hash(self, group: slice, bad: list[int], gate: Gate) -> None:
+        """Copy a group and note in `bad` which of its blocks are not what they should be."""
+        transfer, indices = self.transfer, self.indices[group]
+        computed = copy_and_hash_group(
+            self._targets[group],
+            self._sources[group],
+            [transfer.rows[index] for index in indices],
+            protocol.identities(transfer.namespace, [transfer.keys[index] for index in indices]),
+            partial(gate, Point.BEFORE_CHECKSUM),
+        )
+        announced = self._checksums[group]
+        if computed != announced:
+            pairs = enumerate(zip(computed, announced, strict=True), start=group.start)
+            bad += [at for at, (is_now, should_be) in pairs if is_now != should_be]
 
     def _sort(self, first: int, bad: list[int], copied: Copied) -> None:
         """Read the generation words, after everything else, and judge what was copied."""

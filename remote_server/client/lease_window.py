@@ -11,7 +11,6 @@ from remote_server.client.get_queue import GetQueue
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.lease import Lease
 
-
 # A server of many clients must find something to evict while they are all reading.
 SHARE_OF_ARENA = 16
 

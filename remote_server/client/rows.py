@@ -4,6 +4,7 @@ Done on the I/O thread: a caller's mistake comes back through its future like ev
 """
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 from remote_server import protocol
 from remote_server.errors import LocalProtocolError
@@ -11,6 +12,11 @@ from remote_server.errors import LocalProtocolError
 
 def check_keys(keys: Sequence[bytes]) -> None:
     """Raise `LocalProtocolError` when one of `keys` is nothing the protocol can name."""
+    # A pass over each in C: most keys of most requests are like all others.
+    if {*map(type, keys)} <= {bytes}:
+        lengths = {*map(len, keys)}
+        if not lengths or 0 < min(lengths) <= max(lengths) <= protocol.MAX_KEY_BYTES:
+            return
     for number, key in enumerate(keys):
         if not isinstance(key, bytes) or not 0 < len(key) <= protocol.MAX_KEY_BYTES:
             raise LocalProtocolError(
@@ -25,6 +31,8 @@ def check_rows(
     check_keys(keys)
     if len(keys) != len(rows):
         raise LocalProtocolError(f"{len(keys)} keys with {len(rows)} rows")
+    if _are_flat(rows, block_bytes, writable=writable):
+        return [*rows]
     flat = []
     for number, row in enumerate(rows):
         try:
@@ -39,3 +47,20 @@ def check_rows(
             raise LocalProtocolError(f"row {number} cannot be written")
         flat.append(view)
     return flat
+
+
+_shape = attrgetter("format", "ndim", "c_contiguous", "readonly")
+_WRITABLE, _READ_ONLY = ("B", 1, True, False), ("B", 1, True, True)
+
+
+def _are_flat(rows: Sequence[memoryview], block_bytes: int, *, writable: bool) -> bool:
+    """Whether all rows are fit to be transferred as they are. Looks at each in C."""
+    if not {*map(type, rows)} <= {memoryview}:
+        return False
+    try:
+        shapes = {*map(_shape, rows)}
+        sizes = {row.nbytes for row in rows}
+    except ValueError:  # one of them has been released
+        return False
+    fit = shapes <= ({_WRITABLE} if writable else {_WRITABLE, _READ_ONLY})
+    return fit and (not sizes or 0 < min(sizes) <= max(sizes) <= block_bytes)

@@ -29,7 +29,7 @@ from remote_server.protocol import (
     Welcome,
 )  # fmt: skip
 
-ARENA_BYTES = 1 << 20
+ARENA_BYTES = 64 << 20  # of which next to nothing is ever touched
 NUM_SLOTS = 64
 SLOT_BYTES = 8192
 WORDS = NUM_SLOTS * SLOT_BYTES
@@ -187,7 +187,7 @@ class FakeSharedServer(FakeServer):
         )  # fmt: skip
 
     def _slot(self, namespace: str, key: bytes) -> int:
-        # Every other slot: neighbours would be copied as one.
+        # Every other slot, so that nobody relies on blocks being neighbours.
         return self.slots.setdefault((namespace, key), 2 * len(self.slots) % NUM_SLOTS)
 
     def fill(self, slot: int, block: bytes, generation: int) -> None:

@@ -64,7 +64,7 @@ def main() -> None:
     region = SharedRegion(BATCH * block_bytes)
     config = ClientConfig(
         endpoint, transport="shm", integrity=False, breaker_timeouts=10**9,
-        get_window_bytes=8 * block_bytes, put_window_bytes=8 * block_bytes,
+        shared_window_bytes=8 * block_bytes,
     )  # fmt: skip
     client = RemoteClient(config)
     client.register(region.view, region.fd)

@@ -344,6 +344,21 @@ def test_a_reader_that_wakes_after_its_lease_finds_another_generation(timed, clo
     assert timed.words(leased) not in ([0], leased.generations)
 
 
+def test_a_question_for_the_next_lease_ends_those_before_it(shared, peer):
+    peer.put(range(4))
+    first, second = shared.lease([0, 1]), shared.lease([2])
+    message = protocol.GetShared(
+        request_id=99, namespace="ns", keys=[key(3)], region=shared.token,
+        release=[first.lease, second.lease, 12345],
+    )  # fmt: skip
+    leased = peer.ask(message)
+    stats = peer.stats()
+    assert stats.tiers["memory"].pinned == 1
+    assert stats.counters["releases_unknown"] == 1
+    shared.release(leased)
+    peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
+
+
 def test_a_release_that_comes_too_late_is_ignored_and_counted(timed, clock):
     timed.put([1])
     leased = timed.lease([1])

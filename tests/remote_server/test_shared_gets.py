@@ -14,11 +14,13 @@ from client_helpers import (
     key,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
+from fake_shared import ARENA_BYTES
 from held import held_at
 from msgspec.structs import replace
 
 from remote_server.client import GetOutcome
 from remote_server.client.gates import Point
+from remote_server.client.lease_window import SHARE_OF_ARENA
 from remote_server.client.shared_gets import ABANDON_S
 from remote_server.errors import DeadlineExceeded, RequestRefused
 from remote_server.protocol import Get, GetShared, Lookup, Release, Touched, Verify
@@ -40,7 +42,9 @@ def lease_of(asked):
 
 
 def released(near):
-    return [asked.message.lease for asked in near.all_asked(Release)]
+    """Every lease that was given back, by itself or with a question."""
+    alone = [asked.message.lease for asked in near.all_asked(Release)]
+    return [lease for one in near.all_asked(GetShared) for lease in one.message.release] + alone
 
 
 def test_a_get_copies_what_is_leased_and_releases_it(local, near):
@@ -68,7 +72,7 @@ def test_a_key_twice_fills_both_rows(local, near):
 
 
 def test_the_window_bounds_what_is_asked_for(near, shared, make_client):
-    client = make_client(near.endpoint, get_window_bytes=4 * BLOCK_BYTES)
+    client = make_client(near.endpoint, shared_window_bytes=4 * BLOCK_BYTES)
     keys = hold_blocks(near, range(10))
     waiting = []
     near.rules[GetShared] = waiting.append
@@ -76,15 +80,45 @@ def test_the_window_bounds_what_is_asked_for(near, shared, make_client):
     future = client.get(NAMESPACE, keys, rows, stall_s=60)
     near.wait_for(GetShared, 2)
     turn(client)
-    assert [len(asked.message.keys) for asked in waiting] == [2, 2], "two leases under way"
+    # A small one to begin with; another half of the window; and no room for a third.
+    assert [len(asked.message.keys) for asked in waiting] == [1, 2]
     near.behave()
     near.do(lambda: [near.answer(asked) for asked in waiting] and None)
     assert future.result(PATIENCE_S).landed == list(range(10))
-    near.wait_for(Release, 5)
+    eventually(lambda: len(released(near)) == len(near.all_asked(GetShared)))
     assert sorted(released(near)) == sorted(map(lease_of, near.all_asked(GetShared)))
+    assert max(len(asked.message.keys) for asked in near.all_asked(GetShared)) == 2
 
 
-def test_lookups_are_sent_in_the_middle_of_a_get(near, shared, make_client, monkeypatch):
+def test_the_window_is_at_most_a_sixteenth_of_the_servers_memory(near, shared, make_client):
+    client = make_client(near.endpoint, shared_window_bytes=1 << 40)
+    num_blocks = ARENA_BYTES // SHARE_OF_ARENA // BLOCK_BYTES
+    gets, puts = client._loop.lanes.shared.gets, client._loop.lanes.shared.puts
+    turn(client)
+    assert gets._window._most_bytes == puts._most_bytes == num_blocks * BLOCK_BYTES
+
+
+def test_the_next_question_releases_what_was_copied(near, shared, make_client):
+    client = make_client(near.endpoint, shared_window_bytes=2 * BLOCK_BYTES)
+    keys = hold_blocks(near, range(6))
+    assert client.get(NAMESPACE, keys, empty_rows(6), stall_s=5).result(PATIENCE_S).bytes
+    asked = near.all_asked(GetShared)
+    eventually(lambda: len(released(near)) == len(asked) == 6)
+    on_the_way = [lease for one in asked for lease in one.message.release]
+    assert sorted(on_the_way) == sorted(map(lease_of, asked))[: len(on_the_way)]
+    assert len(near.all_asked(Release)) == 6 - len(on_the_way) < 3
+    assert client.counters()["released_leases"] == 6
+
+
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """Each block is a group by itself, as large ones are."""
+    monkeypatch.setattr("remote_server.shared.copying.PIECE_BYTES", BLOCK_BYTES)
+
+
+def test_lookups_are_sent_in_the_middle_of_a_get(
+    near, shared, make_client, monkeypatch, one_by_one
+):
     """A turn copies a bounded number of bytes."""
     monkeypatch.setattr("remote_server.client.shared_gets.TURN_BYTES", BLOCK_BYTES)
     client = make_client(near.endpoint)
@@ -167,10 +201,10 @@ LIES = {
     "too few words": lambda one: replace(one, words=[]),
     "too few generations": lambda one: replace(one, generations=one.generations[:1]),
     "no checksums": lambda one: replace(one, checksums=[]),
-    "bytes outside the arena": lambda one: replace(one, offsets=[0, 0, (1 << 20) - 4095]),
+    "bytes outside the arena": lambda one: replace(one, offsets=[0, 0, ARENA_BYTES - 4095]),
     "bytes far outside": lambda one: replace(one, offsets=[0, 0, 1 << 62]),
     "a length without end": lambda one: replace(one, lengths=[BLOCK_BYTES, BLOCK_BYTES, 1 << 62]),
-    "a word outside the arena": lambda one: replace(one, words=[*one.words[:2], (1 << 20)]),
+    "a word outside the arena": lambda one: replace(one, words=[*one.words[:2], ARENA_BYTES]),
     "a word between words": lambda one: replace(one, words=[*one.words[:2], one.words[2] + 4]),
     "an answer to something else": lambda one: Touched(
         request_id=one.request_id, epoch=one.epoch, touched=1
@@ -245,17 +279,17 @@ def test_a_get_ends_when_no_lease_comes_for_its_stall_time(local_timed, near, cl
 
 
 def test_what_never_comes_is_taken_back(near, shared, make_client, clock):
-    client = make_client(near.endpoint, clock=clock, get_window_bytes=4 * BLOCK_BYTES)
+    client = make_client(near.endpoint, clock=clock, shared_window_bytes=4 * BLOCK_BYTES)
     keys = hold_blocks(near, range(8))
     near.silence(GetShared)
     first = client.get(NAMESPACE, keys[:4], empty_rows(4))
     second = client.get(NAMESPACE, keys[4:], empty_rows(4), stall_s=60)
-    asked = list(near.wait_for(GetShared, 2))
+    asked = list(near.wait_for(GetShared, 3))
     turn(client)
     clock.advance(0.051)
     assert first.result(PATIENCE_S).outcomes == [LATE] * 4
     turn(client)
-    assert len(near.all_asked(GetShared)) == 2, "the window is full of what nobody wants"
+    assert len(near.all_asked(GetShared)) == 3, "the window is full of what nobody wants"
     near.behave()
     clock.advance(ABANDON_S)
     assert second.result(PATIENCE_S).landed == [0, 1, 2, 3]
@@ -264,7 +298,9 @@ def test_what_never_comes_is_taken_back(near, shared, make_client, clock):
     assert client.counters()["get_resets"] == 0
 
 
-def test_cancel_ends_a_get_between_two_blocks(near, shared, make_client, monkeypatch):
+def test_cancel_ends_a_get_between_two_blocks(
+    near, shared, make_client, monkeypatch, one_by_one
+):
     monkeypatch.setattr("remote_server.client.shared_gets.TURN_BYTES", BLOCK_BYTES)
     client = make_client(near.endpoint)
     keys = hold_blocks(near, range(8))
@@ -285,7 +321,7 @@ def test_cancel_ends_a_get_between_two_blocks(near, shared, make_client, monkeyp
 @pytest.mark.parametrize("integrity", [True, False])
 @pytest.mark.parametrize("skip", [0, 2])
 def test_a_get_that_was_stopped_between_blocks_copies_no_more(
-    near, shared, make_client, clock, integrity, skip
+    near, shared, make_client, clock, integrity, skip, one_by_one
 ):
     client = make_client(near.endpoint, clock=clock, integrity=integrity)
     keys = hold_blocks(near, range(4))

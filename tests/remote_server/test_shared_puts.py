@@ -55,7 +55,7 @@ def test_rows_elsewhere_go_over_tcp(local, near):
 
 
 def test_the_window_bounds_what_is_not_answered(near, shared, make_client):
-    client = make_client(near.endpoint, put_window_bytes=4 * BLOCK_BYTES)
+    client = make_client(near.endpoint, shared_window_bytes=4 * BLOCK_BYTES)
     waiting = []
     near.rules[PutShared] = waiting.append
     keys = [key(n) for n in range(8)]
@@ -141,7 +141,7 @@ def test_a_late_answer_ends_nothing(local_timed, near, clock):
 
 
 def test_a_put_that_never_left_ends_at_its_deadline_too(near, shared, make_client, clock):
-    client = make_client(near.endpoint, clock=clock, put_window_bytes=BLOCK_BYTES)
+    client = make_client(near.endpoint, clock=clock, shared_window_bytes=BLOCK_BYTES)
     near.silence(PutShared)
     first = client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=60)
     second = client.put(NAMESPACE, [key(2)], rows_of(range(1)), timeout_s=1)
@@ -155,7 +155,7 @@ def test_a_put_that_never_left_ends_at_its_deadline_too(near, shared, make_clien
 
 
 def test_a_refused_batch_ends_its_put_without_sending_the_rest(near, shared, make_client):
-    client = make_client(near.endpoint, put_window_bytes=BLOCK_BYTES)
+    client = make_client(near.endpoint, shared_window_bytes=BLOCK_BYTES)
     near.rules[PutShared] = near.refuse("internal")
     put = client.put(NAMESPACE, [key(0), key(1)], rows_of(range(2))).result(PATIENCE_S)
     assert isinstance(put.error, RequestRefused)

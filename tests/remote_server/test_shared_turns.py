@@ -24,7 +24,7 @@ def test_the_end_of_a_lease_asks_for_what_waits_behind_it():
             region.view[at : at + BLOCK_BYTES] for at in range(0, region.num_bytes, BLOCK_BYTES)
         ]
         client = RemoteClient(
-            ClientConfig(server.endpoint, transport="shm", get_window_bytes=4 * BLOCK_BYTES)
+            ClientConfig(server.endpoint, transport="shm", shared_window_bytes=4 * BLOCK_BYTES)
         )
         client.register(region.view, region.fd)
         client.declare("n", BLOCK_BYTES)

@@ -83,12 +83,12 @@ def _models(text: str) -> list[Model]:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def plan(model: Model, num_batches: int) -> Work:
+def plan(model: Model, num_batches: int, blocks_per_batch: int = BLOCKS_PER_BATCH) -> Work:
     """The same for every run: seed 0, as in the source."""
     draws = np.random.default_rng(0)
-    num_blocks = num_batches * BLOCKS_PER_BATCH
+    num_blocks = num_batches * blocks_per_batch
     source, target = draws.permutation(num_blocks), draws.permutation(num_blocks)
-    cuts = range(BLOCKS_PER_BATCH, num_blocks, BLOCKS_PER_BATCH)
+    cuts = range(blocks_per_batch, num_blocks, blocks_per_batch)
     pairs = zip(np.split(source, cuts), np.split(target, cuts), strict=True)
     return Work(model, [Batch(*pair) for pair in pairs])
 

@@ -11,7 +11,6 @@ from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.harness.statistics import percentile
 from benchmarks.remote_kv_cache.baseline import blocks, results
 from benchmarks.remote_kv_cache.baseline.blocks import (
-    BLOCKS_PER_BATCH,
     Work,
     shared_pools,
 )
@@ -27,6 +26,7 @@ from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.server_cases import SET, STREAM_GET
 from benchmarks.remote_kv_cache.models import Model
 from examples.processes import LoggedProcess
+from remote_server.config import MiB
 
 SMALL = Model("blocks of 64 KiB", layers=1, kv_heads=8, head_dim=128)
 LARGE = Model("blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
@@ -35,10 +35,14 @@ NUM_STREAMS = 4
 _PROBE_KEYS = 64
 
 
+# A load of 256 blocks of 64 KiB. Batches of equal bytes: only the size of the blocks differs.
+_BATCH_BYTES = 16 * MiB
+
+
 def work_of(model: Model, num_bytes: int) -> Work:
     """At least one batch of the model's blocks, about `num_bytes` in all."""
-    batch_bytes = BLOCKS_PER_BATCH * model.block_bytes()
-    return blocks.plan(model, max(1, num_bytes // batch_bytes))
+    num_batches = max(1, num_bytes // _BATCH_BYTES)
+    return blocks.plan(model, num_batches, _BATCH_BYTES // model.block_bytes())
 
 
 def measure_block_sizes(
