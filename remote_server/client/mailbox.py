@@ -5,16 +5,24 @@ thread. What is left behind when the thread has gone is answered by whoever find
 """
 
 import contextlib
-import socket
+import ctypes
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from threading import Lock
 
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.requests import Ask
 from remote_server.client.results import GetOutcome
 from remote_server.errors import KVFerryError, ServerUnavailable
+
+
+# Called with the GIL, which a write by way of Python lets go of: the thread that was woken would
+# take it, and an engine's scheduler would get it back when that thread has nothing more to do.
+_ring = ctypes.PyDLL(None).eventfd_write
+_ring.argtypes = [ctypes.c_int, ctypes.c_uint64]
 
 
 @dataclass(slots=True, eq=False)
@@ -34,16 +42,15 @@ class Mailbox:
         self._waiting: deque[Submission] = deque()
         self._woken = False
         self.closed = False
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell_lock = Lock()
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
 
     def fileno(self) -> int:
         """Readable while there may be something to take."""
-        return self._reader.fileno()
+        return self._bell
 
     def submit(self, submission: Submission) -> None:
         """Hand over a request; when closed, end it here and now."""
@@ -56,15 +63,15 @@ class Mailbox:
 
     def wake(self) -> None:
         """Let the taker look, whether or not there is something to take."""
-        # BlockingIOError: it has been woken often enough. OSError: it is closed.
-        with contextlib.suppress(OSError):
-            self._writer.send(b"\0")
+        with self._bell_lock:  # or the number may be another file's by now
+            if self._bell >= 0:
+                _ring(self._bell, 1)
 
     def take(self) -> Iterator[Submission]:
         """What has been submitted so far, oldest first."""
         self._woken = False  # before looking: whoever submits from here on wakes us again
         with contextlib.suppress(BlockingIOError):
-            self._reader.recv(4096)
+            os.eventfd_read(self._bell)
         for _ in range(len(self._waiting)):
             yield self._waiting.popleft()
 
@@ -73,8 +80,10 @@ class Mailbox:
         self.closed = True
         # Whoever appended before this line is found here; whoever does after it sees `closed`.
         self._turn_all_away()
-        self._reader.close()
-        self._writer.close()
+        with self._bell_lock:
+            if self._bell >= 0:
+                os.close(self._bell)
+            self._bell = -1
 
     def _turn_all_away(self) -> None:
         error = ServerUnavailable("the client was closed")
