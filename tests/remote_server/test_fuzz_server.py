@@ -36,7 +36,7 @@ TOKEN = 77
 TICKETS = 4
 OFFSETS = (0, 1, 4096, REGION_BYTES - 600, REGION_BYTES - 1, REGION_BYTES, 1 << 62)
 
-numbers = st.lists(st.integers(0, 9), max_size=5)
+numbers = st.lists(st.integers(0, 9), min_size=1, max_size=6)
 small = st.integers(0, 1 << 16)
 
 
@@ -68,15 +68,16 @@ KINDS = (
 )  # fmt: skip
 clients = st.sampled_from(CLIENTS)
 says = st.builds(
-    Say, clients, st.sampled_from(KINDS), st.sampled_from([*BLOCK_BYTES, "ns", "nobody's"]),
-    numbers, small, small, programs,
+    Say, clients, st.sampled_from(KINDS), st.sampled_from(["ns", "ns", "large", "large", "slab", "nobody's"]),
+    numbers, small, small, st.one_of(st.just([]), st.just([]), programs),
 )  # fmt: skip
 does = st.builds(
     Do, st.sampled_from(["turn", "turn", "full", "gone", "time", "detach", "attach", "drain"]), small
 )
 scripts = st.lists(
-    st.one_of(says, says, says, st.builds(Raw, clients, raw_messages), does), max_size=20
-)
+    st.one_of(says, says, says, says, st.builds(Raw, clients, raw_messages), does, does),
+    min_size=6, max_size=30,
+)  # fmt: skip
 
 
 def key(number: int) -> bytes:
@@ -98,7 +99,10 @@ class Conversation:
         self.expected: Counter[bytes] = Counter()
         self.asked: dict[int, list[protocol.Request]] = {}
         for namespace in ("ns", "large"):
-            self.hear(CLIENTS[0], self.build(Say(CLIENTS[0], "hello", namespace, [], 0, 0, [])))
+            for kind in ("hello", "put"):
+                say = Say(CLIENTS[0], kind, namespace, [0, 1, 2, 3], 1, 1, [])
+                self.hear(CLIENTS[0], self.build(say))
+        self.bench.turn()
 
     # ── saying ───────────────────────────────────────────────────────────────────────────
 
@@ -263,13 +267,14 @@ class Conversation:
 
 
 def request_in(frames: list[bytes]) -> protocol.Request | None:
-    """What an honest reader sees in it."""
-    if len(frames) < 2 or frames[0] != protocol.MAGIC or len(frames[1]) > 4 << 20:
+    """What an honest reader sees in it; None for what no client may send."""
+    if len(frames) < 2 or frames[0] != protocol.MAGIC:
         return None
     try:
-        return protocol.decode_request(frames[1])
+        request = protocol.decode_request(frames[1])
     except RemoteProtocolError:
         return None
+    return request if isinstance(request, Put) or len(frames) == 2 else None
 
 
 @given(scripts)
