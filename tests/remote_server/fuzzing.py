@@ -11,6 +11,7 @@ Test modules name this file in `pytest_plugins`.
 import os
 import time
 from collections.abc import Callable, Iterator
+from functools import wraps
 from pathlib import Path
 
 import pytest
@@ -40,12 +41,13 @@ class Fuzz:
         """`test` was made by `given`. `examples` are those of an ordinary run."""
         counted = test.hypothesis.inner_test  # type: ignore[attr-defined]
 
+        @wraps(counted)  # by its source the examples that failed are found again
         def inner(*args: object, **kwargs: object) -> None:
             self._count()
             counted(*args, **kwargs)
 
         test.hypothesis.inner_test = inner  # type: ignore[attr-defined]
-        self._repeat(lambda how: settings(how)(test)(), examples)
+        self._repeat(self._settings(examples)(test))
 
     def machine(self, kind: type[RuleBasedStateMachine], examples: int, steps: int) -> None:
         """The same for a state machine, of at most `steps` steps an example."""
@@ -54,29 +56,27 @@ class Fuzz:
             self._count()
             return kind()
 
-        def once(how: settings) -> None:
-            run_state_machine_as_test(make, settings=settings(how, stateful_step_count=steps))
-
-        make.__qualname__ = kind.__qualname__
-        self._repeat(once, examples)
+        how = settings(self._settings(examples), stateful_step_count=steps)
+        self._repeat(lambda: run_state_machine_as_test(make, settings=how))
 
     def _count(self) -> None:
         _counts[self._name] = _counts.get(self._name, 0) + 1
 
-    def _repeat(self, once: Callable[[settings], None], examples: int) -> None:
+    def _settings(self, examples: int) -> settings:
         common = settings(
             deadline=None, print_blob=True, suppress_health_check=list(HealthCheck),
             phases=[Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink],
         )  # fmt: skip
         if self._seconds is None:
-            once(settings(common, max_examples=examples, derandomize=True, database=None))
-            return
+            return settings(common, max_examples=examples, derandomize=True, database=None)
         found = DirectoryBasedExampleDatabase(FOUND)
-        ends_at = time.monotonic() + self._seconds
-        while True:
-            once(settings(common, max_examples=ROUND, database=found))
-            if time.monotonic() >= ends_at:
-                return
+        return settings(common, max_examples=ROUND, database=found)
+
+    def _repeat(self, once: Callable[[], None]) -> None:
+        ends_at = time.monotonic() + (self._seconds or 0.0)
+        once()
+        while time.monotonic() < ends_at:
+            once()
 
 
 @pytest.fixture
@@ -108,6 +108,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{count:9,}  {name}")
     terminalreporter.write_line(f"{sum(_counts.values()):9,}  in all")
     for name in _failed:
+        words = " and ".join(name.rstrip("]").split("["))
         terminalreporter.write_line(
-            f"replay what failed, from {FOUND}: make fuzz MINUTES=0 ARGS='-k {name}'"
+            f"replay what failed, from {FOUND}: make fuzz MINUTES=0 ARGS=\"-k '{words}'\""
         )

@@ -256,3 +256,127 @@ def test_whatever_a_welcome_says_the_next_honest_one_is_believed(fuzz, world):
         try_out(world, check)
 
     fuzz.run(one, examples=40)
+
+
+# ── attaching ────────────────────────────────────────────────────────────────────────────
+
+FILES = ("arena", "arena twice", "none", "small", "tiny", "empty", "unsealed", "pipe", "folder")
+
+
+def files_for(kind: str, fake: FakeSharedServer) -> list[int]:
+    """Descriptors to hand over, the caller's to close."""
+    match kind:
+        case "arena":
+            return [os.dup(fake.arena_fd)]
+        case "arena twice":
+            return [os.dup(fake.arena_fd), os.dup(fake.arena_fd)]
+        case "small":
+            return [memfd(4096)]
+        case "tiny":
+            return [memfd(5)]
+        case "empty":
+            return [memfd(0)]
+        case "unsealed":
+            return [memfd(ARENA_BYTES, seals=0)]
+        case "pipe":
+            reader, writer = os.pipe()
+            os.close(writer)
+            return [reader]
+        case "folder":
+            return [os.open("/", os.O_RDONLY)]
+    return []
+
+
+class Told(NamedTuple):
+    """What a local socket answers: a message, what is done to it, and what comes with it."""
+
+    files: str
+    honest_size: bool
+    kind: str
+    program: list[Step]
+    cut: int
+    hang_up: bool
+
+
+tolds = st.builds(
+    Told, st.sampled_from(FILES), st.booleans(), st.sampled_from(["attached", "not", "raw"]),
+    st.lists(steps(*HEADER), max_size=2), st.integers(0, 200), st.booleans(),
+)  # fmt: skip
+
+
+def answer_of(told: Told, fake: FakeSharedServer, files: list[int]) -> bytes:
+    size = ARENA_BYTES
+    if told.honest_size and files:
+        size = os.fstat(files[0]).st_size
+    match told.kind:
+        case "attached":
+            message: Any = Attached(epoch=fake.epoch, region=7, arena_bytes=size)
+        case "not":
+            message = NotAttached(reason="no")
+        case _:
+            message = Attached(epoch="another", region=-1, arena_bytes=-1)
+    data = protocol.encode_local(message)
+    for step in told.program:
+        data = spoil_map(data, step)
+    return data
+
+
+def test_whatever_a_local_socket_answers_blocks_come_all_the_same(fuzz):
+    """By shared memory or not; and no descriptor, map or thread is left."""
+
+    @given(told=tolds)
+    def one(told):
+        before = open_fds()
+        with FakeSharedServer() as fake:
+            heard = []
+
+            def rule(connection: socket.socket, message: Any, files: list[int]) -> None:
+                own = files_for(told.files, fake)
+                try:
+                    data = answer_of(told, fake, own)
+                    cut = told.cut % (len(data) + 1)
+                    if data[:cut] or (data and own):
+                        socket.send_fds(connection, [data[:cut] or data], own)
+                    if data[cut:] and cut:
+                        connection.send(data[cut:])
+                except OSError:
+                    pass  # it has hung up
+                finally:
+                    for fd in own:
+                        os.close(fd)
+                    heard.append(1)
+                if told.hang_up:
+                    fake.hang_up()
+
+            fake.local_rule = rule
+            take_blocks(fake, lambda: eventually(lambda: heard, "it was answered"))
+        eventually(lambda: open_fds() <= before, "every descriptor is closed")
+
+    fuzz.run(one, examples=120)
+
+
+def take_blocks(fake: FakeSharedServer, when: Callable[[], None]) -> None:
+    """A client whose rows are shared asks for blocks, and gets them."""
+    region = SharedRegion(1 << 16)
+    client = RemoteClient(ClientConfig(fake.endpoint, reconnect_s=0.01))
+    try:
+        client.register(region.view, region.fd)
+        client.declare(NAMESPACE, LARGEST)
+        when()
+        client.check()
+        fake.hold(NAMESPACE, {key: key * 8 for key in KEYS})
+        rows = [region.view[i * 64 : i * 64 + 8 * len(key)] for i, key in enumerate(KEYS)]
+
+        def came() -> bool:
+            got = client.get(NAMESPACE, KEYS, rows, stall_s=0.5).result(PATIENCE_S)
+            return len(got.landed) == len(KEYS)
+
+        eventually(came, "the blocks come")
+        assert [row.tobytes() for row in rows] == [key * 8 for key in KEYS]
+        counters = client.counters()
+        assert counters["internal_errors"] == 0
+    finally:
+        client.close()
+        counters = client.counters()
+        region.close()
+    assert counters["shm_attached"] == counters["shm_detached"]
