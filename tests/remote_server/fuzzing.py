@@ -23,7 +23,7 @@ MINUTES = os.environ.get("KVFERRY_FUZZ_MINUTES")
 
 FOUND = Path(__file__).resolve().parents[2] / ".cache" / "fuzz"
 
-ROUND = 200
+ROUND = 100
 """Examples between two looks at the clock."""
 
 _counts: dict[str, int] = {}

@@ -160,7 +160,7 @@ class LyingServer:
             assert time.monotonic() < deadline, f"it does not recover: {self.client.counters()}"
         self.client.forget(f"again {self.version}")
         assert self.fake.failure is None
-        self.client.check()
+        self.client.check(PATIENCE_S)
         assert self.client.counters()["internal_errors"] == 0
 
     def _works(self) -> bool:
