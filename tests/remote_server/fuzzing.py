@@ -10,7 +10,7 @@ Test modules name this file in `pytest_plugins`.
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
 
@@ -80,8 +80,8 @@ class Fuzz:
 
 
 @pytest.fixture
-def fuzz(request: pytest.FixtureRequest) -> Iterator[Fuzz]:
-    yield Fuzz(request.node.name, getattr(request.node, "fuzz_seconds", None))
+def fuzz(request: pytest.FixtureRequest) -> Fuzz:
+    return Fuzz(request.node.name, getattr(request.node, "fuzz_seconds", None))
 
 
 @pytest.hookimpl(trylast=True)

@@ -12,6 +12,7 @@ says whether that was allowed:
 """
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from remote_server.store.slabs import Block, slot_bytes_for
 
@@ -234,5 +235,5 @@ class StoreModel:
         for slab in self.in_slabs().values():
             assert len({copy.slot_bytes for copy in slab}) == 1
         spans = sorted((copy.block.offset, copy.slot_bytes) for copy in self.copies)
-        for (offset, num_bytes), (following, _) in zip(spans, spans[1:], strict=False):
+        for (offset, num_bytes), (following, _) in pairwise(spans):
             assert offset + num_bytes <= following, "two blocks overlap"

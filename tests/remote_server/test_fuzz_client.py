@@ -4,6 +4,7 @@ goes on."""
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import pytest
@@ -108,9 +109,7 @@ def try_out(world: World, what: Callable[[LyingServer], None]) -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True], ids=["tcp", "shm"])
-def test_a_row_is_a_hit_only_with_its_blocks_bytes_and_is_nobodys_but_its_own(
-    fuzz, world, shared
-):
+def test_a_row_is_a_hit_only_with_its_blocks_bytes_and_is_nobodys_but_its_own(fuzz, world, shared):
     @given(
         wants=wants, told=lies, late=lies, honest=st.booleans(), per_frame=st.integers(1, 3),
         damage=st.lists(st.tuples(places, places), max_size=2),
@@ -224,10 +223,8 @@ def test_a_small_request_ends_whatever_is_answered(fuzz, world):
         def check(liar: LyingServer) -> None:
             liar.hold(dict.fromkeys(KEYS[::2], 64))
             heard = liar.lie(kind, told, honest_in_the_end=honest)
-            try:
+            with suppress(KVFerryError):
                 asks[kind](liar.client)
-            except KVFerryError:
-                pass
             liar.tell_late(heard, late)
             liar.assert_all_is_well()
 

@@ -31,6 +31,7 @@ from remote_server.protocol import (
 pytest_plugins = ["fuzzing"]
 
 BLOCK_BYTES = {"ns": 600, "large": 5000, "slab": 16384}
+NAMESPACES = ("ns", "ns", "large", "large", "slab", "nobody's")
 CLIENTS = (b"client 1", b"client 2")
 TOKEN = 77
 TICKETS = 4
@@ -68,12 +69,11 @@ KINDS = (
 )  # fmt: skip
 clients = st.sampled_from(CLIENTS)
 says = st.builds(
-    Say, clients, st.sampled_from(KINDS), st.sampled_from(["ns", "ns", "large", "large", "slab", "nobody's"]),
+    Say, clients, st.sampled_from(KINDS), st.sampled_from(NAMESPACES),
     numbers, small, small, st.one_of(st.just([]), st.just([]), programs),
 )  # fmt: skip
-does = st.builds(
-    Do, st.sampled_from(["turn", "turn", "full", "gone", "time", "detach", "attach", "drain"]), small
-)
+ACTS = ("turn", "turn", "full", "gone", "time", "detach", "attach", "drain")
+does = st.builds(Do, st.sampled_from(ACTS), small)
 scripts = st.lists(
     st.one_of(says, says, says, says, st.builds(Raw, clients, raw_messages), does, does),
     min_size=6, max_size=30,

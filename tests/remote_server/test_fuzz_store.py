@@ -114,9 +114,7 @@ class StoreMachine(RuleBasedStateMachine):
         sources = [self.fresh(length) for length in lengths]
         sums = protocol.checksums(name, keys, sources)
         outcomes = self.outcomes(name, keys, force=force, draining=draining)
-        reserved = self.store.begin_put(
-            name, keys, lengths, sums, force=force, draining=draining
-        )
+        reserved = self.store.begin_put(name, keys, lengths, sums, force=force, draining=draining)
         writes = (PutOutcome.CREATED, PutOutcome.FORCED)
         indices = [i for i, outcome in enumerate(outcomes) if outcome in writes]
         gone = [
@@ -159,9 +157,7 @@ class StoreMachine(RuleBasedStateMachine):
                 found.append(PutOutcome.FORCED if there else PutOutcome.CREATED)
         return found
 
-    def count_begin(
-        self, outcomes: list[PutOutcome], reserved: Reserved, draining: bool
-    ) -> None:
+    def count_begin(self, outcomes: list[PutOutcome], reserved: Reserved, draining: bool) -> None:
         declined = outcomes.count(PutOutcome.DECLINED)
         reason = Declined.DRAINING if draining else Declined.NO_SLOT
         assert reserved.reasons == ({reason: declined} if declined else {})
