@@ -26,8 +26,11 @@ VALUES: tuple[Any, ...] = (
 
 RAW = (
     b"", b"\x80", b"\xc1", b"\xc0", b"\x91" * 3000, b"\xdf\xff\xff\xff\xff",
-    b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x81\xa4type", b"\x81\x80\x01", b"\x81\xa1\xff\x01",
-    b"\x81\xa4type\xa5found", b"\xd6\xff\0\0\0\0", b"\xc7\x0c\xff" + b"\xff" * 12,
+    b"\xdd\xff\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\x81\xa4type", b"\x81\x80\x01",
+    b"\x81\xa1\xff\x01", b"\x81\xa4type\xa5found", b"\xd6\xff\0\0\0\0",
+    b"\xc7\x0c\xff" + b"\xff" * 12,
+    b"\x82\xa4type\xa1\xff\xaarequest_id\x01",
+    b"\x83\xa4type\xa5clear\xaarequest_id\x01\xa9namespace\xa1\xff",
 )  # fmt: skip
 """Headers that are nothing, nothing yet, or far too much."""
 
@@ -55,7 +58,7 @@ FRAMES = (
     "flip frame", "empty frame", "cut message", "magic",
 )  # fmt: skip
 
-programs = st.lists(steps(*HEADER, *FRAMES), min_size=1, max_size=2)
+programs = st.lists(st.one_of(steps(*HEADER), steps(*FRAMES)), min_size=1, max_size=2)
 """What to do to one message."""
 
 

@@ -113,6 +113,8 @@ class Conversation:
         keys = [key(number) for number in say.numbers]
         block_bytes = BLOCK_BYTES.get(say.namespace, 100)
         lengths = [max(1, block_bytes - say.a % 9 * number) for number in say.numbers]
+        if lengths and say.a % 13 == 12:
+            lengths[-1] = 0
         blocks = [data(n, length, say.b) for n, length in zip(say.numbers, lengths, strict=True)]
         sums = protocol.checksums(say.namespace, keys, blocks)
         payload: list[bytes] = []
@@ -181,6 +183,8 @@ class Conversation:
             self.expected[client] += 1
         before, known = bench.changes(), len(bench.outboxes.replies)
         bench.handle(client, frames)
+        if isinstance(request, PutShared) and reaches_outside(request):
+            assert isinstance(bench.outboxes.replies[-1][1], Error), "read outside the region"
         for _, reply in bench.outboxes.replies[known:]:
             if isinstance(reply, Error):
                 assert bench.changes() == before, reply
@@ -248,6 +252,15 @@ class Conversation:
                 key = request.keys[index]
                 assert protocol.checksum(request.namespace, key, block) == expected
 
+    def leave(self) -> None:
+        """Both clients ask, read nothing of it, and go."""
+        for client in CLIENTS:
+            for a in (1, 1, 0):
+                self.hear(client, self.build(Say(client, "get", "ns", [0, 1, 2, 3], a, 0, [])))
+        self.bench.router.full |= {CLIENTS[0]}
+        self.bench.outboxes.send_some()
+        self.bench.router.gone |= {*CLIENTS}
+
     def end(self) -> None:
         bench = self.bench
         bench.settle()
@@ -266,6 +279,11 @@ class Conversation:
         assert "refused_internal" not in bench.store.counters
 
 
+def reaches_outside(put: PutShared) -> bool:
+    ends = [offset + length for offset, length in zip(put.offsets, put.lengths, strict=False)]
+    return len(put.offsets) != len(put.lengths) or max(ends, default=0) > REGION_BYTES
+
+
 def request_in(frames: list[bytes]) -> protocol.Request | None:
     """What an honest reader sees in it; None for what no client may send."""
     if len(frames) < 2 or frames[0] != protocol.MAGIC:
@@ -277,8 +295,8 @@ def request_in(frames: list[bytes]) -> protocol.Request | None:
     return request if isinstance(request, Put) or len(frames) == 2 else None
 
 
-@given(scripts)
-def converse(script):
+@given(scripts, st.booleans())
+def converse(script, leave):
     conversation = Conversation()
     try:
         for act in script:
@@ -290,10 +308,12 @@ def converse(script):
                     conversation.hear(client, frames)
                 case Do(what, a):
                     conversation.do(what, a)
+        if leave:
+            conversation.leave()
         conversation.end()
     finally:
         conversation.bench.close()
 
 
 def test_whatever_is_said_to_a_server_is_answered_once_and_leaves_nothing_behind(fuzz):
-    fuzz.run(converse, examples=250)
+    fuzz.run(converse, examples=600)

@@ -66,10 +66,19 @@ class StoreMachine(RuleBasedStateMachine):
         self.stale: list[Stale] = []
         self.num_copies = 0
 
-    @initialize()
-    def declare(self) -> None:
+    @initialize(
+        first=st.lists(st.tuples(namespaces, st.integers(1, len(KEYS))), max_size=5),
+    )
+    def fill(self, first):
+        """So that most steps find blocks, and no room."""
         for name, block_bytes in BLOCK_BYTES.items():
             self.store.declare(name, NamespaceInfo(block_bytes=block_bytes))
+        for name, number in first:
+            self.put(name, KEYS[:number], [BLOCK_BYTES[name]] * number, force=False)
+            writing = self.writing.pop()
+            for copy, data in zip(writing.copies, writing.sources, strict=True):
+                assert copy_in(copy.block, memoryview(data), self.tier)
+            self.end(writing, [True] * len(writing.copies))
 
     def teardown(self) -> None:
         if sys.exc_info()[0] is not None:
@@ -109,8 +118,13 @@ class StoreMachine(RuleBasedStateMachine):
         drain=st.integers(0, 7),
     )  # fmt: skip
     def begin_put(self, name, keys, cut, force, drain):
-        draining = drain == 7
         lengths = [BLOCK_BYTES[name] - (cut + 7 * number) % 601 for number in range(len(keys))]
+        self.put(name, keys, lengths, force=force, draining=drain == 7)
+
+    def put(
+        self, name: str, keys: Sequence[bytes], lengths: Sequence[int], *, force: bool,
+        draining: bool = False,
+    ) -> None:  # fmt: skip
         sources = [self.fresh(length) for length in lengths]
         sums = protocol.checksums(name, keys, sources)
         outcomes = self.outcomes(name, keys, force=force, draining=draining)
@@ -394,4 +408,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def test_the_store_does_what_a_model_of_it_allows(fuzz):
-    fuzz.machine(StoreMachine, examples=40, steps=50)
+    fuzz.machine(StoreMachine, examples=160, steps=50)
