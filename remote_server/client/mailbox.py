@@ -62,9 +62,11 @@ class Mailbox:
 
     def take(self) -> Iterator[Submission]:
         """What has been submitted so far, oldest first."""
-        self._woken = False  # before looking: whoever submits from here on wakes us again
         with contextlib.suppress(BlockingIOError):
             self._reader.recv(4096)
+        # After the bytes are gone, or one that came meanwhile would be gone with them and nobody
+        # would ever wake us again; before looking, so that whoever submits from here on does.
+        self._woken = False
         for _ in range(len(self._waiting)):
             yield self._waiting.popleft()
 
