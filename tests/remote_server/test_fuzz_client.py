@@ -18,7 +18,13 @@ from mutations import HEADER, Step, programs, raw_messages, spoil_map, steps
 from shared_peer import memfd, open_fds
 
 from remote_server import protocol
-from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
+from remote_server.client import (
+    ClientConfig,
+    GetOutcome,
+    RemoteClient,
+    SharedRegion,
+    attachment,
+)
 from remote_server.errors import KVFerryError
 from remote_server.protocol import (
     Attached,
@@ -91,7 +97,9 @@ class World:
 
 
 @pytest.fixture
-def world():
+def world(monkeypatch):
+    # A lie about the epoch ends the attachment, and the same socket is tried again after this.
+    monkeypatch.setattr(attachment, "RETRY_S", SHORT_S)
     world = World()
     yield world
     world.end()
