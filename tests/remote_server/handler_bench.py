@@ -76,7 +76,6 @@ class HandlerBench:
         self.puts = SharedPuts(self.arena, self.copier.gate)
         self.shared = SharedHandlers(self.store, self.puts, self.arena, self.leases)
         self.handlers = Handlers(self.store, self.copier, self.outboxes, self.shared, "socket")
-        self.rows = memoryview(bytearray(0))
         self.region: Region | None = None
 
     def clock(self) -> float:
@@ -142,7 +141,10 @@ class HandlerBench:
         for name in [*counters]:
             if name.startswith(("bad_messages_", "refused_")):
                 del counters[name]
-        return self.tier.stats(), counters, len(self.leases), len(self.puts), [*self.namespaces()]
-
-    def namespaces(self) -> list[str]:
-        return [*self.store.namespaces]
+        return (
+            self.tier.stats(),
+            counters,
+            len(self.leases),
+            len(self.puts),
+            [*self.store.namespaces],
+        )

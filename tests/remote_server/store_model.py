@@ -68,9 +68,6 @@ class StoreModel:
     slabs_recut: int = 0
     clock: int = 0
 
-    def copy_of(self, block: Block) -> Copy:
-        return next(copy for copy in self.copies if copy.block is block)
-
     # ── what happens ─────────────────────────────────────────────────────────────────────
 
     def tick(self) -> int:
