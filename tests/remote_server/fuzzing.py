@@ -81,17 +81,16 @@ class Fuzz:
 
 @pytest.fixture
 def fuzz(request: pytest.FixtureRequest) -> Fuzz:
-    return Fuzz(request.node.name, getattr(request.node, "fuzz_seconds", None))
+    return Fuzz(request.node.name, request.node.fuzz_seconds)
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if MINUTES is None:
-        return
     theirs = [item for item in items if "fuzz" in getattr(item, "fixturenames", ())]
     for item in theirs:
-        item.fuzz_seconds = 60 * float(MINUTES) / len(theirs)
-        item.add_marker(pytest.mark.timeout(2 * item.fuzz_seconds + 300))  # shrinking takes time
+        item.fuzz_seconds = None if MINUTES is None else 60 * float(MINUTES) / len(theirs)
+        # One that fails takes up to five minutes to find its smallest example.
+        item.add_marker(pytest.mark.timeout(400 + 2 * (item.fuzz_seconds or 0)))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
