@@ -3,7 +3,7 @@ PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test demo serve lock clean
+.PHONY: help setup check format test fuzz demo serve lock clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -25,6 +25,11 @@ format: $(READY) ## repair what `check` finds, where it can
 
 test: $(READY) ## all tests; ARGS="-m 'not engine'" leaves out those that start vLLM
 	$(PYTHON_VENV) -m pytest $(ARGS)
+
+MINUTES := 10
+
+fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 tries what has failed before
+	KVFERRY_FUZZ_MINUTES=$(MINUTES) $(PYTHON_VENV) -m pytest tests/remote_server/test_fuzz_*.py $(ARGS)
 
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 	$(PYTHON_VENV) -m examples.demo $(ARGS)

@@ -148,6 +148,8 @@ class Attachment:
                 self.fail("the server ended the connection", now)
             else:
                 self._data += data
+                if len(self._data) > _MOST_BYTES:
+                    raise RemoteProtocolError("too much for an answer to attach")
                 if files or protocol.is_complete(self._data):
                     self._take(protocol.decode_local(self._data), files, epoch)
         except BlockingIOError:

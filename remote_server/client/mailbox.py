@@ -1,6 +1,6 @@
 """Where callers leave requests for the I/O thread, without a lock and without waiting.
 
-Appending to and popping from a deque are atomic in CPython, and a byte in a socket wakes the
+Appending to and popping from a deque are atomic in CPython, and an event descriptor wakes the
 thread. What is left behind when the thread has gone is answered by whoever finds it.
 """
 
@@ -17,7 +17,6 @@ from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.requests import Ask
 from remote_server.client.results import GetOutcome
 from remote_server.errors import KVFerryError, ServerUnavailable
-
 
 # Called with the GIL, which a write by way of Python lets go of: the thread that was woken would
 # take it, and an engine's scheduler would get it back when that thread has nothing more to do.
@@ -69,9 +68,11 @@ class Mailbox:
 
     def take(self) -> Iterator[Submission]:
         """What has been submitted so far, oldest first."""
-        self._woken = False  # before looking: whoever submits from here on wakes us again
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
+        # After the bell is silent, or one that rang meanwhile would be gone with it and nobody
+        # would ever wake us again; before looking, so that whoever submits from here on does.
+        self._woken = False
         for _ in range(len(self._waiting)):
             yield self._waiting.popleft()
 

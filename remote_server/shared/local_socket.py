@@ -167,6 +167,8 @@ class LocalSocket:
             self._refuse(number, "the connection ended before its attach was complete")
         elif len(pending.data) > MAX_ATTACH_BYTES or flags & socket.MSG_CTRUNC:
             self._refuse(number, "too much for an attach")
+        elif len(pending.files) > FILES:  # before the rest has come: it could bring more and more
+            self._refuse(number, f"{len(pending.files)} descriptors came with it, not {FILES}")
         elif protocol.is_complete(pending.data):
             self._attach(number, pending)
 

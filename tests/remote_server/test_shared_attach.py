@@ -215,6 +215,7 @@ def test_an_arena_that_could_kill_its_reader_is_not_mapped(
 
 LIES = {
     "no arena": lambda near, to: near.say(to, near.attached(), []),
+    "an answer without end": lambda near, to: to.sendall(b"\xc6\xff\xff\xff\xff" + bytes(9000)),
     "two arenas": lambda near, to: near.say(to, near.attached(), [near.arena_fd] * 2),
     "another server": lambda near, to: near.say(
         to, replace(near.attached(), epoch="epoch-9"), [near.arena_fd]

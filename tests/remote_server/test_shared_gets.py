@@ -298,9 +298,7 @@ def test_what_never_comes_is_taken_back(near, shared, make_client, clock):
     assert client.counters()["get_resets"] == 0
 
 
-def test_cancel_ends_a_get_between_two_blocks(
-    near, shared, make_client, monkeypatch, one_by_one
-):
+def test_cancel_ends_a_get_between_two_blocks(near, shared, make_client, monkeypatch, one_by_one):
     monkeypatch.setattr("remote_server.client.shared_gets.TURN_BYTES", BLOCK_BYTES)
     client = make_client(near.endpoint)
     keys = hold_blocks(near, range(8))

@@ -1,0 +1,150 @@
+"""The server's handlers without its sockets: messages in, replies out, and every book at hand."""
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import zmq
+from shared_peer import TICKETS_BYTES, memfd
+
+from remote_server import protocol
+from remote_server.copier import Copier
+from remote_server.handlers import Handlers
+from remote_server.outbox import Outboxes, Parcel
+from remote_server.shared.handlers import SharedHandlers
+from remote_server.shared.leases import Leases
+from remote_server.shared.puts import SharedPuts
+from remote_server.shared.region import Region
+from remote_server.store.arena import Arena
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.store import Store
+
+MEMORY = 256 << 10  # 16 slabs of 16 KiB
+REGION_BYTES = 64 << 10
+PATIENCE_S = 5.0
+
+
+class Router:
+    """Takes what is sent to each client. A client can be full for now, or gone."""
+
+    def __init__(self) -> None:
+        self.full: set[bytes] = set()
+        self.gone: set[bytes] = set()
+        self.sent: list[tuple[bytes, list[bytes]]] = []
+        self._message: list[bytes] = []
+
+    def send(self, frame: "bytes | zmq.Frame", flags: int = 0) -> None:
+        data = bytes(frame.buffer) if isinstance(frame, zmq.Frame) else bytes(frame)
+        if not self._message:
+            if data in self.full:
+                raise zmq.Again
+            if data in self.gone:
+                raise zmq.ZMQError(zmq.EHOSTUNREACH)
+        self._message.append(data)
+        if not flags & zmq.SNDMORE:
+            client, *frames = self._message
+            self.sent.append((client, frames))
+            self._message = []
+
+
+class Posted(Outboxes):
+    """Outboxes that note each reply when it is made, whatever becomes of it."""
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)  # type: ignore[arg-type]
+        self.replies: list[tuple[bytes, protocol.Reply]] = []
+
+    def post(self, client: bytes, parcel: Parcel) -> None:
+        self.replies.append((client, protocol.decode_reply(parcel.frames[1])))
+        super().post(client, parcel)
+
+
+class HandlerBench:
+    """Everything of a server but its loop, its sockets and its address."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.arena = Arena(MEMORY)
+        self.tier = MemoryTier(self.arena)
+        self.store = Store(self.tier, self.clock)
+        self.copier = Copier()
+        self.copier.start()
+        self.router = Router()
+        self.outboxes = Posted(self.router, self.tier.unpin_all)
+        self.leases = Leases(self.tier.unpin_all, self.clock)
+        self.puts = SharedPuts(self.arena, self.copier.gate)
+        self.shared = SharedHandlers(self.store, self.puts, self.arena, self.leases)
+        self.handlers = Handlers(self.store, self.copier, self.outboxes, self.shared, "socket")
+        self.region: Region | None = None
+
+    def clock(self) -> float:
+        return self.now
+
+    def handle(self, client: bytes, frames: Sequence[bytes]) -> None:
+        self.handlers.handle(client, [memoryview(frame) for frame in frames])
+
+    def attach(self, token: int) -> None:
+        """A client's region, by a name that the test can repeat."""
+        files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
+        self.region = Region(files[0], REGION_BYTES, files[1], os.getuid())
+        self.region.token = token
+        self.shared.region_attached(self.region)
+        self.files = files
+
+    def write_row(self, offset: int, data: bytes) -> None:
+        os.pwrite(self.files[0], data, offset)
+
+    def set_ticket(self, ticket: int, value: int) -> None:
+        os.pwrite(self.files[1], value.to_bytes(8, "little"), 8 * ticket)
+
+    def detach(self) -> None:
+        if self.region is not None:
+            self.shared.region_gone(self.region)
+            self.region.close()
+            self.region = None
+            for fd in self.files:
+                os.close(fd)
+
+    def turn(self) -> None:
+        """What the loop does after requests, once the copy thread has done what it had."""
+        deadline = time.monotonic() + PATIENCE_S
+        while self.copier.busy:
+            assert time.monotonic() < deadline, "the copy thread is stuck"
+            self.copier.finish_jobs()
+        while self.puts.copy_some():
+            pass
+        while self.outboxes.send_some():
+            pass
+        self.outboxes.release()
+        self.shared.expire_leases()
+
+    def settle(self) -> None:
+        """Everybody reads on, or has left: what was waiting goes."""
+        self.router.full.clear()
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            self.turn()
+            if not (self.outboxes.waiting or self.outboxes.in_flight):
+                return
+            assert time.monotonic() < deadline, "something is never sent"
+            time.sleep(0)
+
+    def close(self) -> None:
+        self.detach()
+        self.copier.stop()
+        self.arena.close()
+
+    def changes(self) -> tuple[object, ...]:
+        """What a refused request must leave as it was."""
+        counters = Counter(self.store.all_counters())
+        for name in [*counters]:
+            if name.startswith(("bad_messages_", "refused_")):
+                del counters[name]
+        return (
+            self.tier.stats(),
+            counters,
+            len(self.leases),
+            len(self.puts),
+            [*self.store.namespaces],
+        )

@@ -1,0 +1,390 @@
+"""Whatever a server says: no row is wrong, none is written beyond it or too late, and the client
+goes on."""
+
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import pytest
+from client_helpers import NAMESPACE, PATTERN
+from fake_server import PATIENCE_S, eventually
+from fake_shared import ARENA_BYTES, WORDS, FakeSharedServer
+from hypothesis import given
+from hypothesis import strategies as st
+from lying_server import KEYS, LARGEST, SHORT_S, LyingServer
+from mutations import HEADER, Step, programs, raw_messages, spoil_map, steps
+from shared_peer import memfd, open_fds
+
+from remote_server import protocol
+from remote_server.client import (
+    ClientConfig,
+    GetOutcome,
+    RemoteClient,
+    SharedRegion,
+    attachment,
+)
+from remote_server.errors import KVFerryError
+from remote_server.protocol import (
+    Attached,
+    Get,
+    GetShared,
+    Hello,
+    KeyState,
+    Lookup,
+    NotAttached,
+    Put,
+    PutOutcome,
+    PutShared,
+    Stats,
+    Touch,
+)
+
+pytest_plugins = ["fuzzing"]
+
+lies = st.lists(
+    st.one_of(
+        st.tuples(st.integers(0, 5), programs),
+        st.tuples(st.integers(0, 5), programs),
+        st.tuples(st.integers(0, 5), programs),
+        raw_messages,
+    ),
+    max_size=3,
+)
+lengths = st.sampled_from([LARGEST, LARGEST, 1000, 513, 64, 1])
+mostly = st.sampled_from([True, True, True, False])
+places = st.integers(0, 1 << 16)
+
+
+class Wanted(NamedTuple):
+    """One key of a get: whether the server has it, how long it is, how long its row is."""
+
+    key: bytes
+    there: bool
+    length: int
+    row: int
+
+
+def wanted(key: bytes, there: bool, length: int, row: int | None) -> Wanted:
+    return Wanted(key, there, length, row or length)
+
+
+wants = st.lists(
+    st.builds(
+        wanted, st.sampled_from(KEYS), st.sampled_from([True, True, True, False]), lengths,
+        st.one_of(st.none(), st.none(), st.none(), lengths),
+    ),
+    min_size=1, max_size=6,
+)  # fmt: skip
+
+
+class World:
+    """The liar and its client, kept as long as all is well with them."""
+
+    def __init__(self) -> None:
+        self._liar: LyingServer | None = None
+
+    def __call__(self) -> LyingServer:
+        if self._liar is None:
+            self._liar = LyingServer()
+        return self._liar
+
+    def end(self) -> None:
+        if self._liar is not None:
+            liar, self._liar = self._liar, None
+            liar.close()
+
+
+@pytest.fixture
+def world(monkeypatch):
+    # A lie about the epoch ends the attachment, and the same socket is tried again after this.
+    monkeypatch.setattr(attachment, "RETRY_S", SHORT_S)
+    world = World()
+    yield world
+    world.end()
+
+
+def try_out(world: World, what: Callable[[LyingServer], None]) -> None:
+    """After a failure the next example, which may be a smaller one, starts afresh."""
+    try:
+        what(world())
+    except BaseException:
+        world.end()
+        raise
+
+
+# ── gets ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["tcp", "shm"])
+def test_a_row_is_a_hit_only_with_its_blocks_bytes_and_is_nobodys_but_its_own(fuzz, world, shared):
+    @given(
+        wants=wants, told=lies, late=lies, honest=mostly, per_frame=st.integers(1, 3),
+        damage=st.lists(st.tuples(places, places), max_size=2),
+    )  # fmt: skip
+    def one(wants, told, late, honest, per_frame, damage):
+        def check(liar: LyingServer) -> None:
+            liar.fake.blocks_per_frame = per_frame
+            blocks = liar.hold({want.key: want.length for want in wants if want.there})
+            sizes = [want.row for want in wants]
+            rows = liar.rows(sizes, shared=shared)
+            heard = liar.lie(
+                GetShared if shared else Get, told, honest_in_the_end=honest,
+                meddle=lambda: meddle(liar, damage),
+            )  # fmt: skip
+            keys = [want.key for want in wants]
+            got = liar.client.get(NAMESPACE, keys, rows, stall_s=SHORT_S, timeout_s=1)
+            result = got.result(PATIENCE_S)
+            judge_get(result, keys, rows, blocks)
+            liar.assert_guards_stand(sizes, shared=shared)
+            for row in rows:  # they are ours again, and nobody else's
+                row[:] = bytes([PATTERN]) * row.nbytes
+            liar.tell_late(heard, late)
+            liar.assert_all_is_well()
+            for row in rows:
+                assert row.tobytes().count(PATTERN) == row.nbytes, "written after the end"
+            liar.assert_guards_stand(sizes, shared=shared)
+
+        try_out(world, check)
+
+    fuzz.run(one, examples=300)
+
+
+def meddle(liar: LyingServer, damage: list[tuple[int, int]]) -> None:
+    """Bytes of the arena, and generation words, change behind everybody's back."""
+    for where, what in damage:
+        at = where % len(liar.fake.words) if what % 2 else 0
+        if what % 2:
+            liar.fake.words[at] ^= 1 << what % 64
+        else:
+            liar.fake.arena[where % WORDS] ^= 1 << what % 8
+
+
+def judge_get(result, keys, rows, blocks) -> None:
+    assert len(result.outcomes) == len(keys)
+    hits = [i for i, outcome in enumerate(result.outcomes) if outcome is GetOutcome.HIT]
+    assert result.landed == hits
+    assert result.bytes == sum(rows[index].nbytes for index in hits)
+    for index in hits:
+        assert rows[index] == blocks.get(keys[index]), "announced and wrong"
+
+
+# ── puts ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["tcp", "shm"])
+def test_a_put_ends_whatever_is_answered_and_its_rows_are_only_read(fuzz, world, shared):
+    @given(
+        sizes=st.lists(lengths, min_size=1, max_size=5), told=lies, late=lies,
+        honest=mostly, deferred=st.booleans(),
+    )  # fmt: skip
+    def one(sizes, told, late, honest, deferred):
+        def check(liar: LyingServer) -> None:
+            liar.hold({})
+            rows = liar.rows(sizes, shared=shared)
+            keys = KEYS[: len(rows)]
+            kind = PutShared if shared else Put
+            heard = liar.lie(kind, told, honest_in_the_end=honest)
+            put = liar.client.put(NAMESPACE, keys, rows, deferred=deferred, timeout_s=SHORT_S)
+            result = put.result(PATIENCE_S)
+            assert len(result.outcomes) == len(keys)
+            assert all(one is None or one in PutOutcome for one in result.outcomes)
+            if None in result.outcomes:
+                assert isinstance(result.error, KVFerryError)
+            liar.tell_late(heard, late)
+            liar.assert_all_is_well()
+            for row in rows:
+                assert row.tobytes().count(PATTERN) == row.nbytes
+            liar.assert_guards_stand(sizes, shared=shared)
+
+        try_out(world, check)
+
+    fuzz.run(one, examples=120)
+
+
+# ── small requests ───────────────────────────────────────────────────────────────────────
+
+
+def test_a_small_request_ends_whatever_is_answered(fuzz, world):
+    def lookup(client: RemoteClient) -> None:
+        found = client.lookup(NAMESPACE, KEYS, timeout_s=SHORT_S).result(PATIENCE_S)
+        assert len(found.states) == len(KEYS)
+        assert max(found.states) <= max(KeyState)
+        readable = [state == KeyState.READABLE for state in found.states]
+        assert found.prefix == (readable.index(False) if False in readable else len(KEYS))
+
+    def touch(client: RemoteClient) -> None:
+        assert isinstance(client.touch(NAMESPACE, KEYS, timeout_s=SHORT_S).result(5), int)
+
+    def stats(client: RemoteClient) -> None:
+        assert isinstance(client.stats(timeout_s=SHORT_S).result(5).counters, dict)
+
+    asks: dict[type, Callable[[RemoteClient], None]] = {
+        Lookup: lookup, Touch: touch, Stats: stats
+    }  # fmt: skip
+
+    @given(
+        kind=st.sampled_from([Lookup, Lookup, Touch, Stats]), told=lies, late=lies,
+        honest=mostly,
+    )  # fmt: skip
+    def one(kind, told, late, honest):
+        def check(liar: LyingServer) -> None:
+            liar.hold(dict.fromkeys(KEYS[::2], 64))
+            heard = liar.lie(kind, told, honest_in_the_end=honest)
+            with suppress(KVFerryError):
+                asks[kind](liar.client)
+            liar.tell_late(heard, late)
+            liar.assert_all_is_well()
+
+        try_out(world, check)
+
+    fuzz.run(one, examples=120)
+
+
+def test_whatever_a_welcome_says_the_next_honest_one_is_believed(fuzz, world):
+    @given(told=lies, honest=mostly, wants=wants)
+    def one(told, honest, wants):
+        def check(liar: LyingServer) -> None:
+            blocks = liar.hold({want.key: want.length for want in wants if want.there})
+            heard = liar.lie(Hello, told, honest_in_the_end=honest)
+            liar.client.declare("liar's", 1)
+            eventually(lambda: heard, "a hello")
+            keys, sizes = [want.key for want in wants], [want.row for want in wants]
+            for shared in (False, True):  # within the limits that the welcome may have set
+                rows = liar.rows(sizes, shared=shared)
+                got = liar.client.get(NAMESPACE, keys, rows, stall_s=SHORT_S, timeout_s=1)
+                judge_get(got.result(PATIENCE_S), keys, rows, blocks)
+            liar.fake.behave()
+            liar.client.forget("liar's")
+            liar.assert_all_is_well()
+
+        try_out(world, check)
+
+    fuzz.run(one, examples=80)
+
+
+# ── attaching ────────────────────────────────────────────────────────────────────────────
+
+FILES = ("arena", "arena twice", "none", "small", "tiny", "empty", "unsealed", "pipe", "folder")
+
+
+def files_for(kind: str, fake: FakeSharedServer) -> list[int]:
+    """Descriptors to hand over, the caller's to close."""
+    match kind:
+        case "arena":
+            return [os.dup(fake.arena_fd)]
+        case "arena twice":
+            return [os.dup(fake.arena_fd), os.dup(fake.arena_fd)]
+        case "small":
+            return [memfd(4096)]
+        case "tiny":
+            return [memfd(5)]
+        case "empty":
+            return [memfd(0)]
+        case "unsealed":
+            return [memfd(ARENA_BYTES, seals=0)]
+        case "pipe":
+            reader, writer = os.pipe()
+            os.close(writer)
+            return [reader]
+        case "folder":
+            return [os.open("/", os.O_RDONLY)]
+    return []
+
+
+class Told(NamedTuple):
+    """What a local socket answers: a message, what is done to it, and what comes with it."""
+
+    files: str
+    honest_size: bool
+    kind: str
+    program: list[Step]
+    cut: int
+    hang_up: bool
+
+
+tolds = st.builds(
+    Told, st.sampled_from(FILES), st.booleans(), st.sampled_from(["attached", "not", "raw"]),
+    st.lists(steps(*HEADER), max_size=2), st.integers(0, 200), st.booleans(),
+)  # fmt: skip
+
+
+def answer_of(told: Told, fake: FakeSharedServer, files: list[int]) -> bytes:
+    size = ARENA_BYTES
+    if told.honest_size and files:
+        size = os.fstat(files[0]).st_size
+    match told.kind:
+        case "attached":
+            message: Any = Attached(epoch=fake.epoch, region=7, arena_bytes=size)
+        case "not":
+            message = NotAttached(reason="no")
+        case _:
+            message = Attached(epoch="another", region=-1, arena_bytes=-1)
+    data = protocol.encode_local(message)
+    for step in told.program:
+        data = spoil_map(data, step)
+    return data
+
+
+def test_whatever_a_local_socket_answers_blocks_come_all_the_same(fuzz):
+    """By shared memory or not; and no descriptor is left."""
+
+    @given(told=tolds)
+    def one(told):
+        before = open_fds()
+        with FakeSharedServer() as fake:
+            heard = []
+
+            def rule(connection: socket.socket, message: Any, files: list[int]) -> None:
+                own = files_for(told.files, fake)
+                try:
+                    data = answer_of(told, fake, own)
+                    cut = told.cut % (len(data) + 1)
+                    if data[:cut] or (data and own):
+                        socket.send_fds(connection, [data[:cut] or data], own)
+                    if data[cut:] and cut:
+                        connection.send(data[cut:])
+                except OSError:
+                    pass  # it has hung up
+                finally:
+                    for fd in own:
+                        os.close(fd)
+                    heard.append(1)
+                if told.hang_up:
+                    fake.hang_up()
+
+            fake.local_rule = rule
+            take_blocks(fake, lambda: eventually(lambda: heard, "it was answered"))
+        eventually(lambda: open_fds() <= before, "every descriptor is closed")
+
+    fuzz.run(one, examples=120)
+
+
+def take_blocks(fake: FakeSharedServer, when: Callable[[], None]) -> None:
+    """A client whose rows are shared asks for blocks, and gets them where there is a way."""
+    region = SharedRegion(1 << 16)
+    client = RemoteClient(ClientConfig(fake.endpoint, reconnect_s=0.01))
+    try:
+        client.register(region.view, region.fd)
+        client.declare(NAMESPACE, LARGEST)
+        when()
+        client.check(PATIENCE_S)
+        fake.hold(NAMESPACE, {key: key * 8 for key in KEYS})
+        rows = [region.view[i * 64 : i * 64 + 8 * len(key)] for i, key in enumerate(KEYS)]
+
+        def came() -> bool:
+            got = client.get(NAMESPACE, KEYS, rows, stall_s=SHORT_S).result(PATIENCE_S)
+            for index in got.landed:
+                assert rows[index] == KEYS[index] * 8
+            # What was attached may be no arena of anybody's: then they come from nowhere.
+            return len(got.landed) == len(KEYS) or client.transport == "shm"
+
+        eventually(came, "the blocks come")
+        counters = client.counters()
+        assert counters["internal_errors"] == 0
+    finally:
+        client.close()
+        counters = client.counters()
+        region.close()
+    assert counters["shm_attached"] == counters["shm_detached"]

@@ -1,0 +1,411 @@
+"""The store against a model of it, in any order of requests, failures and departures."""
+
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from store_model import BLOCK_BYTES, NUM_SLABS, SLAB_BYTES, Copy, StoreModel
+
+from remote_server import protocol
+from remote_server.errors import RequestRefused
+from remote_server.payload import copy_in, is_intact
+from remote_server.protocol import Declined, KeyState, PutOutcome
+from remote_server.shared.leases import LEASE_MS, Leases
+from remote_server.store.arena import Arena
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.slabs import slot_bytes_for
+from remote_server.store.store import NamespaceInfo, Reserved, Store
+
+pytest_plugins = ["fuzzing"]
+
+KEYS = [b"%d" % number for number in range(14)]
+REGIONS = (1, 2)
+
+namespaces = st.sampled_from(sorted(BLOCK_BYTES))
+keys = st.lists(st.sampled_from(KEYS), min_size=1, max_size=8)
+choices = st.integers(0, 1 << 16)
+
+
+@dataclass
+class Writing:
+    """A put that has begun."""
+
+    reserved: Reserved
+    copies: list[Copy]
+    sources: list[bytes]
+
+
+@dataclass
+class Stale:
+    """What a reader remembers of a block whose lease is over."""
+
+    copy: Copy
+    generation: int
+    word: int
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Each copy written has bytes of its own, so that a stray one is seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 100.0
+        self.arena = Arena(NUM_SLABS * SLAB_BYTES)
+        self.tier = MemoryTier(self.arena, SLAB_BYTES)
+        self.store = Store(self.tier, lambda: self.now)
+        self.leases = Leases(self.tier.unpin_all, lambda: self.now)
+        self.model = StoreModel()
+        self.counters: Counter[str] = Counter()
+        self.writing: list[Writing] = []
+        self.pinned: list[Copy] = []
+        self.leased: dict[int, tuple[int, float, list[Copy]]] = {}
+        self.stale: list[Stale] = []
+        self.num_copies = 0
+
+    @initialize(
+        first=st.lists(st.tuples(namespaces, st.integers(1, len(KEYS))), max_size=5),
+    )
+    def fill(self, first):
+        """So that most steps find blocks, and no room."""
+        for name, block_bytes in BLOCK_BYTES.items():
+            self.store.declare(name, NamespaceInfo(block_bytes=block_bytes))
+        for name, number in first:
+            self.put(name, KEYS[:number], [BLOCK_BYTES[name]] * number, force=False)
+            writing = self.writing.pop()
+            for copy, data in zip(writing.copies, writing.sources, strict=True):
+                assert copy_in(copy.block, memoryview(data), self.tier)
+            self.end(writing, [True] * len(writing.copies))
+
+    def teardown(self) -> None:
+        if sys.exc_info()[0] is not None:
+            return  # a step has failed, and would be hidden by what fails here
+        for writing in self.writing:
+            self.end(writing, None)
+        for copy in self.pinned:
+            self.tier.unpin(copy.block)
+        for region in REGIONS:
+            self.leases.end_all(region)
+        assert len(self.leases) == 0
+        self.store.check()
+        self.assert_every_slot_can_be_had()
+        self.arena.close()
+
+    def assert_every_slot_can_be_had(self) -> None:
+        """Nothing is pinned: each namespace in turn can have all of the memory."""
+        assert self.tier.stats().pinned == 0
+        for name, block_bytes in BLOCK_BYTES.items():
+            number = NUM_SLABS * (SLAB_BYTES // slot_bytes_for(block_bytes))
+            names = [b"last %d" % each for each in range(number)]
+            sums = [0] * number
+            reserved = self.store.begin_put(
+                name, names, [block_bytes] * number, sums, force=False, draining=False
+            )
+            assert len(reserved.blocks) == number, "a slot was lost"
+            self.store.end_put(reserved, [True] * number)
+            self.store.check()
+        self.store.clear(None)
+        stats = self.tier.stats()
+        assert (stats.used_bytes, stats.free_slabs) == (0, NUM_SLABS)
+
+    # ── puts ─────────────────────────────────────────────────────────────────────────────
+
+    @rule(
+        name=namespaces, keys=keys, cut=st.integers(0, 600), force=st.booleans(),
+        drain=st.integers(0, 7),
+    )  # fmt: skip
+    def begin_put(self, name, keys, cut, force, drain):
+        lengths = [BLOCK_BYTES[name] - (cut + 7 * number) % 601 for number in range(len(keys))]
+        self.put(name, keys, lengths, force=force, draining=drain == 7)
+
+    def put(
+        self, name: str, keys: Sequence[bytes], lengths: Sequence[int], *, force: bool,
+        draining: bool = False,
+    ) -> None:  # fmt: skip
+        sources = [self.fresh(length) for length in lengths]
+        sums = protocol.checksums(name, keys, sources)
+        outcomes = self.outcomes(name, keys, force=force, draining=draining)
+        reserved = self.store.begin_put(name, keys, lengths, sums, force=force, draining=draining)
+        writes = (PutOutcome.CREATED, PutOutcome.FORCED)
+        indices = [i for i, outcome in enumerate(outcomes) if outcome in writes]
+        gone = [
+            place
+            for place in self.model.readable
+            if self.tier.lookup(*place) is not KeyState.READABLE
+        ]
+        self.model.made_room(name, len(indices), len(reserved.blocks), gone)
+        for index in indices[len(reserved.blocks) :]:
+            outcomes[index] = PutOutcome.DECLINED
+        assert [*reserved.outcomes] == outcomes
+        assert reserved.indices == indices[: len(reserved.blocks)]
+        self.count_begin(outcomes, reserved, draining)
+        copies = []
+        for index, block in zip(reserved.indices, reserved.blocks, strict=True):
+            copy = Copy((name, keys[index]), sources[index], block, self.model.tick(), 0)
+            copies.append(copy)
+            assert (block.key, block.length) == (keys[index], lengths[index])
+        self.model.copies += copies
+        self.writing.append(Writing(reserved, copies, [sources[i] for i in reserved.indices]))
+
+    def fresh(self, length: int) -> bytes:
+        self.num_copies += 1
+        return (self.num_copies.to_bytes(4, "big") * 1024)[:length]
+
+    def outcomes(
+        self, name: str, keys: Sequence[bytes], *, force: bool, draining: bool
+    ) -> list[PutOutcome]:
+        """What the protocol says of each key, when there is room."""
+        found = []
+        for index, key in enumerate(keys):
+            there = self.state(name, key) is not KeyState.ABSENT
+            if key in keys[:index]:
+                found.append(PutOutcome.DUPLICATE)
+            elif there and not force:
+                found.append(PutOutcome.EXISTED)
+            elif draining:
+                found.append(PutOutcome.DECLINED)
+            else:
+                found.append(PutOutcome.FORCED if there else PutOutcome.CREATED)
+        return found
+
+    def count_begin(self, outcomes: list[PutOutcome], reserved: Reserved, draining: bool) -> None:
+        declined = outcomes.count(PutOutcome.DECLINED)
+        reason = Declined.DRAINING if draining else Declined.NO_SLOT
+        assert reserved.reasons == ({reason: declined} if declined else {})
+        self.counters["put_total"] += len(outcomes)
+        self.counters["put_existed"] += outcomes.count(PutOutcome.EXISTED)
+        self.counters["put_duplicate"] += outcomes.count(PutOutcome.DUPLICATE)
+        self.counters[f"put_declined_{reason}"] += declined
+
+    @precondition(lambda self: self.writing)
+    @rule(choice=choices, damaged=st.sets(st.integers(0, 7), max_size=2))
+    def complete_put(self, choice, damaged):
+        """Copied as the server does; what lands damaged is noticed by its checksum."""
+        writing = self.writing.pop(choice % len(self.writing))
+        intact = []
+        for number, (copy, data) in enumerate(zip(writing.copies, writing.sources, strict=True)):
+            landed = bytes([data[0] ^ 4]) + data[1:] if number in damaged else data
+            intact.append(copy_in(copy.block, memoryview(landed), self.tier))
+            assert intact[-1] == (number not in damaged)
+        self.end(writing, intact)
+
+    @precondition(lambda self: self.writing)
+    @rule(choice=choices, reason=st.sampled_from([Declined.CHECKSUM, Declined.WITHDRAWN]))
+    def fail_put(self, choice, reason):
+        self.end(self.writing.pop(choice % len(self.writing)), None, reason)
+
+    def end(
+        self, writing: Writing, intact: list[bool] | None, reason: Declined = Declined.CHECKSUM
+    ) -> None:
+        verdicts = intact if intact is not None else [False] * len(writing.copies)
+        forced = sum(
+            ok and writing.reserved.outcomes[index] == PutOutcome.FORCED
+            for index, ok in zip(writing.reserved.indices, verdicts, strict=True)
+        )
+        self.store.end_put(writing.reserved, intact, reason)
+        good = [copy for copy, ok in zip(writing.copies, verdicts, strict=True) if ok]
+        for copy, ok in zip(writing.copies, verdicts, strict=True):
+            if not ok:
+                self.model.fail(copy)
+        self.model.publish(good[::-1])
+        for index, ok in zip(writing.reserved.indices, verdicts, strict=True):
+            assert (writing.reserved.outcomes[index] == PutOutcome.DECLINED) == (not ok)
+        self.counters[f"put_declined_{reason}"] += verdicts.count(False)
+        self.counters["put_forced"] += forced
+        self.counters["put_created"] += len(good) - forced
+
+    # ── gets, pins and leases ────────────────────────────────────────────────────────────
+
+    def get(self, name: str, keys: Sequence[bytes]) -> list[Copy]:
+        found = self.store.get(name, keys)
+        first = list(dict.fromkeys(keys))
+        hits = [key for key in first if (name, key) in self.model.readable]
+        copies = [self.model.readable[name, key] for key in hits]
+        assert [copy.block for copy in copies] == found.blocks
+        assert found.indices == [keys.index(key) for key in hits]
+        assert found.miss == len(first) - len(hits)
+        assert found.duplicate == len(keys) - len(first)
+        self.model.pin(copies[::-1])
+        self.counters["get_total"] += len(keys)
+        self.counters["get_hit"] += len(hits)
+        self.counters["get_miss"] += found.miss
+        self.counters["get_duplicate"] += found.duplicate
+        return copies
+
+    @rule(name=namespaces, keys=keys)
+    def pin(self, name, keys):
+        self.pinned += self.get(name, keys)
+
+    @precondition(lambda self: self.pinned)
+    @rule(choice=choices)
+    def unpin(self, choice):
+        copy = self.pinned.pop(choice % len(self.pinned))
+        self.tier.unpin(copy.block)
+        self.model.unpin(copy)
+
+    @rule(name=namespaces, keys=keys, region=st.sampled_from(REGIONS))
+    def lease(self, name, keys, region):
+        copies = self.get(name, keys)
+        number = self.leases.grant(region, [copy.block for copy in copies])
+        assert (number == 0) == (not copies)
+        if copies:
+            self.leased[number] = (region, self.now + LEASE_MS / 1000, copies)
+
+    @precondition(lambda self: self.leased)
+    @rule(choice=choices)
+    def release(self, choice):
+        number = [*self.leased][choice % len(self.leased)]
+        assert self.leases.release(number)
+        self.lease_ended(number)
+        assert not self.leases.release(number), "a lease ended twice"
+
+    @rule(number=st.integers(-1, 1 << 64))
+    def release_what_is_no_lease(self, number):
+        if number not in self.leased:
+            assert self.leases.release(number) == (number == 0)
+
+    @rule(seconds=st.floats(0, 1.2 * LEASE_MS / 1000))
+    def time_passes(self, seconds):
+        self.now += seconds
+        over = [number for number, (_, ends_at, _) in self.leased.items() if ends_at <= self.now]
+        assert self.leases.expire() == len(over)
+        for number in over:
+            self.lease_ended(number)
+
+    @rule(region=st.sampled_from(REGIONS))
+    def region_ends(self, region):
+        self.leases.end_all(region)
+        for number in [number for number, lease in self.leased.items() if lease[0] == region]:
+            self.lease_ended(number)
+
+    def lease_ended(self, number: int) -> None:
+        for copy in self.leased.pop(number)[2]:
+            self.stale.append(Stale(copy, copy.block.generation, copy.block.word))
+            self.model.unpin(copy)
+        del self.stale[:-20]
+
+    # ── the rest ─────────────────────────────────────────────────────────────────────────
+
+    @rule(name=namespaces, keys=keys)
+    def touch(self, name, keys):
+        there = [key for key in dict.fromkeys(keys) if (name, key) in self.model.readable]
+        assert self.store.touch(name, keys) == len(there)
+        for key in reversed(there):
+            self.model.use([self.model.readable[name, key]])
+
+    @rule(name=namespaces, keys=keys)
+    def lookup(self, name, keys):
+        found = self.store.lookup(name, keys)
+        states = [self.state(name, key) for key in keys]
+        assert [*found.states] == states
+        readable = [state is KeyState.READABLE for state in states]
+        assert found.prefix == (readable.index(False) if False in readable else len(keys))
+        self.counters["lookup_keys"] += len(keys)
+        self.counters["lookup_hits"] += sum(readable)
+
+    @rule(name=namespaces, keys=keys, damaged=st.sets(st.integers(0, 7), max_size=2))
+    def verify(self, name, keys, damaged):
+        """Damaged in memory, that is: whoever has it pinned reads it damaged."""
+        blocks = self.store.pin_to_verify(name, keys)
+        wanted = [key for key in dict.fromkeys(keys) if (name, key) in self.model.readable]
+        copies = [self.model.readable[name, key] for key in wanted]
+        assert [copy.block for copy in copies] == blocks
+        self.model.pin(copies)
+        for number, copy in enumerate(copies):
+            if number in damaged:
+                copy.data = copy.data[:-1] + bytes([copy.data[-1] ^ 128])
+                self.tier.view(copy.block)[-1] ^= 128
+            intact = is_intact(copy.block, self.tier)
+            assert intact == (number not in damaged)
+            if not intact:
+                self.store.remove_corrupt(copy.block)
+                self.model.unreadable(copy.place)
+                self.counters["integrity_checksum"] += 1
+            self.tier.unpin(copy.block)
+            self.model.unpin(copy)
+
+    @precondition(lambda self: self.pinned)
+    @rule(choice=choices)
+    def remove(self, choice):
+        copy = self.pinned[choice % len(self.pinned)]
+        current = self.model.readable.get(copy.place) is copy
+        assert self.tier.remove(copy.block) == current
+        if current:
+            self.model.unreadable(copy.place)
+
+    @rule(name=st.one_of(namespaces, st.none()), seldom=st.integers(0, 5))
+    def clear(self, name, seldom):
+        if seldom == 5:
+            removed = self.model.clear(name)
+            assert self.store.clear(name) == removed
+            self.counters["removed"] += removed
+
+    @rule(name=namespaces, more=st.integers(-1, 1))
+    def say_hello_again(self, name, more):
+        info = NamespaceInfo(block_bytes=BLOCK_BYTES[name] + more)
+        if more:
+            with pytest.raises(RequestRefused):
+                self.store.declare(name, info)
+        else:
+            self.store.declare(name, info)
+
+    # ── what holds after every step ──────────────────────────────────────────────────────
+
+    def state(self, name: str, key: bytes) -> KeyState:
+        if (name, key) in self.model.readable:
+            return KeyState.READABLE
+        for copy in self.model.copies:
+            if copy.writing and not copy.cleared and copy.place == (name, key):
+                return KeyState.PENDING
+        return KeyState.ABSENT
+
+    @invariant()
+    def the_books_balance(self):
+        self.store.check()
+        self.model.check()
+
+    @invariant()
+    def every_key_is_in_its_state(self):
+        for name in BLOCK_BYTES:
+            states = [*self.tier.lookup_all(name, KEYS)]
+            assert states == [self.state(name, key) for key in KEYS]
+
+    @invariant()
+    def every_byte_is_as_the_model_has_it(self):
+        for copy in self.model.copies:
+            if not copy.writing:
+                assert self.tier.view(copy.block) == copy.data
+                assert self.arena.words[copy.block.word] == copy.block.generation
+
+    @invariant()
+    def who_reads_too_late_can_tell(self):
+        for stale in self.stale:
+            if self.arena.words[stale.word] == stale.generation:
+                assert self.tier.view(stale.copy.block) == stale.copy.data
+
+    @invariant()
+    def what_it_says_of_itself_is_true(self):
+        model, stats = self.model, self.tier.stats()
+        assert stats.used_bytes == model.used_bytes
+        assert stats.free_slabs == model.free_slabs
+        assert stats.blocks == len(model.readable)
+        assert stats.pending == sum(c.writing and not c.cleared for c in model.copies)
+        assert stats.pinned == sum(c.held for c in model.copies)
+        for name, known in self.store.namespace_stats().items():
+            own = [copy for copy in model.readable.values() if copy.place[0] == name]
+            assert known.blocks == len(own)
+            assert known.used_bytes == sum(copy.slot_bytes for copy in own)
+        counters = self.store.all_counters()
+        expected = {
+            **self.counters, "evicted": model.evicted, "slabs_recut": model.slabs_recut
+        }  # fmt: skip
+        assert {name: n for name, n in counters.items() if n} == {
+            name: n for name, n in expected.items() if n
+        }
+
+
+def test_the_store_does_what_a_model_of_it_allows(fuzz):
+    fuzz.machine(StoreMachine, examples=160, steps=50)
