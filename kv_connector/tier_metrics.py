@@ -24,6 +24,7 @@ PUT_BLOCKS = "kvferry_put_blocks"
 PUT_BYTES = "kvferry_put_bytes"
 DECLINED_BLOCKS = "kvferry_declined_blocks"
 CLIENT_EVENTS = "kvferry_client_events"
+CANARIES = "kvferry_canaries"
 HOOK_ERRORS = "kvferry_hook_errors"
 SERVER_READY = "kvferry_server_ready"
 
@@ -45,6 +46,10 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
     ),
     CLIENT_EVENTS: OffloadingCounterMetadata(
         "What happened on the connection to the server, by event.", ("event",)
+    ),
+    CANARIES: OffloadingCounterMetadata(
+        "Start-up canaries of this engine's workers, by result; one `failed` disables the tier.",
+        ("result",),
     ),
     HOOK_ERRORS: OffloadingCounterMetadata(
         "Exceptions caught before they reached the engine, by hook. Always a bug.", ("hook",)

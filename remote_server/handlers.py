@@ -288,7 +288,9 @@ class Handlers:
         self._reply(client, reply)
 
     def _clear(self, client: bytes, request: Clear, _: Sequence[memoryview]) -> None:
-        removed = self._store.clear(request.namespace)
+        if request.forget and request.namespace is None:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, "forget which namespace? name one")
+        removed = self._store.clear(request.namespace, forget=request.forget)
         self._reply(
             client,
             Cleared(request_id=request.request_id, epoch=self._store.epoch, removed=removed),

@@ -51,6 +51,9 @@ class ClientConfig:
     """Hash every landed block before announcing it. Off is for measuring what that costs; puts
     over tcp carry checksums all the same, because the server checks them."""
 
+    quiet: bool = False
+    """Log the server's coming and going for debugging only: its owner says what matters."""
+
     keep_freed_memory: bool = True
     """Let this process reuse the memory it frees (`malloc.py`): gets of large blocks are two to
     three times as fast, and up to 256 MiB stay with the process after a burst."""

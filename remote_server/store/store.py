@@ -244,8 +244,11 @@ class Store:
         self.tier.remove(block)
         self.counters["integrity_checksum"] += 1
 
-    def clear(self, namespace: str | None) -> int:
+    def clear(self, namespace: str | None, *, forget: bool = False) -> int:
+        """Drop the blocks of `namespace`, or of all. With `forget` it is not declared any more."""
         removed = self.tier.clear(namespace)
+        if forget and namespace is not None:
+            self.namespaces.pop(namespace, None)
         self.counters["removed"] += removed
         return removed
 
