@@ -17,7 +17,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.logger import init_logger
 
 import kv_connector
-from kv_connector import canary, namespace
+from kv_connector import namespace
+from kv_connector.canary import Outcome, Report, fly
 from kv_connector.config import (
     ConnectorConfig,
     client_config,
@@ -27,7 +28,7 @@ from kv_connector.config import (
 from kv_connector.guard import never_raises
 from kv_connector.pool_file import engine_core_pid, pool_name, sweep_dead_pools
 from kv_connector.remote_tier import RemoteTier
-from kv_connector.request_options import apply_request_options
+from kv_connector.request_options import apply_request_options, keep_to_pool
 from kv_connector.spec import POOL_NAME_KEY, FerrySpec
 from kv_connector.traffic import Traffic
 
@@ -53,7 +54,7 @@ class WorkerFacts(KVConnectorHandshakeMetadata):
     facts: namespace.Facts | None
     """None when the worker could not tell."""
 
-    canary: canary.Report | None = None
+    canary: Report | None = None
     """None where there is no server."""
 
     failed_hooks: tuple[str, ...] = ()
@@ -88,7 +89,7 @@ class KVFerryConnector(OffloadingConnector):
         translated = _with_extra_config(vllm_config, extra)
         super().__init__(translated, role, kv_cache_config)
         self._worker_facts: namespace.Facts | None = None
-        self._canary: canary.Report | None = None
+        self._canary: Report | None = None
         self._failed_hooks: list[str] = []
         self._facts: namespace.Facts = {}
         self._traffic = Traffic(self._config.log_interval_s)
@@ -113,12 +114,12 @@ class KVFerryConnector(OffloadingConnector):
     def _look_around(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
         return namespace.worker_facts(self._vllm_config, kv_caches)
 
-    @never_raises(lambda: canary.Report(canary.Outcome.BROKEN, "see the worker's log"))
-    def _fly_canary(self) -> canary.Report | None:
+    @never_raises(lambda: Report(Outcome.BROKEN, "see the worker's log"))
+    def _fly_canary(self) -> Report | None:
         if self._config.server is None:
             return None
         config = client_config(self._config, f"canary of {self._vllm_config.instance_id}")
-        return canary.fly(self.connector_worker.spec.canary_stage, config)
+        return fly(self.connector_worker.spec.canary_stage, config)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return WorkerFacts(self._worker_facts, self._canary, tuple(self._failed_hooks))
@@ -141,7 +142,7 @@ class KVFerryConnector(OffloadingConnector):
             self._count_worker(told)
             if told.facts is None:
                 reasons.append(f"worker {rank} could not say what it runs on")
-            if told.canary is not None and told.canary.outcome is canary.Outcome.FAILED:
+            if told.canary is not None and told.canary.outcome is Outcome.FAILED:
                 reasons.append(f"the start-up canary of worker {rank} failed: {told.canary.detail}")
             for name, value in (told.facts or {}).items():
                 known = facts.setdefault(name, value)
@@ -161,18 +162,20 @@ class KVFerryConnector(OffloadingConnector):
             self._remote.count_hook_error(hook)
         if told.canary is not None:
             self._remote.count_canary(told.canary.outcome)
-            if told.canary.outcome is canary.Outcome.BROKEN:
+            if told.canary.outcome is Outcome.BROKEN:
                 self._remote.count_hook_error("canary")
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def on_new_request(self, request: "Request") -> None:
-        self._apply_options(request)
+        if not self._apply_options(request):
+            keep_to_pool(request)  # it may be one that must not use the server
         super().on_new_request(request)
 
-    @never_raises(lambda: None)
-    def _apply_options(self, request: "Request") -> None:
+    @never_raises(lambda: False)
+    def _apply_options(self, request: "Request") -> bool:
         apply_request_options(request)
+        return True
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int

@@ -129,7 +129,10 @@ class HostWorker(OffloadingWorker):
             self._jobs.put(None)
             self._thread.join()
             self._regions_by_group = []
-            self._region.cleanup()
+            try:
+                self._region.cleanup()
+            except Exception:  # the process is about to end, and its map with it
+                logger.exception("letting go of the pool failed")
 
     def _raise_if_failed(self) -> None:
         if self._error is not None:

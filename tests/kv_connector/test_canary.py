@@ -202,7 +202,7 @@ def test_a_server_that_stops_in_the_middle_is_no_failure(
     server: Server, make_host: Callable[..., Host]
 ):
     """The put lands and its copy never ends: the rows are given back all the same."""
-    with server.copier.gate.shut():
+    with server.copy_gate.shut():
         report = fly(make_host().stage, to(server, transport="tcp"))
     assert report.outcome is Outcome.SKIPPED
     assert "the put did not end well" in report.detail
