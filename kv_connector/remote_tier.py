@@ -278,6 +278,8 @@ class RemoteTier(SecondaryTierManager):
         """What is new since the last call, for the engine's `/metrics`."""
         for event, total in self._client.counters().items():
             self._counters.set_total(metrics.CLIENT_EVENTS, total, event)
+            if (reason := metrics.INTEGRITY_REASONS.get(event)) is not None:
+                self._counters.set_total(metrics.INTEGRITY, total, reason)
         stats = self._counters.take_stats()
         stats.set_gauge(metrics.SERVER_READY, int(self._client.ready))
         return stats

@@ -174,7 +174,12 @@ class Handlers:
         self._reply(client, found)
 
     def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> None:
-        blocks = blocks_of(request, payload, self._store.namespaces.get(request.namespace))
+        try:
+            blocks = blocks_of(request, payload, self._store.namespaces.get(request.namespace))
+        except RequestRefused as refusal:
+            if isinstance(refusal.__cause__, RemoteProtocolError):
+                self._store.counters["integrity_length"] += 1
+            raise
         num_bytes = sum(request.lengths)
         self._store.counters["bytes_in"] += num_bytes
         reserved = self._store.begin_put(

@@ -149,7 +149,8 @@ _COUNTERS = (
     "timeouts_lookup", "timeouts_put", "timeouts_get", "timeouts_touch", "timeouts_stats",
     "timeouts_clear", "timeouts_verify", "timeouts_hello",
     # what came back wrong
-    "checksum_failures", "short_blocks", "misplaced_blocks", "protocol_errors", "late_replies",
+    "checksum_failures", "short_blocks", "wrong_lengths", "misplaced_blocks", "stale_epochs",
+    "protocol_errors", "late_replies",
     "verify_sent", "verify_removed", "verify_intact",
     # shared memory
     "shm_attached", "shm_detached", "shm_refused", "shm_bytes_in", "shm_bytes_out",

@@ -31,7 +31,7 @@ COUNTERS = (
     "put_total", "put_created", "put_existed", "put_forced", "put_duplicate",
     "put_declined_no_slot", "put_declined_checksum", "put_declined_draining",
     "put_declined_withdrawn",
-    "removed", "integrity_checksum", "bytes_in", "bytes_out",
+    "removed", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
     "shared_bytes_in", "shared_bytes_out", "regions_attached", "regions_gone",
     "regions_refused", "leases_expired", "releases_unknown",
 )  # fmt: skip

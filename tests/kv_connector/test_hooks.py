@@ -240,6 +240,21 @@ def test_a_job_ends_exactly_once_when_something_breaks_under_way(
     assert tier.engine.finished() == []
 
 
+def test_a_job_that_was_taken_is_reported_though_its_keys_cannot_be_remembered(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    tier = Tier()
+    for _ in range(2):
+        tier.call("submit_load")
+    for asked in tier.engine.client.asked:
+        asked.landed()
+    with monkeypatch.context() as breaking:
+        tier.break_("_waits", breaking)
+        first = [job for job, _, _ in tier.engine.finished()]
+    assert first == [1]
+    assert [job for job, _, _ in tier.engine.finished()] == [2], "it comes with the next call"
+
+
 @pytest.mark.parametrize("wrong", [RuntimeError("odd"), "cancelled", SimpleNamespace(states=None)])
 def test_an_answer_that_makes_no_sense_is_a_miss(wrong: Any):
     tier = Tier()
