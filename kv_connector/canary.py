@@ -21,7 +21,7 @@ from vllm.logger import init_logger
 
 from kv_connector.canary_stage import Pages, Stage
 from remote_server.client import ClientConfig, GetOutcome, GetResult, PutResult, RemoteClient
-from remote_server.errors import KVFerryError
+from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import Declined
 
 logger = init_logger("vllm.kvferry.canary")
@@ -79,6 +79,8 @@ def fly(
         flight.run(make_stage)
     except _Skip as reason:
         report = Report(Outcome.SKIPPED, str(reason))
+    except ConfigError as error:  # the tier will tell the operator
+        report = Report(Outcome.SKIPPED, str(error))
     except _Differs as difference:
         report = Report(Outcome.FAILED, str(difference))
     except Exception as error:  # a canary must not be able to stop what it protects
@@ -119,8 +121,10 @@ class _Flight:
             with stage.borrowed():
                 self._there_and_back(stage, client)
         finally:
-            self._tidy(client)
-            client.close(max(0.05, self._left_s))
+            try:
+                self._tidy(client)
+            finally:
+                client.close(max(0.05, self._left_s))
 
     def _there_and_back(self, stage: Stage, client: RemoteClient) -> None:
         stage.write_pattern()

@@ -31,6 +31,7 @@ from kv_connector.remote_tier import RemoteTier
 from kv_connector.request_options import apply_request_options, keep_to_pool
 from kv_connector.spec import POOL_NAME_KEY, FerrySpec
 from kv_connector.traffic import Traffic
+from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -124,13 +125,14 @@ class KVFerryConnector(OffloadingConnector):
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
         return WorkerFacts(self._worker_facts, self._canary, tuple(self._failed_hooks))
 
-    @never_raises(lambda: None)
+    @never_raises(lambda: None, but=ConfigError)
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
         """All workers have mapped the pool and said what they run on; nothing was served yet.
 
-        Until this has gone well the remote tier answers every lookup with a miss.
+        Until this has gone well the remote tier answers every lookup with a miss. Raises
+        `ConfigError` for a row that no server takes.
         """
         FerrySpec.forget_pool_name_of(self.scheduler.manager)
         if self._remote is None:
@@ -216,7 +218,7 @@ class KVFerryConnector(OffloadingConnector):
         """In a worker it is told with the handshake: only the scheduler has metrics."""
         if self._remote is not None:
             self._remote.count_hook_error(hook)
-        else:
+        elif hook not in self._failed_hooks:
             self._failed_hooks.append(hook)
 
     # ── before the engine is built ───────────────────────────────────────────────────────

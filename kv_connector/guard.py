@@ -42,12 +42,13 @@ def kept_from_engine(owner: Guarded, hook: str) -> None:
 
 
 def never_raises(
-    fallback: Callable[[], Fallback],
+    fallback: Callable[[], Fallback], *, but: type[Exception] | tuple[()] = ()
 ) -> Callable[[Hook[Owner, Arguments, Result]], Hook[Owner, Arguments, Result | Fallback]]:
     """Wrap a hook so that a bug in it costs a miss, a log line and a count, not the engine.
 
     The broad `except` is the point: what the engine does not need must not be able to stop it.
-    `fallback()` is what the engine gets instead.
+    `fallback()` is what the engine gets instead. What is `but` passes: at start-up, an operator's
+    mistake must be told.
     """
 
     def wrap(
@@ -57,6 +58,8 @@ def never_raises(
         def guarded(self: Owner, /, *args: Any, **kwargs: Any) -> Result | Fallback:
             try:
                 return hook(self, *args, **kwargs)
+            except but:
+                raise
             except Exception:
                 kept_from_engine(self, hook.__name__)
                 return fallback()

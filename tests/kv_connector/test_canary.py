@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -216,6 +217,19 @@ def test_a_cache_too_small_to_borrow_from_is_left_alone(
     report = fly(host.stage, to(server))
     assert report.outcome is Outcome.SKIPPED and "too little to borrow from" in report.detail
     assert server.store.all_counters()["put_total"] == 0
+
+
+def test_a_block_that_no_server_takes_is_left_to_the_tier_to_tell(
+    server: Server, make_host: Callable[..., Host]
+):
+    host = make_host()
+    report = fly(lambda: _with_blocks_of(host.stage(), 1 << 40), to(server))
+    assert report.outcome is Outcome.SKIPPED and "use smaller blocks" in report.detail
+
+
+def _with_blocks_of(stage: Stage, block_bytes: int) -> Stage:
+    stage._part = replace(stage.part, block_bytes=block_bytes)
+    return stage
 
 
 def test_a_bug_in_the_canary_reaches_nobody(server: Server):

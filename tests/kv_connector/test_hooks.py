@@ -32,6 +32,7 @@ from kv_connector.host_worker import HostWorker
 from kv_connector.remote_tier import BYPASS_KEY, RemoteTier
 from kv_connector.spec import FerrySpec
 from kv_connector.traffic import Traffic
+from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
 
 START = "start-up: an operator must be told of a wrong setting, or of a host it cannot work on"
@@ -410,6 +411,17 @@ def test_a_worker_that_does_not_know_or_fails_its_canary_keeps_the_engine_from_t
     assert tier.totals()[metrics.CANARIES, "passed"] >= 1
     tier.drain_jobs()
     assert len(ours.engine.client.declared) == declared, "a reset brings it back"
+
+
+def test_a_row_that_no_server_takes_is_told_at_start(
+    quiet_world: None, monkeypatch: pytest.MonkeyPatch
+):
+    """The one thing that may leave this hook: an operator has to choose smaller blocks."""
+    ours = Connector()
+    refuse = MagicMock(side_effect=ConfigError("block_bytes: use smaller blocks"))
+    monkeypatch.setattr(ours.engine.client, "declare", refuse)
+    with pytest.raises(ConfigError, match="smaller blocks"):
+        ours.call("set_xfer_handshake_metadata_pp_aware")
 
 
 def test_what_failed_in_a_worker_is_counted_where_it_can_be_seen(quiet_world: None):
