@@ -10,8 +10,7 @@ import pytest
 import torch
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-from kv_connector import canary
-from kv_connector.canary import CANARY_S, Outcome, fly
+from kv_connector.canary import CANARY_S, Outcome, Report, fly
 from kv_connector.canary_stage import Part, Stage
 from kv_connector.host_worker import HostWorker, Region
 from kv_connector.namespace import namespace_of
@@ -102,7 +101,7 @@ def test_a_canary_that_comes_back_passes_and_leaves_nothing_on_the_server(
     server: Server, make_host: Callable[..., Host], transport: str, settings: dict[str, int]
 ):
     report = fly(make_host(**settings).stage, to(server, transport=transport))
-    assert report == canary.Report(Outcome.PASSED, "over tcp" if transport == "tcp" else "over shm")
+    assert report == Report(Outcome.PASSED, "over tcp" if transport == "tcp" else "over shm")
     assert server.store.namespaces == {}
     assert server.store.tier_stats()["memory"].used_bytes == 0
     counters = server.store.all_counters()
@@ -176,6 +175,14 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
     assert expected in report.detail
 
 
+def test_a_server_that_receives_other_bytes_fails_the_canary(
+    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("remote_server.handlers.copy_in", lambda *_: False)
+    report = fly(make_host().stage, to(server, transport="tcp"))
+    assert report == Report(Outcome.FAILED, "the server received other bytes than were put")
+
+
 def test_a_server_that_is_not_there_is_no_failure_and_costs_nothing(
     make_host: Callable[..., Host], caplog: pytest.LogCaptureFixture
 ):
@@ -183,7 +190,7 @@ def test_a_server_that_is_not_there_is_no_failure_and_costs_nothing(
         endpoint = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
     began = time.monotonic()
     report = fly(make_host().stage, ClientConfig(endpoint))
-    assert report == canary.Report(Outcome.SKIPPED, "no server there yet")
+    assert report == Report(Outcome.SKIPPED, "no server there yet")
     assert time.monotonic() - began < CANARY_S / 2, "it waited for nobody"
     assert not [r for r in caplog.records if r.name.startswith("remote_server") and r.levelno > 10]
 
@@ -195,7 +202,7 @@ def test_a_server_that_never_answers_costs_a_second_at_most(make_host: Callable[
         began = time.monotonic()
         report = fly(make_host().stage, ClientConfig(endpoint))
         took = time.monotonic() - began
-    assert report == canary.Report(Outcome.SKIPPED, "the server did not answer in time")
+    assert report == Report(Outcome.SKIPPED, "the server did not answer in time")
     assert took < CANARY_S + 0.5, "half a second for a busy machine"
 
 
