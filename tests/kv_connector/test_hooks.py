@@ -413,6 +413,19 @@ def test_a_worker_that_does_not_know_or_fails_its_canary_keeps_the_engine_from_t
     assert len(ours.engine.client.declared) == declared, "a reset brings it back"
 
 
+def test_what_fails_in_a_worker_travels_up_with_the_handshake(
+    quiet_world: None, monkeypatch: pytest.MonkeyPatch
+):
+    """A worker has no metrics of its own."""
+    worker = Connector()
+    worker.connector._remote = None
+    monkeypatch.setattr(connector_module.namespace, "worker_facts", Broken())
+    for _ in range(3):
+        worker.call("register_kv_caches")
+    told = worker.call("get_handshake_metadata")
+    assert told == WorkerFacts(None, Report(Outcome.PASSED), ("_look_around",)), "each hook once"
+
+
 def test_a_row_that_no_server_takes_is_told_at_start(
     quiet_world: None, monkeypatch: pytest.MonkeyPatch
 ):
