@@ -12,6 +12,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from remote_server.client import ClientConfig
 from remote_server.config import parse_bytes
 from remote_server.errors import ConfigError
 
@@ -108,6 +109,19 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
             tier = {"type": TIER_CLASS, "module_path": "kv_connector.remote_tier"}
             extra["secondary_tiers"] = [tier | self.tier_settings() | {"sees_everything": True}]
         return extra
+
+
+def client_config(config: RemoteConfig, client_name: str) -> ClientConfig:
+    """How a client of this engine reaches the server. Raises `ConfigError` without one."""
+    if config.server is None:
+        raise ConfigError("set 'server', the cache server's tcp://host:port")
+    return ClientConfig(
+        endpoint=config.server,
+        client_name=client_name,
+        get_window_bytes=parse_bytes(config.window, "window"),
+        transport=config.transport,
+        integrity=config.integrity,
+    )
 
 
 def read_config(kind: type[Config], given: Mapping[str, Any], where: str) -> Config:

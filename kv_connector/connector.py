@@ -18,13 +18,20 @@ from vllm.logger import init_logger
 
 import kv_connector
 from kv_connector import namespace
-from kv_connector.config import ConnectorConfig, read_config, refuse_random_hashes
+from kv_connector.canary import Outcome, Report, fly
+from kv_connector.config import (
+    ConnectorConfig,
+    client_config,
+    read_config,
+    refuse_random_hashes,
+)
 from kv_connector.guard import never_raises
 from kv_connector.pool_file import engine_core_pid, pool_name, sweep_dead_pools
 from kv_connector.remote_tier import RemoteTier
-from kv_connector.request_options import apply_request_options
+from kv_connector.request_options import apply_request_options, keep_to_pool
 from kv_connector.spec import POOL_NAME_KEY, FerrySpec
 from kv_connector.traffic import Traffic
+from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -45,7 +52,14 @@ logger = init_logger("vllm.kvferry")
 class WorkerFacts(KVConnectorHandshakeMetadata):
     """What each worker tells the scheduler before the first request."""
 
-    facts: namespace.Facts
+    facts: namespace.Facts | None
+    """None when the worker could not tell."""
+
+    canary: Report | None = None
+    """None where there is no server."""
+
+    failed_hooks: tuple[str, ...] = ()
+    """Hooks of the worker that failed and were kept from the engine."""
 
 
 class KVFerryConnector(OffloadingConnector):
@@ -75,7 +89,9 @@ class KVFerryConnector(OffloadingConnector):
                 logger.info("removed %s, left by an engine that died", path)
         translated = _with_extra_config(vllm_config, extra)
         super().__init__(translated, role, kv_cache_config)
-        self._worker_facts: namespace.Facts = {}
+        self._worker_facts: namespace.Facts | None = None
+        self._canary: Report | None = None
+        self._failed_hooks: list[str] = []
         self._facts: namespace.Facts = {}
         self._traffic = Traffic(self._config.log_interval_s)
         self._remote: RemoteTier | None = None
@@ -92,46 +108,88 @@ class KVFerryConnector(OffloadingConnector):
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         super().register_kv_caches(kv_caches)
-        self._worker_facts = namespace.worker_facts(self._vllm_config, kv_caches)
+        self._worker_facts = self._look_around(kv_caches)
+        self._canary = self._fly_canary()
+
+    @never_raises(lambda: None)
+    def _look_around(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
+        return namespace.worker_facts(self._vllm_config, kv_caches)
+
+    @never_raises(lambda: Report(Outcome.BROKEN, "see the worker's log"))
+    def _fly_canary(self) -> Report | None:
+        if self._config.server is None:
+            return None
+        config = client_config(self._config, f"canary of {self._vllm_config.instance_id}")
+        return fly(self.connector_worker.spec.canary_stage, config)
 
     def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return WorkerFacts(self._worker_facts)
+        return WorkerFacts(self._worker_facts, self._canary, tuple(self._failed_hooks))
 
+    @never_raises(lambda: None, but=ConfigError)
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """All workers have mapped the pool and said what they run on; nothing was served yet."""
+        """All workers have mapped the pool and said what they run on; nothing was served yet.
+
+        Until this has gone well the remote tier answers every lookup with a miss. Raises
+        `ConfigError` for a row that no server takes.
+        """
+        FerrySpec.forget_pool_name_of(self.scheduler.manager)
+        if self._remote is None:
+            return
         facts = dict(self._facts)
+        reasons = []
         for rank, told in sorted(metadata.items()):
             assert isinstance(told, WorkerFacts)
-            for name, value in told.facts.items():
+            self._count_worker(told)
+            if told.facts is None:
+                reasons.append(f"worker {rank} could not say what it runs on")
+            if told.canary is not None and told.canary.outcome is Outcome.FAILED:
+                reasons.append(f"the start-up canary of worker {rank} failed: {told.canary.detail}")
+            for name, value in (told.facts or {}).items():
                 known = facts.setdefault(name, value)
                 if value not in known.split(" + "):
                     facts[name] = f"{known} + {value}"
-            logger.debug("worker %s: %s", rank, told.facts)
-        FerrySpec.forget_pool_name_of(self.scheduler.manager)
-        if self._remote is not None:
-            facts["user"] = self._config.namespace
-            label = self._config.namespace or str(self._vllm_config.model_config.model)
-            self._remote.declare(label.rstrip("/").rpartition("/")[2], facts)
+            logger.debug("worker %s: %s", rank, told)
+        if reasons:
+            self._remote.stay_out("; ".join(reasons))
+            return
+        facts["user"] = self._config.namespace
+        label = self._config.namespace or str(self._vllm_config.model_config.model)
+        self._remote.declare(label.rstrip("/").rpartition("/")[2], facts)
+
+    def _count_worker(self, told: WorkerFacts) -> None:
+        assert self._remote is not None
+        for hook in told.failed_hooks:
+            self._remote.count_hook_error(hook)
+        if told.canary is not None:
+            self._remote.count_canary(told.canary.outcome)
+            if told.canary.outcome is Outcome.BROKEN:
+                self._remote.count_hook_error("canary")
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def on_new_request(self, request: "Request") -> None:
-        self._apply_options(request)
+        if not self._apply_options(request):
+            keep_to_pool(request)  # it may be one that must not use the server
         super().on_new_request(request)
 
-    @never_raises(lambda: None)
-    def _apply_options(self, request: "Request") -> None:
+    @never_raises(lambda: False)
+    def _apply_options(self, request: "Request") -> bool:
         apply_request_options(request)
+        return True
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens is not None:
-            self._traffic.looked_up(request.request_id, request.num_tokens, num_computed_tokens)
+            self._count_lookup(request, num_computed_tokens)
         return tokens, is_async
+
+    @never_raises(lambda: None)
+    def _count_lookup(self, request: "Request", num_computed_tokens: int) -> None:
+        self._traffic.looked_up(request.request_id, request.num_tokens, num_computed_tokens)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -157,8 +215,11 @@ class KVFerryConnector(OffloadingConnector):
             logger.info(line)
 
     def count_hook_error(self, hook: str) -> None:
+        """In a worker it is told with the handshake: only the scheduler has metrics."""
         if self._remote is not None:
             self._remote.count_hook_error(hook)
+        elif hook not in self._failed_hooks:
+            self._failed_hooks.append(hook)
 
     # ── before the engine is built ───────────────────────────────────────────────────────
 

@@ -110,8 +110,7 @@ class HostWorker(OffloadingWorker):
 
     def get_finished(self) -> list[TransferResult]:
         """Jobs that ended since the last call, each exactly once."""
-        if self._error is not None:
-            raise RuntimeError("a copy between engine and pool failed") from self._error
+        self._raise_if_failed()
         finished = []
         while not self._finished.empty():
             finished.append(self._finished.get())
@@ -130,7 +129,14 @@ class HostWorker(OffloadingWorker):
             self._jobs.put(None)
             self._thread.join()
             self._regions_by_group = []
-            self._region.cleanup()
+            try:
+                self._region.cleanup()
+            except Exception:  # the process is about to end, and its map with it
+                logger.exception("letting go of the pool failed")
+
+    def _raise_if_failed(self) -> None:
+        if self._error is not None:
+            raise RuntimeError("a copy between engine and pool failed") from self._error
 
     def _submit(
         self, job_id: int, engine: GPULoadStoreSpec, pool: LoadStoreSpec, *, store: bool
@@ -138,6 +144,7 @@ class HostWorker(OffloadingWorker):
         assert isinstance(pool, BlockIDsLoadStoreSpec)
         parts = plan_copy(engine, pool.block_ids, self._blocks_per_row)
         self._running[job_id] = threading.Event()
+        self._raise_if_failed()  # after that line: nobody would wake who waits for this job
         for group, runs in enumerate(parts):
             # Only the last group's part carries the job's id: with it the job is done.
             last = group == len(parts) - 1
@@ -159,7 +166,7 @@ class HostWorker(OffloadingWorker):
                 # cannot be told of failure: stop the engine rather than let it answer wrongly.
                 logger.exception("copying between engine and pool failed")
                 self._error = error
-                for done in self._running.values():
+                for done in list(self._running.values()):
                     done.set()
                 return
             seconds += time.perf_counter() - started

@@ -19,6 +19,7 @@ is swept by the next engine to start.
 import fcntl
 import multiprocessing
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from remote_server.config import check_memory_fits
@@ -92,8 +93,9 @@ def sweep_dead_pools(directory: Path = SHM) -> list[Path]:
             continue
         if _start_time(int(fields[1])) == fields[2]:
             continue
-        path.unlink(missing_ok=True)
-        removed.append(path)
+        with suppress(OSError):  # gone meanwhile, or another user's, who will sweep it
+            path.unlink()
+            removed.append(path)
     return removed
 
 

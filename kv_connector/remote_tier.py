@@ -29,7 +29,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector import tier_metrics as metrics
-from kv_connector.config import RemoteConfig, read_config
+from kv_connector.config import RemoteConfig, client_config, read_config
 from kv_connector.guard import never_raises
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
 from kv_connector.pool_rows import PoolRows
@@ -37,7 +37,6 @@ from kv_connector.tier_metrics import TierCounters
 from kv_connector.tier_transfers import Transfers
 from kv_connector.waiting import Missed, Verdict, Waiting
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.config import parse_bytes
 from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Found
 
@@ -101,15 +100,7 @@ class RemoteTier(SecondaryTierManager):
         self._namespace: str | None = None
         _log_through_vllm()
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
-        self._client = client_factory(
-            ClientConfig(
-                endpoint=config.server,
-                client_name=offloading_spec.config.engine_id,
-                get_window_bytes=parse_bytes(config.window, "window"),
-                transport=config.transport,
-                integrity=config.integrity,
-            )
-        )
+        self._client = client_factory(client_config(config, offloading_spec.config.engine_id))
         # The pool is itself the memory that a server on this host copies from and into: no
         # staging copy. vLLM's spec keeps the scheduler's map of it here before it makes tiers.
         pool = getattr(offloading_spec, "_scheduler_mmap", None)
@@ -132,6 +123,17 @@ class RemoteTier(SecondaryTierManager):
             self._namespace,
             self._rows.block_bytes,
         )
+
+    def stay_out(self, why: str) -> None:
+        """Have nothing to do with the server for the rest of this engine's life, after saying
+        why. Every lookup is then a miss at once; the pool and the engine are not concerned."""
+        logger.error("the remote tier is disabled until the engine is restarted: %s", why)
+        self._namespace = None
+        self._client.close()
+
+    def count_canary(self, result: str) -> None:
+        """One worker's start-up canary came back."""
+        self._counters.count(metrics.CANARIES, label=result)
 
     def _weights_may_have_changed(self) -> None:
         if (old := self._namespace) is not None:
@@ -209,21 +211,32 @@ class RemoteTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Pool → server, unless there is a reason not to."""
-        params = job_metadata.req_context.kv_transfer_params or {}
-        declined = params.get(BYPASS_KEY)
-        if declined is None and not (self._client.ready and self._namespace):
-            declined = "unavailable"
+        declined = self._why_not_to_store(job_metadata.req_context)
         self._transfers.store(self._namespace, job_metadata, declined)
+
+    @never_raises(lambda: "unavailable")
+    def _why_not_to_store(self, req_context: ReqContext) -> str | None:
+        params = req_context.kv_transfer_params or {}
+        declined: str | None = params.get(BYPASS_KEY)
+        if declined is None and not (self._client.ready and self._namespace):
+            return "unavailable"
+        return declined
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that ended since the last call, each exactly once."""
-        finished = []
-        for result, lost in self._transfers.take_ended():
-            for wait in self._waits.values() if lost else ():
-                wait.load_failed(lost)
-            finished.append(result)
+        finished: list[JobResult] = []
+        self._take_finished(finished)
         return finished
 
+    @never_raises(lambda: None)
+    def _take_finished(self, finished: list[JobResult]) -> None:
+        """Fills `finished` as it goes: a job that was taken is reported whatever comes after."""
+        for result, lost in self._transfers.take_ended():
+            finished.append(result)
+            for wait in self._waits.values() if lost else ():
+                wait.load_failed(lost)
+
+    @never_raises(lambda: None)
     def drain_jobs(self) -> None:
         """End every transfer and start a new weight epoch.
 
@@ -233,10 +246,8 @@ class RemoteTier(SecondaryTierManager):
         try:
             if not self._transfers.drain(DRAIN_TIMEOUT_S):
                 logger.error("transfers did not end within %.1f s of a reset", DRAIN_TIMEOUT_S)
+        finally:  # whatever the transfers did, blocks of old weights must not be found again
             self._weights_may_have_changed()
-        except Exception:
-            logger.exception("draining the remote tier failed")
-            self.count_hook_error("drain_jobs")
 
     @never_raises(lambda: None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
@@ -247,8 +258,10 @@ class RemoteTier(SecondaryTierManager):
     @never_raises(lambda: None)
     def shutdown(self) -> None:
         """Close the connection and let go of the pool."""
-        self._client.close()
-        self._rows.release()
+        try:
+            self._client.close()
+        finally:
+            self._rows.release()
 
     # ── what it counted ──────────────────────────────────────────────────────────────────
 
@@ -265,6 +278,8 @@ class RemoteTier(SecondaryTierManager):
         """What is new since the last call, for the engine's `/metrics`."""
         for event, total in self._client.counters().items():
             self._counters.set_total(metrics.CLIENT_EVENTS, total, event)
+            if (reason := metrics.INTEGRITY_REASONS.get(event)) is not None:
+                self._counters.set_total(metrics.INTEGRITY, total, reason)
         stats = self._counters.take_stats()
         stats.set_gauge(metrics.SERVER_READY, int(self._client.ready))
         return stats

@@ -47,3 +47,9 @@ def apply_request_options(request: "Request") -> None:
         params[BYPASS_KEY] = "lora"
     if params:
         request.kv_transfer_params = params
+
+
+def keep_to_pool(request: "Request") -> None:
+    """Let the request use nothing of the server, whatever it asked for: its options could not
+    be read."""
+    request.kv_transfer_params = {BYPASS_KEY: "options_unread"}

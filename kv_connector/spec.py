@@ -1,5 +1,6 @@
 """The offloading spec: vLLM's tiering, on the CPU platform too, in a pool file of its own."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import cast
 
@@ -10,8 +11,10 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
+from kv_connector.canary_stage import Part, Stage
 from kv_connector.host_worker import HostWorker
 from kv_connector.pool_file import offer_sealed_file, pool_path
+from kv_connector.pool_rows import owned_bytes
 from remote_server.errors import ConfigError
 
 POOL_NAME_KEY = "kvferry_pool_name"
@@ -41,6 +44,8 @@ class FerrySpec(TieringOffloadingSpec):
                 f"{self.kv_bytes_per_chunk} bytes here; 1 GiB or more is sensible"
             )
         self._pool_file: int | None = None
+        self._kv_caches: CanonicalKVCaches | None = None
+        self._region: SharedOffloadRegion | None = None
 
     def _offer_pool_file(self) -> None:
         """Before anyone of this engine opens the pool's file; the first one makes it."""
@@ -61,14 +66,18 @@ class FerrySpec(TieringOffloadingSpec):
     @staticmethod
     def forget_pool_name_of(manager: TieringOffloadingManager) -> None:
         """Remove the pool file's name; right once scheduler and workers have mapped the file."""
-        Path(manager.primary_tier._mmap_region.mmap_path).unlink(missing_ok=True)
+        with suppress(OSError):  # gone already; a name too many is swept by the next engine
+            Path(manager.primary_tier._mmap_region.mmap_path).unlink()
 
     def create_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """vLLM's worker on a GPU, ours on the CPU platform."""
         self._offer_pool_file()
+        self._kv_caches = kv_caches
         if not current_platform.is_cpu():
-            return cast(OffloadingWorker, super().create_worker(kv_caches))
-        region = SharedOffloadRegion(
+            worker = super().create_worker(kv_caches)
+            self._region = worker._mmap_region
+            return cast(OffloadingWorker, worker)
+        self._region = region = SharedOffloadRegion(
             engine_id=self._engine_id,
             num_chunks=self.num_chunks,
             rank=0 if self.replicated_layout else self.config.parallel.rank,
@@ -82,3 +91,26 @@ class FerrySpec(TieringOffloadingSpec):
         if self._worker is None:
             self._worker = self.create_worker(kv_caches)
         return self._worker
+
+    def canary_stage(self) -> Stage:
+        """What this worker's start-up canary may borrow, before anything else uses it.
+
+        Raises `ValueError` where there is nothing to be flown, with the reason.
+        """
+        if self._worker is None or self._region is None or self._kv_caches is None:
+            raise ValueError("this worker has no pool")
+        parallel = self.config.parallel
+        if self.replicated_layout and parallel.rank != 0:
+            raise ValueError("all workers share one copy of a row; rank 0 stores it, and flies")
+        if self.config.canonical_layout:
+            raise ValueError("with canonical_layout no worker has a part of a row to itself")
+        part = Part(
+            pool=memoryview(self._region.base_tensor.numpy()).cast("B"),
+            fd=self._region.fd,
+            num_rows=self.num_chunks,
+            stride=self.kv_bytes_per_chunk,
+            start=0 if self.replicated_layout else parallel.rank * self.cpu_page_size_per_worker,
+            num_bytes=self.cpu_page_size_per_worker,
+            block_bytes=owned_bytes(self, self.kv_bytes_per_chunk),
+        )
+        return Stage(self._worker, self._kv_caches, part, self.blocks_per_chunk)

@@ -24,6 +24,8 @@ PUT_BLOCKS = "kvferry_put_blocks"
 PUT_BYTES = "kvferry_put_bytes"
 DECLINED_BLOCKS = "kvferry_declined_blocks"
 CLIENT_EVENTS = "kvferry_client_events"
+INTEGRITY = "kvferry_integrity_failures"
+CANARIES = "kvferry_canaries"
 HOOK_ERRORS = "kvferry_hook_errors"
 SERVER_READY = "kvferry_server_ready"
 
@@ -46,11 +48,31 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
     CLIENT_EVENTS: OffloadingCounterMetadata(
         "What happened on the connection to the server, by event.", ("event",)
     ),
+    INTEGRITY: OffloadingCounterMetadata(
+        "Blocks and replies from the server that were not what they should be, by reason. None of "
+        "them was used.",
+        ("reason",),
+    ),
+    CANARIES: OffloadingCounterMetadata(
+        "Start-up canaries of this engine's workers, by result; one `failed` disables the tier.",
+        ("result",),
+    ),
     HOOK_ERRORS: OffloadingCounterMetadata(
         "Exceptions caught before they reached the engine, by hook. Always a bug.", ("hook",)
     ),
     SERVER_READY: OffloadingGaugeMetadata("1 while the server answers, 0 while it does not."),
 }
+
+
+INTEGRITY_REASONS = {
+    "checksum_failures": "checksum",
+    "misplaced_blocks": "identity",
+    "wrong_lengths": "length",
+    "short_blocks": "short",
+    "stale_epochs": "epoch",
+    "expired_blocks": "expired",
+}
+"""The client's counters that say so, and the reason each stands for."""
 
 
 class TierCounters:

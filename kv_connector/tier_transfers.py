@@ -8,7 +8,7 @@ that came later would never be noticed.
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -16,18 +16,16 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
 from kv_connector import tier_metrics as metrics
 from kv_connector.config import RemoteConfig
+from kv_connector.guard import kept_from_engine
 from kv_connector.pool_rows import PoolRows
 from kv_connector.tier_metrics import TierCounters
 from remote_server.client import GetResult, PutResult, RemoteClient
 from remote_server.protocol import Found, KeyState, PutOutcome
-
-logger = init_logger("vllm.kvferry.tier_transfers")
 
 # Rows pinned by puts cannot take new blocks; the rest of the pool stays with the engine.
 POOL_SHARE_FOR_PUTS = 0.25
@@ -77,8 +75,9 @@ class Transfers:
 
     def load(self, namespace: str | None, job: TransferJob) -> None:
         """Get the job's keys into its rows; what does not land in time is lost."""
-        keys = list(job.keys)
+        keys: list[OffloadKey] = []
         try:
+            keys = list(job.keys)
             if namespace is None:
                 self._end(_failed(job.job_id), keys)
                 return
@@ -191,14 +190,13 @@ class Transfers:
 
     # ── ends of jobs ─────────────────────────────────────────────────────────────────────
 
-    def take_ended(self) -> list[Ended]:
-        """Jobs that ended since the last call. Their rows are vLLM's again."""
-        taken = []
+    def take_ended(self) -> Iterator[Ended]:
+        """Jobs that ended since the last call. The rows of each are vLLM's again once it has
+        been taken; what is not taken now comes with the next call."""
         while self._ended:
             ended = self._ended.popleft()
             self._pinned_rows.pop(ended.result.job_id, None)
-            taken.append(ended)
-        return taken
+            yield ended
 
     def drain(self, timeout_s: float) -> bool:
         """End every job, waiting at most `timeout_s`; False when some have not ended by then."""
@@ -212,9 +210,12 @@ class Transfers:
         self._ended.append(Ended(result, lost))
 
     def _end_by_bug(self, hook: str, job_id: int, lost: Sequence[OffloadKey] = ()) -> None:
-        logger.exception("%s failed; the job ends without it", hook)
+        self._end(_failed(job_id), lost)  # first of all: a job without an end waits for ever
+        kept_from_engine(self, hook)
+
+    def count_hook_error(self, hook: str) -> None:
+        """One exception of ours was kept from the engine."""
         self._counters.count(metrics.HOOK_ERRORS, label=hook)
-        self._end(_failed(job_id), lost)
 
 
 def _failed(job_id: int) -> JobResult:

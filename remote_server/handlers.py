@@ -174,7 +174,12 @@ class Handlers:
         self._reply(client, found)
 
     def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> None:
-        blocks = blocks_of(request, payload, self._store.namespaces.get(request.namespace))
+        try:
+            blocks = blocks_of(request, payload, self._store.namespaces.get(request.namespace))
+        except RequestRefused as refusal:
+            if isinstance(refusal.__cause__, RemoteProtocolError):
+                self._store.counters["integrity_length"] += 1
+            raise
         num_bytes = sum(request.lengths)
         self._store.counters["bytes_in"] += num_bytes
         reserved = self._store.begin_put(
@@ -288,7 +293,9 @@ class Handlers:
         self._reply(client, reply)
 
     def _clear(self, client: bytes, request: Clear, _: Sequence[memoryview]) -> None:
-        removed = self._store.clear(request.namespace)
+        if request.forget and request.namespace is None:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, "forget which namespace? name one")
+        removed = self._store.clear(request.namespace, forget=request.forget)
         self._reply(
             client,
             Cleared(request_id=request.request_id, epoch=self._store.epoch, removed=removed),

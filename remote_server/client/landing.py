@@ -44,7 +44,7 @@ class Landing:
             group = range(first, min(first + per_frame, len(indices)))
             if not self._connection.more:
                 self._counters["protocol_errors"] += 1
-                bad += self._mark_short(batch, indices[first:])
+                bad += self._mark_wrong(batch, indices[first:], "short_blocks")
                 break
             if len(group) == 1:
                 bad += self._land_one(batch, first, reply)
@@ -66,15 +66,18 @@ class Landing:
             self._nobody_waits(batch, position)
             return []
         num_bytes = self._connection.frame_into(row)
-        if num_bytes != row.nbytes or num_bytes != reply.lengths[number]:
-            return self._mark_short(batch, [position])
+        announced = reply.lengths[number]
+        if num_bytes != row.nbytes or num_bytes != announced:
+            return self._mark_wrong(batch, [position], _reason(num_bytes, announced))
         return self._announce(batch, position, row, reply.checksums[number])
 
     def _land_packed(self, batch: GetBatch, group: range, reply: protocol.Blocks) -> list[int]:
         """Several blocks in one frame are received aside and copied row by row."""
         frame = self._connection.frame()
-        if frame.nbytes != sum(reply.lengths[number] for number in group):
-            return self._mark_short(batch, [reply.indices[number] for number in group])
+        announced = sum(reply.lengths[number] for number in group)
+        if frame.nbytes != announced:
+            positions = [reply.indices[number] for number in group]
+            return self._mark_wrong(batch, positions, _reason(frame.nbytes, announced))
         bad: list[int] = []
         offset = 0
         for number in group:
@@ -85,7 +88,7 @@ class Landing:
             if row is None:
                 self._nobody_waits(batch, position)
             elif row.nbytes != length:
-                bad += self._mark_short(batch, [position])
+                bad += self._mark_wrong(batch, [position], "wrong_lengths")
             else:
                 row[:] = block
                 bad += self._announce(batch, position, row, reply.checksums[number])
@@ -107,11 +110,11 @@ class Landing:
         self._window.close(batch, position, GetOutcome.HIT)
         return []
 
-    def _mark_short(self, batch: GetBatch, positions: Sequence[int]) -> list[int]:
+    def _mark_wrong(self, batch: GetBatch, positions: Sequence[int], counter: str) -> list[int]:
         """These came with the wrong number of bytes, or with none at all."""
         wrong = sorted(batch.open.intersection(positions))
         for position in wrong:
-            self._counters["short_blocks"] += 1
+            self._counters[counter] += 1
             self._window.close(batch, position, GetOutcome.CORRUPT)
         return wrong
 
@@ -120,3 +123,8 @@ class Landing:
             self._window.close(batch, position, GetOutcome.LATE)
         else:
             self._counters["misplaced_blocks"] += 1
+
+
+def _reason(num_bytes: int, announced: int) -> str:
+    """The counter for a frame that does not hold what its row does."""
+    return "short_blocks" if num_bytes < announced else "wrong_lengths"

@@ -178,7 +178,7 @@ class Loop:
             case Epoch.CURRENT:
                 return True
             case Epoch.STALE:
-                self.counters["late_replies"] += 1
+                self.counters["stale_epochs"] += 1
                 return False
             case Epoch.NEW:
                 self._restarted = True

@@ -142,6 +142,12 @@ class RemoteClient:
         return self._loop.ready and not self._num_undeclared
 
     @property
+    def absent(self) -> bool:
+        """An attempt to connect was turned down before anything had ever answered: nobody
+        listens there, or did not when this client was made."""
+        return self._loop.session.absent
+
+    @property
     def epoch(self) -> str | None:
         """The boot of the server last heard from: another one, and what it held may be gone."""
         return self._loop.session.epoch
@@ -235,10 +241,17 @@ class RemoteClient:
         self._loop.mailbox.submit(requests.stats(future, self._clock() + timeout_s))
         return future
 
-    def clear(self, namespace: str | None = None, *, timeout_s: float = 5.0) -> "Future[int]":
-        """Remove every block of `namespace`, or of all; gives how many were removed."""
+    def clear(
+        self, namespace: str | None = None, *, forget: bool = False, timeout_s: float = 5.0
+    ) -> "Future[int]":
+        """Remove every block of `namespace`, or of all; gives how many were removed.
+
+        `forget` ends the namespace on the server too. Call `forget` of this client first, or it
+        will be declared again.
+        """
         future = _future(int)
-        self._loop.mailbox.submit(requests.clear(future, namespace, self._clock() + timeout_s))
+        deadline = self._clock() + timeout_s
+        self._loop.mailbox.submit(requests.clear(future, namespace, deadline, forget=forget))
         return future
 
     # ── this side ────────────────────────────────────────────────────────────────────────

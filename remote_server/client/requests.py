@@ -108,13 +108,15 @@ def stats(future: "Future[protocol.StatsReply]", deadline: float) -> Ask:
     return Ask("stats", lambda _: [protocol.Stats], fits, _resolve(future, merge), deadline)
 
 
-def clear(future: "Future[int]", namespace: str | None, deadline: float) -> Ask:
+def clear(
+    future: "Future[int]", namespace: str | None, deadline: float, *, forget: bool = False
+) -> Ask:
     """`future` gets how many blocks were removed. Any namespace, declared here or not."""
 
     def merge(replies: list[protocol.Cleared]) -> int:
         return replies[0].removed
 
-    build = partial(protocol.Clear, namespace=namespace)
+    build = partial(protocol.Clear, namespace=namespace, forget=forget)
     fits = _is(protocol.Cleared)
     return Ask("clear", lambda _: [build], fits, _resolve(future, merge), deadline)
 

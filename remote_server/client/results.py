@@ -55,6 +55,9 @@ class ClientConfig:
     """Hash every landed block before announcing it. Off is for measuring what that costs; puts
     over tcp carry checksums all the same, because the server checks them."""
 
+    quiet: bool = False
+    """Log the server's coming and going for debugging only: its owner says what matters."""
+
     keep_freed_memory: bool = True
     """Let this process reuse the memory it frees (`malloc.py`): gets of large blocks are two to
     three times as fast, and up to 256 MiB stay with the process after a burst."""
@@ -151,7 +154,8 @@ _COUNTERS = (
     "timeouts_lookup", "timeouts_put", "timeouts_get", "timeouts_touch", "timeouts_stats",
     "timeouts_clear", "timeouts_verify", "timeouts_hello",
     # what came back wrong
-    "checksum_failures", "short_blocks", "misplaced_blocks", "protocol_errors", "late_replies",
+    "checksum_failures", "short_blocks", "wrong_lengths", "misplaced_blocks", "stale_epochs",
+    "protocol_errors", "late_replies",
     "verify_sent", "verify_removed", "verify_intact",
     # shared memory
     "shm_attached", "shm_detached", "shm_refused", "shm_bytes_in", "shm_bytes_out",

@@ -82,7 +82,8 @@ class Session:
     """Connected, breaker closed, every declared namespace welcome. Any thread may read it."""
     _past_epochs: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     _said_ready: bool = False
-    _said_absent: bool = False
+    absent: bool = False
+    """An attempt to connect failed before anything had ever answered. Any thread may read it."""
 
     def __post_init__(self) -> None:
         self.breaker = Breaker(
@@ -139,10 +140,12 @@ class Session:
     def nobody_there(self) -> None:
         """An attempt to connect failed. Worth a line once, and only before the first success:
         that a server has gone is said when it goes."""
-        if self.epoch is None and not self._said_absent:
-            self._said_absent = True
-            logger.warning(
-                "%s: no server there yet; every block is a miss until it answers", self._name
+        if self.epoch is None and not self.absent:
+            self.absent = True
+            self._log(
+                logging.WARNING,
+                "%s: no server there yet; every block is a miss until it answers",
+                self._name,
             )
 
     def forget(self, namespace: str) -> None:
@@ -167,7 +170,12 @@ class Session:
     def went_down(self, reason: str) -> None:
         """The control connection is gone, or is being replaced because of `reason`."""
         if self._said_ready:
-            logger.warning("%s: %s; every block is a miss until it is back", self._name, reason)
+            self._log(
+                logging.WARNING,
+                "%s: %s; every block is a miss until it is back",
+                self._name,
+                reason,
+            )
         self._said_ready = self.connected = self.ready = False
         self.local_socket = None
         for declaration in self.declarations.values():
@@ -217,13 +225,19 @@ class Session:
         self._refresh()
         if self.ready and not self._said_ready:
             self._said_ready = True
-            logger.info("%s: ready, epoch %s", self._name, self.epoch)
+            self._log(logging.INFO, "%s: ready, epoch %s", self._name, self.epoch)
 
     def not_welcomed(self, declaration: Declaration, error: KVFerryError, now: float) -> None:
         """The server answered a hello with a refusal. It is well; the namespace is not."""
         if declaration.refusal != str(error):
             declaration.refusal = str(error)
-            logger.warning("%s: namespace %s refused: %s", self._name, declaration.namespace, error)
+            self._log(
+                logging.WARNING,
+                "%s: namespace %s refused: %s",
+                self._name,
+                declaration.namespace,
+                error,
+            )
         declaration.standing = Standing.REFUSED
         declaration.retry_at = now + REFUSED_RETRY_S
         self.breaker.close()
@@ -259,6 +273,9 @@ class Session:
 
     # ── its own ──────────────────────────────────────────────────────────────────────────
 
+    def _log(self, level: int, message: str, *about: object) -> None:
+        logger.log(logging.DEBUG if self.config.quiet else level, message, *about)
+
     @property
     def _name(self) -> str:
         return self.config.endpoint
@@ -266,7 +283,11 @@ class Session:
     def _breaker_opened(self) -> None:
         self.counters["breaker_opened"] += 1
         self._said_ready = self.ready = False
-        logger.warning("%s: stopped answering; every block is a miss until it is back", self._name)
+        self._log(
+            logging.WARNING,
+            "%s: stopped answering; every block is a miss until it is back",
+            self._name,
+        )
 
     def _say_hello_again(self) -> None:
         if not self.declarations:

@@ -207,7 +207,7 @@ class SharedGets:
         self._window.hold(reply.request_id, lease)
         for index in lease.missing:
             transfer.settle(index, GetOutcome.MISS)
-        self._counters["short_blocks"] += len(lease.short)
+        self._counters["wrong_lengths"] += len(lease.short)
         self._mark_corrupt(transfer, lease.short)
         if lease.done:
             self._window.drop(lease)

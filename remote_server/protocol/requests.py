@@ -126,9 +126,13 @@ class Stats(Message, frozen=True, tag="stats"):
 
 
 class Clear(Message, frozen=True, tag="clear"):
-    """Remove every block of one namespace, or of all when `namespace` is absent."""
+    """Remove every block of one namespace, or of all when `namespace` is absent.
+
+    `forget` ends the namespace as well, as if nobody had declared it.
+    """
 
     namespace: Namespace | None = None
+    forget: bool = False
 
 
 Request = (

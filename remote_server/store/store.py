@@ -31,7 +31,7 @@ COUNTERS = (
     "put_total", "put_created", "put_existed", "put_forced", "put_duplicate",
     "put_declined_no_slot", "put_declined_checksum", "put_declined_draining",
     "put_declined_withdrawn",
-    "removed", "integrity_checksum", "bytes_in", "bytes_out",
+    "removed", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
     "shared_bytes_in", "shared_bytes_out", "regions_attached", "regions_gone",
     "regions_refused", "leases_expired", "releases_unknown",
 )  # fmt: skip
@@ -244,8 +244,11 @@ class Store:
         self.tier.remove(block)
         self.counters["integrity_checksum"] += 1
 
-    def clear(self, namespace: str | None) -> int:
+    def clear(self, namespace: str | None, *, forget: bool = False) -> int:
+        """Drop the blocks of `namespace`, or of all. With `forget` it is not declared any more."""
         removed = self.tier.clear(namespace)
+        if forget and namespace is not None:
+            self.namespaces.pop(namespace, None)
         self.counters["removed"] += removed
         return removed
 

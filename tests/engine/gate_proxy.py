@@ -64,6 +64,10 @@ class GateProxy:
                         target=self._forward, args=(source, sink, gated), daemon=True
                     ).start()
 
+    def _passed_on(self, data: bytes) -> bytes:
+        """What becomes of bytes that come from the server."""
+        return data
+
     def _forward(self, source: socket.socket, sink: socket.socket, gated: bool) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(1 << 16):
@@ -72,6 +76,6 @@ class GateProxy:
                     if self._passed > self._limit:
                         self._blocked.set()
                         self._open.wait()
-                sink.sendall(data)
+                sink.sendall(self._passed_on(data) if gated else data)
         with contextlib.suppress(OSError):
             sink.shutdown(socket.SHUT_RDWR)

@@ -76,6 +76,9 @@ class ScriptedClient:
     def put(self, namespace: str, keys: Any, rows: Any, *, timeout_s: float) -> "Future[Any]":
         return self._ask("put", namespace, keys, rows)
 
+    def touch(self, namespace: str, keys: Sequence[bytes]) -> "Future[Any]":
+        return self._ask("touch", namespace, keys)
+
     def counters(self) -> dict[str, int]:
         return {"bytes_in": 0}
 

@@ -114,3 +114,22 @@ def test_a_name_whose_file_died_with_its_engine_is_swept(tmp_path: Path):
     name.symlink_to("/proc/4194303/fd/7")
     assert sweep_dead_pools(tmp_path) == [name]
     assert not os.path.lexists(name)
+
+
+def test_a_dead_pool_that_belongs_to_another_user_stops_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """/dev/shm is sticky: its file cannot be removed by us, and our engine starts all the same."""
+    namespace = os.stat("/proc/self/ns/pid").st_ino
+    for pid in (4194301, 4194302):
+        file_of(tmp_path, f"kvferry-{namespace}-{pid}-1-engine")
+    unlink = Path.unlink
+
+    def sticky(path: Path, missing_ok: bool = False) -> None:
+        if "4194301" in path.name:
+            raise PermissionError(path)
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", sticky)
+    (removed,) = sweep_dead_pools(tmp_path)
+    assert "4194302" in removed.name

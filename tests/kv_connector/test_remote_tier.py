@@ -6,6 +6,7 @@ from scripted_client import BLOCK_BYTES, ROW_BYTES, Engine
 
 from kv_connector import tier_metrics as metrics
 from kv_connector.remote_tier import BYPASS_KEY
+from remote_server.client.results import new_counters
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState
 
@@ -183,6 +184,23 @@ def test_a_bug_in_the_client_costs_a_job_and_not_the_engine(
     assert engine.finished() == [(1, False, []), (2, False, [])]
     assert engine.tier.get_stats() is None
     assert sum(n for (name, _), n in engine.tier.totals().items() if name == metrics.HOOK_ERRORS)
+
+
+def test_what_came_back_wrong_is_a_metric_by_its_reason(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    """And every reason is one that the client really counts."""
+    counted = {name: n for n, name in enumerate(metrics.INTEGRITY_REASONS, 1)}
+    assert counted.keys() <= new_counters().keys()
+    monkeypatch.setattr(engine.client, "counters", lambda: new_counters() | counted)
+    for _ in range(2):
+        stats = engine.tier.get_stats()
+    assert stats is not None
+    totals = {
+        label: n for (name, label), n in engine.tier.totals().items() if name == metrics.INTEGRITY
+    }
+    reasons = ("checksum", "identity", "length", "short", "epoch", "expired")
+    assert totals == dict(zip(reasons, range(1, 7), strict=True))
 
 
 def test_every_metric_that_is_reported_is_declared(engine: Engine):

@@ -80,21 +80,21 @@ LIES = {
     ),
     "a long frame": (
         lambda header, f: [[header, f[0], f[1] + b"more", f[2]]],
-        [HIT, CORRUPT, HIT], "short_blocks",
+        [HIT, CORRUPT, HIT], "wrong_lengths",
     ),
     "a very long frame": (
         lambda header, f: [[header, f[0], f[1] * 100, f[2]]],
-        [HIT, CORRUPT, HIT], "short_blocks",
+        [HIT, CORRUPT, HIT], "wrong_lengths",
     ),
     "a length that is not the row's": (
         lambda header, f: [[replace(header, lengths=[BLOCK_BYTES, 5, BLOCK_BYTES]), *f]],
-        [HIT, CORRUPT, HIT], "short_blocks",
+        [HIT, CORRUPT, HIT], "wrong_lengths",
     ),
     "a block shorter than its row, honestly": (
         lambda header, f: [
             [replace(header, lengths=[BLOCK_BYTES, 5, BLOCK_BYTES]), f[0], f[1][:5], f[2]]
         ],
-        [HIT, CORRUPT, HIT], "short_blocks",
+        [HIT, CORRUPT, HIT], "wrong_lengths",
     ),
     "frames missing": (
         lambda header, f: [[header, f[0]]],

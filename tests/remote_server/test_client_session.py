@@ -215,6 +215,7 @@ def test_what_the_old_server_said_is_ignored(client, fake):
     assert client.lookup(NAMESPACE, [key(0)], timeout_s=5).result(PATIENCE_S).prefix == 1
     assert client.counters()["hellos"] == hellos
     assert client.counters()["server_restarts"] == 1
+    assert client.counters()["stale_epochs"] == 1
 
 
 def test_a_server_that_returns_to_an_old_epoch_is_believed(client, fake):

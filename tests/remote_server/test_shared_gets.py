@@ -240,7 +240,7 @@ def test_a_block_of_another_length_is_corrupt(local, near, length):
     rows = empty_rows(3)
     got = local.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [HIT, CORRUPT, HIT]
-    assert local.counters()["short_blocks"] == 1
+    assert local.counters()["wrong_lengths"] == 1
     assert_untouched(rows, but=(0, 2))
     (verify,) = near.wait_for(Verify)
     assert verify.message.keys == [keys[1]]

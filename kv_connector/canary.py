@@ -1,0 +1,227 @@
+"""The start-up canary: one synthetic block through everything that real blocks will go through.
+
+    engine block → pool row → server → another pool row → another engine block, and compared
+
+It finds what no checksum can: a copy that mixes up layers or rows, a layout read another way
+than it was written, a server that answers with other bytes. It is flown by each worker that
+owns a part of the rows, when the engine registers its KV cache and nothing is in use yet. It
+takes `CANARY_S` at most and leaves nothing behind, here or on the server.
+"""
+
+import secrets
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from enum import StrEnum, auto
+from typing import TypeVar
+
+import numpy as np
+from vllm.logger import init_logger
+
+from kv_connector.canary_stage import Pages, Stage
+from remote_server.client import ClientConfig, GetOutcome, GetResult, PutResult, RemoteClient
+from remote_server.errors import ConfigError, KVFerryError
+from remote_server.protocol import Declined
+
+logger = init_logger("vllm.kvferry.canary")
+
+CANARY_S = 1.0
+# Kept back from that for leaving the server as it was found.
+TIDYING_S = 0.2
+# How long shared memory may take to be attached before the canary takes the way over tcp.
+ATTACHING_S = 0.1
+_LOOK_AGAIN_S = 0.002
+# A transfer ends by its deadline; one that does not is a bug, and its rows are not ours.
+_HANG_S = 5.0
+
+T = TypeVar("T")
+
+
+class Outcome(StrEnum):
+    """What became of a canary."""
+
+    PASSED = auto()
+    FAILED = auto()  # other bytes came back: nobody may rely on what this engine transfers
+    SKIPPED = auto()  # nothing was compared, and nothing is known to be wrong
+    BROKEN = auto()  # the canary itself failed: a bug of ours that proves nothing
+
+
+@dataclass(frozen=True)
+class Report:
+    """What one worker tells the scheduler."""
+
+    outcome: Outcome
+    detail: str = ""
+
+
+class _Skip(Exception):
+    """Why nothing was compared."""
+
+
+class _Differs(Exception):
+    """What came back otherwise than it was sent."""
+
+
+def fly(
+    make_stage: Callable[[], Stage],
+    config: ClientConfig,
+    *,
+    client_factory: Callable[[ClientConfig], RemoteClient] = RemoteClient,
+    clock: Callable[[], float] = time.monotonic,
+) -> Report:
+    """Fly one canary and say what became of it. Never raises.
+
+    Blocks and rows of the stage are borrowed while this runs; no other thread may use them.
+    """
+    flight = _Flight(config, client_factory, clock)
+    try:
+        flight.run(make_stage)
+    except _Skip as reason:
+        report = Report(Outcome.SKIPPED, str(reason))
+    except ConfigError as error:  # the tier will tell the operator
+        report = Report(Outcome.SKIPPED, str(error))
+    except _Differs as difference:
+        report = Report(Outcome.FAILED, str(difference))
+    except Exception as error:  # a canary must not be able to stop what it protects
+        logger.exception("the start-up canary itself failed")
+        report = Report(Outcome.BROKEN, repr(error))
+    else:
+        report = Report(Outcome.PASSED, flight.way)
+    logger.info("start-up canary %s: %s", report.outcome, report.detail)
+    return report
+
+
+class _Flight:
+    def __init__(
+        self,
+        config: ClientConfig,
+        client_factory: Callable[[ClientConfig], RemoteClient],
+        clock: Callable[[], float],
+    ) -> None:
+        self._clock = clock
+        self._ends_at = clock() + CANARY_S
+        self._config = replace(config, quiet=True, hello_timeout_s=2 * CANARY_S)
+        self._client_factory = client_factory
+        # A slash is in no namespace that `namespace_of` makes, and the rest in no other canary's.
+        self._namespace = f"kvferry/canary/{secrets.token_hex(16)}"
+        self.way = ""
+
+    def run(self, make_stage: Callable[[], Stage]) -> None:
+        """Returns when everything compared well. Raises `_Skip` or `_Differs`."""
+        try:
+            stage = make_stage()
+        except ValueError as error:
+            raise _Skip(str(error)) from error
+        client = self._client_factory(self._config)
+        try:
+            client.register(stage.part.pool, stage.part.fd)
+            client.declare(self._namespace, stage.part.block_bytes)
+            self._until_ready(client)
+            with stage.borrowed():
+                self._there_and_back(stage, client)
+        finally:
+            try:
+                self._tidy(client)
+            finally:
+                client.close(max(0.05, self._left_s))
+
+    def _there_and_back(self, stage: Stage, client: RemoteClient) -> None:
+        stage.write_pattern()
+        stage.store()
+        self._put(client, stage)
+        self._get(client, stage)
+        for number, (sent, got) in enumerate(
+            zip(stage.source_rows(), stage.target_rows(), strict=True)
+        ):
+            _compare(f"row {number} of the pool came back from the server", sent, got)
+        stage.load()
+        _compare_pages(stage.sources(), stage.targets())
+
+    # ── the server ───────────────────────────────────────────────────────────────────────
+
+    @property
+    def _left_s(self) -> float:
+        return self._ends_at - self._clock()
+
+    def _timeout_s(self) -> float:
+        left = self._left_s - TIDYING_S
+        if left <= 0:
+            raise _Skip("the server is too slow for a canary")
+        return left
+
+    def _until_ready(self, client: RemoteClient) -> None:
+        while not client.ready:
+            if client.absent:
+                raise _Skip("no server there yet")
+            if self._left_s <= TIDYING_S:
+                raise _Skip("the server did not answer in time")
+            time.sleep(_LOOK_AGAIN_S)
+        attached_by = self._clock() + ATTACHING_S
+        while self._config.transport == "auto" and client.transport != "shm":
+            if self._clock() >= attached_by or client.counters()["shm_refused"]:
+                break
+            time.sleep(_LOOK_AGAIN_S)
+        self.way = f"over {client.transport}"
+
+    def _put(self, client: RemoteClient, stage: Stage) -> None:
+        put: PutResult = _ended(
+            client.put(
+                self._namespace,
+                stage.keys,
+                stage.source_rows(),
+                deferred=False,
+                timeout_s=self._timeout_s(),
+            )
+        )
+        if put.error is not None:
+            raise _Skip(f"the put did not end well: {put.error}")
+        if Declined.CHECKSUM in put.declined:
+            raise _Differs("the server received other bytes than were put")
+        if put.declined:
+            raise _Skip(f"the server kept nothing: {put.declined}")
+
+    def _get(self, client: RemoteClient, stage: Stage) -> None:
+        left = self._timeout_s()
+        got: GetResult = _ended(
+            client.get(
+                self._namespace, stage.keys, stage.target_rows(), stall_s=left, timeout_s=left
+            )
+        )
+        if GetOutcome.CORRUPT in got.outcomes:
+            raise _Differs("the server's answer failed its checksum or its length")
+        if len(got.landed) < len(stage.keys):
+            raise _Skip(f"the get did not end well: {got.error or 'evicted at once'}")
+
+    def _tidy(self, client: RemoteClient) -> None:
+        """Leave nothing on the server: neither the blocks nor the namespace. Sent to a server
+        that has not answered yet as well: it reads this after what came before."""
+        try:
+            client.forget(self._namespace)
+            timeout_s = max(0.05, self._left_s - 0.05)
+            client.clear(self._namespace, forget=True, timeout_s=timeout_s).result(_HANG_S)
+        except KVFerryError as error:
+            # A few blocks that nobody will ask for: they will be the first to be evicted.
+            logger.debug("the canary could not be cleared: %s", error)
+
+
+def _ended(transfer: "Future[T]") -> T:
+    """Its result; rows are ours again only then. It ends by its own deadline."""
+    return transfer.result(_HANG_S)
+
+
+def _compare(what: str, sent: memoryview, got: memoryview) -> None:
+    differ = np.flatnonzero(np.frombuffer(sent, np.int8) != np.frombuffer(got, np.int8))
+    if len(differ):
+        raise _Differs(f"{what} with {len(differ)} of {len(sent)} bytes changed, from {differ[0]}")
+
+
+def _compare_pages(sent: Pages, got: Pages) -> None:
+    bad = [place for place, pages in sent.items() if not np.array_equal(pages, got[place])]
+    if bad:
+        group, tensor = bad[0]
+        changed = np.count_nonzero(sent[bad[0]] != got[bad[0]])
+        raise _Differs(
+            f"{len(bad)} of {len(sent)} layers differ after the copies between engine and pool; "
+            f"the first is tensor {tensor} of group {group}, {changed} of {sent[bad[0]].size} bytes"
+        )

@@ -1,0 +1,277 @@
+"""The start-up canary sees what no checksum sees, costs a second at most, and leaves no trace."""
+
+import socket
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
+
+from kv_connector.canary import CANARY_S, Outcome, Report, fly
+from kv_connector.canary_stage import Part, Stage
+from kv_connector.host_worker import HostWorker, Region
+from kv_connector.namespace import namespace_of
+from remote_server.client import ClientConfig, RemoteClient, SharedRegion
+from remote_server.config import MiB, ServerConfig
+from remote_server.server import Server
+
+BLOCKS, ROWS, PAGE, STRIDE = 24, 12, 96, 4096
+
+
+class PoolRegion:
+    """What the worker needs of vLLM's shared region, in sealed memory that a server can map."""
+
+    def __init__(self, start: int) -> None:
+        self.memory = SharedRegion(ROWS * STRIDE)
+        self._tensor = torch.frombuffer(self.memory.view, dtype=torch.int8).view(ROWS, STRIDE)
+        self._used = start
+
+    def create_next_worker_view(self, num_bytes: int) -> torch.Tensor:
+        self._used += num_bytes
+        return self._tensor[:, self._used - num_bytes : self._used]
+
+    def cleanup(self) -> None:
+        pass
+
+
+class Host:
+    """One worker with its engine blocks and its part of the pool's rows."""
+
+    def __init__(self, groups: int = 1, blocks_per_row: int = 1, rank: int = 0) -> None:
+        layers = 4
+        self.cache = torch.zeros((layers, BLOCKS, PAGE), dtype=torch.int8)
+        tensors = [CanonicalKVCacheTensor(layer, PAGE) for layer in self.cache]
+        each = layers // groups
+        refs = [
+            [CanonicalKVCacheRef(i, PAGE) for i in range(g * each, (g + 1) * each)]
+            for g in range(groups)
+        ]
+        self.kv_caches = CanonicalKVCaches(tensors, refs)
+        self.num_bytes = layers * PAGE * blocks_per_row
+        self.start = rank * self.num_bytes
+        self.region = PoolRegion(self.start)
+        self.worker = HostWorker(self.kv_caches, self.region, blocks_per_row)
+        self.blocks_per_row = blocks_per_row
+        self.made = 0
+
+    def stage(self) -> Stage:
+        self.made += 1
+        memory = self.region.memory
+        part = Part(
+            pool=memory.view, fd=memory.fd, num_rows=ROWS, stride=STRIDE, start=self.start,
+            num_bytes=self.num_bytes, block_bytes=self.num_bytes * 2,
+        )  # fmt: skip
+        return Stage(self.worker, self.kv_caches, part, self.blocks_per_row)
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
+    with Server(config) as server:
+        yield server
+    server.store.check()
+
+
+@pytest.fixture
+def make_host() -> Iterator[Callable[..., Host]]:
+    """Hosts whose cache and pool must be as they were when the test is over."""
+    hosts: list[Host] = []
+
+    def make(**settings: int) -> Host:
+        hosts.append(Host(**settings))
+        return hosts[-1]
+
+    yield make
+    for host in hosts:
+        host.worker.shutdown()
+        assert not host.cache.any(), "the canary left its bytes in the engine's cache"
+        assert not any(host.region.memory.view), "the canary left its bytes in the pool"
+
+
+def to(server: Server, **settings: object) -> ClientConfig:
+    return ClientConfig(server.endpoint, **settings)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm", "auto"])
+@pytest.mark.parametrize("settings", [{}, {"groups": 2, "blocks_per_row": 3}, {"rank": 1}], ids=str)
+def test_a_canary_that_comes_back_passes_and_leaves_nothing_on_the_server(
+    server: Server, make_host: Callable[..., Host], transport: str, settings: dict[str, int]
+):
+    report = fly(make_host(**settings).stage, to(server, transport=transport))
+    assert report == Report(Outcome.PASSED, "over tcp" if transport == "tcp" else "over shm")
+    assert server.store.namespaces == {}
+    assert server.store.tier_stats()["memory"].used_bytes == 0
+    counters = server.store.all_counters()
+    rows = settings.get("groups", 1)
+    assert counters["put_created"] == counters["get_hit"] == counters["removed"] == rows
+
+
+def test_what_was_in_the_blocks_and_rows_before_is_there_again(
+    server: Server, make_host: Callable[..., Host]
+):
+    host = make_host()
+    host.cache[:] = 7
+    host.region.memory.view[:] = b"\x07" * host.region.memory.num_bytes
+    assert fly(host.stage, to(server)).outcome is Outcome.PASSED
+    assert (host.cache == 7).all()
+    assert bytes(host.region.memory.view) == b"\x07" * host.region.memory.num_bytes
+    host.cache[:] = 0
+    host.region.memory.view[:] = bytes(host.region.memory.num_bytes)
+
+
+def swap_layers_of_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Region.copy
+
+    def swapped(self: Region, run: object, *, store: bool) -> int:
+        if not store:
+            self = Region(self.engine, self.pool[:, [1, 0, *range(2, self.pool.shape[1])]])
+        return copy(self, run, store=store)
+
+    monkeypatch.setattr(Region, "copy", swapped)
+
+
+def copy_nothing_on_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Region.copy
+    monkeypatch.setattr(
+        Region, "copy", lambda self, run, *, store: copy(self, run, store=True) if store else 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "layers"), [(swap_layers_of_loads, 2), (copy_nothing_on_loads, 4)]
+)
+def test_a_copy_that_mixes_up_layers_fails_the_canary(
+    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch,
+    fault: Callable[[pytest.MonkeyPatch], None], layers: int,
+):  # fmt: skip
+    fault(monkeypatch)
+    report = fly(make_host().stage, to(server))
+    assert report.outcome is Outcome.FAILED
+    assert report.detail.startswith(f"{layers} of 4 layers differ")
+    assert server.store.namespaces == {}, "a canary that fails tidies up as well"
+
+
+@pytest.mark.parametrize("integrity", [True, False])
+def test_a_server_that_answers_with_other_bytes_fails_the_canary(
+    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch,
+    integrity: bool,
+):  # fmt: skip
+    """With checksums they name the fault, and without them the comparison finds it."""
+    get = server.store.get
+
+    def damaged(namespace: str, keys: list[bytes]) -> object:
+        found = get(namespace, keys)
+        for block in found.blocks:
+            server.store.tier.view(block)[5] ^= 1
+        return found
+
+    monkeypatch.setattr(server.store, "get", damaged)
+    report = fly(make_host().stage, to(server, transport="tcp", integrity=integrity))
+    assert report.outcome is Outcome.FAILED
+    expected = "failed its checksum" if integrity else "with 1 of 384 bytes changed, from 5"
+    assert expected in report.detail
+
+
+def test_a_server_that_receives_other_bytes_fails_the_canary(
+    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("remote_server.handlers.copy_in", lambda *_: False)
+    report = fly(make_host().stage, to(server, transport="tcp"))
+    assert report == Report(Outcome.FAILED, "the server received other bytes than were put")
+
+
+def test_a_server_that_is_not_there_is_no_failure_and_costs_nothing(
+    make_host: Callable[..., Host], caplog: pytest.LogCaptureFixture
+):
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        endpoint = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
+    began = time.monotonic()
+    report = fly(make_host().stage, ClientConfig(endpoint))
+    assert report == Report(Outcome.SKIPPED, "no server there yet")
+    assert time.monotonic() - began < CANARY_S / 2, "it waited for nobody"
+    assert not [r for r in caplog.records if r.name.startswith("remote_server") and r.levelno > 10]
+
+
+def test_a_server_that_never_answers_costs_a_second_at_most(make_host: Callable[..., Host]):
+    """Connections are taken and nothing is ever said."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        began = time.monotonic()
+        report = fly(make_host().stage, ClientConfig(endpoint))
+        took = time.monotonic() - began
+    assert report == Report(Outcome.SKIPPED, "the server did not answer in time")
+    assert took < CANARY_S + 0.5, "half a second for a busy machine"
+
+
+def test_a_server_that_stops_in_the_middle_is_no_failure(
+    server: Server, make_host: Callable[..., Host]
+):
+    """The put lands and its copy never ends: the rows are given back all the same."""
+    with server.copy_gate.shut():
+        report = fly(make_host().stage, to(server, transport="tcp"))
+    assert report.outcome is Outcome.SKIPPED
+    assert "the put did not end well" in report.detail
+
+
+def test_a_cache_too_small_to_borrow_from_is_left_alone(
+    server: Server, make_host: Callable[..., Host]
+):
+    host = make_host()
+    host.kv_caches.tensors[0].tensor = host.cache[0, :1]
+    report = fly(host.stage, to(server))
+    assert report.outcome is Outcome.SKIPPED and "too little to borrow from" in report.detail
+    assert server.store.all_counters()["put_total"] == 0
+
+
+def test_a_block_that_no_server_takes_is_left_to_the_tier_to_tell(
+    server: Server, make_host: Callable[..., Host]
+):
+    host = make_host()
+    report = fly(lambda: _with_blocks_of(host.stage(), 1 << 40), to(server))
+    assert report.outcome is Outcome.SKIPPED and "use smaller blocks" in report.detail
+
+
+def _with_blocks_of(stage: Stage, block_bytes: int) -> Stage:
+    stage._part = replace(stage.part, block_bytes=block_bytes)
+    return stage
+
+
+def test_a_bug_in_the_canary_reaches_nobody(server: Server):
+    def broken() -> Stage:
+        raise TypeError("a bug")
+
+    assert fly(broken, to(server)).outcome is Outcome.BROKEN
+
+
+def test_no_real_namespace_is_a_canarys(server: Server, make_host: Callable[..., Host]):
+    seen = []
+    declare = RemoteClient.declare
+
+    class Watched(RemoteClient):
+        def declare(self, namespace: str, *args: object) -> None:
+            seen.append(namespace)
+            declare(self, namespace, *args)
+
+    for _ in range(2):
+        fly(make_host().stage, to(server), client_factory=Watched)
+    assert seen[0] != seen[1], "two engines that start together would meet"
+    for name in seen:
+        label = name.partition("@")[0]
+        assert not namespace_of(label, {}).startswith(label)
+
+
+def test_two_workers_fly_over_parts_of_the_same_rows(
+    server: Server, make_host: Callable[..., Host]
+):
+    """Each part is a block of its own, and its neighbours' bytes are not touched."""
+    host = make_host(rank=1)
+    around = np.frombuffer(host.region.memory.view, np.int8).reshape(ROWS, STRIDE)
+    around[:, : host.start] = 3
+    around[:, host.start + host.num_bytes :] = 4
+    assert fly(host.stage, to(server)).outcome is Outcome.PASSED
+    assert (around[:, : host.start] == 3).all()
+    assert (around[:, host.start + host.num_bytes :] == 4).all()
+    around[:] = 0
