@@ -65,8 +65,9 @@ class Runner:
     Ctrl-C ends the block, not the program, and so does a SIGTERM: `interrupted` is True afterwards,
     and the samples of an interrupted `measure` hold the trials that were complete.
 
-    `total` says what the whole run amounts to, in the unit of `measure`'s `weight`: bytes, say. With
-    it the progress line tells how long the rest of the run may take, not only of this measurement.
+    `total` says what the whole run amounts to, in the unit of `measure`'s `weight`: bytes, say.
+    With it the progress line tells how long the rest of the run may take, else the rest of this
+    measurement.
     """
 
     def __init__(

@@ -64,9 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return options.finish(record, runner)
 
 
-def measure(
-    runner: Runner, record: Record, work: Work, memory: int | None, tuned: bool
-) -> None:
+def measure(runner: Runner, record: Record, work: Work, memory: int | None, tuned: bool) -> None:
     """All transports for one model, interleaved, into `record`."""
     batch_bytes = work.num_bytes // len(work.batches)
     try:
