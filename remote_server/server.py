@@ -202,7 +202,7 @@ class Server:
             if self._copier.full:
                 return
             # Asked rather than tried: an exception costs twenty times as much.
-            if not self._router.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if not int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 return
             frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             client = frames[0].bytes

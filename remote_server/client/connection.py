@@ -168,7 +168,7 @@ class Connection:
         cannot be read; all of it has been discarded then.
         """
         # Asked rather than tried: an exception costs twenty times as much.
-        if not self._socket.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return None
         length = self._socket.recv_into(self._magic, flags=zmq.NOBLOCK)
         try:
