@@ -1,4 +1,4 @@
-"""One background thread for the slow part of a request: copying and hashing bytes."""
+"""The slow part of a request: copying and hashing bytes, a turn at a time on the loop thread."""
 
 import logging
 import socket
@@ -6,22 +6,24 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from queue import Empty, SimpleQueue
+from dataclasses import dataclass, field
 
 from remote_server.config import MiB
 
 log = logging.getLogger(__name__)
 
-# What the copy thread may be behind by before the server stops reading requests. At 2 GB/s it
-# is 16 ms of work, well inside the 50 ms a lookup may take while it waits behind it.
-MAX_QUEUED_BYTES = 32 * MiB
+# What is copied before requests get their turn again: about half a millisecond.
+TURN_BYTES = 4 * MiB
+
+# What may wait to be copied before the server stops reading requests. Little, because bytes that
+# wait leave the CPU's cache; it also bounds how long a lookup waits behind them.
+MAX_QUEUED_BYTES = 4 * MiB
 
 
 class Gate:
     """A door before a piece of work, always open, that a test can shut.
 
-    A thread of its own waits there; a loop asks `is_open`, and is told by `on_open`.
+    The loop asks `is_open` before each turn of it, and is told by `on_open`.
     """
 
     def __init__(self, on_open: Callable[[], None]) -> None:
@@ -33,12 +35,9 @@ class Gate:
     def is_open(self) -> bool:
         return self._open.is_set()
 
-    def wait(self) -> None:
-        self._open.wait()
-
     @contextmanager
     def shut(self) -> Iterator[None]:
-        """Whoever reaches the gate waits there until this block ends."""
+        """What is behind the gate waits until this block ends."""
         self._open.clear()
         try:
             yield
@@ -46,26 +45,34 @@ class Gate:
             self._open.set()
             self._on_open()
 
-    def open_for_good(self) -> None:
-        self._open.set()
-
 
 @dataclass(slots=True)
 class Job:
-    """`work` runs on the copy thread and gives one verdict per block; `finish` gets them on
-    the thread that calls `Copier.finish_jobs`, or None if `work` failed as a whole."""
+    """`work(i)` gives the verdict on block i of `num_blocks`; `finish` gets all of them, or None
+    if `work` failed."""
 
-    work: Callable[[], list[bool]]
-    finish: Callable[[list[bool] | None], None]
+    work: Callable[[int], bool]
+    num_blocks: int
     num_bytes: int
-    verdicts: list[bool] | None = None
+    finish: Callable[[list[bool] | None], None]
+    verdicts: list[bool] = field(default_factory=list)
+
+    def work_some(self) -> bool:
+        """Do what fits into one turn. True when there is nothing left to do."""
+        start, end = len(self.verdicts), self.num_blocks
+        if self.num_bytes > TURN_BYTES:
+            end = min(end, start + max(1, TURN_BYTES * self.num_blocks // self.num_bytes))
+        self.verdicts += map(self.work, range(start, end))
+        return end == self.num_blocks
 
 
 class Copier:
-    """Runs jobs in the order submitted, on one thread: copies then follow one another through
-    the cache instead of competing for it, and forced puts land in the order they came.
+    """Jobs in the order submitted, so that forced puts land in the order they came.
 
-    `wakeup` becomes readable when jobs are done: poll it, then call `finish_jobs`.
+    Not on a thread of its own: libzmq's thread already receives while this copies, and two
+    threads of Python cost more in handing the interpreter to and fro than their overlap gained.
+
+    `wakeup` becomes readable when somebody calls `wake`; poll it, then call `drain_wakeup`.
     """
 
     def __init__(self) -> None:
@@ -74,65 +81,53 @@ class Copier:
         self.wakeup, self._wake = socket.socketpair()
         self.wakeup.setblocking(False)
         self._wake.setblocking(False)
-        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._done: deque[Job] = deque()
-        self._unfinished = 0
-        self._thread = threading.Thread(target=self._run, name="copy", daemon=True)
+        self._jobs: deque[Job] = deque()
 
     @property
     def busy(self) -> bool:
         """Some job has been submitted and not finished."""
-        return self._unfinished > 0
+        return bool(self._jobs)
 
     @property
     def full(self) -> bool:
         return self.queued_bytes > MAX_QUEUED_BYTES
 
-    def start(self) -> None:
-        self._thread.start()
-
     def submit(self, job: Job) -> None:
         self.queued_bytes += job.num_bytes
-        self._unfinished += 1
-        self._jobs.put(job)
+        self._jobs.append(job)
 
-    def finish_jobs(self) -> None:
-        """Call `finish` of every job that is done. An exception there is for the caller."""
-        self._drain_wakeup()
-        while self._done:
-            job = self._done.popleft()
-            self.queued_bytes -= job.num_bytes
-            self._unfinished -= 1
-            job.finish(job.verdicts)
+    def copy_some(self) -> bool:
+        """Give the oldest job a turn. True when there is more to do at once.
+
+        An exception in a job's `finish` is for the caller.
+        """
+        if not self._jobs or not self.gate.is_open:
+            return False
+        job = self._jobs[0]
+        verdicts: list[bool] | None = None
+        try:
+            if not job.work_some():
+                return True
+            verdicts = job.verdicts
+        except Exception:  # one job must never end the server for all others
+            log.exception("a copy failed; its blocks are dropped")
+        self._jobs.popleft()
+        self.queued_bytes -= job.num_bytes
+        job.finish(verdicts)
+        return self.busy
 
     def wake(self) -> None:
         """Make `wakeup` readable, from any thread or signal handler."""
         with suppress(OSError):  # full, so readable already; or closed, and nobody is asleep
             self._wake.send(b"\0")
 
-    def stop(self) -> None:
-        """Let the job at hand end and forget the others. What they wrote stays unpublished."""
-        self.gate.open_for_good()
-        with suppress(Empty):
-            while True:
-                self._jobs.get_nowait()
-        self._jobs.put(None)
-        if self._thread.is_alive():
-            self._thread.join()
-        self.wakeup.close()
-        self._wake.close()
-
-    def _drain_wakeup(self) -> None:
+    def drain_wakeup(self) -> None:
         with suppress(BlockingIOError):
-            while self.wakeup.recv(4096):
+            while len(self.wakeup.recv(4096)) == 4096:
                 pass
 
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            self.gate.wait()
-            try:
-                job.verdicts = job.work()
-            except Exception:  # whatever it was, this thread must live: all puts need it
-                log.exception("a copy failed; its blocks are dropped")
-            self._done.append(job)
-            self.wake()
+    def stop(self) -> None:
+        """Forget what was not finished. What it wrote stays unpublished."""
+        self._jobs.clear()
+        self.wakeup.close()
+        self._wake.close()

@@ -186,7 +186,7 @@ class Handlers:
             request.namespace,
             request.keys,
             request.lengths,
-            request.checksums,
+            request.checksums or [None] * len(request.keys),
             force=request.force,
             draining=self.draining,
         )
@@ -199,16 +199,15 @@ class Handlers:
         all_sources = [*blocks]
         sources = [all_sources[index] for index in reserved.indices]
 
-        def copy() -> list[bool]:
-            pairs = zip(reserved.blocks, sources, strict=True)
-            return [copy_in(block, source, tier) for block, source in pairs]
+        def copy(number: int) -> bool:
+            return copy_in(reserved.blocks[number], sources[number], tier)
 
         def finish(intact: list[bool] | None) -> None:
             self._store.end_put(reserved, intact)
             if not request.deferred:
                 self._reply(client, stored_reply(request.request_id, self._store.epoch, reserved))
 
-        self._copier.submit(Job(copy, finish, num_bytes))
+        self._copier.submit(Job(copy, len(sources), num_bytes, finish))
 
     def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> None:
         found = self._store.get(request.namespace, request.keys)
@@ -256,8 +255,8 @@ class Handlers:
         tier = self._store.tier
         blocks = self._store.pin_to_verify(request.namespace, request.keys)
 
-        def rehash() -> list[bool]:
-            return [is_intact(block, tier) for block in blocks]
+        def rehash(number: int) -> bool:
+            return is_intact(blocks[number], tier)
 
         def finish(intact: list[bool] | None) -> None:
             # A rehash that failed as a whole proves nothing against any block.
@@ -275,7 +274,8 @@ class Handlers:
             )
             self._reply(client, verified)
 
-        self._copier.submit(Job(rehash, finish, sum(block.length for block in blocks)))
+        num_bytes = sum(block.length for block in blocks)
+        self._copier.submit(Job(rehash, len(blocks), num_bytes, finish))
 
     def _stats(self, client: bytes, request: Stats, _: Sequence[memoryview]) -> None:
         counters = self._store.all_counters()

@@ -60,7 +60,7 @@ def write(
 def finish(record: Record, runner: Runner) -> int:
     """Say where it ran and how it ended. Returns the exit status.
 
-    130 after Ctrl-C, as shells say it; 1 when something failed; else 0.
+    130 after Ctrl-C or SIGTERM, as shells say it of the first; 1 when something failed; else 0.
     """
     print(f"\n{record.describe_machine()}; {record.command}")
     if runner.interrupted:

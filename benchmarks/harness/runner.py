@@ -5,11 +5,14 @@ measure that drift; A, B, A, B… shares it out. Each round runs every case once
 one, so that no case always follows the same predecessor.
 """
 
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
+from functools import partial
+from types import FrameType, TracebackType
 from typing import Self, TextIO
 
 
@@ -59,8 +62,12 @@ class Runner:
             for model in models:
                 samples = runner.measure(model.name, cases)
 
-    Ctrl-C ends the block, not the program: `interrupted` is True afterwards, and the samples of an
-    interrupted `measure` hold the trials that were complete.
+    Ctrl-C ends the block, not the program, and so does a SIGTERM: `interrupted` is True afterwards,
+    and the samples of an interrupted `measure` hold the trials that were complete.
+
+    `total` says what the whole run amounts to, in the unit of `measure`'s `weight`: bytes, say.
+    With it the progress line tells how long the rest of the run may take, else the rest of this
+    measurement.
     """
 
     def __init__(
@@ -69,6 +76,7 @@ class Runner:
         warm_ups: int = 1,
         progress: TextIO | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        total: float = 0.0,
     ) -> None:
         self.trials = trials
         self.warm_ups = warm_ups
@@ -77,21 +85,32 @@ class Runner:
         self._progress = progress if progress is not None else sys.stderr
         self._clock = clock
         self._shown = 0
+        self._total = total
+        self._done = 0.0
+        self._started = clock()
+        self._restore_sigterm: Callable[[], object] = nothing
 
-    def measure(self, title: str, cases: Sequence[Case]) -> dict[Hashable, Sample]:
+    def measure(
+        self, title: str, cases: Sequence[Case], weight: float = 0.0
+    ) -> dict[Hashable, Sample]:
         """Run every case `warm_ups` + `trials` times, or until interrupted."""
         samples: dict[Hashable, Sample] = {case.key: Sample() for case in cases}
         rounds = self.warm_ups + self.trials
+        began = self._clock()
         try:
             for number in range(rounds):
                 first = number % max(1, len(cases))
-                for case in [*cases[first:], *cases[:first]]:
+                where = f"{title}: round {number + 1} of {rounds}"
+                self._log(where + self._left(began, number / rounds, weight))
+                for place, case in enumerate([*cases[first:], *cases[:first]]):
                     sample = samples[case.key]
                     if sample.skipped is None and sample.failed is None:
-                        self.say(f"{title}: round {number + 1} of {rounds}: {case.key}")
+                        done = (number + place / len(cases)) / rounds
+                        self.say(f"{where}{self._left(began, done, weight)}: {case.key}")
                         self._trial(case, sample, warm_up=number < self.warm_ups)
         except KeyboardInterrupt:
             self.interrupted = True
+        self._done += weight
         self.say("")
         return samples
 
@@ -101,6 +120,21 @@ class Runner:
             self._progress.write(f"\r{text:<{self._shown}}\r{text}"[:200])
             self._progress.flush()
             self._shown = len(text)
+
+    def _log(self, text: str) -> None:
+        """A line for those who will read the log, where nobody watches."""
+        if not self._progress.isatty():
+            self._progress.write(f"{text}\n")
+            self._progress.flush()
+
+    def _left(self, began: float, done: float, weight: float) -> str:
+        """How long the rest may take, if it goes on as it went so far; empty when nobody knows."""
+        if weight and self._total:
+            began, done = self._started, (self._done + weight * done) / self._total
+        if not 0 < done <= 1:
+            return ""
+        minutes, seconds = divmod(round((self._clock() - began) * (1 - done) / done), 60)
+        return f", about {minutes} min {seconds} s left" if minutes else f", about {seconds} s left"
 
     def _trial(self, case: Case, sample: Sample, *, warm_up: bool) -> None:
         try:
@@ -120,7 +154,17 @@ class Runner:
             (sample.warm_ups if warm_up else sample.values).append(seconds)
 
     def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGTERM, self._on_sigterm)
+            self._restore_sigterm = partial(signal.signal, signal.SIGTERM, before)
         return self
+
+    def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        """The first one is Ctrl-C. `timeout` sends two at once, and the second must not interrupt
+        the cleaning up that the first has caused, nor the writing of what was measured."""
+        signal.signal(signal.SIGTERM, lambda *_: None)
+        self._restore_sigterm = nothing
+        raise KeyboardInterrupt
 
     def __exit__(
         self,
@@ -128,6 +172,7 @@ class Runner:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
+        self._restore_sigterm()
         if kind is not None and issubclass(kind, KeyboardInterrupt):
             self.interrupted = True
             return True

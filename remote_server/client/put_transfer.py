@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from weakref import ref
 
 import zmq
 
@@ -13,8 +14,8 @@ from remote_server.client.rows import check_rows
 from remote_server.client.session import Limits
 from remote_server.errors import KVFerryError, RemoteProtocolError
 
-# Smaller rows are packed, several to a frame: a frame of its own costs some 40 µs with its
-# tracker, which is more than copying the row does.
+# Smaller rows are packed, several to a frame: a frame of its own costs tens of microseconds on
+# both sides, which is more than copying the row does.
 _PACK_BELOW_BYTES = 256 << 10
 _PACKED_FRAME_BYTES = 1 << 20
 
@@ -39,7 +40,8 @@ class PutTransfer:
     """Where its rows begin in the registered region; empty when they go over tcp."""
     to_send: deque[range] = field(default_factory=deque)
     num_in_flight: int = 0
-    trackers: list[zmq.MessageTracker] = field(default_factory=list)
+    lent: "list[ref[memoryview]]" = field(default_factory=list)
+    """One for each row that was handed to libzmq; dead when libzmq has let go of it."""
     cut_off: bool = False
     """The socket that held its rows was closed; they come free without more being done."""
     outcomes: list[protocol.PutOutcome | None] = field(default_factory=list)
@@ -60,34 +62,37 @@ class PutTransfer:
         self.total_bytes = sum(sizes)
         self.to_send.extend(cut(sizes, batch_bytes, limits, first_bytes))
 
-    def message(self, part: range, request_id: int, limits: Limits) -> protocol.Put:
-        """The header for the blocks of `part`. Hashes their rows."""
+    def message(
+        self, part: range, request_id: int, limits: Limits, *, checked: bool
+    ) -> protocol.Put:
+        """The header for the blocks of `part`. Hashes their rows if they are to be `checked`."""
         keys = [self.keys[index] for index in part]
         rows = [self.rows[index] for index in part]
-        pairs = zip(keys, rows, strict=True)
         return protocol.Put(
             request_id=request_id,
             namespace=self.namespace,
             keys=keys,
             lengths=[row.nbytes for row in rows],
-            checksums=[protocol.checksum(self.namespace, key, row) for key, row in pairs],
+            checksums=protocol.checksums(self.namespace, keys, rows) if checked else [],
             blocks_per_frame=_blocks_per_frame(rows, limits),
             deferred=self.deferred,
             force=self.force,
         )
 
     def frames(self, part: range, per_frame: int) -> list[zmq.Frame]:
-        """The payload: rows as they lie, tracked in `trackers`, or copies when packed."""
+        """The payload: rows as they lie, noted in `lent`, or copies when packed."""
         rows = [self.rows[index] for index in part]
         if per_frame > 1:
             return [
                 zmq.Frame(b"".join(rows[first : first + per_frame]), copy=False)
                 for first in range(0, len(rows), per_frame)
             ]
-        frames = [zmq.Frame(row, copy=False, track=True) for row in rows]
-        self.trackers += [frame.tracker for frame in frames if frame.tracker is not None]
+        # pyzmq keeps a view for as long as libzmq may read it, and nobody else has this one. Its
+        # own trackers say the same, at the price of a lock and an event for each frame.
+        views = [memoryview(row) for row in rows]
+        self.lent += map(ref, views)
         self.cut_off = False
-        return frames
+        return [zmq.Frame(view, copy=False) for view in views]
 
     def add(self, part: range, reply: protocol.Stored) -> None:
         """Count the answer to `part`. Raises `RemoteProtocolError` when it does not fit."""
@@ -111,14 +116,14 @@ class PutTransfer:
 
     def let_go(self) -> bool:
         """Whether libzmq holds none of its rows any more."""
-        self.trackers = [tracker for tracker in self.trackers if not tracker.done]
-        return not self.trackers
+        self.lent = [view for view in self.lent if view() is not None]
+        return not self.lent
 
     def resolve(self) -> None:
         """Let the caller have its rows back."""
         if self.ended:
             return
-        assert not self.trackers
+        assert not self.lent
         self.ended = True
         self.rows = []
         self.future.set_result(

@@ -2,9 +2,9 @@
 
 A put is sent in batches, each one `Put` message of about `batch_bytes`; the window bounds what
 was sent and not answered, over all puts. Large rows are handed to libzmq as they lie, so a row
-is busy until its frame's tracker is done, whatever the server says. A put therefore ends in two
-steps: its fate is settled (every batch answered, or given up), and then, when its trackers are
-done, its future resolves.
+is busy until libzmq has let go of its frame, whatever the server says. A put therefore ends in
+two steps: its fate is settled (every batch answered, or given up), and then, when none of its
+rows is lent any more, its future resolves.
 
 A put given up while libzmq still holds its rows costs the connection: closing it is the only
 way to make libzmq let go. Other puts on it lose nothing but time: what they had in flight is
@@ -117,7 +117,12 @@ class PutLane:
         full = self._window_bytes + num_bytes > self._config.put_window_bytes
         if (full and self._batches) or not self._connection.connected:
             return
-        message = transfer.message(part, self._next_request_id(), self._session.limits)
+        message = transfer.message(
+            part,
+            self._next_request_id(),
+            self._session.limits,
+            checked=self._config.integrity,
+        )
         frames = transfer.frames(part, message.blocks_per_frame)
         if not self._connection.send(protocol.encode(message), frames):
             self.blocked = True
@@ -192,7 +197,7 @@ class PutLane:
 
     @property
     def is_settling(self) -> bool:
-        """Whether trackers have to be looked at again soon: nobody tells us when they are done."""
+        """Whether to look again soon: nobody tells us when libzmq lets go of a row."""
         return bool(self._leaving)
 
     def settle(self) -> None:

@@ -52,8 +52,8 @@ class ClientConfig:
     """Lookups and other small requests on the wire at once; more wait here, deadline running."""
 
     integrity: bool = True
-    """Hash every landed block before announcing it. Off is for measuring what that costs; puts
-    over tcp carry checksums all the same, because the server checks them."""
+    """Hash every row before it is put, so that the server can check what landed, and every block
+    that landed before announcing it. Off is for measuring what that costs."""
 
     quiet: bool = False
     """Log the server's coming and going for debugging only: its owner says what matters."""

@@ -45,6 +45,7 @@ class Put(Message, frozen=True, tag="put"):
 
     `deferred` asks for the reply as soon as the sender's memory is free to be reused; without
     it the reply comes when the blocks are readable. `force` replaces blocks that exist.
+    Without `checksums` nothing is checked: for measuring what checking costs.
     """
 
     namespace: Namespace

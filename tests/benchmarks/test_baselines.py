@@ -3,6 +3,8 @@
 import importlib
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from benchmarks.remote_kv_cache.baseline import redis_work, small_operations
 from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
 from benchmarks.remote_kv_cache.baseline import test_server as server
 from benchmarks.remote_kv_cache.baseline import test_zmq_transfer as zmq_transfer
+from examples.processes import REPOSITORY
 
 SMALL = ["--models", "tiny", "--batches", "1", "--trials", "1", "--warm-ups", "0"]
 ROW = {"model", "operation", "transport", "integrity", "seconds", "gb_per_s", "ratio_to_memcpy"}
@@ -73,6 +76,35 @@ def test_the_server(
         "set deferred=False", "stream_get"
     }  # fmt: skip
     assert "delta-stream_get" in capsys.readouterr().out
+
+
+def test_sigterm_keeps_what_a_run_has_measured(tmp_path: Path):
+    """As `timeout` sends it, to a run that would take minutes."""
+    file = tmp_path / "a.json"
+    command = [
+        sys.executable, "-m", server.MODULE, "--models", "tiny", "--batches", "1",
+        "--trials", "100000", "--only", "models", "--json", str(file),
+    ]  # fmt: skip
+    with subprocess.Popen(
+        command, cwd=REPOSITORY, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as run:
+        try:
+            assert run.stderr is not None
+            for line in run.stderr:
+                if "round 3 of" in line:
+                    break
+            assert " left" in line, line
+            run.terminate()
+            printed, errors = run.communicate(timeout=30)
+        finally:
+            run.kill()
+    assert run.returncode == 130
+    assert "interrupted: only what was measured until then" in errors
+    record = json.loads(file.read_text())
+    assert record["interrupted"]
+    rows = {(row["operation"], row["transport"], row["integrity"]): row for row in record["rows"]}
+    assert rows["set deferred=False", "tcp", True]["seconds"]["median"] > 0
+    assert "set deferred=False" in printed
 
 
 @pytest.mark.parametrize("name", ["test_memory_io", "test_zmq_transfer", "test_server"])

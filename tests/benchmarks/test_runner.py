@@ -1,6 +1,9 @@
 """Trials are interleaved, timed around `run` alone, and what was measured is kept."""
 
 import io
+import os
+import signal
+import time
 
 import pytest
 
@@ -90,6 +93,61 @@ def test_the_progress_line_is_for_those_who_watch():
     screen = Screen()
     Runner(1, 0, screen).measure("model", [Case("a", lambda: None)])
     assert "model: round 1 of 1: a" in screen.getvalue()
-    nobody = io.StringIO()
-    Runner(1, 0, nobody).measure("model", [Case("a", lambda: None)])
-    assert nobody.getvalue() == ""
+    log = io.StringIO()
+    Runner(1, 1, log).measure("model", [Case("a", lambda: None), Case("b", lambda: None)])
+    lines = log.getvalue().splitlines()
+    assert len(lines) == 2, "a log has a line for each round, not for each trial"
+    assert lines[0] == "model: round 1 of 2"
+
+
+def progress(clock: Clock, total: float, weights: list[float]) -> list[str]:
+    """What the log says about measurements of one case that takes 10 s, in two rounds each."""
+    log = io.StringIO()
+    here = Runner(2, 0, log, clock, total)
+
+    def run() -> None:
+        clock.now += 10
+
+    for number, weight in enumerate(weights):
+        here.measure(f"m{number}", [Case("a", run)], weight)
+    return log.getvalue().splitlines()
+
+
+def test_the_progress_line_says_how_long_the_rest_may_take():
+    assert progress(Clock(), 0, [0, 0]) == [
+        "m0: round 1 of 2", "m0: round 2 of 2, about 10 s left",
+        "m1: round 1 of 2", "m1: round 2 of 2, about 10 s left",
+    ]  # fmt: skip
+    assert progress(Clock(), 8, [1, 1, 6]) == [
+        "m0: round 1 of 2", "m0: round 2 of 2, about 2 min 30 s left",
+        "m1: round 1 of 2, about 2 min 20 s left", "m1: round 2 of 2, about 2 min 10 s left",
+        "m2: round 1 of 2, about 2 min 0 s left", "m2: round 2 of 2, about 30 s left",
+    ]  # fmt: skip
+
+
+def test_sigterm_keeps_what_was_measured_and_a_second_one_interrupts_nothing():
+    calls = []
+
+    def run() -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with runner(trials=10, warm_ups=0) as here:
+            sample = here.measure("m", [Case("a", run)])["a"]
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert len(sample.values) == 3
+        os.kill(os.getpid(), signal.SIGTERM)  # while the record is being written
+        assert here.interrupted
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_whoever_does_not_measure_is_ended_by_sigterm_as_ever():
+    before = signal.getsignal(signal.SIGTERM)
+    with runner():
+        assert signal.getsignal(signal.SIGTERM) != before
+    assert signal.getsignal(signal.SIGTERM) == before

@@ -10,6 +10,7 @@ from client_helpers import (
     block,
     empty_rows,
     hold_blocks,
+    key,
     rows_of,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
@@ -17,7 +18,17 @@ from msgspec.structs import replace
 
 from remote_server import protocol
 from remote_server.client import GetOutcome
-from remote_server.protocol import Blocks, Found, Get, Got, Stored, Touched, Verified, Verify
+from remote_server.protocol import (
+    Blocks,
+    Found,
+    Get,
+    Got,
+    Put,
+    Stored,
+    Touched,
+    Verified,
+    Verify,
+)
 
 pytest_plugins = ["client_fixtures"]
 
@@ -243,7 +254,21 @@ def test_checksums_are_not_looked_at_when_integrity_is_off(fake, make_client):
         1,
         2,
     ]
-    assert client.put(NAMESPACE, keys, rows_of(range(3))).result(PATIENCE_S).existed == 3
+
+
+def test_puts_carry_checksums_unless_integrity_is_off(fake, make_client):
+    seen = []
+
+    def note(asked):
+        seen.append(asked.message.checksums)
+        fake.answer(asked)
+
+    fake.rules[Put] = note
+    keys, blocks = [key(0), key(1)], [block(0), block(1)]
+    for integrity in (True, False):
+        client = make_client(fake.endpoint, integrity=integrity)
+        client.put(NAMESPACE, keys, rows_of(range(2))).result(PATIENCE_S)
+    assert seen == [protocol.checksums(NAMESPACE, keys, blocks), []]
 
 
 def test_an_answer_to_a_lookup_that_does_not_fit_counts_as_none(client, fake):

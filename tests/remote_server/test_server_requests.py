@@ -155,6 +155,16 @@ def test_another_keys_intact_block_is_as_wrong_as_a_damaged_one(peer):
     assert peer.ask(message, block(1)).declined == {"checksum": 1}
 
 
+def test_blocks_put_without_checksums_are_taken_as_they_come(peer):
+    """For measuring what checking costs. A reader's check holds from there on."""
+    message, _ = peer.put_message([1, 2], checksums=[])
+    assert peer.ask(message, block(1), block(3)).created == 2
+    assert peer.get([1, 2])[1] == [(0, block(1)), (1, block(3))]
+    peer.send_get([1, 2], stream=False)
+    sums = [protocol.checksum("ns", key(n), block(m)) for n, m in ((1, 1), (2, 3))]
+    assert peer.receive()[0].checksums == sums
+
+
 def test_a_put_cleared_before_it_landed_does_not_come_back(peer, server):
     with server.copy_gate.shut():
         peer.put([1], deferred=True)

@@ -145,9 +145,7 @@ def test_a_client_that_asks_and_never_reads_is_not_served_without_end(connect, l
     assert loaded.lookup([1]).prefix == 1
 
 
-def test_requests_wait_outside_while_the_copy_thread_is_behind(
-    connect, loaded, server, monkeypatch
-):
+def test_requests_wait_outside_while_copying_is_behind(connect, loaded, server, monkeypatch):
     monkeypatch.setattr(copier_module, "MAX_QUEUED_BYTES", 4 * LENGTH)
     writer = connect()
     with server.copy_gate.shut():

@@ -7,6 +7,7 @@ a prompt of 8,192 tokens.
 
 import argparse
 import contextlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -91,6 +92,12 @@ def plan(model: Model, num_batches: int, blocks_per_batch: int = BLOCKS_PER_BATC
     cuts = range(blocks_per_batch, num_blocks, blocks_per_batch)
     pairs = zip(np.split(source, cuts), np.split(target, cuts), strict=True)
     return Work(model, [Batch(*pair) for pair in pairs])
+
+
+def total_bytes(models: Sequence[Model], num_batches: int) -> int:
+    """What all of them amount to."""
+    num_blocks = num_batches * BLOCKS_PER_BATCH
+    return sum(num_blocks * model.block_bytes(BLOCK_SIZE) for model in models)
 
 
 def allocate(num_blocks: int, block_bytes: int) -> Pool:

@@ -42,7 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     record = Record.begin(MODULE, argv)
     record.parameters["memcpy"] = "one flat copy of the same bytes"
-    with Runner(arguments.trials, arguments.warm_ups) as runner:
+    total = blocks.total_bytes(arguments.models, arguments.batches)
+    with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
         for model in arguments.models:
             work = blocks.plan(model, arguments.batches)
             record.rows += measure(runner, work, arguments.memory)
@@ -66,7 +67,7 @@ def measure(runner: Runner, work: Work, memory: int | None) -> list[Row]:
     cases = [*_plain_cases(source, target, work)]
     more, close = _late_cases(source, target, work)
     try:
-        samples = runner.measure(work.model.name, [*cases, *more])
+        samples = runner.measure(work.model.name, [*cases, *more], work.num_bytes)
     finally:
         close()
     return results.rows_of(work, samples, MEMCPY)

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from benchmarks.harness import machine, options, table
-from benchmarks.harness.record import Record, Row
+from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache import source_figures
 from benchmarks.remote_kv_cache.baseline import (
@@ -65,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         record.versions["redis-server"] = redis_work.version()
     except Skipped as reason:
         record.parameters["redis-server"] = str(reason)
-    with Runner(arguments.trials, arguments.warm_ups) as runner:
+    models = arguments.models if "models" in arguments.only else ()
+    total = blocks.total_bytes(models, arguments.batches)  # all else is short
+    with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
         _measure(runner, record, arguments)
     options.write(record, runner, arguments, partial(results.chart, CHARTED))
     show(record, results.describe_work(arguments))
@@ -75,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> None:
     for model in arguments.models if "models" in arguments.only else ():
         work = blocks.plan(model, arguments.batches)
-        record.rows += measure_model(runner, work, arguments.memory)
+        measure_model(runner, record, work, arguments.memory)
         if runner.interrupted:
             return
     if "sizes" in arguments.only:
@@ -92,13 +94,14 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> N
         )
 
 
-def measure_model(runner: Runner, work: Work, memory: int | None) -> list[Row]:
-    """Everything that moves one model's blocks, interleaved."""
+def measure_model(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
+    """Everything that moves one model's blocks, interleaved, into `record`."""
     try:
         # Two shared and two private pools here, one in the sender, the server's, and Redis's.
         machine.skip_unless_fits(work.num_bytes * 15 // 2, memory)
     except Skipped as reason:
-        return results.skipped_rows(work, server_cases.STREAM_GET, str(reason))
+        record.rows += results.skipped_rows(work, server_cases.STREAM_GET, str(reason))
+        return
     runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
     with ExitStack() as stack:
         source, target = shared_pools(work.num_blocks, work.block_bytes)
@@ -111,8 +114,9 @@ def measure_model(runner: Runner, work: Work, memory: int | None) -> list[Row]:
             *server_cases.ferry_cases(stack, server.endpoint, source, target, work),
             *server_cases.redis_cases(stack, source, target, work),
         ]
-        samples = runner.measure(work.model.name, cases)
-        return results.rows_of(
+        samples = runner.measure(work.model.name, cases, work.num_bytes)
+        # Here rather than after the servers have been stopped: that may be interrupted too.
+        record.rows += results.rows_of(
             work, samples, server_cases.NAIVE, server_cases.WALLS, {server_cases.CONTAINS}
         )
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import zmq
 
 from benchmarks.harness import machine, options, table
-from benchmarks.harness.record import Record, Row
+from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache import source_figures
 from benchmarks.remote_kv_cache.baseline import blocks, results, sender
@@ -52,10 +52,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         keep_freed_memory()
     record = Record.begin(MODULE, argv)
     record.parameters |= {"memcpy": str(NAIVE), "tuned": arguments.tuned}
-    with Runner(arguments.trials, arguments.warm_ups) as runner:
+    total = blocks.total_bytes(arguments.models, arguments.batches)
+    with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
         for model in arguments.models:
             work = blocks.plan(model, arguments.batches)
-            record.rows += measure(runner, work, arguments.memory, arguments.tuned)
+            measure(runner, record, work, arguments.memory, arguments.tuned)
             if runner.interrupted:
                 break
     options.write(record, runner, arguments, partial(results.chart, CHARTED))
@@ -63,14 +64,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return options.finish(record, runner)
 
 
-def measure(runner: Runner, work: Work, memory: int | None, tuned: bool) -> list[Row]:
-    """All transports for one model, interleaved."""
+def measure(runner: Runner, record: Record, work: Work, memory: int | None, tuned: bool) -> None:
+    """All transports for one model, interleaved, into `record`."""
     batch_bytes = work.num_bytes // len(work.batches)
     try:
         # Two pools here and one in the sender, and a batch as sent, as queued and as received.
         machine.skip_unless_fits(3 * work.num_bytes + 3 * batch_bytes, memory)
     except Skipped as reason:
-        return results.skipped_rows(work, NAIVE.operation, str(reason))
+        record.rows += results.skipped_rows(work, NAIVE.operation, str(reason))
+        return
     runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB on both sides")
     source = blocks.allocate(work.num_blocks, work.block_bytes)
     target = blocks.allocate(work.num_blocks, work.block_bytes)
@@ -79,7 +81,9 @@ def measure(runner: Runner, work: Work, memory: int | None, tuned: bool) -> list
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
         there = stack.enter_context(sender.Sender(work.num_blocks, work.block_bytes, folder, tuned))
         cases = _cases(stack, there, source, target, work)
-        return results.rows_of(work, runner.measure(work.model.name, cases), NAIVE, WALLS)
+        samples = runner.measure(work.model.name, cases, work.num_bytes)
+        # Here rather than after the sender has been stopped: that may be interrupted too.
+        record.rows += results.rows_of(work, samples, NAIVE, WALLS)
 
 
 def _cases(
