@@ -96,9 +96,9 @@ class SharedHandlers:
             put.finish()
 
     def get(self, request: GetShared, answer: Answer) -> None:
+        region = self._region(request.region)
         for lease in request.release:
             self._release(lease)
-        region = self._region(request.region)
         if self._leases.full(region.token):
             raise RequestRefused(
                 ErrorCode.TOO_LARGE, f"{MAX_LEASES_PER_REGION} leases are held: release some"

@@ -136,7 +136,10 @@ class Conversation:
             case "get":
                 message = Get(keys=keys, stream=bool(say.a % 2), **about)
             case "get_shared":
-                message = GetShared(keys=keys, region=TOKEN, checked=bool(say.a % 4), **about)
+                release = self.leases[: say.b % 3] if say.b % 4 == 0 else []
+                message = GetShared(
+                    keys=keys, region=TOKEN, checked=bool(say.a % 4), release=release, **about
+                )
             case "release":
                 lease = self.leases[say.a % len(self.leases)] if self.leases else say.a
                 message = Release(request_id=self.request_id, lease=lease)
