@@ -23,12 +23,11 @@ PIECE_BYTES = 256 << 10
 # Letting go of the GIL costs more than copying this much, when another thread then takes it.
 _HOLD_GIL_BELOW_BYTES = 128 << 10
 
-_ARGUMENTS = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _copy_holding_the_gil = ctypes.PyDLL(None).memmove
-_copy_holding_the_gil.argtypes = _ARGUMENTS
+_copy_holding_the_gil.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _copy_holding_the_gil.restype = None
 _copy_without_the_gil = ctypes.CDLL(None).memmove
-_copy_without_the_gil.argtypes = _ARGUMENTS
+_copy_without_the_gil.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
 _copy_without_the_gil.restype = None
 
 
