@@ -3,7 +3,7 @@ PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test demo serve lock clean
+.PHONY: help setup check format test chaos soak demo serve lock clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -25,6 +25,12 @@ format: $(READY) ## repair what `check` finds, where it can
 
 test: $(READY) ## all tests; ARGS="-m 'not engine'" leaves out those that start vLLM
 	$(PYTHON_VENV) -m pytest $(ARGS)
+
+chaos: $(READY) ## kills, freezes, damages: ten minutes; ARGS="--seed 7 -k random" runs one again
+	timeout --signal=INT --kill-after=20 600 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)
+
+soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C says how it went
+	@$(PYTHON_VENV) tests/chaos/soak.py --minutes $(or $(MINUTES),10) $(ARGS)
 
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 	$(PYTHON_VENV) -m examples.demo $(ARGS)
