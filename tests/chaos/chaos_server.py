@@ -120,17 +120,12 @@ class ChaosServer:
                 return Span(start, num_bytes)
         raise AssertionError("the server has mapped no arena")
 
-    def find(self, needle: bytes) -> list[int]:
-        """Where in the arena these bytes lie."""
-        arena, found = self.arena(), []
+    def image(self) -> bytes:
+        """All of its arena, as it is now."""
+        arena = self.arena()
         with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
             memory.seek(arena.start)
-            bytes_there = memory.read(arena.num_bytes)
-        at = bytes_there.find(needle)
-        while at >= 0:
-            found.append(at)
-            at = bytes_there.find(needle, at + 1)
-        return found
+            return memory.read(arena.num_bytes)
 
     def flip(self, offset: int, bit: int) -> None:
         """Change one bit of its arena behind its back, as failing memory does."""
