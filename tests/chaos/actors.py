@@ -2,8 +2,9 @@
 
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from chaos_client import ChaosClient, Request
 from oracle import LARGE, MEDIUM, NAMESPACES, SMALL, Namespace
@@ -23,6 +24,23 @@ _CANCEL_ONCE_IN = 2000
 _REOPEN_ONCE_IN = 2500
 
 
+@dataclass
+class Totals:
+    """What became of the requests of some clients, and what these counted themselves."""
+
+    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
+    blocks: Counter[str] = field(default_factory=Counter)
+    counters: Counter[str] = field(default_factory=Counter)
+    worst_overrun_s: float = 0.0
+
+    def add(self, other: "ChaosClient | Totals") -> None:
+        counters = other.counters if isinstance(other, Totals) else other.client.counters()
+        self.outcomes.update(other.outcomes)
+        self.blocks.update(other.blocks)
+        self.counters.update(counters)
+        self.worst_overrun_s = max(self.worst_overrun_s, other.worst_overrun_s)
+
+
 class Actor:
     """Runs requests until told to stop. One thread calls it."""
 
@@ -30,7 +48,7 @@ class Actor:
         self.name = name
         self._rng = random.Random(f"{seed}/{name}")
         self._endpoint, self._transport = endpoint, transport
-        self._past: list[ChaosClient] = []
+        self._past = Totals()
         self._client = self._open()
         self._under_way: deque[Request] = deque()
 
@@ -52,12 +70,14 @@ class Actor:
     def end(self) -> None:
         """Check its books and leave. Every request has ended."""
         self._client.check()
-        self._close()
+        self._client.close()
 
-    @property
-    def clients(self) -> list[ChaosClient]:
-        """All it has had, the last one included."""
-        return [*self._past, self._client] if self._client not in self._past else self._past
+    def totals(self) -> Totals:
+        """Of all its clients so far."""
+        totals = Totals()
+        totals.add(self._past)
+        totals.add(self._client)
+        return totals
 
     @property
     def ready(self) -> bool:
@@ -70,7 +90,7 @@ class Actor:
 
     def _close(self) -> None:
         self._client.close()
-        self._past.append(self._client)
+        self._past.add(self._client)
 
     def _finish_all(self) -> None:
         while self._under_way:

@@ -6,7 +6,7 @@ And by the clock: its future ends by its own deadline, give or take `SLACK_S`.
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass
@@ -124,8 +124,9 @@ class ChaosClient:
     """
 
     def __init__(
-        self, endpoint: str, transport: str, *, num_pieces: int = 4, **settings: object
-    ) -> None:
+        self, endpoint: str, transport: str, *, num_pieces: int = 4,
+        clock: Callable[[], float] = time.monotonic, **settings: object,
+    ) -> None:  # fmt: skip
         self.transport = transport
         self.outcomes: Counter[tuple[str, str]] = Counter()
         """How many requests ended how, by operation and word."""
@@ -136,7 +137,7 @@ class ChaosClient:
         self._memory.view[:] = bytes([0xEE]) * self._memory.num_bytes
         self._free = deque(range(num_pieces))
         config = ClientConfig(endpoint, transport=transport, **{**QUICK, **settings})  # type: ignore[arg-type]
-        self.client = RemoteClient(config)
+        self.client = RemoteClient(config, clock=clock)
         self.client.register(self._memory.view, self._memory.fd)
         for namespace in NAMESPACES:
             self.client.declare(namespace.name, namespace.block_bytes)

@@ -15,7 +15,7 @@ from collections import Counter
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from actors import Actor
+from actors import Actor, Totals
 from chaos_client import ChaosClient
 from chaos_server import ChaosServer, eventually, open_files
 from fault_proxy import FaultProxy
@@ -31,36 +31,33 @@ class Report:
 
     seed: int
     seconds: float = 0.0
-    outcomes: Counter[tuple[str, str]] = field(default_factory=Counter)
-    blocks: Counter[str] = field(default_factory=Counter)
+    totals: Totals = field(default_factory=Totals)
     faults: Counter[str] = field(default_factory=Counter)
     tampered: int = 0
-    worst_overrun_s: float = 0.0
-    counters: Counter[str] = field(default_factory=Counter)
 
     @property
     def num_requests(self) -> int:
-        return sum(self.outcomes.values())
+        return sum(self.totals.outcomes.values())
 
     def __str__(self) -> str:
-        words = sorted({word for _, word in self.outcomes})
-        ops = sorted({op for op, _ in self.outcomes})
+        words = sorted({word for _, word in self.totals.outcomes})
+        ops = sorted({op for op, _ in self.totals.outcomes})
         lines = [
             f"seed {self.seed}: {self.num_requests} requests in {self.seconds:.0f} s, "
-            f"latest end {max(0.0, self.worst_overrun_s) * 1e3:.0f} ms behind its deadline",
+            f"latest end {max(0.0, self.totals.worst_overrun_s) * 1e3:.0f} ms behind its deadline",
             "".join(["  ", "request".ljust(9), *(word.rjust(12) for word in words)]),
         ]
         for op in ops:
-            cells = (str(self.outcomes[op, word] or ".").rjust(12) for word in words)
+            cells = (str(self.totals.outcomes[op, word] or ".").rjust(12) for word in words)
             lines.append("".join(["  ", op.ljust(9), *cells]))
-        lines.append(_listed("keys of gets", self.blocks))
+        lines.append(_listed("keys of gets", self.totals.blocks))
         lines.append(_listed("faults", self.faults) + f"; {self.tampered} messages tampered with")
         names = (
             "connects", "server_restarts", "breaker_opened", "checksum_failures", "short_blocks",
             "verify_removed", "verify_intact", "expired_blocks", "withdrawn_puts", "get_resets",
             "put_resets", "protocol_errors", "late_replies",
         )  # fmt: skip
-        lines.append(_listed("clients", Counter({name: self.counters[name] for name in names})))
+        lines.append(_listed("clients", Counter({name: self.totals.counters[name] for name in names})))
         return "\n".join(lines)
 
 
@@ -107,11 +104,7 @@ def run(seed: int, num_requests: int, most_seconds: float = 3600.0) -> Report:
     report.seconds = time.monotonic() - began
     report.faults = weather.faults
     for actor in actors:
-        for client in actor.clients:
-            report.outcomes += client.outcomes
-            report.blocks += client.blocks
-            report.counters += Counter(client.client.counters())
-            report.worst_overrun_s = max(report.worst_overrun_s, client.worst_overrun_s)
+        report.totals.add(actor.totals())
     return report
 
 

@@ -20,8 +20,8 @@ def test_whatever_happens_no_byte_is_wrong_no_request_hangs_and_nothing_is_kept(
         print(f"\n{report}")
     assert report.num_requests == (NUM_REQUESTS_WHOLE if whole else NUM_REQUESTS)
     answered = report.num_requests - sum(
-        number for (_, word), number in report.outcomes.items() if word == "unavailable"
+        number for (_, word), number in report.totals.outcomes.items() if word == "unavailable"
     )
     assert answered > report.num_requests / 2, "most were turned away: nothing was tried"
-    assert report.blocks["hit"] > report.num_requests / 10
-    assert report.counters["checksum_failures"] > 0, "no damage was done"
+    assert report.totals.blocks["hit"] > report.num_requests / 10
+    assert report.totals.counters["checksum_failures"] > 0, "no damage was done"
