@@ -11,7 +11,7 @@ from remote_server import protocol
 from remote_server.client.results import PutResult
 from remote_server.client.rows import check_rows
 from remote_server.client.session import Limits
-from remote_server.errors import KVFerryError, RemoteProtocolError, without_frames
+from remote_server.errors import KVFerryError, RemoteProtocolError
 
 # Smaller rows are packed, several to a frame: a frame of its own costs some 40 µs with its
 # tracker, which is more than copying the row does.
@@ -127,7 +127,7 @@ class PutTransfer:
                 declined=self.declined,
                 outcomes=self.outcomes,
                 bytes_sent=self.bytes_sent,
-                error=without_frames(self.error),
+                error=self.error,
             )
         )
 
