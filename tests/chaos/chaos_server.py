@@ -11,10 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import StatsReply
-
-from examples.processes import RemoteServer
 
 PATIENCE_S = 10.0
 """A test that waits this long for something that does happen has failed."""

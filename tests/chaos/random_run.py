@@ -57,7 +57,9 @@ class Report:
             "verify_removed", "verify_intact", "expired_blocks", "withdrawn_puts", "get_resets",
             "put_resets", "protocol_errors", "late_replies",
         )  # fmt: skip
-        lines.append(_listed("clients", Counter({name: self.totals.counters[name] for name in names})))
+        lines.append(
+            _listed("clients", Counter({name: self.totals.counters[name] for name in names}))
+        )
         return "\n".join(lines)
 
 

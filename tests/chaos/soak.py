@@ -22,8 +22,9 @@ from actors import Actor
 from chaos_server import ChaosServer, open_files, resident_bytes, stats_of
 from fault_proxy import FaultProxy
 from random_run import TRANSPORTS
-from remote_server.client import ClientConfig, RemoteClient
 from weather import Weather
+
+from remote_server.client import ClientConfig, RemoteClient
 
 MiB = 1 << 20
 

@@ -91,9 +91,7 @@ def test_when_the_clients_clock_leaps_ahead_requests_under_way_end_and_the_next_
     assert client.finish(request) == "late"
     caught.let_go(deliver=True)
     client.wait_until_ready()
-    eventually(
-        lambda: client.finish(client.get(MEDIUM, NUMBERS)) == "hit", "blocks come as before"
-    )
+    eventually(lambda: client.finish(client.get(MEDIUM, NUMBERS)) == "hit", "blocks come as before")
 
 
 def test_when_the_clients_clock_goes_back_answers_count_and_what_has_none_can_be_cancelled(

@@ -54,9 +54,7 @@ DEAD = {
 
 
 @pytest.mark.parametrize("what", DEAD)
-def test_on_a_dead_connection_few_requests_wait_for_their_deadline_and_all_end(
-    what, client, proxy
-):
+def test_on_a_dead_connection_few_requests_wait_for_their_deadline_and_all_end(what, client, proxy):
     proxy.set(DEAD[what])
     words = [word for _ in range(8) for word in a_few_of_each(client, timeout_s=0.1)]
     assert set(words) <= {"late", "unavailable"}, words

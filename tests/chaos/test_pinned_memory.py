@@ -24,9 +24,7 @@ def test_what_is_pinned_stays_whole_and_others_are_declined_until_it_is_taken(
         assert slow.finish(slow.put(MEDIUM, numbers)) == "stored"
     proxy.set(Faults(frozen=frozenset({TO_CLIENT})))
     gets = [slow.get(MEDIUM, numbers, timeout_s=60) for numbers in all_of(0) * 2]
-    eventually(
-        lambda: server.stats().tiers["memory"].pinned == NUM_BLOCKS, "every block is pinned"
-    )
+    eventually(lambda: server.stats().tiers["memory"].pinned == NUM_BLOCKS, "every block is pinned")
 
     for numbers in all_of(5000)[:4]:
         assert other.finish(other.put(MEDIUM, numbers)) == "declined"
