@@ -10,6 +10,8 @@ from tampering import FLIPS
 
 NUMBERS = range(2)
 
+_PATIENCE_S = 0.15  # most of what is hit by a flip is never answered
+
 ON_THE_WAY = {
     "tcp": {
         ("get", TO_CLIENT): ("got", "blocks"),
@@ -45,12 +47,12 @@ class Flipper:
         if op == "put":
             numbers = [self._next_number, self._next_number + 1]
             self._next_number += 2
-            word = self.client.finish(self.client.put(namespace, numbers, timeout_s=0.4))
+            word = self.client.finish(self.client.put(namespace, numbers, timeout_s=_PATIENCE_S))
             self._look_at_what_was_kept(namespace, numbers)
         elif op == "get":
-            word = self.client.finish(self.client.get(namespace, NUMBERS, timeout_s=0.4))
+            word = self.client.finish(self.client.get(namespace, NUMBERS, timeout_s=_PATIENCE_S))
         else:
-            word = self.client.finish(self.client.lookup(namespace, NUMBERS, timeout_s=0.4))
+            word = self.client.finish(self.client.lookup(namespace, NUMBERS, timeout_s=_PATIENCE_S))
         hit = shot.hit.is_set()
         self.proxy.stand_down()
         if hit:
@@ -65,8 +67,11 @@ class Flipper:
 
     def _recover(self, namespace):
         def hit_again():
-            self.client.finish(self.client.put(namespace, NUMBERS, timeout_s=0.3))
-            return self.client.finish(self.client.get(namespace, NUMBERS, timeout_s=0.3)) == "hit"
+            self.client.finish(self.client.put(namespace, NUMBERS, timeout_s=_PATIENCE_S))
+            return (
+                self.client.finish(self.client.get(namespace, NUMBERS, timeout_s=_PATIENCE_S))
+                == "hit"
+            )
 
         eventually(hit_again, "blocks come back", 30.0)
 
