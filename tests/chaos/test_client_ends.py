@@ -57,6 +57,7 @@ def test_pins_leases_regions_and_files_of_a_killed_client_are_given_back(
     child.wait()
     caught.let_go(deliver=deliver)
     stats = server.wait_until_at_rest()
+    assert stats.counters["leases_expired"] == 0, "they ended with the client, not by their time"
     attached = stats.counters["regions_attached"] - stats.counters["regions_gone"]
     assert attached == (phase.transport == "shm"), "only the survivor's region is left"
     eventually(lambda: open_files(server.pid) <= files, "its connections are closed")

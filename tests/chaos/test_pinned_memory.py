@@ -1,5 +1,8 @@
 """A memory budget that is full of blocks on their way to a client that does not take them."""
 
+import time
+
+from chaos_client import ChaosClient
 from chaos_server import eventually
 from fault_proxy import TO_CLIENT, Faults
 from oracle import LARGE, MEDIUM
@@ -39,3 +42,26 @@ def test_what_is_pinned_stays_whole_and_others_are_declined_until_it_is_taken(
     server.wait_until_at_rest()
     assert other.finish(other.put(MEDIUM, all_of(5000)[0])) == "stored"
     assert other.finish(other.get(MEDIUM, all_of(5000)[0])) == "hit"
+
+
+def test_what_is_pinned_for_a_client_whose_connection_breaks_is_given_back_when_it_leaves(
+    server, proxy, transport
+):
+    """Also what has not been handed to libzmq yet: it takes 64 messages, and these are more."""
+    times = 3
+    num_pieces = times * NUM_BLOCKS // PER_REQUEST
+    with ChaosClient(proxy.endpoint, transport, num_pieces=num_pieces, **PATIENT) as slow:
+        slow.wait_until_ready()
+        for numbers in all_of(0):
+            assert slow.finish(slow.put(MEDIUM, numbers)) == "stored"
+        proxy.set(Faults(frozen=frozenset({TO_CLIENT})))
+        gets = [slow.get(MEDIUM, numbers, timeout_s=60) for numbers in all_of(0) * times]
+        eventually(
+            lambda: server.stats().tiers["memory"].pinned == NUM_BLOCKS, "every block is pinned"
+        )
+        proxy.set(Faults(refuse=True))
+        for get in gets:
+            get.ends_by = time.monotonic() + 5
+            assert slow.finish(get) in ("unavailable", "part hit", "hit")
+        slow.check()
+    server.wait_until_at_rest()
