@@ -116,7 +116,7 @@ def test_whatever_becomes_of_messages_on_the_way_nothing_wrong_is_announced(
     """The oracle of `ChaosClient` looks at every row that is said to have landed."""
     tamper = TAMPERS.get(name) or ReorderMessages()
     proxy.set(Faults(tamper=tamper, share=share))
-    for _ in range(40 if whole else 6):
+    for _ in range(8 if whole else 2):
         a_few_of_each(client, timeout_s=0.1)
     happened = sum(proxy.counts.values())
     payload_only = name == "flip payload" and client.transport == "shm"
