@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Self
 
 from chaos_server import PATIENCE_S, eventually
@@ -53,13 +53,12 @@ class Request:
     numbers: Sequence[int] = ()
     rows: Sequence[memoryview] = ()
     piece: int = -1
-    ended_at: float = 0.0
+    _ends: list[float] = field(default_factory=list)
+    """When its future ended. The callback must not hold the request, which holds the future."""
 
     def __post_init__(self) -> None:
-        self.future.add_done_callback(self._note_the_end)
-
-    def _note_the_end(self, _: object) -> None:
-        self.ended_at = time.monotonic()
+        ends = self._ends
+        self.future.add_done_callback(lambda _: ends.append(time.monotonic()))
 
     def wait(self) -> Any:
         """What the future holds: a result, or the error it ended with. Raises `Hung`."""
@@ -72,7 +71,8 @@ class Request:
     @property
     def overrun_s(self) -> float:
         """How long after its deadline it ended; negative when it was in time."""
-        return self.ended_at - self.ends_by
+        ended_at = self._ends[0] if self._ends else time.monotonic()  # it is ending right now
+        return ended_at - self.ends_by
 
     def judge(self, result: Any) -> str:
         """How it ended, in one word. Raises `WrongBytes`."""

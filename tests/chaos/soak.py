@@ -40,6 +40,8 @@ class Sample(NamedTuple):
     client_bytes: int
     server_files: int
     client_files: int
+    client_objects: int
+    """Blocks that Python has allocated in this process, garbage included."""
 
 
 class Soak:
@@ -97,7 +99,7 @@ class Soak:
         while not self._over.wait(0.5) and time.monotonic() < self._until:
             sample = Sample(
                 resident_bytes(server.pid), resident_bytes(os.getpid()),
-                open_files(server.pid), open_files(os.getpid()),
+                open_files(server.pid), open_files(os.getpid()), sys.getallocatedblocks(),
             )  # fmt: skip
             self._samples.append(sample)
             if time.monotonic() >= next_line:
@@ -133,6 +135,8 @@ class Soak:
             before, after = (min(s[at] for s in part) for part in (early, late))
             flat &= after <= before + MOST_MORE_FILES
             print(f"{who}: at least {before} files open in the second quarter, {after} in the last")
+        before, after = (min(s.client_objects for s in part) for part in (early, late))
+        print(f"clients: at least {before} objects in the second quarter, {after} in the last")
         print(f"{self._num_requests} requests, no wrong block, none hung: seed {self._seed}")
         print("flat" if flat else "NOT FLAT")
         return flat
