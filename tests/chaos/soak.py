@@ -45,9 +45,10 @@ class Sample(NamedTuple):
 
 
 class Soak:
-    def __init__(self, seconds: float, seed: int, every_s: float) -> None:
+    def __init__(self, seconds: float, seed: int, every_s: float, *, calm: bool = False) -> None:
+        """`calm`: without faults."""
         self._until = time.monotonic() + seconds
-        self._seed, self._every_s = seed, every_s
+        self._seed, self._every_s, self._calm = seed, every_s, calm
         self._over = threading.Event()
         self._errors: list[BaseException] = []
         self._samples: list[Sample] = []
@@ -71,11 +72,13 @@ class Soak:
             weather = Weather(self._seed, server, proxies, restarts=False)
             for thread in threads:
                 thread.start()
-            weather.start()
+            if not self._calm:
+                weather.start()
             signal.signal(signal.SIGINT, lambda *_: self._over.set())
             self._watch(server, observer)
             self._over.set()
-            weather.stop()
+            if not self._calm:
+                weather.stop()
             for thread in threads:
                 thread.join()
             if self._errors:
@@ -95,7 +98,10 @@ class Soak:
 
     def _watch(self, server: ChaosServer, observer: RemoteClient) -> None:
         began = next_line = time.monotonic()
-        print("  seconds   requests  evicted  server MiB  files  clients MiB  files", flush=True)
+        print(
+            "  seconds   requests  evicted  server MiB  files  clients MiB  files  objects",
+            flush=True,
+        )
         while not self._over.wait(0.5) and time.monotonic() < self._until:
             sample = Sample(
                 resident_bytes(server.pid), resident_bytes(os.getpid()),
@@ -108,7 +114,8 @@ class Soak:
                 print(
                     f"{time.monotonic() - began:9.0f} {self._num_requests:10} {evicted:8}"
                     f"{sample.server_bytes / MiB:12.1f} {sample.server_files:6}"
-                    f"{sample.client_bytes / MiB:13.1f} {sample.client_files:6}",
+                    f"{sample.client_bytes / MiB:13.1f} {sample.client_files:6}"
+                    f"{sample.client_objects:9}",
                     flush=True,
                 )
 
@@ -147,8 +154,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--every-s", type=float, default=10.0, help="between two lines")
+    parser.add_argument("--calm", action="store_true", help="without faults")
     flags = parser.parse_args()
-    return 0 if Soak(flags.minutes * 60, flags.seed, flags.every_s).run() else 1
+    soak = Soak(flags.minutes * 60, flags.seed, flags.every_s, calm=flags.calm)
+    return 0 if soak.run() else 1
 
 
 if __name__ == "__main__":
