@@ -9,6 +9,7 @@ at the end, or after Ctrl-C, what became of resident memory and open files since
 """
 
 import argparse
+import ctypes
 import os
 import signal
 import statistics
@@ -32,7 +33,7 @@ MOST_GROWTH = 0.05
 """Of resident memory, between the median of the second quarter and that of the last."""
 
 MOST_MORE_FILES = 0
-"""Of the least number that is open, by the same measure: connections come and go."""
+"""Of the number that is open, by the same measure: connections come and go."""
 
 
 class Sample(NamedTuple):
@@ -42,6 +43,28 @@ class Sample(NamedTuple):
     client_files: int
     client_objects: int
     """Blocks that Python has allocated in this process, garbage included."""
+    client_heap: int
+    """Bytes that malloc has handed out in this process: resident memory without what it keeps."""
+
+
+class _MallocInfo(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_size_t)
+        for name in (
+            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
+            "fordblks", "keepcost",
+        )
+    )  # fmt: skip
+
+
+_mallinfo2 = ctypes.CDLL(None).mallinfo2
+_mallinfo2.restype = _MallocInfo
+
+
+def heap_in_use() -> int:
+    """Bytes that malloc has handed out and not got back, in all of its arenas."""
+    info = _mallinfo2()
+    return int(info.uordblks + info.hblkhd)
 
 
 class Soak:
@@ -99,13 +122,14 @@ class Soak:
     def _watch(self, server: ChaosServer, observer: RemoteClient) -> None:
         began = next_line = time.monotonic()
         print(
-            "  seconds   requests  evicted  server MiB  files  clients MiB  files  objects",
+            "  seconds   requests  evicted  server MiB  files  clients MiB  files  objects  heap MiB",
             flush=True,
         )
         while not self._over.wait(0.5) and time.monotonic() < self._until:
             sample = Sample(
                 resident_bytes(server.pid), resident_bytes(os.getpid()),
                 open_files(server.pid), open_files(os.getpid()), sys.getallocatedblocks(),
+                heap_in_use(),
             )  # fmt: skip
             self._samples.append(sample)
             if time.monotonic() >= next_line:
@@ -115,7 +139,7 @@ class Soak:
                     f"{time.monotonic() - began:9.0f} {self._num_requests:10} {evicted:8}"
                     f"{sample.server_bytes / MiB:12.1f} {sample.server_files:6}"
                     f"{sample.client_bytes / MiB:13.1f} {sample.client_files:6}"
-                    f"{sample.client_objects:9}",
+                    f"{sample.client_objects:9}{sample.client_heap / MiB:10.1f}",
                     flush=True,
                 )
 
@@ -139,11 +163,14 @@ class Soak:
                 f"{after / MiB:.1f} in the last: {growth:+.1%}"
             )
         for who, at in (("server", 2), ("clients", 3)):
-            before, after = (min(s[at] for s in part) for part in (early, late))
+            before, after = (statistics.median(s[at] for s in part) for part in (early, late))
             flat &= after <= before + MOST_MORE_FILES
-            print(f"{who}: at least {before} files open in the second quarter, {after} in the last")
-        before, after = (min(s.client_objects for s in part) for part in (early, late))
-        print(f"clients: at least {before} objects in the second quarter, {after} in the last")
+            print(f"{who}: {before:g} files open in the second quarter, {after:g} in the last")
+        for what, at, unit in (("objects", 4, 1), ("MiB of heap in use", 5, MiB)):
+            before, after = (
+                statistics.median(s[at] for s in part) / unit for part in (early, late)
+            )
+            print(f"clients: {before:.6g} {what} in the second quarter, {after:.6g} in the last")
         print(f"{self._num_requests} requests, no wrong block, none hung: seed {self._seed}")
         print("flat" if flat else "NOT FLAT")
         return flat
