@@ -122,7 +122,8 @@ class Soak:
     def _watch(self, server: ChaosServer, observer: RemoteClient) -> None:
         began = next_line = time.monotonic()
         print(
-            "  seconds   requests  evicted  server MiB  files  clients MiB  files  objects  heap MiB",
+            "  seconds   requests  evicted  server MiB  files  clients MiB  files  objects"
+            "  heap MiB",
             flush=True,
         )
         while not self._over.wait(0.5) and time.monotonic() < self._until:
