@@ -1,13 +1,21 @@
 """Everything a network can do to a connection that goes on existing, or seems to."""
 
 import pytest
-from chaos_server import eventually
+from chaos_server import ChaosServer, eventually
 from fault_proxy import BOTH, TO_CLIENT, TO_SERVER, Faults
 from oracle import LARGE, MEDIUM, NAMESPACES, SMALL
 from tampering import TAMPERS, ReorderMessages
 
 NUMBERS = range(3)
 WAYS = {"to the server": frozenset({TO_SERVER}), "to the client": frozenset({TO_CLIENT})}
+
+
+@pytest.fixture(scope="module")
+def server():
+    """One for all: nothing here is done to the server itself."""
+    with ChaosServer() as server:
+        yield server
+        server.wait_until_at_rest()
 
 
 @pytest.fixture
