@@ -3,7 +3,7 @@
 import pytest
 from random_run import run
 
-NUM_REQUESTS, NUM_REQUESTS_WHOLE = 6_000, 100_000
+NUM_REQUESTS, NUM_REQUESTS_WHOLE = 3_000, 100_000
 
 
 @pytest.mark.timeout(480)
