@@ -3,7 +3,7 @@ PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test fuzz demo serve lock clean
+.PHONY: help setup check format test fuzz chaos soak demo serve lock clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -30,6 +30,12 @@ MINUTES := 10
 
 fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 tries what has failed before
 	KVFERRY_FUZZ_MINUTES=$(MINUTES) $(PYTHON_VENV) -m pytest tests/remote_server/test_fuzz_*.py $(ARGS)
+
+chaos: $(READY) ## kills, freezes, damages: ten minutes; ARGS="--seed 7 -k random" runs one again
+	timeout --signal=INT --kill-after=20 600 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)
+
+soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C says how it went
+	@$(PYTHON_VENV) tests/chaos/soak.py --minutes $(MINUTES) $(ARGS)
 
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 	$(PYTHON_VENV) -m examples.demo $(ARGS)

@@ -91,6 +91,17 @@ class LoggedProcess:
         self.start_s = time.monotonic() - began
         return self
 
+    @property
+    def running(self) -> bool:
+        """Between `start` and `stop`, whether or not the program still lives."""
+        return self._process is not None
+
+    @property
+    def pid(self) -> int:
+        """The program's process id; nobody else has it before `stop` has returned."""
+        assert self._process is not None, f"{self.name} is not running"
+        return self._process.pid
+
     def alive(self) -> bool:
         """Whether the program itself still runs. Its children may outlive it until `stop`."""
         if self._process is None:

@@ -52,3 +52,9 @@ class ServerUnavailable(KVFerryError):
 
 class DeadlineExceeded(KVFerryError):
     """The answer did not come in the time it was worth waiting for."""
+
+
+def without_frames(error: KVFerryError | None) -> KVFerryError | None:
+    """`error`, fit to be kept in a result: its traceback would keep alive what the frames that
+    it passed through were working on, a caller's rows among them."""
+    return None if error is None else error.with_traceback(None)

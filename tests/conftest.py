@@ -9,6 +9,13 @@ from examples import tiny_model
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """For `tests/chaos`; options must be known before the folders below are read."""
+    chaos = parser.getgroup("chaos")
+    chaos.addoption("--whole", action="store_true", help="all of chaos, at full length")
+    chaos.addoption("--seed", type=int, default=20, help="what all chance of it comes from")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests in `engine/` need a real engine: they can be left out, and have time to start one."""
     for item in items:

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from remote_server.client.results import ClientConfig, GetOutcome, GetResult
-from remote_server.errors import KVFerryError
+from remote_server.errors import KVFerryError, without_frames
 
 
 @dataclass(slots=True, eq=False)
@@ -87,7 +87,7 @@ class GetTransfer:
         if self.ended:
             return
         self.ended = True
-        self.error = self.error or error
+        self.error = without_frames(self.error or error)
         outcomes = [known or outcome for known in self.outcomes or [None] * len(self.keys)]
         landed = [i for i, known in enumerate(outcomes) if known is GetOutcome.HIT]
         self.to_ask.clear()

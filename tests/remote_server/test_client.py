@@ -1,5 +1,6 @@
 """The client's everyday life: what goes out comes back, within its limits, and it ends cleanly."""
 
+import gc
 import subprocess
 import sys
 import threading
@@ -493,6 +494,21 @@ def test_a_future_cannot_be_cancelled_behind_the_clients_back(client, fake):
     future = client.get(NAMESPACE, [key(1)], empty_rows(1))
     assert not future.cancel()
     assert future.result(PATIENCE_S).outcomes == [GetOutcome.LATE]
+
+
+@pytest.mark.parametrize("op", ["get", "put"])
+def test_an_error_in_a_result_keeps_no_row_alive(op, make_client):
+    """Its traceback would, until the garbage is collected: a pool could not be unmapped."""
+    client = make_client("tcp://127.0.0.1:1", wait=False)
+    memory = bytearray(BLOCK_BYTES)
+    gc.disable()
+    try:
+        result = getattr(client, op)(NAMESPACE, [key(1)], [memoryview(memory)]).result(PATIENCE_S)
+        assert isinstance(result.error, ServerUnavailable)
+        eventually(lambda: not client.queued_bytes)
+        memory.append(0)  # a BufferError while any view of it exists
+    finally:
+        gc.enable()
 
 
 def test_a_client_that_is_dropped_ends_its_thread(fake):

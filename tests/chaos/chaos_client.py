@@ -1,0 +1,249 @@
+"""A real client with its rows, every request of which is judged when it ends.
+
+A request is judged by the oracle (`oracle.py`): what landed is what was stored under its key.
+And by the clock: its future ends by its own deadline, give or take `SLACK_S`.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from chaos_server import PATIENCE_S, eventually
+from oracle import NAMESPACES, Namespace, content, is_poison, key, poison
+
+from remote_server.client import ClientConfig, GetOutcome, GetResult, PutResult, RemoteClient
+from remote_server.client.region import SharedRegion
+from remote_server.errors import (
+    DeadlineExceeded,
+    KVFerryError,
+    LocalProtocolError,
+    RequestRefused,
+    ServerUnavailable,
+)
+
+SLACK_S = 5.0
+"""What a busy machine may add to a deadline before a request counts as hung."""
+
+PIECE_BYTES = 1 << 20
+"""The rows of one request: enough for the largest in the random run."""
+
+QUICK = {"reconnect_s": 0.02, "longest_reconnect_s": 0.2, "breaker_longest_backoff_s": 1.0}
+
+
+class Hung(AssertionError):
+    """A future did not end by its deadline."""
+
+
+class WrongBytes(AssertionError):
+    """A row that was announced holds something else; or one was written that nobody offered."""
+
+
+@dataclass(eq=False)
+class Request:
+    """One request under way. `finish` ends it, once."""
+
+    op: str
+    future: "Future[Any]"
+    ends_by: float
+    namespace: Namespace | None = None
+    numbers: Sequence[int] = ()
+    rows: Sequence[memoryview] = ()
+    piece: int = -1
+    _ends: list[float] = field(default_factory=list)
+    """When its future ended. The callback must not hold the request, which holds the future."""
+
+    def __post_init__(self) -> None:
+        ends = self._ends
+        self.future.add_done_callback(lambda _: ends.append(time.monotonic()))
+
+    def wait(self) -> Any:
+        """What the future holds: a result, or the error it ended with. Raises `Hung`."""
+        try:
+            error = self.future.exception(max(0.0, self.ends_by - time.monotonic()) + SLACK_S)
+        except (TimeoutError, FutureTimeoutError):
+            raise Hung(f"a {self.op} is {SLACK_S:g} s behind its deadline") from None
+        return self.future.result() if error is None else error
+
+    @property
+    def overrun_s(self) -> float:
+        """How long after its deadline it ended; negative when it was in time."""
+        ended_at = self._ends[0] if self._ends else time.monotonic()  # it is ending right now
+        return ended_at - self.ends_by
+
+    def judge(self, result: Any) -> str:
+        """How it ended, in one word. Raises `WrongBytes`."""
+        if isinstance(result, GetResult):
+            self._compare(result)
+            return _word_for(result)
+        if isinstance(result, PutResult):
+            if result.error is not None:
+                return _word_for_error(result.error)
+            return "declined" if sum(result.declined.values()) else "stored"
+        return _word_for_error(result) if isinstance(result, BaseException) else "answered"
+
+    def _compare(self, result: GetResult) -> None:
+        assert self.namespace is not None
+        for index in result.landed:
+            if bytes(self.rows[index]) != content(self.namespace, self.numbers[index]):
+                raise WrongBytes(f"{self.namespace.name}/{self.numbers[index]} came back wrong")
+
+
+def _word_for(result: GetResult) -> str:
+    outcomes = set(result.outcomes)
+    if outcomes == {GetOutcome.HIT}:
+        return "hit"
+    for outcome in (GetOutcome.CORRUPT, GetOutcome.LATE, GetOutcome.REFUSED):
+        if outcome in outcomes:
+            return str(outcome)
+    if GetOutcome.UNAVAILABLE in outcomes:
+        return "unavailable"
+    return "part hit" if result.landed else "miss"
+
+
+def _word_for_error(error: BaseException) -> str:
+    if isinstance(error, LocalProtocolError):
+        raise error
+    for kind, word in (
+        (DeadlineExceeded, "late"), (ServerUnavailable, "unavailable"), (RequestRefused, "refused"),
+    ):  # fmt: skip
+        if isinstance(error, kind):
+            return word
+    assert isinstance(error, KVFerryError), f"not an error of ours: {error!r}"
+    return type(error).__name__
+
+
+class ChaosClient:
+    """A `RemoteClient` over `transport` ("tcp" or "shm"), with pieces of memory for rows.
+
+    Rows that are nobody's are full of `POISON`, and whoever finds something else there has
+    found a write after the end of a request.
+    """
+
+    def __init__(
+        self, endpoint: str, transport: str, *, num_pieces: int = 4,
+        clock: Callable[[], float] = time.monotonic, **settings: object,
+    ) -> None:  # fmt: skip
+        self.transport = transport
+        self.outcomes: Counter[tuple[str, str]] = Counter()
+        """How many requests ended how, by operation and word."""
+        self.blocks: Counter[str] = Counter()
+        """The same for single keys of gets."""
+        self.worst_overrun_s = 0.0
+        self._memory = SharedRegion(num_pieces * PIECE_BYTES)
+        self._memory.view[:] = bytes([0xEE]) * self._memory.num_bytes
+        self._free = deque(range(num_pieces))
+        config = ClientConfig(endpoint, transport=transport, **{**QUICK, **settings})  # type: ignore[arg-type]
+        self.client = RemoteClient(config, clock=clock)
+        self.client.register(self._memory.view, self._memory.fd)
+        for namespace in NAMESPACES:
+            self.client.declare(namespace.name, namespace.block_bytes)
+
+    def wait_until_ready(self, patience_s: float = PATIENCE_S) -> float:
+        """Returns how long it took."""
+        began = time.monotonic()
+        eventually(lambda: self.client.ready, "the client is ready", patience_s)
+        return time.monotonic() - began
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────
+
+    def lookup(self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0) -> Request:
+        future = self.client.lookup(ns.name, _keys(ns, numbers), timeout_s=timeout_s)
+        return Request("lookup", future, time.monotonic() + timeout_s, ns, numbers)
+
+    def touch(self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0) -> Request:
+        future = self.client.touch(ns.name, _keys(ns, numbers), timeout_s=timeout_s)
+        return Request("touch", future, time.monotonic() + timeout_s, ns, numbers)
+
+    def stats(self, timeout_s: float = 2.0) -> Request:
+        future = self.client.stats(timeout_s=timeout_s)
+        return Request("stats", future, time.monotonic() + timeout_s)
+
+    def clear(self, ns: Namespace, timeout_s: float = 2.0) -> Request:
+        future = self.client.clear(ns.name, timeout_s=timeout_s)
+        return Request("clear", future, time.monotonic() + timeout_s)
+
+    def put(
+        self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0, *,
+        force: bool = False, deferred: bool = False,
+    ) -> Request:  # fmt: skip
+        piece, rows = self._take(ns, len(numbers))
+        for number, row in zip(numbers, rows, strict=True):
+            row[:] = content(ns, number)
+        future = self.client.put(
+            ns.name, _keys(ns, numbers), rows,
+            deferred=deferred, force=force, timeout_s=timeout_s,
+        )  # fmt: skip
+        op = "force" if force else "put"
+        return Request(op, future, time.monotonic() + timeout_s, ns, numbers, rows, piece)
+
+    def get(
+        self, ns: Namespace, numbers: Sequence[int], timeout_s: float = 2.0,
+        stall_s: float | None = None,
+    ) -> Request:  # fmt: skip
+        piece, rows = self._take(ns, len(numbers))
+        future = self.client.get(
+            ns.name, _keys(ns, numbers), rows,
+            stall_s=timeout_s if stall_s is None else stall_s, timeout_s=timeout_s,
+        )  # fmt: skip
+        return Request("get", future, time.monotonic() + timeout_s, ns, numbers, rows, piece)
+
+    def finish(self, request: Request) -> str:
+        """Wait for it, judge it, take its rows back; says in one word how it ended."""
+        result = request.wait()
+        self.worst_overrun_s = max(self.worst_overrun_s, request.overrun_s)
+        word = request.judge(result)
+        self.outcomes[request.op, word] += 1
+        if isinstance(result, GetResult):
+            self.blocks.update(str(outcome) for outcome in result.outcomes)
+        if request.piece >= 0:
+            poison(request.rows)
+            request.rows = ()
+            self._free.append(request.piece)
+        return word
+
+    def _take(self, ns: Namespace, number: int) -> tuple[int, list[memoryview]]:
+        piece = self._free.popleft()
+        start, size = piece * PIECE_BYTES, ns.block_bytes
+        assert number * size <= PIECE_BYTES, "too much for one request"
+        rows = [
+            self._memory.view[start + at * size : start + (at + 1) * size] for at in range(number)
+        ]
+        self._look_at(rows)
+        return piece, rows
+
+    def _look_at(self, rows: Sequence[memoryview]) -> None:
+        if not all(map(is_poison, rows)):
+            raise WrongBytes("a row was written after its request had ended")
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────
+
+    def check(self) -> None:
+        """At rest: its books balance, it holds nothing, and nobody wrote where he should not."""
+        self.client.check(timeout_s=PATIENCE_S)
+        assert self.client.queued_bytes == 0
+        assert self.client.counters()["internal_errors"] == 0
+        for piece in self._free:
+            self._look_at([self._memory.view[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES]])
+
+    def close(self) -> None:
+        self.client.close(PATIENCE_S)
+        self.client.check()
+        counters = self.client.counters()
+        assert self.client.queued_bytes == 0
+        assert counters["shm_attached"] == counters["shm_detached"]
+        assert counters["internal_errors"] == 0
+        self._memory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _keys(namespace: Namespace, numbers: Sequence[int]) -> list[bytes]:
+    return [key(namespace, number) for number in numbers]

@@ -1,0 +1,184 @@
+"""A real server in a process of its own: killed, frozen, restarted and damaged at will; and what
+a process holds, as the kernel sees it."""
+
+import mmap
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from examples.processes import RemoteServer
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.protocol import StatsReply
+
+PATIENCE_S = 10.0
+"""A test that waits this long for something that does happen has failed."""
+
+
+def eventually(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
+    """Wait until `condition` holds."""
+    deadline = time.monotonic() + patience_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never happened within {patience_s:g} s: {what}"
+        time.sleep(0.005)
+
+
+def open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def resident_bytes(pid: int) -> int:
+    """What the process occupies, the shared memory that it has touched included."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+class Span(NamedTuple):
+    """Where the arena is mapped in the server's address space."""
+
+    start: int
+    num_bytes: int
+
+
+class ChaosServer:
+    """One address for a server that comes and goes: `restart` may change `endpoint`, which is
+    what a proxy's `target` is for."""
+
+    def __init__(self, memory: str = "32MiB") -> None:
+        self.memory = memory
+        self._server = RemoteServer(memory)
+        self._frozen = False
+
+    def start(self) -> Self:
+        self._server.start()
+        return self
+
+    @property
+    def endpoint(self) -> str:
+        return self._server.endpoint
+
+    @property
+    def pid(self) -> int:
+        return self._server.pid
+
+    def alive(self) -> bool:
+        return self._server.alive()
+
+    def kill(self) -> None:
+        """kill -9, and return when it is dead."""
+        self._server.send_signal(signal.SIGKILL)
+        self._server.stop(kill=True)
+        self._frozen = False
+
+    def restart(self) -> None:
+        """Another server, on another port, that knows nothing of the blocks of this one."""
+        if self._server.running:
+            self.kill()
+        self._server = RemoteServer(self.memory)
+        self._server.start()
+
+    def freeze(self) -> None:
+        """SIGSTOP, and return when it stands still."""
+        self._server.send_signal(signal.SIGSTOP)
+        self._frozen = True
+        eventually(lambda: self._state() == "T", "the server has stopped")
+
+    def thaw(self) -> None:
+        """SIGCONT."""
+        if self._frozen:
+            self._server.send_signal(signal.SIGCONT)
+            self._frozen = False
+
+    def stop(self) -> None:
+        self.thaw()
+        self._server.stop()
+
+    def _state(self) -> str:
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # ── its memory ───────────────────────────────────────────────────────────────────────
+
+    def arena(self) -> Span:
+        """Where its blocks lie, without the generation words behind them."""
+        for line in Path(f"/proc/{self.pid}/maps").read_text().splitlines():
+            if "memfd:kvferry-arena" in line:
+                start, end = (int(number, 16) for number in line.split()[0].split("-"))
+                size = re.fullmatch(r"(\d+)MiB", self.memory)
+                assert size is not None, f"write {self.memory} in MiB"
+                num_bytes = int(size[1]) << 20
+                assert num_bytes <= end - start
+                return Span(start, num_bytes)
+        raise AssertionError("the server has mapped no arena")
+
+    def image(self) -> bytes:
+        """All of its arena, as it is now."""
+        arena = self.arena()
+        with open(f"/proc/{self.pid}/mem", "rb", buffering=0) as memory:
+            memory.seek(arena.start)
+            return memory.read(arena.num_bytes)
+
+    def flip(self, offset: int, bit: int) -> None:
+        """Change one bit of its arena behind its back, as failing memory does."""
+        arena = self.arena()
+        assert 0 <= offset < arena.num_bytes
+        with open(f"/proc/{self.pid}/mem", "r+b", buffering=0) as memory:
+            memory.seek(arena.start + offset)
+            byte = memory.read(1)[0]
+            memory.seek(arena.start + offset)
+            memory.write(bytes([byte ^ (1 << bit)]))
+
+    def flip_some(self, rng: random.Random, number: int) -> None:
+        """Change `number` bits, anywhere in the arena."""
+        num_bytes = self.arena().num_bytes
+        for _ in range(number):
+            self.flip(rng.randrange(num_bytes), rng.randrange(8))
+
+    # ── its books ────────────────────────────────────────────────────────────────────────
+
+    def stats(self) -> StatsReply:
+        """What it says of itself, asked by a client of its own that no proxy disturbs."""
+        client = RemoteClient(ClientConfig(self.endpoint, client_name="observer"))
+        try:
+            return stats_of(client)
+        finally:
+            client.close()
+
+    def wait_until_at_rest(self, patience_s: float = PATIENCE_S) -> StatsReply:
+        """Until nothing is pinned and nothing is being written; leases are pins."""
+        client = RemoteClient(ClientConfig(self.endpoint, client_name="observer"))
+        try:
+
+            def at_rest() -> bool:
+                memory = stats_of(client).tiers["memory"]
+                return memory.pinned == memory.pending == 0
+
+            eventually(at_rest, "pins and leases of the server are zero", patience_s)
+            stats = stats_of(client)
+        finally:
+            client.close()
+        assert stats.counters.get("refused_internal", 0) == 0, stats.counters
+        assert stats.counters.get("failed_checks", 0) == 0, stats.counters
+        return stats
+
+
+def stats_of(client: RemoteClient) -> StatsReply:
+    """Asked again until it is answered: a client that has just begun is not connected yet."""
+    replies: list[StatsReply] = []
+
+    def answered() -> bool:
+        future = client.stats(timeout_s=1.0)
+        if future.exception(PATIENCE_S) is None:
+            replies.append(future.result())
+        return bool(replies)
+
+    eventually(answered, "the server answers")
+    return replies[0]

@@ -1,0 +1,82 @@
+"""Chaos: real servers, real clients and faults between them. Marked `chaos`.
+
+A small selection runs with all other tests. `--whole` (`make chaos`) runs everything, at full
+length. Tests in files called `test_engine_….py` start a real engine and are marked `engine`.
+"""
+
+import random
+
+import pytest
+from chaos_client import ChaosClient
+from chaos_server import ChaosServer
+from fault_proxy import FaultProxy
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    whole = config.getoption("--whole")
+    left_out = []
+    for item in [item for item in items if item.path.parent.name == "chaos"]:
+        item.add_marker(pytest.mark.chaos)
+        if item.path.name.startswith("test_engine_"):
+            item.add_marker(pytest.mark.engine)
+        if item.get_closest_marker("whole") is not None and not whole:
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(scope="session")
+def whole(request: pytest.FixtureRequest) -> bool:
+    """Whether there are ten minutes for everything."""
+    return bool(request.config.getoption("--whole"))
+
+
+@pytest.fixture(scope="session")
+def seed(request: pytest.FixtureRequest) -> int:
+    """What all of chance comes from; `--seed` chooses another."""
+    return int(request.config.getoption("--seed"))
+
+
+@pytest.fixture
+def rng(seed: int, request: pytest.FixtureRequest) -> random.Random:
+    """Chance of this test alone, so that it reruns alone."""
+    return random.Random(f"{seed}/{request.node.name}")
+
+
+@pytest.fixture
+def server():
+    """A server of this test alone; nothing is pinned when it is over."""
+    with ChaosServer() as server:
+        yield server
+        server.thaw()
+        if server.alive():
+            server.wait_until_at_rest(20.0)
+
+
+@pytest.fixture
+def proxy(server, rng):
+    with FaultProxy(server.endpoint, rng.randrange(1 << 32)) as proxy:
+        yield proxy
+
+
+@pytest.fixture(params=["tcp", "shm"])
+def transport(request):
+    return request.param
+
+
+@pytest.fixture
+def make_client(proxy):
+    """Clients behind the proxy, ready; their books are checked when the test is over."""
+    clients = []
+
+    def make(transport: str, endpoint: str = "", **settings: object) -> ChaosClient:
+        clients.append(ChaosClient(endpoint or proxy.endpoint, transport, **settings))
+        clients[-1].wait_until_ready()
+        return clients[-1]
+
+    yield make
+    proxy.clear()
+    for client in clients:
+        client.check()
+        client.close()

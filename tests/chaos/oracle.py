@@ -1,0 +1,55 @@
+"""What every block must hold, and rows that tell when somebody touched them who should not.
+
+A block's bytes follow from its namespace and key alone. So whatever was lost, repeated or mixed
+up on the way: a row that is announced as landed holds exactly those bytes, or the cache lied.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+KiB = 1 << 10
+
+# Blocks are cut from one run of random bytes at odd places, each behind its own number.
+_POOL = random.Random(20).randbytes(4 << 20)
+_STRIDE = 10_007
+
+POISON = 0xEE
+
+
+class Namespace(NamedTuple):
+    """Blocks of one size; keys are numbers below `num_keys`."""
+
+    name: str
+    block_bytes: int
+    num_keys: int
+    most_at_once: int
+    """How many blocks one request of the random run asks for at most."""
+
+
+SMALL = Namespace("small", 4 * KiB, 2000, 16)  # packed, several to a frame
+MEDIUM = Namespace("medium", 64 * KiB, 600, 8)
+LARGE = Namespace("large", 320 * KiB, 100, 3)  # a frame each, sent without a copy
+NAMESPACES = (SMALL, MEDIUM, LARGE)
+
+
+def key(namespace: Namespace, number: int) -> bytes:
+    return b"%s/%020d" % (namespace.name.encode(), number)
+
+
+def content(namespace: Namespace, number: int) -> bytes:
+    """The bytes of the block with this key, and of no other."""
+    head = namespace.name[:1].encode() + number.to_bytes(7, "big")
+    length = namespace.block_bytes - len(head)
+    start = (number * _STRIDE + len(namespace.name)) % (len(_POOL) - length)
+    return head + _POOL[start : start + length]
+
+
+def poison(rows: Sequence[memoryview]) -> None:
+    """Fill rows whose request has ended: they are ours again, and nobody may write there."""
+    for row in rows:
+        row[:] = bytes([POISON]) * row.nbytes
+
+
+def is_poison(row: memoryview) -> bool:
+    return bytes(row) == bytes([POISON]) * row.nbytes

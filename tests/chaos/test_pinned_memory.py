@@ -1,0 +1,67 @@
+"""A memory budget that is full of blocks on their way to a client that does not take them."""
+
+import time
+
+from chaos_client import ChaosClient
+from chaos_server import eventually
+from fault_proxy import TO_CLIENT, Faults
+from oracle import LARGE, MEDIUM
+
+NUM_BLOCKS, PER_REQUEST = 512, 16  # 32 MiB, all of the server's memory
+
+PATIENT = {"get_window_bytes": 128 << 20, "get_window_blocks": 4096}
+
+
+def all_of(first):
+    return [range(n, n + PER_REQUEST) for n in range(first, first + NUM_BLOCKS, PER_REQUEST)]
+
+
+def test_what_is_pinned_stays_whole_and_others_are_declined_until_it_is_taken(
+    server, proxy, transport, make_client
+):
+    """Over tcp a block is pinned until the kernel has it, over shared memory until its lease
+    is released. Everything is asked for twice: the kernel's buffers hold the first few."""
+    slow = make_client(transport, num_pieces=2 * NUM_BLOCKS // PER_REQUEST, **PATIENT)
+    other = make_client(transport, server.endpoint)
+    for numbers in all_of(0):
+        assert slow.finish(slow.put(MEDIUM, numbers)) == "stored"
+    proxy.set(Faults(frozen=frozenset({TO_CLIENT})))
+    gets = [slow.get(MEDIUM, numbers, timeout_s=60) for numbers in all_of(0) * 2]
+    eventually(lambda: server.stats().tiers["memory"].pinned == NUM_BLOCKS, "every block is pinned")
+
+    for numbers in all_of(5000)[:4]:
+        assert other.finish(other.put(MEDIUM, numbers)) == "declined"
+    assert other.finish(other.put(LARGE, [1])) == "declined", "nor is there a slab to be taken"
+    assert other.finish(other.lookup(MEDIUM, range(16))) == "answered"
+    stats = server.stats()
+    assert stats.counters["put_declined_no_slot"] == 4 * PER_REQUEST + 1
+    assert stats.counters["evicted"] == 0
+
+    proxy.clear()
+    assert {slow.finish(get) for get in gets} == {"hit"}
+    server.wait_until_at_rest()
+    assert other.finish(other.put(MEDIUM, all_of(5000)[0])) == "stored"
+    assert other.finish(other.get(MEDIUM, all_of(5000)[0])) == "hit"
+
+
+def test_what_is_pinned_for_a_client_whose_connection_breaks_is_given_back_when_it_leaves(
+    server, proxy, transport
+):
+    """Also what has not been handed to libzmq yet: it takes 64 messages, and these are more."""
+    times = 3
+    num_pieces = times * NUM_BLOCKS // PER_REQUEST
+    with ChaosClient(proxy.endpoint, transport, num_pieces=num_pieces, **PATIENT) as slow:
+        slow.wait_until_ready()
+        for numbers in all_of(0):
+            assert slow.finish(slow.put(MEDIUM, numbers)) == "stored"
+        proxy.set(Faults(frozen=frozenset({TO_CLIENT})))
+        gets = [slow.get(MEDIUM, numbers, timeout_s=60) for numbers in all_of(0) * times]
+        eventually(
+            lambda: server.stats().tiers["memory"].pinned == NUM_BLOCKS, "every block is pinned"
+        )
+        proxy.set(Faults(refuse=True))
+        for get in gets:
+            get.ends_by = time.monotonic() + 5
+            assert slow.finish(get) in ("unavailable", "part hit", "hit")
+        slow.check()
+    server.wait_until_at_rest()

@@ -1,0 +1,100 @@
+"""A server that is killed, or stands still, in the middle of every request."""
+
+import time
+
+import pytest
+from oracle import LARGE, MEDIUM, SMALL
+from phases import BLOCKS, PHASES
+
+WHERE = [pytest.param(None, id="somewhere")] + [
+    pytest.param(fraction, id=name, marks=pytest.mark.whole)
+    for name, fraction in (("before", 0.0), ("after", 1.0))
+]
+
+
+@pytest.fixture(params=WHERE)
+def fraction(request, rng):
+    """How much of the message that is held has gone through."""
+    return rng.choice([0.0, rng.random(), 1.0]) if request.param is None else request.param
+
+
+def works_again(client, proxy, server):
+    """Behind `proxy`, `client` finds `server` by itself, and blocks go out and come back."""
+    proxy.target = server.endpoint
+    client.wait_until_ready()
+    numbers = [7, 8, 9]
+    assert client.finish(client.put(LARGE, numbers)) == "stored"
+    assert client.finish(client.get(LARGE, numbers)) == "hit"
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=str)
+def test_a_request_ends_at_once_when_its_server_is_killed(
+    phase, fraction, server, proxy, make_client, rng
+):
+    """Not at its deadline, which is minutes away; and whatever it announces is right."""
+    client = make_client(phase.transport)
+    phase.prepare(client)
+    caught = phase.catch(proxy, fraction)
+    request = phase.begin(client, timeout_s=300)
+    request.ends_by = time.monotonic() + 5
+    caught.wait()
+    server.kill()
+    caught.let_go(deliver=rng.random() < 0.5)
+    client.finish(request)
+    server.restart()
+    works_again(client, proxy, server)
+    assert client.client.counters()["server_restarts"] == 1
+    assert client.finish(client.get(LARGE, BLOCKS)) == "miss", "the new server has nothing"
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=str)
+def test_a_request_ends_by_its_deadline_when_its_server_stands_still_and_late_bytes_go_nowhere(
+    phase, fraction, server, proxy, make_client
+):
+    client = make_client(phase.transport)
+    phase.prepare(client)
+    caught = phase.catch(proxy, fraction)
+    request = phase.begin(client, timeout_s=0.2)
+    caught.wait()
+    server.freeze()
+    caught.let_go(deliver=True)
+    client.finish(request)  # poisons its rows
+    server.thaw()
+    works_again(client, proxy, server)
+    client.check()  # looks at them again
+    declined = server.stats().counters["put_declined_checksum"]
+    assert declined == 0, "a row was read after it was taken back"
+    assert client.finish(client.get(LARGE, BLOCKS)) in ("hit", "miss")
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["empty", "full"])
+def test_after_a_restart_nothing_is_remembered_and_everything_works(
+    full, server, proxy, transport, make_client
+):
+    client = make_client(transport)
+    if full:
+        for first in range(0, MEDIUM.num_keys, 16):  # 37 MiB, into 32
+            client.finish(client.put(MEDIUM, range(first, first + 16)))
+        assert server.stats().counters["evicted"] > 0
+    server.kill()
+    assert client.finish(client.get(MEDIUM, [590])) == "unavailable"
+    server.restart()
+    works_again(client, proxy, server)
+    assert client.finish(client.get(MEDIUM, [590])) == "miss"
+
+
+def test_while_the_server_is_away_requests_are_turned_away_and_not_kept_waiting(
+    server, proxy, transport, make_client
+):
+    """Of many, only those pay with their deadline that find out that it is gone."""
+    client = make_client(transport)
+    server.freeze()
+    words = []
+    for _ in range(100):
+        words.append(client.finish(client.lookup(SMALL, [1], timeout_s=0.05)))
+        words.append(client.finish(client.get(SMALL, [1], timeout_s=0.05)))
+    late = words.count("late")
+    assert late <= 3, f"{late} of {len(words)} waited, the breaker's threshold is 3"
+    assert words.count("unavailable") == len(words) - late
+    server.thaw()
+    works_again(client, proxy, server)
