@@ -54,6 +54,7 @@ class ScriptedClient:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.ready = True
+        self.epoch: str | None = "boot-1"
         self.asked: list[Asked] = []
         self.declared: list[tuple[str, int, dict[str, str]]] = []
         self.forgotten: list[str] = []
