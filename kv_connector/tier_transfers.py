@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -35,6 +36,9 @@ POOL_SHARE_FOR_PUTS = 0.25
 # A load with one of these was served by the link as it is, if only by nothing in time.
 _SERVED = frozenset({GetOutcome.HIT, GetOutcome.LATE})
 
+
+# A job that has not ended so long after its deadlines never will.
+OVERDUE_AFTER_S = 10.0
 
 # Why a store is declined because there is nobody to put it to.
 UNAVAILABLE = "unavailable"
@@ -72,6 +76,17 @@ class _Put:
     started_s: float
 
 
+@dataclass
+class _Open:
+    """A job that has not ended, as the scheduler thread knows it."""
+
+    ends_by_s: float
+    is_load: bool
+    lost: Sequence[OffloadKey]
+    pinned: int = 0
+    """Rows that it keeps from the engine."""
+
+
 class Transfers:
     """Moves pool rows to and from the server, each job within its deadlines."""
 
@@ -91,21 +106,22 @@ class Transfers:
         self._load_timeout_s = config.load_timeout_ms / 1000
         self._put_timeout_s = config.put_timeout_ms / 1000
         self._ended: deque[Ended] = deque()
-        self._pinned_rows: dict[int, int] = {}
-        self._loads: set[int] = set()
+        self._open: dict[int, _Open] = {}
+        """Jobs whose end was not taken yet. The scheduler thread alone uses it."""
+        self._closer: Thread | None = None
         self._draining = False
 
     @property
     def num_loads(self) -> int:
         """Loads whose end was not taken yet."""
-        return len(self._loads)
+        return sum(job.is_load for job in self._open.values())
 
     # ── load: server → pool ──────────────────────────────────────────────────────────────
 
     def load(self, namespace: str | None, job: TransferJob) -> None:
         """Get the job's keys into its rows; what does not land in time is lost."""
         keys = list(job.keys)
-        self._loads.add(job.job_id)
+        self._begin(job, self._load_timeout_s, lost=keys)
         try:
             if namespace is None:
                 self._end(_failed(job.job_id), lost=keys)
@@ -156,6 +172,7 @@ class Transfers:
 
     def store(self, namespace: str | None, job: TransferJob, declined: str | None) -> None:
         """Offer the job's rows to the server, or decline them all for the reason given."""
+        self._begin(job, 2 * self._put_timeout_s)
         try:
             keys = list(job.keys)
             room = 0 if declined else min(len(keys), self.rows_free_for_puts())
@@ -167,7 +184,7 @@ class Transfers:
             if not keys or namespace is None:
                 self._end(_nothing_to_do(job.job_id), unsent=left_out, namespace=namespace)
                 return
-            self._pinned_rows[job.job_id] = len(job.keys)
+            self._open[job.job_id].pinned = len(job.keys)
             rows = job.chunk_ids[:room]
             put = _Put(job.job_id, namespace, keys, rows, left_out, self._clock())
             found = self._client.lookup(namespace, keys, timeout_s=self._put_timeout_s)
@@ -239,19 +256,44 @@ class Transfers:
         """How many rows may be put now. Whole jobs stay pinned until they end, so what they
         pinned counts, not what is sent."""
         share = max(1, int(self._rows.count * POOL_SHARE_FOR_PUTS))
-        return max(0, share - sum(self._pinned_rows.values()))
+        return max(0, share - sum(job.pinned for job in self._open.values()))
 
     # ── ends of jobs ─────────────────────────────────────────────────────────────────────
 
     def take_ended(self) -> list[Ended]:
         """Jobs that ended since the last call. Their rows are vLLM's again."""
+        self._look_for_overdue()
         taken = []
         while self._ended:
             ended = self._ended.popleft()
-            self._pinned_rows.pop(ended.result.job_id, None)
-            self._loads.discard(ended.result.job_id)
-            taken.append(ended)
+            # vLLM ends its process over a job that is reported twice.
+            if self._open.pop(ended.result.job_id, None) is not None:
+                taken.append(ended)
         return taken
+
+    def _begin(
+        self, job: TransferJob, timeout_s: float, *, lost: Sequence[OffloadKey] | None = None
+    ) -> None:
+        ends_by_s = self._clock() + timeout_s + OVERDUE_AFTER_S
+        self._open[job.job_id] = _Open(ends_by_s, lost is not None, lost or ())
+
+    def _look_for_overdue(self) -> None:
+        """The client ends every request by its deadline. If it ever does not, requests, rows and
+        the engine's rest would wait for ever; and the rows may still be written. So the client
+        is closed first, and when nothing of it is left, its jobs end."""
+        if self._closer is None:
+            now_s = self._clock()
+            if all(now_s < job.ends_by_s for job in self._open.values()):
+                return
+            logger.error("a transfer outlived its deadline; going on without the server")
+            self._counters.count(metrics.HOOK_ERRORS, label="overdue")
+            self._closer = Thread(target=self._client.close, name="kvferry-closer", daemon=True)
+            self._closer.start()
+        if self._client.closed:
+            ended = {end.result.job_id for end in list(self._ended)}
+            for job_id, job in self._open.items():
+                if job_id not in ended:
+                    self._ended.append(Ended(_failed(job_id), job.lost))
 
     def drain(self, timeout_s: float) -> bool:
         """End every job, waiting at most `timeout_s`; False when some have not ended by then."""

@@ -156,6 +156,9 @@ class Engine:
     def lookup(self, context: ReqContext, keys: Sequence[OffloadKey]) -> list[str]:
         return [self.tier.lookup(key, context).name for key in keys]
 
+    def scheduled(self, *requests: str) -> ScheduleEndContext:
+        return ScheduleEndContext(requests, ())
+
     def step(self) -> None:
         self.tier.on_schedule_end(STEP_END)
 
