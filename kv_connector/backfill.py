@@ -18,9 +18,12 @@ from kv_connector.backlog import Backlog
 from kv_connector.tier_metrics import TierCounters
 from kv_connector.tier_transfers import Ended, Transfers
 
-# What one batch offers; one row where rows are larger. About 4 ms of a 1 GiB/s link.
+# What one batch offers at most; one row where rows are larger. About 4 ms of a 1 GiB/s link.
 BATCH_BYTES = 4 << 20
 MOST_BATCH_ROWS = 64
+
+# Of the rows that puts may pin; the others are for what is computed now.
+SHARE_OF_PUTS = 0.5
 
 # Keys looked for in the pool in one engine step, some 2 µs each.
 LOOKED_FOR_IN_A_STEP = 256
@@ -45,14 +48,19 @@ class Backfill:
     transfers: Transfers
     counters: TierCounters
     clock: Callable[[], float]
-    batch_rows: int
-    """How many rows one batch pins at most."""
+    block_bytes: int
     _batch: dict[OffloadKey, int] = field(default_factory=dict)
     _job_id: int | None = None
     _began_s: float = 0.0
     _next_s: float = float("-inf")
     _held_back_s: float | None = None
     _resting: bool = False
+
+    @property
+    def batch_rows(self) -> int:
+        """How many rows one batch pins at most."""
+        share = int(self.transfers.rows_for_puts * SHARE_OF_PUTS)
+        return max(1, min(BATCH_BYTES // self.block_bytes, MOST_BATCH_ROWS, share))
 
     @property
     def wants_steps(self) -> bool:

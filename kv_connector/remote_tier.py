@@ -36,7 +36,7 @@ from vllm.v1.kv_offload.tiering.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector import tier_metrics as metrics
-from kv_connector.backfill import BATCH_BYTES, MOST_BATCH_ROWS, Backfill
+from kv_connector.backfill import Backfill
 from kv_connector.backlog import Backlog
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, read_config
@@ -138,7 +138,7 @@ class RemoteTier(SecondaryTierManager):
             self._transfers,
             self._counters,
             clock,
-            batch_rows=min(MOST_BATCH_ROWS, max(1, BATCH_BYTES // self._rows.block_bytes)),
+            self._rows.block_bytes,
         )
         if bare is not None:
             self.declare(*bare)

@@ -252,11 +252,15 @@ class Transfers:
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_store", put.job_id)
 
+    @property
+    def rows_for_puts(self) -> int:
+        """How many rows all puts together may pin."""
+        return max(1, int(self._rows.count * POOL_SHARE_FOR_PUTS))
+
     def rows_free_for_puts(self) -> int:
-        """How many rows may be put now. Whole jobs stay pinned until they end, so what they
+        """How many of them may be put now. Whole jobs stay pinned until they end, so what they
         pinned counts, not what is sent."""
-        share = max(1, int(self._rows.count * POOL_SHARE_FOR_PUTS))
-        return max(0, share - sum(job.pinned for job in self._open.values()))
+        return max(0, self.rows_for_puts - sum(job.pinned for job in self._open.values()))
 
     # ── ends of jobs ─────────────────────────────────────────────────────────────────────
 

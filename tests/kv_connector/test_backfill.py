@@ -1,17 +1,19 @@
 """What the pool kept through an outage reaches the server, slowly, and nothing waits for it."""
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
-from scripted_client import BLOCK_BYTES, Asked
+from scripted_client import Asked, Clock
 from tiered_engine import TieredEngine, block_of, key_of
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.example.manager import ExampleSecondaryTierManager
 
 from kv_connector import tier_metrics as metrics
-from kv_connector.backfill import LONGEST_HELD_BACK_S, REST_AFTER_FAILURE_S
+from kv_connector.backfill import LONGEST_HELD_BACK_S, REST_AFTER_FAILURE_S, Backfill
 from kv_connector.backlog import MOST_ATTEMPTS, Backlog
 from kv_connector.remote_tier import BYPASS_KEY
+from kv_connector.tier_metrics import TierCounters
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import KeyState
 
@@ -20,7 +22,7 @@ ABSENT, PENDING, READABLE = KeyState
 
 @pytest.fixture
 def engine() -> Iterator[TieredEngine]:
-    """40 rows: puts may pin 10, a batch takes that many at most."""
+    """40 rows: puts may pin 10, and a batch 5 of these."""
     engine = TieredEngine()
     yield engine
     engine.check()
@@ -176,10 +178,10 @@ def test_rows_are_pinned_only_while_their_batch_is_under_way(engine: TieredEngin
     engine.client.ready = True
     engine.step()
     pinned = {n for n in range(40) if engine.primary._policy.get(key_of(n)).ref_cnt}
-    assert pinned == set(range(10)), "a quarter of the pool at most"
+    assert pinned == set(range(5)), "half of what puts may pin"
     engine.compute("b", range(50, 80))  # 30 rows are left for it, and it takes them all
-    assert all(key_of(n) in engine.primary._policy.chunks for n in range(10))
-    assert engine.counted(metrics.DECLINED_BLOCKS, "pinned_rows") == 30, "they count together"
+    assert all(key_of(n) in engine.primary._policy.chunks for n in range(5))
+    assert engine.counted(metrics.DECLINED_BLOCKS, "pinned_rows") == 25, "they count together"
     answer_all(engine)
     engine.client.ready = False  # so that no other batch begins
     engine.step()
@@ -244,7 +246,7 @@ def test_batches_come_one_at_a_time_and_the_link_rests_between_them(engine: Tier
         engine.step()
     assert engine.client.count("lookup") == 1
     engine.clock.now += 2.0
-    assert answer_all(engine) == list(range(10))
+    assert answer_all(engine) == list(range(5))
     for _ in range(4):
         engine.step()
         assert engine.client.count("lookup") == 1
@@ -252,7 +254,7 @@ def test_batches_come_one_at_a_time_and_the_link_rests_between_them(engine: Tier
         engine.clock.now += 0.5
     engine.step()
     assert engine.client.count("lookup") == 2
-    assert idle(engine) == list(range(10, 20))
+    assert idle(engine) == list(range(5, 20))
 
 
 def test_a_server_that_fails_every_put_gets_each_block_a_bounded_number_of_times(
@@ -275,12 +277,15 @@ def test_a_server_that_fails_every_put_gets_each_block_a_bounded_number_of_times
 
 
 def test_a_reset_forgets_what_was_to_be_offered(engine: TieredEngine):
+    engine.compute("held", range(20, 23))
+    answer_all(engine)
     engine.client.ready = False
-    engine.compute("a", range(5))
+    engine.compute("a", range(12))
     engine.step()
     engine.client.ready = True
     engine.step()
-    engine.compute("b", range(10, 13))
+    engine.compute("b", range(23, 26))
+    assert waiting(engine) == 7, "five are under way"
     engine.manager.reset_cache()
     assert waiting(engine) == 0
     engine.client.epoch = "boot-2"
@@ -312,11 +317,11 @@ def test_no_other_tier_is_asked_for_what_has_left_the_pool():
     engine.client.ready = False
     engine.compute("a", range(10))
     engine.step()
-    engine.compute("b", range(20, 30))
+    engine.compute("b", range(20, 30), **{BYPASS_KEY: "lora"})
     engine.step()
     engine.client.ready = True
-    idle(engine)
-    assert outcome(engine, "left_pool") + outcome(engine, "overflow") == 10
+    assert idle(engine) == []
+    assert outcome(engine, "left_pool") == 10
     assert all(key_of(n) in engine.primary._policy.chunks for n in range(20, 30)), "none evicted"
     engine.check()
 
@@ -335,6 +340,10 @@ def test_a_full_list_drops_its_oldest_keys():
     backlog.missing([b"3", b"4"])
     assert backlog.lost() == 1
     assert list(backlog.take(9)) == [b"2", b"3", b"4"], "what was put first is offered first"
+    backlog.held([b"1", b"2", b"3"])
+    backlog.held([b"1", b"4"])
+    backlog.lost()
+    assert list(backlog.take(9)) == [b"3", b"1", b"4"], "put again, it is young again"
 
 
 def test_a_key_is_in_one_list_at_a_time():
@@ -356,5 +365,19 @@ def test_a_key_that_fails_too_often_is_dropped():
     assert len(backlog) == 0
 
 
-def test_the_batch_of_an_ordinary_pool_is_a_few_mebibytes(engine: TieredEngine):
-    assert engine.tier._backfill.batch_rows * BLOCK_BYTES <= 4 << 20
+@pytest.mark.parametrize(
+    ("block_bytes", "rows_for_puts", "rows"),
+    [
+        (1 << 20, 2048, 4),
+        (1 << 14, 2048, 64),
+        (1 << 14, 48, 24),
+        (64 << 20, 2048, 1),
+        (1 << 20, 1, 1),
+    ],
+)
+def test_a_batch_is_a_few_mebibytes_and_leaves_room_for_what_is_computed_now(
+    block_bytes: int, rows_for_puts: int, rows: int
+):
+    transfers = SimpleNamespace(rows_for_puts=rows_for_puts)
+    backfill = Backfill(Backlog(1), transfers, TierCounters(), Clock(), block_bytes)  # type: ignore[arg-type]
+    assert backfill.batch_rows == rows
