@@ -294,10 +294,9 @@ class Transfers:
             self._closer = Thread(target=self._client.close, name="kvferry-closer", daemon=True)
             self._closer.start()
         if self._client.closed:
-            ended = {end.result.job_id for end in list(self._ended)}
+            # Behind those that did end; `take_ended` takes the first end of each job.
             for job_id, job in self._open.items():
-                if job_id not in ended:
-                    self._ended.append(Ended(_failed(job_id), job.lost))
+                self._ended.append(Ended(_failed(job_id), job.lost))
 
     def drain(self, timeout_s: float) -> bool:
         """End every job, waiting at most `timeout_s`; False when some have not ended by then."""
