@@ -104,7 +104,11 @@ class Demo:
         connector = {
             "kv_connector": "KVFerryConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"server": endpoint, "cpu_pool": "512MiB"},
+            "kv_connector_extra_config": {
+                "server": endpoint,
+                "cpu_pool": "512MiB",
+                "break_even": False,  # a model this small may well compute sooner than load
+            },
         }
         log = self._logs / f"engine-{self._engines}.log"
         engine = VllmServer(

@@ -58,6 +58,9 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     integrity: bool = True
     """Checksums. Turning them off is for measuring what they cost."""
 
+    break_even: bool = True
+    """Compute a prefix that would take longer to load, by what was measured of late."""
+
     def __post_init__(self) -> None:
         if self.server is not None and not self.server.startswith(("tcp://", "ipc://")):
             raise ConfigError(f"server={self.server!r}: expected an address like tcp://host:5757")
@@ -80,9 +83,6 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
     store_answers: bool = True
     """Keep the blocks of generated tokens too, so that the next turn of a chat finds them."""
-
-    log_interval_s: Annotated[float, Meta(gt=0)] = 60
-    """How often one line says where prompt tokens came from and what was declined."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,6 +6,7 @@ definitions, and lets single requests opt out.
 """
 
 import copy
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.outputs import KVConnectorOutput
     from vllm.v1.request import Request
 
 logger = init_logger("vllm.kvferry")
@@ -93,7 +95,7 @@ class KVFerryConnector(OffloadingConnector):
         self._canary: Report | None = None
         self._failed_hooks: list[str] = []
         self._facts: namespace.Facts = {}
-        self._traffic = Traffic(self._config.log_interval_s)
+        self._traffic = Traffic()
         self._remote: RemoteTier | None = None
         if not in_worker:
             self._facts = namespace.engine_facts(translated, kv_cache_config)
@@ -190,6 +192,8 @@ class KVFerryConnector(OffloadingConnector):
     @never_raises(lambda: None)
     def _count_lookup(self, request: "Request", num_computed_tokens: int) -> None:
         self._traffic.looked_up(request.request_id, request.num_tokens, num_computed_tokens)
+        if self._remote is not None:
+            self._remote.admitted(request.request_id)
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
@@ -206,7 +210,24 @@ class KVFerryConnector(OffloadingConnector):
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> Any:
         meta = super().build_connector_meta(scheduler_output)
         self._maybe_log()
+        self._step_began(scheduler_output)
         return meta
+
+    def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
+        super().update_connector_output(connector_output)
+        self._step_ended()
+
+    @never_raises(lambda: None)
+    def _step_began(self, scheduler_output: "SchedulerOutput") -> None:
+        if self._remote is not None:
+            self._remote.break_even.prefill.step_began(
+                scheduler_output.num_scheduled_tokens.values(), time.monotonic()
+            )
+
+    @never_raises(lambda: None)
+    def _step_ended(self) -> None:
+        if self._remote is not None:
+            self._remote.break_even.prefill.step_ended(time.monotonic())
 
     @never_raises(lambda: None)
     def _maybe_log(self) -> None:

@@ -28,9 +28,9 @@ class PoolRows:
         self.memory = pool.cast("B")
         """All of the pool, for a transport that reaches it as a whole."""
         self._tokens_per_row = max(spec.tokens_per_block) * spec.blocks_per_chunk
-        self._rows_per_prompt = int(
-            self.count * POOL_SHARE_FOR_ONE_PROMPT / len(spec.tokens_per_block)
-        )
+        self._rows_per_stretch = len(spec.tokens_per_block)
+        """Rows that hold the same tokens: one for each KV cache group."""
+        self._rows_per_prompt = int(self.count * POOL_SHARE_FOR_ONE_PROMPT / self._rows_per_stretch)
 
     def at(self, rows: Iterable[int]) -> list[memoryview]:
         """The bytes of these rows, in place. They stay valid until `release`."""
@@ -38,6 +38,10 @@ class PoolRows:
             self.memory[row * self._stride : row * self._stride + self.block_bytes]
             for row in map(int, rows)
         ]
+
+    def tokens_of(self, num_rows: int) -> int:
+        """Prompt tokens whose blocks these rows hold."""
+        return num_rows * self._tokens_per_row // self._rows_per_stretch
 
     def beyond_one_prompt(self, key: OffloadKey, request: ReqContext) -> bool:
         """Whether the pool could not hold this key's block together with all before it."""

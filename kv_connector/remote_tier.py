@@ -2,7 +2,8 @@
 
 Runs in the scheduler process. Every method here decides from what is known and hands over; none
 waits on a socket, copies or hashes. Lookups are answered by `waiting`, transfers are moved by
-`tier_transfers`, and this class is where both meet vLLM.
+`tier_transfers`, what the server lacks after an outage is offered again by `backfill`, what is
+not worth fetching is told by `break_even`, and this class is where they meet vLLM.
 
 Used by our connector, and bare as an entry of `secondary_tiers` in any `OffloadingConnector`
 with `TieringOffloadingSpec`; bare it sees less of the engine and needs `namespace` to be set.
@@ -10,6 +11,7 @@ with `TieringOffloadingSpec`; bare it sees less of the engine and needs `namespa
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from functools import partial
@@ -25,16 +27,24 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
     ScheduleEndContext,
 )
-from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.kv_offload.tiering.base import (
+    JobResult,
+    ParentManager,
+    SecondaryTierManager,
+    TransferJob,
+)
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector import tier_metrics as metrics
+from kv_connector.backfill import Backfill
+from kv_connector.backlog import Backlog
+from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, client_config, read_config
 from kv_connector.guard import never_raises
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
 from kv_connector.pool_rows import PoolRows
 from kv_connector.tier_metrics import TierCounters
-from kv_connector.tier_transfers import Transfers
+from kv_connector.tier_transfers import UNAVAILABLE, Ended, Transfers
 from kv_connector.waiting import Missed, Verdict, Waiting
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
@@ -95,6 +105,13 @@ class RemoteTier(SecondaryTierManager):
         self._rows = PoolRows(primary_kv_view, offloading_spec)
         self._waits: dict[str, Waiting] = {}
         self._step = 0
+        self._engine_waits = False
+        """Whether a request of this step waits for the server."""
+        self._round_trips: deque[float] = deque()
+        """Seconds of lookups, from the I/O thread to the scheduler's."""
+        self._was_ready = False
+        self._epoch: str | None = None
+        self.break_even = BreakEven(clock, enabled=config.break_even)
         self._label = ""
         self._facts: Facts = {}
         self._namespace: str | None = None
@@ -107,6 +124,13 @@ class RemoteTier(SecondaryTierManager):
         if pool is not None and pool.fd is not None:
             self._client.register(self._rows.memory, pool.fd)
         self._transfers = Transfers(self._client, self._rows, config, self._counters, clock)
+        self._backfill = Backfill(
+            Backlog(self._rows.count),
+            self._transfers,
+            self._counters,
+            clock,
+            self._rows.block_bytes,
+        )
         if bare is not None:
             self.declare(*bare)
 
@@ -141,6 +165,7 @@ class RemoteTier(SecondaryTierManager):
             self._client.forget(old)
         for wait in self._waits.values():
             wait.states = {}
+        self._backfill.forget()
 
     # ── lookup ───────────────────────────────────────────────────────────────────────────
 
@@ -163,8 +188,14 @@ class RemoteTier(SecondaryTierManager):
         elif self._rows.beyond_one_prompt(key, req_context):
             wait.give_up([key], Missed.BEYOND_POOL)
         verdict = wait.verdict(key, now_s=self._clock(), step=self._step)
+        if verdict is Verdict.HIT and not wait.judged:
+            wait.judged = True
+            if not self._worth_fetching(wait.readable(), round_trips=1):
+                wait.give_up(wait.readable(), Missed.BREAK_EVEN)
+                verdict = Missed.BREAK_EVEN
         if isinstance(verdict, Missed):
             return self._missed(verdict)
+        self._engine_waits = True
         if verdict is Verdict.RETRY:
             return LookupResult.RETRY
         self._counters.count(metrics.HIT_BLOCKS)
@@ -174,22 +205,41 @@ class RemoteTier(SecondaryTierManager):
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send what this step's lookups could not answer: one question per prompt."""
         self._step += 1
+        self._engine_waits = False
+        while self._round_trips:
+            self.break_even.link.lookup_took(self._round_trips.popleft())
+        for request_id in context.new_req_ids:
+            self.admitted(request_id)
         for wait in self._waits.values():
             keys = wait.take_wanted()
-            if keys and self._namespace is not None:
-                reply = self._client.lookup(
-                    self._namespace, keys, timeout_s=self._config.lookup_timeout_ms / 1000
-                )
-                reply.add_done_callback(partial(self._on_found, wait, keys))
+            if not keys or self._namespace is None:
+                continue
+            if not wait.asked and not self._worth_fetching(keys, round_trips=2):
+                wait.give_up(keys, Missed.BREAK_EVEN)
+                continue
+            wait.asked = True
+            reply = self._client.lookup(
+                self._namespace, keys, timeout_s=self._config.lookup_timeout_ms / 1000
+            )
+            reply.add_done_callback(partial(self._on_found, wait, keys, self._clock()))
+
+    def _worth_fetching(self, keys: list[bytes], *, round_trips: int) -> bool:
+        num_bytes = len(keys) * self._rows.block_bytes
+        num_tokens = self._rows.tokens_of(len(keys))
+        return self.break_even.admits(num_bytes, num_tokens, round_trips=round_trips)
 
     @never_raises(lambda: None)
-    def _on_found(self, wait: Waiting, keys: list[bytes], reply: "Future[Found]") -> None:
+    def _on_found(
+        self, wait: Waiting, keys: list[bytes], asked_s: float, reply: "Future[Found]"
+    ) -> None:
         if reply.cancelled():
             wait.give_up(keys, Missed.LOOKUP_FAILED)
         elif (error := reply.exception()) is None:
             wait.answer(keys, reply.result().states)
+            self._round_trips.append(self._clock() - asked_s)
         elif isinstance(error, DeadlineExceeded):
             wait.give_up(keys, Missed.LOOKUP_LATE)
+            self._round_trips.append(self._clock() - asked_s)
         elif isinstance(error, ServerUnavailable):
             wait.give_up(keys, Missed.UNAVAILABLE)
         else:
@@ -198,6 +248,16 @@ class RemoteTier(SecondaryTierManager):
     def _missed(self, reason: Missed) -> LookupResult:
         self._counters.count(metrics.MISSED_BLOCKS, label=reason)
         return LookupResult.MISS
+
+    @never_raises(lambda: None)
+    def admitted(self, request_id: str) -> None:
+        """The engine could schedule this request. Our connector says so as soon as it is so;
+        a bare tier learns it when the request is first scheduled."""
+        wait = self._waits.get(request_id)
+        if wait and (waited := wait.admit(now_s=self._clock(), step=self._step)):
+            seconds, steps = waited
+            self._counters.observe(metrics.WAIT_SECONDS, seconds)
+            self._counters.observe(metrics.WAIT_STEPS, steps)
 
     @never_raises(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -214,12 +274,12 @@ class RemoteTier(SecondaryTierManager):
         declined = self._why_not_to_store(job_metadata.req_context)
         self._transfers.store(self._namespace, job_metadata, declined)
 
-    @never_raises(lambda: "unavailable")
+    @never_raises(lambda: UNAVAILABLE)
     def _why_not_to_store(self, req_context: ReqContext) -> str | None:
         params = req_context.kv_transfer_params or {}
         declined: str | None = params.get(BYPASS_KEY)
         if declined is None and not (self._client.ready and self._namespace):
-            return "unavailable"
+            return UNAVAILABLE
         return declined
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
@@ -231,10 +291,45 @@ class RemoteTier(SecondaryTierManager):
     @never_raises(lambda: None)
     def _take_finished(self, finished: list[JobResult]) -> None:
         """Fills `finished` as it goes: a job that was taken is reported whatever comes after."""
-        for result, lost in self._transfers.take_ended():
-            finished.append(result)
-            for wait in self._waits.values() if lost else ():
-                wait.load_failed(lost)
+        for ended in self._transfers.take_ended():
+            finished.append(ended.result)
+            self._learn_from(ended)
+
+    @never_raises(lambda: None)
+    def _learn_from(self, ended: Ended) -> None:
+        for wait in self._waits.values() if ended.lost else ():
+            wait.load_failed(ended.lost)
+        if ended.measured:
+            result = ended.result
+            self.break_even.link.load_took(result.transfer_bytes or 0, result.transfer_time or 0.0)
+        if ended.namespace != self._namespace:
+            ended = ended._replace(held=(), unsent=())
+        elif ended.epoch != self._epoch:
+            ended = ended._replace(held=(), unsent=[*ended.unsent, *ended.held])
+        self._backfill.ended(ended)
+
+    # ── backfill ─────────────────────────────────────────────────────────────────────────
+
+    @never_raises(lambda: None)
+    def serve_external_requests(self, parent: ParentManager) -> None:
+        """Offer the server what it lacks, once it is there."""
+        ready, epoch = self._client.ready, self._client.epoch
+        if ready and not self._was_ready:
+            self.break_even.link.forget()
+            self._backfill.server_came_back()
+        self._was_ready = ready
+        if ready and epoch != self._epoch:
+            self._epoch = epoch
+            self._backfill.server_restarted()
+        if ready and self._namespace is not None:
+            self._backfill.serve(parent, self._namespace, engine_waits=self._engine_waits)
+
+    @never_raises(lambda: False)
+    def has_pending_work(self) -> bool:
+        """Whether an engine without requests should go on stepping, to offer what the server
+        lacks. Never while the server is away, and it ends by itself: see `Backfill`."""
+        reachable = self._client.ready and self._namespace is not None
+        return reachable and self._backfill.wants_steps
 
     @never_raises(lambda: None)
     def drain_jobs(self) -> None:
@@ -281,7 +376,16 @@ class RemoteTier(SecondaryTierManager):
             if (reason := metrics.INTEGRITY_REASONS.get(event)) is not None:
                 self._counters.set_total(metrics.INTEGRITY, total, reason)
         stats = self._counters.take_stats()
-        stats.set_gauge(metrics.SERVER_READY, int(self._client.ready))
+        gauges = {
+            metrics.SERVER_READY: int(self._client.ready),
+            metrics.BACKFILL_WAITING: len(self._backfill.backlog),
+            metrics.LINK_SPEED: self.break_even.link.bytes_per_s,
+            metrics.LOOKUP_SECONDS: self.break_even.link.round_trip_s,
+            metrics.PREFILL_SPEED: self.break_even.prefill.tokens_per_s,
+        }
+        for gauge, value in gauges.items():
+            if value is not None:
+                stats.set_gauge(gauge, value)
         return stats
 
 

@@ -5,7 +5,7 @@ declines looks exactly like one that works, only slower.
 """
 
 import threading
-from collections import Counter
+from collections import Counter, deque
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
     OffloadingConnectorStats,
@@ -13,6 +13,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
 from vllm.v1.kv_offload.base import (
     OffloadingCounterMetadata,
     OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
     OffloadingMetricMetadata,
 )
 
@@ -28,6 +29,13 @@ INTEGRITY = "kvferry_integrity_failures"
 CANARIES = "kvferry_canaries"
 HOOK_ERRORS = "kvferry_hook_errors"
 SERVER_READY = "kvferry_server_ready"
+BACKFILL_BLOCKS = "kvferry_backfill_blocks"
+BACKFILL_WAITING = "kvferry_backfill_waiting"
+WAIT_SECONDS = "kvferry_wait_seconds"
+WAIT_STEPS = "kvferry_wait_steps"
+LINK_SPEED = "kvferry_link_bytes_per_second"
+LOOKUP_SECONDS = "kvferry_lookup_seconds"
+PREFILL_SPEED = "kvferry_prefill_tokens_per_second"
 
 METRICS: dict[str, OffloadingMetricMetadata] = {
     HIT_BLOCKS: OffloadingCounterMetadata("Blocks that lookups found readable on the server."),
@@ -61,7 +69,34 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "Exceptions caught before they reached the engine, by hook. Always a bug.", ("hook",)
     ),
     SERVER_READY: OffloadingGaugeMetadata("1 while the server answers, 0 while it does not."),
+    BACKFILL_BLOCKS: OffloadingCounterMetadata(
+        "Blocks that the server lacked after an outage, by what became of them: `offered` again, "
+        "or dropped because they `left_pool`, in an `overflow` of the list, because a put "
+        "failed until it `gave_up`, or by a `reset` of the pool.",
+        ("outcome",),
+    ),
+    BACKFILL_WAITING: OffloadingGaugeMetadata("Blocks that wait to be offered again."),
+    WAIT_SECONDS: OffloadingHistogramMetadata(
+        "Seconds from a request's first lookup on the server until the engine could admit it, "
+        "the load included.",
+        buckets=(
+            *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2),
+            *(0.5, 1.0, 2.0, 5.0, 10.0),
+        ),
+    ),
+    WAIT_STEPS: OffloadingHistogramMetadata(
+        "The same in engine steps; 0 is no wait at all.",
+        buckets=(0, 1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512),
+    ),
+    LINK_SPEED: OffloadingGaugeMetadata("Bytes a second of recent loads, once it is known."),
+    LOOKUP_SECONDS: OffloadingGaugeMetadata("Seconds of a recent lookup, once it is known."),
+    PREFILL_SPEED: OffloadingGaugeMetadata(
+        "Prompt tokens a second of the engine's recent steps, once it is known."
+    ),
 }
+
+# Kept until vLLM asks for statistics, which it never does when they are turned off.
+MOST_OBSERVATIONS = 4096
 
 
 INTEGRITY_REASONS = {
@@ -82,12 +117,17 @@ class TierCounters:
         self._lock = threading.Lock()
         self._totals: Counter[tuple[str, str]] = Counter()
         self._reported: Counter[tuple[str, str]] = Counter()
+        self._observed: deque[tuple[str, float]] = deque(maxlen=MOST_OBSERVATIONS)
 
     def count(self, metric: str, amount: int = 1, label: str = "") -> None:
         """Add `amount`; `label` is the value of the metric's one label, if it has one."""
         if amount:
             with self._lock:
                 self._totals[metric, label] += amount
+
+    def observe(self, metric: str, value: float) -> None:
+        """One value of a histogram. The scheduler thread alone calls it."""
+        self._observed.append((metric, value))
 
     def set_total(self, metric: str, total: int, label: str = "") -> None:
         """Take over a count that somebody else keeps."""
@@ -107,4 +147,6 @@ class TierCounters:
             if grown > 0:
                 stats.increase_counter(metric, grown, (label,) if label else ())
                 self._reported[metric, label] = total
+        while self._observed:
+            stats.observe_histogram(*self._observed.popleft())
         return stats

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from math import inf
+from threading import Thread
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
@@ -24,18 +27,43 @@ from kv_connector.config import RemoteConfig
 from kv_connector.guard import kept_from_engine
 from kv_connector.pool_rows import PoolRows
 from kv_connector.tier_metrics import TierCounters
-from remote_server.client import GetResult, PutResult, RemoteClient
-from remote_server.protocol import Found, KeyState, PutOutcome
+from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
+from remote_server.protocol import Declined, Found, KeyState, PutOutcome
+
+logger = init_logger("vllm.kvferry.tier_transfers")
 
 # Rows pinned by puts cannot take new blocks; the rest of the pool stays with the engine.
 POOL_SHARE_FOR_PUTS = 0.25
 
+# A load with one of these was served by the link as it is, if only by nothing in time.
+_SERVED = frozenset({GetOutcome.HIT, GetOutcome.LATE})
+
+
+# A job that has not ended so long after its deadlines never will.
+OVERDUE_AFTER_S = 10.0
+
+# Why a store is declined because there is nobody to put it to.
+UNAVAILABLE = "unavailable"
+
 
 class Ended(NamedTuple):
-    """A job that nothing touches any more, and the keys whose load failed with it."""
+    """A job that nothing touches any more, and what it says about keys and link."""
 
     result: JobResult
     lost: Sequence[OffloadKey] = ()
+    """Keys whose load failed."""
+
+    held: Sequence[OffloadKey] = ()
+    """Keys that the server, in the boot `epoch`, has."""
+
+    unsent: Sequence[OffloadKey] = ()
+    """Keys that the server might have taken, had it been there or had there been room."""
+
+    namespace: str | None = None
+    epoch: str | None = None
+    measured: bool = False
+    """Whether the result's time and bytes are those of the link: a load that the server served,
+    however badly."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +74,19 @@ class _Put:
     namespace: str
     keys: list[OffloadKey]
     rows: npt.NDArray[np.int32]
+    left_out: list[OffloadKey]
     started_s: float
+
+
+@dataclass
+class _Open:
+    """A job that has not ended, as the scheduler thread knows it."""
+
+    ends_by_s: float
+    is_load: bool
+    lost: Sequence[OffloadKey]
+    pinned: int = 0
+    """Rows that it keeps from the engine."""
 
 
 class Transfers:
@@ -68,8 +108,15 @@ class Transfers:
         self._load_timeout_s = config.load_timeout_ms / 1000
         self._put_timeout_s = config.put_timeout_ms / 1000
         self._ended: deque[Ended] = deque()
-        self._pinned_rows: dict[int, int] = {}
+        self._open: dict[int, _Open] = {}
+        """Jobs whose end was not taken yet. The scheduler thread alone uses it."""
+        self._closer: Thread | None = None
         self._draining = False
+
+    @property
+    def num_loads(self) -> int:
+        """Loads whose end was not taken yet."""
+        return sum(job.is_load for job in self._open.values())
 
     # ── load: server → pool ──────────────────────────────────────────────────────────────
 
@@ -77,9 +124,10 @@ class Transfers:
         """Get the job's keys into its rows; what does not land in time is lost."""
         keys: list[OffloadKey] = []
         try:
-            keys = list(job.keys)
+            self._begin(job, self._load_timeout_s, lost=keys)
+            keys += job.keys
             if namespace is None:
-                self._end(_failed(job.job_id), keys)
+                self._end(_failed(job.job_id), lost=keys)
                 return
             got = self._client.get(
                 namespace,
@@ -88,12 +136,17 @@ class Transfers:
                 stall_s=self._load_stall_s,
                 timeout_s=self._load_timeout_s,
             )
-            got.add_done_callback(partial(self._on_got, job.job_id, keys, self._clock()))
+            got.add_done_callback(partial(self._on_got, namespace, job.job_id, keys, self._clock()))
         except Exception:
             self._end_by_bug("submit_load", job.job_id, keys)
 
     def _on_got(
-        self, job_id: int, keys: list[OffloadKey], started_s: float, reply: "Future[GetResult]"
+        self,
+        namespace: str,
+        job_id: int,
+        keys: list[OffloadKey],
+        started_s: float,
+        reply: "Future[GetResult]",
     ) -> None:
         try:
             got = reply.result()
@@ -110,7 +163,10 @@ class Transfers:
                     transfer_time=self._clock() - started_s,
                     transfer_bytes=got.bytes,
                 ),
-                lost,
+                lost=lost,
+                held=landed,
+                namespace=namespace,
+                measured=not self._draining and not _SERVED.isdisjoint(got.outcomes),
             )
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_load", job_id, keys)
@@ -120,17 +176,20 @@ class Transfers:
     def store(self, namespace: str | None, job: TransferJob, declined: str | None) -> None:
         """Offer the job's rows to the server, or decline them all for the reason given."""
         try:
+            self._begin(job, 2 * self._put_timeout_s)
             keys = list(job.keys)
-            room = 0 if declined else min(len(keys), self._rows_free_for_puts())
+            room = 0 if declined else min(len(keys), self.rows_free_for_puts())
             self._counters.count(
                 metrics.DECLINED_BLOCKS, len(keys) - room, declined or "pinned_rows"
             )
+            left_out = keys[room:] if declined in (None, UNAVAILABLE) else []
             keys = keys[:room]
             if not keys or namespace is None:
-                self._end(_nothing_to_do(job.job_id))
+                self._end(_nothing_to_do(job.job_id), unsent=left_out, namespace=namespace)
                 return
-            self._pinned_rows[job.job_id] = len(job.keys)
-            put = _Put(job.job_id, namespace, keys, job.chunk_ids[:room], self._clock())
+            self._open[job.job_id].pinned = len(job.keys)
+            rows = job.chunk_ids[:room]
+            put = _Put(job.job_id, namespace, keys, rows, left_out, self._clock())
             found = self._client.lookup(namespace, keys, timeout_s=self._put_timeout_s)
             found.add_done_callback(partial(self._put_absent, put))
         except Exception:
@@ -141,62 +200,110 @@ class Transfers:
         try:
             stopped = self._draining or reply.cancelled()
             if stopped or reply.exception() is not None:
-                reason = "draining" if stopped else "unavailable"
+                reason = "draining" if stopped else UNAVAILABLE
                 self._counters.count(metrics.DECLINED_BLOCKS, len(put.keys), reason)
-                self._end(_failed(put.job_id))
+                self._end_put(put, _failed(put.job_id), unsent=put.keys)
                 return
             states = np.frombuffer(reply.result().states, np.uint8)
             absent = np.flatnonzero(states == KeyState.ABSENT)
             self._counters.count(metrics.PUT_BLOCKS, len(states) - len(absent), "present")
+            present = [put.keys[index] for index in np.flatnonzero(states != KeyState.ABSENT)]
             if not len(absent):
-                self._end(_nothing_to_do(put.job_id))
+                self._end_put(put, _nothing_to_do(put.job_id), held=present)
                 return
+            keys = [put.keys[index] for index in absent]
             stored = self._client.put(
                 put.namespace,
-                [put.keys[index] for index in absent],
+                keys,
                 self._rows.at(put.rows[absent]),
                 timeout_s=self._put_timeout_s,
             )
-            stored.add_done_callback(partial(self._on_stored, put))
+            stored.add_done_callback(partial(self._on_stored, put, keys, present))
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_store", put.job_id)
 
-    def _on_stored(self, put: _Put, reply: "Future[PutResult]") -> None:
+    def _on_stored(
+        self,
+        put: _Put,
+        keys: list[OffloadKey],
+        present: list[OffloadKey],
+        reply: "Future[PutResult]",
+    ) -> None:
         try:
             stored = reply.result()
-            for outcome in stored.outcomes:
+            held, unsent = list(present), []
+            leaving = Declined.DRAINING in stored.declined
+            for key, outcome in zip(keys, stored.outcomes, strict=True):
                 if outcome is None:
                     self._counters.count(metrics.PUT_BLOCKS, label="failed")
+                    unsent.append(key)
                 elif outcome != PutOutcome.DECLINED:
                     self._counters.count(metrics.PUT_BLOCKS, label=outcome.name.lower())
+                    held.append(key)
+                elif leaving:
+                    unsent.append(key)
             for reason, blocks in stored.declined.items():
                 self._counters.count(metrics.PUT_BLOCKS, blocks, f"declined_{reason}")
             self._counters.count(metrics.PUT_BYTES, stored.bytes_sent)
-            self._end(
-                JobResult(
-                    put.job_id,
-                    success=stored.error is None,
-                    transfer_time=self._clock() - put.started_s,
-                    transfer_bytes=stored.bytes_sent,
-                )
+            result = JobResult(
+                put.job_id,
+                success=stored.error is None,
+                transfer_time=self._clock() - put.started_s,
+                transfer_bytes=stored.bytes_sent,
             )
+            self._end_put(put, result, held=held, unsent=unsent)
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_store", put.job_id)
 
-    def _rows_free_for_puts(self) -> int:
-        """Whole jobs stay pinned until they end, so what they pinned counts, not what is sent."""
-        share = max(1, int(self._rows.count * POOL_SHARE_FOR_PUTS))
-        return max(0, share - sum(self._pinned_rows.values()))
+    @property
+    def rows_for_puts(self) -> int:
+        """How many rows all puts together may pin."""
+        return max(1, int(self._rows.count * POOL_SHARE_FOR_PUTS))
+
+    def rows_free_for_puts(self) -> int:
+        """How many of them may be put now. Whole jobs stay pinned until they end, so what they
+        pinned counts, not what is sent."""
+        return max(0, self.rows_for_puts - sum(job.pinned for job in self._open.values()))
 
     # ── ends of jobs ─────────────────────────────────────────────────────────────────────
 
     def take_ended(self) -> Iterator[Ended]:
         """Jobs that ended since the last call. The rows of each are vLLM's again once it has
         been taken; what is not taken now comes with the next call."""
+        try:
+            self._look_for_overdue()
+        except Exception:
+            kept_from_engine(self, "get_finished_jobs")
         while self._ended:
             ended = self._ended.popleft()
-            self._pinned_rows.pop(ended.result.job_id, None)
-            yield ended
+            # vLLM ends its process over a job that is reported twice.
+            if self._open.pop(ended.result.job_id, None) is not None:
+                yield ended
+
+    def _begin(
+        self, job: TransferJob, timeout_s: float, *, lost: Sequence[OffloadKey] | None = None
+    ) -> None:
+        """From here on the job is known. `lost` is the list that its keys will be in."""
+        begun = _Open(inf, lost is not None, () if lost is None else lost)
+        self._open[job.job_id] = begun
+        begun.ends_by_s = self._clock() + timeout_s + OVERDUE_AFTER_S
+
+    def _look_for_overdue(self) -> None:
+        """The client ends every request by its deadline. If it ever does not, requests, rows and
+        the engine's rest would wait for ever; and the rows may still be written. So the client
+        is closed first, and when nothing of it is left, its jobs end."""
+        if self._closer is None:
+            now_s = self._clock()
+            if all(now_s < job.ends_by_s for job in self._open.values()):
+                return
+            logger.error("a transfer outlived its deadline; going on without the server")
+            self._counters.count(metrics.HOOK_ERRORS, label="overdue")
+            self._closer = Thread(target=self._client.close, name="kvferry-closer", daemon=True)
+            self._closer.start()
+        if self._client.closed:
+            # Behind those that did end; `take_ended` takes the first end of each job.
+            for job_id, job in self._open.items():
+                self._ended.append(Ended(_failed(job_id), job.lost))
 
     def drain(self, timeout_s: float) -> bool:
         """End every job, waiting at most `timeout_s`; False when some have not ended by then."""
@@ -206,11 +313,32 @@ class Transfers:
         finally:
             self._draining = False
 
-    def _end(self, result: JobResult, lost: Sequence[OffloadKey] = ()) -> None:
-        self._ended.append(Ended(result, lost))
+    def _end(
+        self,
+        result: JobResult,
+        *,
+        lost: Sequence[OffloadKey] = (),
+        held: Sequence[OffloadKey] = (),
+        unsent: Sequence[OffloadKey] = (),
+        namespace: str | None = None,
+        measured: bool = False,
+    ) -> None:
+        epoch = self._client.epoch
+        self._ended.append(Ended(result, lost, held, unsent, namespace, epoch, measured))
+
+    def _end_put(
+        self,
+        put: _Put,
+        result: JobResult,
+        *,
+        held: Sequence[OffloadKey] = (),
+        unsent: Sequence[OffloadKey] = (),
+    ) -> None:
+        self._end(result, held=held, unsent=[*unsent, *put.left_out], namespace=put.namespace)
 
     def _end_by_bug(self, hook: str, job_id: int, lost: Sequence[OffloadKey] = ()) -> None:
-        self._end(_failed(job_id), lost)  # first of all: a job without an end waits for ever
+        # First of all: a job without an end waits for ever.
+        self._ended.append(Ended(_failed(job_id), lost))
         kept_from_engine(self, hook)
 
     def count_hook_error(self, hook: str) -> None:

@@ -8,6 +8,8 @@ from kv_connector import tier_metrics as metrics
 
 Totals = Mapping[tuple[str, str], int]
 
+LOG_INTERVAL_S = 60.0
+
 # vLLM's names for the sources of external hits, in ours.
 _LEVELS = {"host": "CPU pool", "external_unspecified": "server", "p2p": "peer", "disk": "disk"}
 
@@ -18,7 +20,9 @@ class Traffic:
     vLLM may look a request up many times before it admits it; only the last look counts.
     """
 
-    def __init__(self, interval_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, interval_s: float = LOG_INTERVAL_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._interval_s = interval_s
         self._clock = clock
         self._next_line_s = clock() + interval_s

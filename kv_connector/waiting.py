@@ -30,6 +30,7 @@ class Missed(StrEnum):
     BUDGET_SPENT = auto()  # the request has waited long enough
     BEYOND_POOL = auto()  # so far into the prompt that the pool could not hold what is before it
     LOAD_FAILED = auto()  # a load of this key has failed; asking again would loop
+    BREAK_EVEN = auto()  # it would take longer to load than to compute
     BYPASS = auto()  # this request does not use the server (a LoRA adapter)
 
 
@@ -50,6 +51,11 @@ class Waiting:
     bypass: str | None = None
     started_s: float | None = None
     first_step: int = 0
+    asked: bool = False
+    """Whether a question was sent, and so it was decided that an answer is worth it."""
+    judged: bool = False
+    """Whether it was decided that what the answers found is worth loading."""
+    admitted: bool = False
     states: dict[bytes, KeyState | Missed | None] = field(default_factory=dict)
     """Per key: the server's answer, why it is a miss, or None while a question is under way."""
     wanted: list[bytes] = field(default_factory=list)
@@ -78,6 +84,18 @@ class Waiting:
         """The keys to ask for now; the caller sends one lookup for all of them."""
         wanted, self.wanted = self.wanted, []
         return wanted
+
+    def admit(self, *, now_s: float, step: int) -> tuple[float, int] | None:
+        """The engine no longer waits for us: seconds and engine steps since the first lookup.
+        None the second time, and when nothing was ever looked up."""
+        if self.started_s is None or self.admitted:
+            return None
+        self.admitted = True
+        return now_s - self.started_s, step - self.first_step
+
+    def readable(self) -> list[bytes]:
+        """The keys that the server can give us now."""
+        return [key for key, state in self.states.items() if state is KeyState.READABLE]
 
     def answer(self, keys: Iterable[bytes], states: bytes) -> None:
         """The server's reply to a lookup of `keys`."""

@@ -80,7 +80,7 @@ class Loop:
 
     @property
     def ready(self) -> bool:
-        return self.session.ready and self.lanes.ready
+        return self.session.ready and self.lanes.ready and not self._stopping
 
     def stop(self) -> None:
         """Begin the end: every request ends, then the thread does."""

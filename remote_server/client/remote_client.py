@@ -285,6 +285,11 @@ class RemoteClient:
         self._loop.stop()
         self._loop.join(timeout_s)
 
+    @property
+    def closed(self) -> bool:
+        """Closed to the end: every request has ended, and nothing here touches a row again."""
+        return self._loop.mailbox.closed
+
     def check(self, timeout_s: float = 1.0) -> None:
         """Raise `AssertionError` when this client's books do not balance. For tests."""
         failure: Future[None] = Future()

@@ -39,6 +39,7 @@ PATIENT = {
     "load_stall_ms": 10_000,
     "load_timeout_ms": 20_000,
     "wait_budget_ms": 10_000,
+    "break_even": False,
 }
 
 

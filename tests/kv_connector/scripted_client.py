@@ -54,6 +54,7 @@ class ScriptedClient:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.ready = True
+        self.epoch: str | None = "boot-1"
         self.asked: list[Asked] = []
         self.declared: list[tuple[str, int, dict[str, str]]] = []
         self.forgotten: list[str] = []
@@ -157,6 +158,9 @@ class Engine:
 
     def lookup(self, context: ReqContext, keys: Sequence[OffloadKey]) -> list[str]:
         return [self.tier.lookup(key, context).name for key in keys]
+
+    def scheduled(self, *requests: str) -> ScheduleEndContext:
+        return ScheduleEndContext(requests, ())
 
     def step(self) -> None:
         self.tier.on_schedule_end(STEP_END)

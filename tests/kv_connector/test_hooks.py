@@ -111,13 +111,14 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "on_new_request": lambda answer: answer == RequestOffloadingContext(),
     "get_finished_jobs": lambda answer: answer == [],
     "get_stats": lambda answer: answer is None,
+    "has_pending_work": lambda answer: answer is False,
 }
 """What a hook may answer that could not do its work; None for those that answer nothing."""
 
 TIER_FAULTS = [
     *("_client", "_rows", "_counters", "_waits", "_clock", "_config", "_transfers._ended"),
     *("_transfers._client", "_transfers._rows", "_transfers._counters", "_transfers._clock"),
-    *("_transfers._pinned_rows", "_client.lookup", "_client.get", "_client.put"),
+    *("_client.lookup", "_client.get", "_client.put"),
     *("_client.touch", "_client.close", "_client.cancel_all", "_client.declare", "_client.ready"),
     *("_client.forget", "_client.counters"),
 ]  # fmt: skip
@@ -220,7 +221,7 @@ def test_a_job_ends_exactly_once_whatever_breaks(
     assert tier.engine.finished() == []
 
 
-@pytest.mark.parametrize("fault", ["_counters", "_rows", "_client.put", "_clock", "_pinned_rows"])
+@pytest.mark.parametrize("fault", ["_counters", "_rows", "_client.put", "_clock", "_open"])
 @pytest.mark.parametrize("hook", ["submit_load", "submit_store"])
 def test_a_job_ends_exactly_once_when_something_breaks_under_way(
     hook: str, fault: str, monkeypatch: pytest.MonkeyPatch
@@ -252,8 +253,8 @@ def test_a_job_that_was_taken_is_reported_though_its_keys_cannot_be_remembered(
     with monkeypatch.context() as breaking:
         tier.break_("_waits", breaking)
         first = [job for job, _, _ in tier.engine.finished()]
-    assert first == [1]
-    assert [job for job, _, _ in tier.engine.finished()] == [2], "it comes with the next call"
+    assert first == [1, 2]
+    assert tier.engine.finished() == []
 
 
 @pytest.mark.parametrize("wrong", [RuntimeError("odd"), "cancelled", SimpleNamespace(states=None)])
@@ -314,6 +315,7 @@ class Connector:
             "blocks": MagicMock(),
             "num_external_tokens": 5,
             "scheduler_output": MagicMock(),
+            "connector_output": MagicMock(),
             "kv_caches": {},
             "metadata": {(0, 0): told},
         }
@@ -373,7 +375,9 @@ def test_nothing_leaves_a_hook_of_the_connector(
         assert answers == [healthy] * 3, "what vLLM computed is passed on all the same"
     if fault != "_remote":
         assert ours.errors >= 1
-    assert 1 <= tracebacks() <= 2, "said once, not every time"
+    # Each part says it once, and once why it could not be counted.
+    parts = 2 if hook == "build_connector_meta" else 1
+    assert 1 <= tracebacks() <= 2 * parts, "said once, not every time"
 
 
 def test_options_that_cannot_be_read_keep_the_request_from_the_server(

@@ -35,13 +35,14 @@ _CONNECTOR_HOOKS = (
 )  # fmt: skip
 _TIER_HOOKS = (
     "on_new_request", "lookup", "on_schedule_end", "submit_load", "submit_store", "touch",
-    "get_finished_jobs", "on_request_finished", "has_pending_work", "get_stats", "take_events",
+    "get_finished_jobs", "on_request_finished", "serve_external_requests", "has_pending_work",
+    "get_stats", "take_events",
 )  # fmt: skip
 
 # A busy machine must not turn a hit into a prompt that is computed: that would be another step.
 _PATIENT = {
     "lookup_timeout_ms": 5_000, "load_stall_ms": 10_000, "load_timeout_ms": 20_000,
-    "wait_budget_ms": 10_000,
+    "wait_budget_ms": 10_000, "break_even": False,
 }  # fmt: skip
 
 _IDLE_S = 30.0

@@ -1,0 +1,135 @@
+"""Nobody waits for ever: not a request, not a row, not an engine that wants to rest."""
+
+import pytest
+from scripted_client import ScriptedClient
+from tiered_engine import TieredEngine
+
+from kv_connector import tier_metrics as metrics
+from kv_connector.tier_transfers import OVERDUE_AFTER_S
+from remote_server.protocol import KeyState
+
+ABSENT, PENDING, READABLE = KeyState
+
+
+@pytest.fixture
+def engine() -> TieredEngine:
+    return TieredEngine()
+
+
+def test_one_promotion_serves_every_request_that_waits_for_the_block(engine: TieredEngine):
+    first, keys = engine.request("first", range(3))
+    second, _ = engine.request("second", range(3))
+    assert engine.lookup(first, keys) == engine.lookup(second, keys) == ["RETRY"] * 3
+    engine.step()
+    for asked in list(engine.client.asked):
+        asked.found(READABLE, READABLE, READABLE)
+    assert engine.lookup(first, keys) == engine.lookup(second, keys) == ["HIT_PENDING"] * 3
+    engine.step()
+    third, _ = engine.request("third", range(3))
+    assert engine.lookup(third, keys) == ["HIT_PENDING"] * 3, "it does not even ask"
+    assert (engine.client.count("get"), engine.client.count("lookup")) == (1, 2)
+    engine.client.last("get").landed(0, 1, 2)
+    engine.step()
+    for context in (first, second, third):
+        assert engine.lookup(context, keys) == ["HIT"] * 3
+    engine.step()
+    engine.check()
+
+
+def test_a_promotion_that_fails_is_a_miss_for_all_who_waited_and_asked(engine: TieredEngine):
+    first, keys = engine.request("first", [0])
+    second, _ = engine.request("second", [0])
+    late, _ = engine.request("late", [0])
+    for context in (first, second):
+        engine.lookup(context, keys)
+    engine.step()
+    for asked in list(engine.client.asked):
+        asked.found(READABLE)
+    engine.lookup(first, keys)
+    engine.step()
+    assert engine.lookup(late, keys) == ["HIT_PENDING"]
+    engine.client.last("get").landed()
+    engine.step()
+    assert engine.lookup(first, keys) == engine.lookup(second, keys) == ["MISS"]
+    assert engine.lookup(late, keys) == ["RETRY"], "it had only waited for others; it asks once"
+    engine.step()
+    engine.client.last("lookup").found(READABLE)
+    engine.lookup(late, keys)
+    engine.step()
+    engine.client.last("get").landed()
+    engine.step()
+    assert engine.lookup(late, keys) == ["MISS"], "and no more"
+    assert engine.client.count("get") == 2
+    engine.check()
+
+
+def test_a_lookup_that_is_never_answered_is_a_miss_when_the_budget_is_spent(engine: TieredEngine):
+    context, keys = engine.request("r", range(3))
+    for _ in range(3):
+        assert engine.lookup(context, keys) == ["RETRY"] * 3
+        engine.step()
+        engine.clock.now += 0.04
+    assert engine.lookup(context, keys) == ["MISS"] * 3
+    assert engine.counted(metrics.MISSED_BLOCKS, "budget_spent") == 3
+    assert not engine.manager.has_pending_work()
+
+
+@pytest.mark.parametrize("what", ["load", "store", "both"])
+def test_a_transfer_that_the_client_never_ends_is_ended_once_the_client_is_gone(
+    engine: TieredEngine, what: str
+):
+    context, keys = engine.request("r", range(2))
+    if what != "store":
+        engine.lookup(context, keys)
+        engine.step()
+        engine.client.last("lookup").found(READABLE, READABLE)
+        engine.lookup(context, keys)
+        engine.step()
+    if what != "load":
+        engine.compute("s", range(10, 12))
+    engine.step()
+    stuck = engine.client.asked[-1]
+    engine.clock.now += 10.0 + OVERDUE_AFTER_S - 0.1 if what == "store" else 2.0
+    engine.step()
+    assert engine.manager.has_pending_work()
+    assert not engine.client.closed
+
+    told_to_close: list[bool] = []
+    engine.client.close = lambda: told_to_close.append(True)
+    engine.clock.now += OVERDUE_AFTER_S + 0.1
+    engine.step()
+    engine.tier._transfers._closer.join(5)
+    assert told_to_close == [True]
+    engine.step()
+    assert engine.manager.has_pending_work(), "until it has, its rows are nobody else's"
+
+    engine.client.ready, engine.client.closed = False, True
+    engine.step()
+    assert not engine.manager.has_pending_work()
+    assert engine.lookup(context, keys) == ["MISS"] * 2
+    # It comes back to life: the job has been reported, and is not again.
+    if stuck.operation == "get":
+        stuck.landed(0, 1)
+    else:
+        stuck.found(READABLE, READABLE)
+    for _ in range(3):
+        engine.step()
+    assert engine.hook_errors() == {(metrics.HOOK_ERRORS, "overdue"): 1}
+
+
+def test_a_client_that_ends_its_jobs_while_it_is_closed_ends_them_once(engine: TieredEngine):
+    engine.compute("a", range(3))
+    engine.clock.now += 100.0
+
+    def close() -> None:
+        engine.client.cancel_all(0)
+        ScriptedClient.close(engine.client)
+
+    engine.client.close = close
+    engine.client.ready = False
+    engine.step()
+    engine.step()
+    engine.tier._transfers._closer.join(5)
+    for _ in range(3):
+        engine.step()
+    assert not engine.manager.has_pending_work()

@@ -1,0 +1,325 @@
+"""What loads slower than it computes is not fetched, and a link that recovers is found out."""
+
+from unittest.mock import MagicMock
+
+import pytest
+from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
+
+from kv_connector import tier_metrics as metrics
+from kv_connector.break_even import PROBE_AFTER_S, PROBE_EVERY, BreakEven, worth_loading
+from kv_connector.speeds import KEPT_SAMPLES, LEAST_SAMPLES, LinkSpeed, PrefillSpeed, Recent
+from remote_server.protocol import KeyState
+
+ABSENT, PENDING, READABLE = KeyState
+MiB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("num_bytes", "num_tokens", "link", "round_trip", "prefill", "round_trips", "worth"),
+    [
+        # the link is as fast as the engine, to the byte
+        (100, 100, 1.0, 0.0, 1.0, 2, True),
+        (101, 100, 1.0, 0.0, 1.0, 2, False),
+        # 1 MiB for 16 tokens: 1 ms on the link, 2 ms of computing
+        (MiB, 16, 1000 * MiB, 0.0, 8000.0, 2, True),
+        # round trips are part of it, and the ones already made are not
+        (MiB, 16, 1000 * MiB, 0.0006, 8000.0, 2, False),
+        (MiB, 16, 1000 * MiB, 0.0006, 8000.0, 1, True),
+        # and matter less, the longer the prefix
+        (64 * MiB, 64 * 16, 1000 * MiB, 0.0006, 8000.0, 2, True),
+        # nothing is known
+        (MiB, 16, None, 0.01, 8000.0, 2, True),
+        (MiB, 16, 1.0, None, 8000.0, 2, True),
+        (MiB, 16, 1.0, 0.01, None, 2, True),
+        # nothing came at all, or nothing computes
+        (MiB, 16, 0.0, 0.0, 8000.0, 2, False),
+        (MiB, 16, 1.0, 0.0, 0.0, 2, True),
+    ],
+)
+def test_what_is_worth_loading(
+    num_bytes: int, num_tokens: int, link: float | None, round_trip: float | None,
+    prefill: float | None, round_trips: int, worth: bool,
+):  # fmt: skip
+    assert worth is worth_loading(
+        num_bytes, num_tokens,
+        bytes_per_s=link, round_trip_s=round_trip, tokens_per_s=prefill, round_trips=round_trips,
+    )  # fmt: skip
+
+
+def gate(
+    clock: Clock, *, bytes_per_s: float, tokens_per_s: float, enabled: bool = True
+) -> BreakEven:
+    gate = BreakEven(clock, enabled=enabled)
+    for _ in range(LEAST_SAMPLES):
+        gate.link.lookup_took(0.001)
+    for _ in range(LEAST_SAMPLES):
+        gate.link.load_took(int(bytes_per_s * 1.0), 1.001)
+        gate.prefill.step_began([int(tokens_per_s)], clock.now)
+        clock.now += 1.0
+        gate.prefill.step_ended(clock.now)
+    return gate
+
+
+def test_while_it_declines_one_in_so_many_is_fetched_all_the_same():
+    slow = gate(Clock(), bytes_per_s=1000, tokens_per_s=1000)
+    admitted = [slow.admits(MiB, 16, round_trips=2) for _ in range(3 * PROBE_EVERY)]
+    assert [i for i, yes in enumerate(admitted, 1) if yes] == [
+        PROBE_EVERY, 2 * PROBE_EVERY, 3 * PROBE_EVERY,
+    ]  # fmt: skip
+
+
+def test_while_it_declines_the_first_one_after_a_while_is_fetched_all_the_same():
+    clock = Clock()
+    slow = gate(clock, bytes_per_s=1000, tokens_per_s=1000)
+    assert not slow.admits(MiB, 16, round_trips=2)
+    clock.now += PROBE_AFTER_S - 0.1
+    assert not slow.admits(MiB, 16, round_trips=2)
+    clock.now += 0.1
+    assert slow.admits(MiB, 16, round_trips=2)
+    assert not slow.admits(MiB, 16, round_trips=2), "one, and then it waits again"
+
+
+def test_a_link_that_recovers_is_believed_after_a_few_probes_and_one_that_does_not_is_not():
+    clock = Clock()
+    slow = gate(clock, bytes_per_s=1000, tokens_per_s=1000)
+    assert not slow.admits(MiB, 16, round_trips=2)
+    probes = 0
+    while slow.link.bytes_per_s < 100 * MiB:
+        clock.now += PROBE_AFTER_S
+        assert slow.admits(MiB, 16, round_trips=2)
+        slow.link.load_took(MiB, 0.005)
+        probes += 1
+    assert probes == KEPT_SAMPLES // 2 + 1
+    assert all(slow.admits(MiB, 16, round_trips=2) for _ in range(100))
+
+    still = gate(clock, bytes_per_s=1000, tokens_per_s=1000)
+    admitted = 0
+    for _ in range(10 * PROBE_EVERY):
+        if still.admits(MiB, 16, round_trips=2):
+            still.link.load_took(1000, 1.0)
+            admitted += 1
+    assert admitted == 10
+
+
+def test_one_stall_and_one_slow_step_decide_nothing():
+    recent = Recent()
+    for sample in [100.0] * LEAST_SAMPLES:
+        assert recent.value is None
+        recent.add(sample)
+    for sample in (0.0, 1e9):
+        recent.add(sample)
+        assert recent.value == 100.0
+
+
+def test_the_gate_can_be_turned_off():
+    off = gate(Clock(), bytes_per_s=1000, tokens_per_s=1000, enabled=False)
+    assert all(off.admits(MiB, 16, round_trips=2) for _ in range(PROBE_EVERY))
+
+
+# ── what is measured ─────────────────────────────────────────────────────────────────────
+
+
+def test_a_load_is_measured_without_its_round_trip_but_never_as_twice_as_fast():
+    link = LinkSpeed()
+    for _ in range(LEAST_SAMPLES):
+        link.lookup_took(0.010)
+    for _ in range(LEAST_SAMPLES):
+        link.load_took(MiB, 0.110)
+    assert link.bytes_per_s == pytest.approx(10 * MiB)
+    for _ in range(KEPT_SAMPLES):
+        link.load_took(MiB, 0.008)
+    assert link.bytes_per_s == pytest.approx(MiB / 0.004)
+    link.forget()
+    assert link.bytes_per_s is None and link.round_trip_s is None
+
+
+def steps(speed: PrefillSpeed, *counts: list[int], step_s: float = 0.1, pause_s: float = 0.0):
+    now = max(speed._last_end_s, 0.0)
+    for tokens in counts:
+        speed.step_began(tokens, now)
+        speed.step_ended(now + step_s)
+        now += step_s + pause_s
+
+
+def test_an_idle_engine_between_two_steps_is_not_a_slow_one():
+    speed = PrefillSpeed()
+    steps(speed, *[[512]] * LEAST_SAMPLES, pause_s=60.0)
+    assert speed.tokens_per_s == pytest.approx(5120)
+
+
+@pytest.mark.parametrize("tokens", [[1] * 200, [63], [64] + [1] * 65, []])
+def test_steps_that_say_little_about_prefill_are_left_out(tokens: list[int]):
+    speed = PrefillSpeed()
+    steps(speed, *[tokens] * 20)
+    assert speed.tokens_per_s is None
+    steps(speed, *[[512, *tokens]] * LEAST_SAMPLES)
+    assert speed.tokens_per_s is not None
+
+
+def test_a_pipelined_step_is_measured_from_the_end_of_the_one_before():
+    """Planned 0.1 s ahead: from plan to end it takes two steps' time."""
+    speed = PrefillSpeed()
+    speed.step_began([512], 0.0)
+    for i in range(LEAST_SAMPLES + 1):
+        speed.step_began([512], i * 0.1)
+        speed.step_ended((i + 1) * 0.1)
+    assert speed.tokens_per_s == pytest.approx(5120)
+
+
+def test_ends_that_never_come_do_not_pile_up():
+    speed = PrefillSpeed()
+    for i in range(1000):
+        speed.step_began([512], float(i))
+    steps(speed, *[[512]] * 40)
+    assert len(speed._under_way) <= 8
+
+
+# ── in the tier ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def measured(engine: Engine, *, load_s: float, prefill_tokens_per_s: float = 1000.0) -> None:
+    """Loads of one block that take `load_s`, each for a request of its own."""
+    for i in range(LEAST_SAMPLES):
+        context, keys = engine.request(f"measure {i}", 1)
+        engine.lookup(context, keys)
+        engine.step()
+        engine.clock.now += 0.0001
+        engine.client.last("lookup").found(READABLE)
+        assert engine.lookup(context, keys) == ["HIT"]
+        engine.tier.submit_load(engine.job(context, keys, [0]))
+        engine.clock.now += load_s
+        engine.client.last("get").landed(0)
+        engine.finished()
+        engine.step()
+        prefill = engine.tier.break_even.prefill
+        prefill.step_began([1000], engine.clock.now)
+        engine.clock.now += 1000 / prefill_tokens_per_s
+        prefill.step_ended(engine.clock.now)
+
+
+def test_a_prefix_that_would_load_slower_than_it_computes_is_not_asked_for(engine: Engine):
+    """32 tokens a block: 32 ms to compute, 100 ms to load."""
+    measured(engine, load_s=0.1)
+    context, keys = engine.request("r", 8)
+    asked = engine.client.count("lookup")
+    assert engine.lookup(context, keys) == ["RETRY"] * 8
+    engine.step()
+    assert engine.lookup(context, keys) == ["MISS"] * 8
+    assert engine.client.count("lookup") == asked
+    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "break_even"] == 8
+
+
+def test_a_prefix_that_loads_sooner_is_fetched(engine: Engine):
+    measured(engine, load_s=0.01)
+    context, keys = engine.request("r", 8)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(*[READABLE] * 8)
+    assert engine.lookup(context, keys) == ["HIT"] * 8
+
+
+def test_an_answer_that_leaves_too_little_to_be_worth_it_is_not_loaded(engine: Engine):
+    """Twenty blocks were worth two round trips of 40 ms; the one that is there not even one."""
+    measured(engine, load_s=0.0001)
+    for _ in range(KEPT_SAMPLES):
+        engine.tier.break_even.link.lookup_took(0.040)
+    context, keys = engine.request("r", 20)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(READABLE, *[ABSENT] * 19)
+    assert engine.lookup(context, keys) == ["MISS"] * 20
+    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "break_even"] == 1
+
+
+def test_a_server_that_comes_back_is_measured_anew(engine: Engine):
+    measured(engine, load_s=0.1)
+    for ready in (False, True):
+        engine.client.ready = ready
+        engine.tier.serve_external_requests(MagicMock())
+    context, keys = engine.request("r", 1)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(READABLE)
+    assert engine.lookup(context, keys) == ["HIT"]
+
+
+def test_loads_that_were_cancelled_or_found_nobody_measure_nothing(engine: Engine):
+    context, keys = engine.request("r", 1)
+    for _ in range(LEAST_SAMPLES):
+        engine.tier.submit_load(engine.job(context, keys, [0]))
+        engine.tier._transfers.drain(1.0)
+        engine.finished()
+    assert engine.tier.break_even.link.bytes_per_s is None
+
+
+def test_the_speeds_are_gauges_once_they_are_known(engine: Engine):
+    stats = engine.tier.get_stats()
+    assert stats is not None
+    speeds = {metrics.LINK_SPEED, metrics.LOOKUP_SECONDS, metrics.PREFILL_SPEED}
+    assert not speeds & set(stats.data["data"])
+    measured(engine, load_s=0.1)
+    stats = engine.tier.get_stats()
+    assert stats is not None
+    gauges = {name: stats.data["data"][name][()] for name in speeds}
+    assert gauges[metrics.LINK_SPEED] == pytest.approx(BLOCK_BYTES / 0.1, rel=0.01)
+    assert gauges[metrics.PREFILL_SPEED] == pytest.approx(1000)
+    assert TOKENS_PER_BLOCK / gauges[metrics.PREFILL_SPEED] < 0.1
+
+
+# ── how long a request waited ────────────────────────────────────────────────────────────
+
+
+def waits(engine: Engine) -> list[tuple[float, float]]:
+    stats = engine.tier.get_stats()
+    assert stats is not None
+    seconds, steps = (
+        stats.data["data"].get(name, {}).get((), [])
+        for name in (metrics.WAIT_SECONDS, metrics.WAIT_STEPS)
+    )
+    return [(pytest.approx(s), n) for s, n in zip(seconds, steps, strict=True)]
+
+
+def test_the_wait_of_a_request_is_observed_once_from_its_first_lookup_to_its_admission(
+    engine: Engine,
+):
+    context, keys = engine.request("r", 2)
+    engine.clock.now += 5.0
+    engine.lookup(context, keys)
+    engine.step()
+    engine.clock.now += 0.030
+    engine.client.last("lookup").found(READABLE, READABLE)
+    engine.lookup(context, keys)
+    engine.step()
+    assert waits(engine) == []
+    engine.clock.now += 0.012
+    engine.tier.admitted("r")
+    assert waits(engine) == [(0.042, 2)]
+    engine.clock.now += 1.0
+    engine.tier.admitted("r")
+    assert waits(engine) == []
+
+
+def test_without_a_server_a_request_waits_no_time_and_no_step(engine: Engine):
+    engine.client.ready = False
+    context, keys = engine.request("r", 2)
+    engine.lookup(context, keys)
+    engine.tier.admitted("r")
+    assert waits(engine) == [(0.0, 0)]
+
+
+def test_requests_that_never_asked_and_bare_tiers_are_told_apart(engine: Engine):
+    engine.request("all in the pool", 2)
+    engine.tier.admitted("all in the pool")
+    engine.tier.admitted("a stranger")
+    assert waits(engine) == []
+    context, keys = engine.request("bare", 1)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.clock.now += 0.02
+    engine.tier.on_schedule_end(engine.scheduled("bare"))
+    assert waits(engine) == [(0.02, 2)]

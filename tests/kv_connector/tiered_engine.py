@@ -1,0 +1,149 @@
+"""vLLM's own tiering manager over our tier and a pool in plain memory: an engine but no model."""
+
+import time
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+from scripted_client import (
+    BLOCK_BYTES,
+    ROW_BYTES,
+    STEP_END,
+    TOKENS_PER_BLOCK,
+    Clock,
+    ScriptedClient,
+)
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, make_offload_key
+from vllm.v1.kv_offload.tiering.manager import (
+    CPUPrimaryTierOffloadingManager,
+    TieringOffloadingManager,
+)
+
+from kv_connector.remote_tier import RemoteTier
+
+PATIENCE_S = 10.0
+
+
+def key_of(number: int) -> OffloadKey:
+    return make_offload_key(f"{number:032d}".encode(), 0)
+
+
+def block_of(number: int) -> bytes:
+    return (number.to_bytes(8, "big") * (BLOCK_BYTES // 8 + 1))[:BLOCK_BYTES]
+
+
+class TieredEngine:
+    """Stores and looks up as vLLM's scheduler does. Block `n` has the bytes `block_of(n)`."""
+
+    def __init__(
+        self,
+        num_rows: int = 40,
+        *,
+        client_factory: Callable[[Any], Any] = ScriptedClient,
+        clock: Callable[[], float] | None = None,
+        server: str = "tcp://127.0.0.1:1",
+        name: str = "engine",
+        more_tiers: Callable[..., list[Any]] = lambda *_: [],
+        **settings: Any,
+    ) -> None:
+        self.pool = np.zeros((num_rows, ROW_BYTES), np.int8)
+        self.clock: Any = clock or Clock()
+        region = SimpleNamespace(
+            create_kv_memoryview=lambda: memoryview(self.pool), cleanup=lambda: None
+        )
+        self.primary = CPUPrimaryTierOffloadingManager(num_rows, region)
+        view = self.primary.get_kv_memoryview()
+        spec = SimpleNamespace(
+            tokens_per_block=(TOKENS_PER_BLOCK,),
+            blocks_per_chunk=1,
+            cpu_page_size_per_worker=BLOCK_BYTES,
+            replicated_layout=False,
+            config=SimpleNamespace(engine_id=name, parallel=SimpleNamespace(world_size=1)),
+        )
+        self.tier = RemoteTier(
+            spec, view, "RemoteTier", sees_everything=True, client_factory=client_factory,
+            clock=self.clock, server=server, **settings,
+        )  # fmt: skip
+        self.client: Any = self.tier._client
+        self.tier.declare("model", {"model": "m"})
+        self.manager = TieringOffloadingManager(self.primary, [self.tier, *more_tiers(spec, view)])
+
+    # ── what a scheduler does ────────────────────────────────────────────────────────────
+
+    def request(self, name: str, numbers: Sequence[int]) -> tuple[ReqContext, list[OffloadKey]]:
+        context = ReqContext(name)
+        keys = [key_of(number) for number in numbers]
+        for i, key in enumerate(keys):
+            context.set_offload_key_position(key, (i + 1) * TOKENS_PER_BLOCK)
+        self.manager.on_new_request(context)
+        return context, keys
+
+    def compute(self, name: str, numbers: Sequence[int], **params: Any) -> list[OffloadKey]:
+        """Compute these blocks and store them in the pool, which offers them to the tier. The
+        copy into the pool takes an engine step."""
+        context, keys = self.request(name, numbers)
+        context.kv_transfer_params = params or None
+        prepared = self.manager.prepare_store(keys, context)
+        assert prepared is not None, "no row to be had"
+        stored = list(prepared.keys_to_store)
+        for key, row in zip(stored, prepared.store_spec.chunk_ids, strict=True):
+            number = numbers[keys.index(key)]
+            self.pool[row, :BLOCK_BYTES] = np.frombuffer(block_of(number), np.int8)
+        self.step()
+        self.manager.complete_store(stored, context)
+        self.manager.on_request_finished(context)
+        return keys
+
+    def lookup(self, context: ReqContext, keys: Sequence[OffloadKey]) -> list[str]:
+        return [self.manager.lookup(key, context).name for key in keys]
+
+    def step(self, *new_requests: str) -> None:
+        self.manager.on_schedule_end(
+            ScheduleEndContext(new_requests, ()) if new_requests else STEP_END
+        )
+
+    def run(self, context: ReqContext, keys: Sequence[OffloadKey]) -> list[str]:
+        """Look up and step, in real time, until nothing is deferred any more."""
+        deadline = time.monotonic() + PATIENCE_S
+        while {"RETRY", "HIT_PENDING"} & set(found := self.lookup(context, keys)):
+            assert time.monotonic() < deadline, f"still deferred: {found}"
+            self.step()
+            time.sleep(0.002)
+        return found
+
+    def idle(self) -> int:
+        """Step as vLLM does without requests: while there is work. Gives the number of steps."""
+        deadline, steps = time.monotonic() + PATIENCE_S, 0
+        while self.manager.has_pending_work():
+            assert time.monotonic() < deadline, "the engine would step for ever"
+            self.step()
+            time.sleep(0.002)
+            steps += 1
+        return steps
+
+    def bytes_of(self, number: int) -> bytes:
+        """The bytes under this key in the pool."""
+        chunk = self.primary._policy.get(key_of(number))
+        assert chunk is not None and chunk.is_ready
+        return self.pool[chunk.chunk_id, :BLOCK_BYTES].tobytes()
+
+    # ── what must hold ───────────────────────────────────────────────────────────────────
+
+    def check(self) -> None:
+        """No job is left, no row is pinned, and every row is free or holds one block."""
+        for _ in range(2):
+            self.step()
+        assert not self.manager._jobs
+        assert all(not state.is_finished for state in self.manager._req_state.values())
+        chunks = self.primary._policy.chunks
+        assert all(chunk.ref_cnt == 0 for chunk in chunks.values()), "a row stayed pinned"
+        used = [chunk.chunk_id for chunk in chunks.values()] + self.primary._free_list
+        assert sorted(used) == list(range(self.primary._num_allocated_chunks))
+        assert not self.hook_errors(), self.hook_errors()
+
+    def hook_errors(self) -> dict[tuple[str, str], int]:
+        return {k: n for k, n in self.tier.totals().items() if k[0] == "kvferry_hook_errors"}
+
+    def counted(self, metric: str, label: str = "") -> int:
+        return self.tier.totals().get((metric, label), 0)
