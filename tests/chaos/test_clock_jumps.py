@@ -128,7 +128,7 @@ def test_when_the_servers_clock_jumps_in_the_middle_of_a_get_its_bytes_are_right
             assert other.finish(other.put(MEDIUM, range(first, first + 16))) == "stored"
     caught.let_go(deliver=True)
     word = client.finish(request)
-    assert word in ("hit", "miss"), word
+    assert word in ("hit", "part hit", "miss"), word
     assert client.finish(client.put(MEDIUM, NUMBERS)) == "stored"
     assert client.finish(client.get(MEDIUM, NUMBERS)) == "hit"
 

@@ -7,6 +7,8 @@ from chaos_server import eventually
 from fault_proxy import TO_CLIENT, Faults
 from oracle import LARGE, MEDIUM
 
+from remote_server.client.lease_window import SHARE_OF_ARENA
+
 NUM_BLOCKS, PER_REQUEST = 512, 16  # 32 MiB, all of the server's memory
 
 PATIENT = {"get_window_bytes": 128 << 20, "get_window_blocks": 4096}
@@ -17,12 +19,12 @@ def all_of(first):
 
 
 def test_what_is_pinned_stays_whole_and_others_are_declined_until_it_is_taken(
-    server, proxy, transport, make_client
+    server, proxy, make_client
 ):
-    """Over tcp a block is pinned until the kernel has it, over shared memory until its lease
-    is released. Everything is asked for twice: the kernel's buffers hold the first few."""
-    slow = make_client(transport, num_pieces=2 * NUM_BLOCKS // PER_REQUEST, **PATIENT)
-    other = make_client(transport, server.endpoint)
+    """Over tcp a block is pinned until the kernel has it. Everything is asked for twice: the
+    kernel's buffers hold the first few."""
+    slow = make_client("tcp", num_pieces=2 * NUM_BLOCKS // PER_REQUEST, **PATIENT)
+    other = make_client("tcp", server.endpoint)
     for numbers in all_of(0):
         assert slow.finish(slow.put(MEDIUM, numbers)) == "stored"
     proxy.set(Faults(frozen=frozenset({TO_CLIENT})))
@@ -44,13 +46,32 @@ def test_what_is_pinned_stays_whole_and_others_are_declined_until_it_is_taken(
     assert other.finish(other.get(MEDIUM, all_of(5000)[0])) == "hit"
 
 
+def test_over_shared_memory_one_client_keeps_a_sixteenth_of_the_memory_at_most(
+    server, proxy, make_client
+):
+    """A block is pinned until its lease is released; everybody else can still put."""
+    slow = make_client("shm", num_pieces=NUM_BLOCKS // PER_REQUEST, shared_window_bytes=1 << 30)
+    other = make_client("shm", server.endpoint)
+    for numbers in all_of(0):
+        assert slow.finish(slow.put(MEDIUM, numbers)) == "stored"
+    proxy.set(Faults(frozen=frozenset({TO_CLIENT})))
+    gets = [slow.get(MEDIUM, numbers, timeout_s=60) for numbers in all_of(0)[-4:]]
+    eventually(lambda: server.stats().tiers["memory"].pinned, "something is leased")
+    for numbers in all_of(5000):
+        assert other.finish(other.put(MEDIUM, numbers)) == "stored"
+        assert server.stats().tiers["memory"].pinned <= NUM_BLOCKS // SHARE_OF_ARENA
+    proxy.clear()
+    assert {slow.finish(get) for get in gets} <= {"hit", "part hit", "miss"}
+    server.wait_until_at_rest()
+
+
 def test_what_is_pinned_for_a_client_whose_connection_breaks_is_given_back_when_it_leaves(
-    server, proxy, transport
+    server, proxy
 ):
     """Also what has not been handed to libzmq yet: it takes 64 messages, and these are more."""
     times = 3
     num_pieces = times * NUM_BLOCKS // PER_REQUEST
-    with ChaosClient(proxy.endpoint, transport, num_pieces=num_pieces, **PATIENT) as slow:
+    with ChaosClient(proxy.endpoint, "tcp", num_pieces=num_pieces, **PATIENT) as slow:
         slow.wait_until_ready()
         for numbers in all_of(0):
             assert slow.finish(slow.put(MEDIUM, numbers)) == "stored"
