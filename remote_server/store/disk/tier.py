@@ -97,6 +97,7 @@ class DiskTier:
         self._unverified: dict[str, dict[bytes, DiskBlock]] = {}
         self._writing: dict[str, dict[bytes, list[DiskBlock]]] = {}
         self._gone: set[DiskBlock] = set()
+        self._older: dict[DiskBlock, DiskBlock] = {}  # of an unverified block, in case it is bad
         self._writing_bytes = 0
         self._tick = FIRST_TICK
         self._recovered_tick = 0
@@ -606,6 +607,8 @@ class DiskTier:
             del index[block.namespace]
         block.segment.slot_class.policy.remove(block)
         block.state = BlockState.GONE
+        if (older := self._older.pop(block, None)) is not None:
+            self._give_up_older(older)
 
     def _set_gone(self, block: DiskBlock) -> None:
         block.state = BlockState.GONE
@@ -689,13 +692,34 @@ class DiskTier:
             self._set_gone(block)
             self._erase(block)
             return None
-        previous = self._unverified.get(namespace, {}).get(header.key)
+        previous = self._unverified.get(namespace, {}).pop(header.key, None)
         if previous is not None:  # they come in the order written
             self._counters["recovered_older"] += 1
-            self._let_go(previous)
+            self._keep_older(block, previous)
         self._unverified.setdefault(namespace, {})[header.key] = block
         segment.slot_class.policy.add(block)
         return block
+
+    def _keep_older(self, block: DiskBlock, previous: DiskBlock) -> None:
+        """A kill while `block` was replacing `previous` may have left the header of the one and
+        all of the other: which it is, its bytes will tell."""
+        previous.segment.slot_class.policy.remove(previous)
+        self.segments.pin(previous)
+        self._set_gone(previous)
+        self._older[block] = previous
+
+    def _give_up_older(self, older: DiskBlock) -> None:
+        self.unpin(older)
+        if (oldest := self._older.pop(older, None)) is not None:
+            self._give_up_older(oldest)
+
+    def _take_older(self, older: DiskBlock) -> None:
+        self._gone.remove(older)
+        older.state = BlockState.UNVERIFIED
+        self._unverified.setdefault(older.namespace, {})[older.key] = older
+        older.segment.slot_class.policy.add(older)
+        self.unpin(older)
+        self.recovery.ask(older)
 
     def _all_adopted(self, segments: list[Segment]) -> None:
         for segment in segments:
@@ -718,7 +742,10 @@ class DiskTier:
                 self._take_from_unverified(block)
             else:
                 self._counters["recovered_damaged"] += 1
+                older = self._older.pop(block, None)
                 self._let_go(block)
+                if older is not None:
+                    self._take_older(older)
         self.unpin(block)
 
     def _take_from_unverified(self, block: DiskBlock) -> None:
@@ -728,6 +755,8 @@ class DiskTier:
             del self._unverified[block.namespace]
         self._index.setdefault(block.namespace, {})[block.key] = block
         block.state = BlockState.READABLE
+        if (older := self._older.pop(block, None)) is not None:
+            self._give_up_older(older)
 
 
 def _with_pending(states: bytes, pending: bytes) -> bytes:
