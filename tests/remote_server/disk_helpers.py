@@ -133,9 +133,7 @@ class DiskAsTier:
 
     def _complete(self, blocks):
         results = []
-        self._tier.write(
-            blocks, [memoryview(self._buffers.pop(b)) for b in blocks], results.append
-        )
+        self._tier.write(blocks, [memoryview(self._buffers.pop(b)) for b in blocks], results.append)
         self._disk.drain()
         return results[0]
 

@@ -4,7 +4,7 @@ import heapq
 import logging
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from remote_server.store.disk.files import File, Scratch
 from remote_server.store.disk.layout import PAGE, SlotHeader, slot_offset, unpack_slot_header
@@ -78,22 +78,22 @@ def _pages(
         yield slot, whole[place * slot_bytes :][:PAGE]
 
 
-class Books(NamedTuple):
+class Books(Protocol):
     """What recovery asks of the tier, whose index and slots it does not touch itself."""
 
-    free: Callable[[Segment, list[int]], None]
-    """These slots of a found segment hold nothing."""
+    def free(self, segment: Segment, slots: list[int]) -> None:
+        """These slots of a found segment hold nothing."""
 
-    adopt: Callable[[Segment, Found], DiskBlock | None]
-    """Take up a block, unverified and unpinned; None when a newer one has its key."""
+    def adopt(self, segment: Segment, found: Found) -> DiskBlock | None:
+        """Take up a block, unverified and unpinned; None when a newer one has its key."""
 
-    done: Callable[[list[Segment]], None]
-    """All blocks of these have been taken up: they are segments as any other."""
+    def done(self, segments: list[Segment]) -> None:
+        """All blocks of these have been taken up: they are segments as any other."""
 
-    pin: Callable[[DiskBlock], None]
+    def pin(self, block: DiskBlock) -> None: ...
 
-    judge: Callable[[DiskBlock, ReadResult], None]
-    """The verdict on a pinned block, whose pin this gives back."""
+    def judge(self, block: DiskBlock, result: ReadResult) -> DiskBlock | None:
+        """The verdict on a pinned block; gives the pin back. Another copy to judge, if any."""
 
 
 class Recovery:
@@ -130,8 +130,8 @@ class Recovery:
         """A turn's worth of work."""
         if self._merged is not None:
             self._take_up()
-        self._verify(Priority.READ, _ASKED_JOBS)
-        if not self.scanning:
+        if not self.scanning:  # before, a newer copy might still be found
+            self._verify(Priority.READ, _ASKED_JOBS)
             self._verify(Priority.CHORE, _CHORE_JOBS)
 
     def stop(self) -> None:
@@ -194,7 +194,9 @@ class Recovery:
             for block, result in zip(
                 blocks, results or [ReadResult.IO_ERROR] * len(blocks), strict=True
             ):
-                self._books.judge(block, result)
+                older = self._books.judge(block, result)
+                if older is not None:
+                    self.ask(older)
 
         self._jobs[priority] += 1
         self._pool.submit(

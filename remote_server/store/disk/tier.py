@@ -1,26 +1,24 @@
 """The disk tier as the server's store sees it."""
 
 import logging
-import secrets
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
 
-from remote_server.config import format_bytes
 from remote_server.protocol import KeyState, TierStats
-from remote_server.store.disk import housekeeping
+from remote_server.store.disk.adoption import Adoption
 from remote_server.store.disk.files import Files, Scratch, Written
 from remote_server.store.disk.folder import FoundSegment
-from remote_server.store.disk.layout import SegmentHeader
+from remote_server.store.disk.growth import Growth
+from remote_server.store.disk.index import Index
+from remote_server.store.disk.leaving import Leaving
 from remote_server.store.disk.pool import Job, Pool, Priority
-from remote_server.store.disk.recovery import Books, Found, Recovery
+from remote_server.store.disk.recovery import Recovery
 from remote_server.store.disk.segments import (
     FIRST_TICK,
     BlockState,
     DiskBlock,
-    Segment,
     Segments,
     SlotClass,
     largest_block,
@@ -29,7 +27,6 @@ from remote_server.store.disk.segments import (
 from remote_server.store.disk.transfers import (
     Piece,
     ReadResult,
-    erase,
     pieces_of,
     read_piece,
     write_piece,
@@ -40,9 +37,6 @@ log = logging.getLogger(__name__)
 # Blocks that may be waiting to be written, in bytes: somebody keeps each of them in memory.
 MAX_WRITING_BYTES = 64 << 20
 
-# After a segment could not be made, for example because somebody else filled the disk.
-MAKE_AGAIN_S = 10.0
-
 COUNTERS = (
     "evicted", "removed", "segments_made", "segments_taken", "segments_failed", "erase_failed",
     "declined_no_slot", "declined_busy", "declined_recovering",
@@ -52,9 +46,6 @@ COUNTERS = (
 )  # fmt: skip
 """Always present, from zero. `recovered` counts blocks that were found and whose bytes are good;
 `recovered_older` those whose key a newer block has."""
-
-_NONE: Mapping[bytes, object] = {}
-_READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
 
 OnWritten = Callable[[list[Written]], None]
 OnRead = Callable[[list[bool]], None]
@@ -67,10 +58,6 @@ class DiskTier:
     publishes them; `pin_all` finds blocks and `read` fetches them. Both return at once and call
     back from `finish_jobs`, which the owner calls when the pool wakes it. Nothing here waits,
     and nothing is ever called back from inside another call. Not thread-safe: one thread.
-
-    A namespace that has no free slot gets, in this order: a new segment; the coldest segment
-    of another, if it has none itself or that one has been idle for longer than its own oldest
-    block; and its own oldest block's slot.
     """
 
     def __init__(
@@ -87,26 +74,28 @@ class DiskTier:
     ) -> None:
         """`found` must fit the budget. Ends with `close`; `files` and `pool` are the caller's."""
         self.segments = Segments(budget, segment_bytes or segment_bytes_for(budget))
-        self._files = files
         self._pool = pool
         self._max_writing_bytes = max_writing_bytes
-        self._clock = clock
         self._wall_clock_ns = wall_clock_ns
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._index: dict[str, dict[bytes, DiskBlock]] = {}
-        self._unverified: dict[str, dict[bytes, DiskBlock]] = {}
-        self._writing: dict[str, dict[bytes, list[DiskBlock]]] = {}
-        self._gone: set[DiskBlock] = set()
-        self._older: dict[DiskBlock, DiskBlock] = {}  # of an unverified block, in case it is bad
+        self._index = Index()
+        self._leaving = Leaving(
+            self._index, self.segments, pool, self._counters,
+            lambda segment: self._growth.dispose_when_idle(segment),
+        )  # fmt: skip
+        self._growth = Growth(
+            files, self.segments, self._leaving, pool, self._counters, clock,
+            self._next_generation,
+        )  # fmt: skip
         self._writing_bytes = 0
         self._tick = FIRST_TICK
-        self._recovered_tick = 0
         self._generation = 0
-        self._make_again = 0.0
-        self._made_later: dict[Segment, list[Job[Any]]] = {}
-        self._housekeeping: deque[Callable[[], Job[Any]]] = deque()
-        self._keeping_house = False
-        self.recovery = Recovery([*map(self._add_found, found)], pool, self._books())
+        self._adoption = Adoption(
+            self._index, self.segments, self._leaving, self._counters,
+            self._growth.dispose_when_idle,
+        )  # fmt: skip
+        left = [*map(self._adoption.add_segment, found)]
+        self.recovery = Recovery(left, pool, self._adoption)
         self._recovery_logged = not found
         self.recovery.start()
 
@@ -139,27 +128,17 @@ class DiskTier:
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The state of each key, a byte each. PENDING: it is being written, or it was found at
         start and its bytes are being hashed now, because it was asked for."""
-        readable = self._index.get(namespace, _NONE)
-        states = bytes(map(readable.__contains__, keys)).translate(_READABLE)
-        if writing := self._writing.get(namespace):
-            states = _with_pending(states, bytes(map(writing.__contains__, keys)))
-        if unverified := self._unverified.get(namespace):
-            found = bytes(map(unverified.__contains__, keys))
-            if KeyState.PENDING in found:
-                for key in keys:
-                    if key in unverified:
-                        self.recovery.ask(unverified[key])
-                self._pool.wake()
-                states = _with_pending(states, found)
-        return states
+        if self._index.unverified:
+            self._ask_for(namespace, keys)
+        return self._index.states(namespace, keys)
 
     def num_blocks(self, namespace: str) -> int:
         """Readable blocks of one namespace."""
-        return len(self._index.get(namespace, ()))
+        return len(self._index.readable.get(namespace, ()))
 
     def num_unverified(self) -> int:
         """Blocks found at start whose bytes have not been hashed yet."""
-        return sum(map(len, self._unverified.values()))
+        return self._index.num_unverified
 
     def used_bytes(self, namespace: str) -> int:
         """What the slots of one namespace's blocks take, unverified ones as well."""
@@ -168,13 +147,13 @@ class DiskTier:
 
     def stats(self) -> TierStats:
         """`free_slabs` are the segments that can still be made."""
-        writing = [*self._being_written()]
-        held = (*writing, *self._gone)
+        writing = [*self._index.writing()]
+        held = (*writing, *self._index.gone)
         return TierStats(
             budget_bytes=self.segments.budget,
             used_bytes=sum(c.used_bytes for c in self.segments.classes.values())
             + sum(block.segment.slot_bytes for block in held),
-            blocks=sum(map(len, self._index.values())),
+            blocks=self._index.num_readable,
             pending=len(writing) + self.num_unverified(),
             pinned=sum(segment.num_busy for segment in self.segments.all),
             free_slabs=self.segments.num_to_make,
@@ -214,7 +193,7 @@ class DiskTier:
                     self._tick,
                 )  # fmt: skip
                 self.segments.place(block)
-                self._writing.setdefault(namespace, {}).setdefault(key, []).append(block)
+                self._index.begin(block)
                 self._writing_bytes += length
                 blocks.append(block)
         self._counters["declined_busy"] += len(keys) - allowed
@@ -256,7 +235,7 @@ class DiskTier:
     def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[DiskBlock | None]:
         """The readable block of each key, kept until `read` or `unpin`, and used now: the last
         one is the most recently used."""
-        index = self._index.get(namespace, {})
+        index = self._index.readable.get(namespace, {})
         self._tick += 1
         blocks = [*map(index.get, keys)]
         for block in blocks:
@@ -292,20 +271,15 @@ class DiskTier:
 
     def unpin(self, block: DiskBlock) -> None:
         """Give back one pin without reading."""
-        if not self.segments.unpin(block):
-            return
-        if block.state is BlockState.GONE:
-            self._erase(block)
-        else:
-            block.segment.slot_class.policy.unpin(block)
+        self._leaving.unpin(block)
 
     def unpin_all(self, blocks: Iterable[DiskBlock]) -> None:
         for block in blocks:
-            self.unpin(block)
+            self._leaving.unpin(block)
 
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now; False when there is nothing readable."""
-        block = self._index.get(namespace, {}).get(key)
+        block = self._index.readable.get(namespace, {}).get(key)
         if block is not None:
             self._tick += 1
             self.segments.use(block, self._tick)
@@ -317,7 +291,7 @@ class DiskTier:
         """Take `block` out of the index and erase it; False when it had left already."""
         if block.state is not BlockState.READABLE:
             return False
-        self._let_go(block)
+        self._leaving.let_go(block)
         self._counters["removed"] += 1
         return True
 
@@ -327,20 +301,14 @@ class DiskTier:
         Returns how many blocks left, unverified ones included. It holds at once for this
         process; for the next one when `busy` is over.
         """
-        removed = 0
-        idle = []
-        for segment in [*self.segments.all]:
-            if namespace in (None, segment.slot_class.namespace):
-                removed += sum(b.state is not BlockState.WRITING for b in segment.blocks)
-                removed -= sum(b.state is BlockState.GONE for b in segment.blocks)
-                self._retire(segment)
-                if segment.num_busy == 0:
-                    self.segments.forget(segment)
-                    idle.append(segment)
-                else:
-                    self._keep_house(partial(housekeeping.unlink, self._files, segment))
-        if idle:
-            self._dispose(idle)
+        segments = [
+            segment
+            for segment in self.segments.all
+            if namespace in (None, segment.slot_class.namespace)
+        ]
+        kept = (BlockState.READABLE, BlockState.UNVERIFIED)
+        removed = sum(block.state in kept for segment in segments for block in segment.blocks)
+        self._growth.clear(segments)
         return removed
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────
@@ -362,23 +330,13 @@ class DiskTier:
 
     def check(self) -> None:
         """Every slot is free or holds exactly one block, and every block is in one place."""
-        readable = [b for blocks in self._index.values() for b in blocks.values()]
-        unverified = [b for blocks in self._unverified.values() for b in blocks.values()]
-        writing = [*self._being_written()]
-        self.segments.check([*readable, *unverified, *writing, *self._gone])
-        assert all(b.state is BlockState.READABLE for b in readable)
-        assert all(b.state is BlockState.UNVERIFIED for b in unverified)
-        assert all(b.state is BlockState.WRITING and b.pins == 1 for b in writing)
-        assert all(b.state is BlockState.GONE and b.pins > 0 for b in self._gone)
-        assert all(self._index[b.namespace][b.key] is b for b in readable)
-        assert not any(b.key in self._index.get(b.namespace, ()) for b in unverified)
-        evictable = [*readable, *unverified]
-        assert all(b in b.segment.slot_class.policy for b in evictable)
+        blocks = self._index.check()
+        self.segments.check(blocks)
         in_policies = sum(len(c.policy) for c in self.segments.classes.values())
-        assert in_policies == len(evictable), f"{in_policies} evictable, {len(evictable)} found"
-        assert self._writing_bytes >= sum(b.length for b in writing)
+        assert in_policies == self._index.num_readable + self._index.num_unverified
+        assert self._writing_bytes >= sum(block.length for block in self._index.writing())
 
-    # ── making room ──────────────────────────────────────────────────────────────────────
+    # ── in parts ─────────────────────────────────────────────────────────────────────────
 
     def _allowed(self, lengths: Sequence[int]) -> int:
         """How many more blocks may be waiting to be written. One always, or none ever might."""
@@ -390,141 +348,7 @@ class DiskTier:
         return len(lengths)
 
     def _has_room(self, slot_class: SlotClass, wanted: int) -> bool:
-        return bool(slot_class.open) or self._make_room(slot_class, wanted)
-
-    def _make_room(self, slot_class: SlotClass, wanted: int) -> bool:
-        may_make = self._clock() >= self._make_again
-        if may_make and self.segments.num_to_make:
-            self._make(slot_class, [])
-            return True
-        victim = slot_class.policy.victim()
-        if may_make and self._take_from_others(slot_class, victim):
-            return True
-        while victim is not None and wanted:
-            self._evict(victim)
-            slot_class.evictions_until_check -= 1
-            wanted -= 1
-            victim = slot_class.policy.victim()
-        return bool(slot_class.open)
-
-    def _take_from_others(self, slot_class: SlotClass, victim: DiskBlock | None) -> bool:
-        """Replace another class's coldest segment, if it has been idle for longer than `victim`.
-
-        With a victim at hand this looks at all segments only once per segment's worth of
-        evictions, so that a put costs the same however many there are.
-        """
-        if victim is not None and slot_class.evictions_until_check > 0:
-            return False
-        gone: list[Segment] = []
-        while not self.segments.num_to_make:  # more than one only where they are smaller
-            other = self.segments.coldest_of_others(slot_class)
-            if other is None or (victim is not None and other.mean_tick >= victim.tick):
-                break
-            for block in [*other.blocks]:  # none is pinned, so all are in the index
-                self._evict(block)
-            self._retire(other)
-            self.segments.forget(other)
-            gone.append(other)
-        if self.segments.num_to_make:
-            self._counters["segments_taken"] += len(gone)
-            self._make(slot_class, gone)
-            return True
-        if gone:
-            self._dispose(gone)
-        slot_class.evictions_until_check = self.segments.segment_bytes // slot_class.slot_bytes
-        return False
-
-    def _evict(self, block: DiskBlock) -> None:
-        """Its slot may be written to at once. Until it is, a crash brings the block back."""
-        self._take_out(block)
-        self.segments.free_slot(block)
-        self._counters["evicted"] += 1
-
-    # ── segments come and go ─────────────────────────────────────────────────────────────
-
-    def _make(self, slot_class: SlotClass, gone: list[Segment]) -> None:
-        """A new segment in place of those `gone`; its slots can be reserved at once."""
-        segment = self.segments.add(slot_class, secrets.randbits(64))
-        self._made_later[segment] = []
-        header = SegmentHeader(
-            slot_class.namespace,
-            slot_class.block_bytes,
-            segment.num_bytes,
-            segment.incarnation,
-            self._next_generation(),
-        )
-
-        def finish(result: housekeeping.Made | None) -> None:
-            made = result or housekeeping.Made(None, Written.IO_ERROR)
-            segment.file = made.file
-            if made.file is None:
-                self._give_up(segment, made.why)
-            else:
-                self._counters["segments_made"] += 1
-            for job in self._made_later.pop(segment):
-                self._pool.submit(job)
-
-        self._keep_house(
-            lambda: housekeeping.make(self._files, segment.number, header, gone, finish)
-        )
-
-    def _give_up(self, segment: Segment, why: Written) -> None:
-        """It could not be made. What was to be written there fails; its slots are nobody's."""
-        log.warning(
-            "disk: no new segment of %s: %s; trying again in %g s",
-            format_bytes(segment.num_bytes), why, MAKE_AGAIN_S,
-        )  # fmt: skip
-        self._counters["segments_failed"] += 1
-        self._make_again = self._clock() + MAKE_AGAIN_S
-        segment.failure = why
-        if not segment.retired:
-            self._retire(segment)
-            self._dispose_when_idle(segment)
-
-    def _retire(self, segment: Segment) -> None:
-        """Take it out of its class, and its blocks out of the index."""
-        for block in [*segment.blocks]:
-            if block.state is BlockState.WRITING:
-                self._forget_writing(block)
-                self._set_gone(block)
-            elif block.state is not BlockState.GONE:
-                self._take_out(block)
-                if block.pins:
-                    self._set_gone(block)
-                else:
-                    self.segments.free_slot(block)
-        self.segments.retire(segment)
-
-    def _dispose_when_idle(self, segment: Segment) -> None:
-        if segment.retired and segment.num_busy == 0 and segment in self.segments.retired:
-            self.segments.forget(segment)
-            self._dispose([segment])
-
-    def _dispose(self, segments: list[Segment]) -> None:
-        self._keep_house(lambda: housekeeping.dispose(self._files, segments))
-
-    def _keep_house(self, make_job: Callable[[], Job[Any]]) -> None:
-        """One at a time, in order: so files never exceed the budget, and a segment's making
-        ends before its end begins."""
-        self._housekeeping.append(make_job)
-        self._go_on_with_housekeeping()
-
-    def _go_on_with_housekeeping(self) -> None:
-        if self._keeping_house or not self._housekeeping:
-            return
-        job = self._housekeeping.popleft()()
-        finish = job.finish
-
-        def finish_and_go_on(result: Any) -> None:
-            self._keeping_house = False
-            finish(result)
-            self._go_on_with_housekeeping()
-
-        job.finish = finish_and_go_on
-        self._keeping_house = True
-        self._pool.submit(job)
-
-    # ── blocks come and go ───────────────────────────────────────────────────────────────
+        return bool(slot_class.open) or self._growth.make_room(slot_class, wanted)
 
     def _submit_write(self, piece: Piece, finish: Callable[[Piece, Written | None], None]) -> None:
         segment = piece.blocks[0].segment
@@ -534,20 +358,17 @@ class DiskTier:
                 return segment.failure or Written.IO_ERROR
             return write_piece(segment.file, piece, scratch)
 
-        job = Job(Priority.WRITE, work, lambda result: finish(piece, result), piece.num_bytes)
-        if segment in self._made_later:
-            self._made_later[segment].append(job)
-        else:
-            self._pool.submit(job)
+        job = Job(Priority.WRITE, work, partial(finish, piece), piece.num_bytes)
+        self._growth.when_made(segment, job)
 
     def _end_write(self, block: DiskBlock, written: Written | None) -> Written:
         self._writing_bytes -= block.length
         self.segments.unpin(block)
         if block.state is BlockState.GONE:
-            self._release(block)
+            self._leaving.release(block)
             written = Written.CLEARED if written is Written.OK else written
         else:
-            self._forget_writing(block)
+            self._index.end_writing(block)
             if written is Written.OK:
                 self._publish(block)
             else:
@@ -560,14 +381,11 @@ class DiskTier:
         return written or Written.IO_ERROR
 
     def _publish(self, block: DiskBlock) -> None:
+        previous = self._index.find(block.namespace, block.key)
+        if previous is not None:
+            self._leaving.let_go(previous)
+        self._index.publish(block)
         self._tick += 1
-        for index in (self._index, self._unverified):
-            previous = index.get(block.namespace, {}).get(block.key)
-            if previous is not None:
-                self._let_go(previous)
-        self._index.setdefault(block.namespace, {})[block.key] = block
-        block.state = BlockState.READABLE
-        block.segment.slot_class.policy.add(block)
         self.segments.use(block, self._tick)
 
     def _submit_read(
@@ -579,8 +397,7 @@ class DiskTier:
         def work(scratch: Scratch) -> list[ReadResult]:
             return read_piece(file, piece, scratch)
 
-        done = lambda results: finish(piece, results)  # noqa: E731
-        self._pool.submit(Job(Priority.READ, work, done, piece.num_bytes))
+        self._pool.submit(Job(Priority.READ, work, partial(finish, piece), piece.num_bytes))
 
     def _end_read(self, block: DiskBlock, verdict: ReadResult) -> None:
         if verdict is ReadResult.OK:
@@ -589,175 +406,19 @@ class DiskTier:
         else:
             self._counters[f"read_{verdict}"] += 1
             if block.state is BlockState.READABLE:
-                self._let_go(block)
-        self.unpin(block)
+                self._leaving.let_go(block)
+        self._leaving.unpin(block)
 
-    def _let_go(self, block: DiskBlock) -> None:
-        """Out of the index for good: it is erased before its slot is free."""
-        self._take_out(block)
-        self._set_gone(block)
-        if block.pins == 0:
-            self._erase(block)
-
-    def _take_out(self, block: DiskBlock) -> None:
-        index = self._index if block.state is BlockState.READABLE else self._unverified
-        of_namespace = index[block.namespace]
-        del of_namespace[block.key]
-        if not of_namespace:
-            del index[block.namespace]
-        block.segment.slot_class.policy.remove(block)
-        block.state = BlockState.GONE
-        if (older := self._older.pop(block, None)) is not None:
-            self._give_up_older(older)
-
-    def _set_gone(self, block: DiskBlock) -> None:
-        block.state = BlockState.GONE
-        self._gone.add(block)
-
-    def _erase(self, block: DiskBlock) -> None:
-        file = block.segment.file
-        if block.segment.retired or file is None:
-            self._release(block)
-            return
-        self.segments.pin(block)
-
-        def finish(erased: bool | None) -> None:
-            self._counters["erase_failed"] += not erased
-            self.segments.unpin(block)
-            self._release(block)
-
-        self._pool.submit(Job(Priority.WRITE, lambda scratch: erase(file, block, scratch), finish))
-
-    def _release(self, block: DiskBlock) -> None:
-        """Nobody uses a block that is gone: its slot is free."""
-        self._gone.discard(block)
-        self.segments.free_slot(block)
-        self._dispose_when_idle(block.segment)
-
-    def _forget_writing(self, block: DiskBlock) -> None:
-        writing = self._writing[block.namespace]
-        same_key = writing[block.key]
-        same_key.remove(block)
-        if not same_key:
-            del writing[block.key]
-        if not writing:
-            del self._writing[block.namespace]
-
-    def _being_written(self) -> Iterator[DiskBlock]:
-        for writing in self._writing.values():
-            for same_key in writing.values():
-                yield from same_key
+    def _ask_for(self, namespace: str, keys: Sequence[bytes]) -> None:
+        unverified = self._index.unverified.get(namespace, {})
+        asked = [unverified[key] for key in keys if key in unverified]
+        for block in asked:
+            self.recovery.ask(block)
+        if asked:
+            self._pool.wake()
 
     def _next_generation(self) -> int:
         """Higher than all before, also those of earlier servers if clocks are honest."""
-        self._generation = max(self._generation + 1, self._wall_clock_ns())
+        last = max(self._generation, self._adoption.highest_generation)
+        self._generation = max(last + 1, self._wall_clock_ns())
         return self._generation
-
-    # ── recovery ─────────────────────────────────────────────────────────────────────────
-
-    def _books(self) -> Books:
-        return Books(
-            free=self._free_found, adopt=self._adopt, done=self._all_adopted,
-            pin=self.segments.pin, judge=self._judge,
-        )  # fmt: skip
-
-    def _add_found(self, found: FoundSegment) -> Segment:
-        header = found.header
-        slot_class = self.segments.slot_class(header.namespace, header.block_bytes)
-        self._generation = max(self._generation, header.generation)
-        return self.segments.add_found(
-            found.number, header.segment_bytes, header.incarnation, slot_class, found.file
-        )
-
-    def _free_found(self, segment: Segment, slots: list[int]) -> None:
-        segment.unapplied.difference_update(slots)
-        self.segments.add_free(segment, reversed(slots))
-
-    def _adopt(self, segment: Segment, found: Found) -> DiskBlock | None:
-        segment.unapplied.discard(found.slot)
-        self._recovered_tick += 1
-        self._generation = max(self._generation, found.generation)
-        header, namespace = found.header, segment.slot_class.namespace
-        block = DiskBlock(
-            namespace, header.key, header.length, header.checksum, header.generation, segment,
-            found.slot, self._recovered_tick, 0, BlockState.UNVERIFIED,
-        )  # fmt: skip
-        self.segments.place(block)
-        if segment.retired:
-            block.state = BlockState.GONE
-            self.segments.free_slot(block)
-            return None
-        if header.key in self._index.get(namespace, ()):
-            self._counters["recovered_older"] += 1
-            self._set_gone(block)
-            self._erase(block)
-            return None
-        previous = self._unverified.get(namespace, {}).pop(header.key, None)
-        if previous is not None:  # they come in the order written
-            self._counters["recovered_older"] += 1
-            self._keep_older(block, previous)
-        self._unverified.setdefault(namespace, {})[header.key] = block
-        segment.slot_class.policy.add(block)
-        return block
-
-    def _keep_older(self, block: DiskBlock, previous: DiskBlock) -> None:
-        """A kill while `block` was replacing `previous` may have left the header of the one and
-        all of the other: which it is, its bytes will tell."""
-        previous.segment.slot_class.policy.remove(previous)
-        self.segments.pin(previous)
-        self._set_gone(previous)
-        self._older[block] = previous
-
-    def _give_up_older(self, older: DiskBlock) -> None:
-        self.unpin(older)
-        if (oldest := self._older.pop(older, None)) is not None:
-            self._give_up_older(oldest)
-
-    def _take_older(self, older: DiskBlock) -> None:
-        self._gone.remove(older)
-        older.state = BlockState.UNVERIFIED
-        self._unverified.setdefault(older.namespace, {})[older.key] = older
-        older.segment.slot_class.policy.add(older)
-        self.unpin(older)
-        self.recovery.ask(older)
-
-    def _all_adopted(self, segments: list[Segment]) -> None:
-        for segment in segments:
-            segment.num_busy -= 1
-            self._dispose_when_idle(segment)
-        # They were added to the policies before what was recovered, and are younger.
-        fresh = [b for blocks in self._index.values() for b in blocks.values()]
-        for block in sorted((b for b in fresh if b.tick >= FIRST_TICK), key=lambda b: b.tick):
-            block.segment.slot_class.policy.use(block)
-        log.info(
-            "disk: %d blocks found, %s; checking their bytes in the background",
-            self.num_unverified(),
-            format_bytes(sum(c.used_bytes for c in self.segments.classes.values())),
-        )
-
-    def _judge(self, block: DiskBlock, result: ReadResult) -> None:
-        if block.state is BlockState.UNVERIFIED:
-            if result is ReadResult.OK:
-                self._counters["recovered"] += 1
-                self._take_from_unverified(block)
-            else:
-                self._counters["recovered_damaged"] += 1
-                older = self._older.pop(block, None)
-                self._let_go(block)
-                if older is not None:
-                    self._take_older(older)
-        self.unpin(block)
-
-    def _take_from_unverified(self, block: DiskBlock) -> None:
-        of_namespace = self._unverified[block.namespace]
-        del of_namespace[block.key]
-        if not of_namespace:
-            del self._unverified[block.namespace]
-        self._index.setdefault(block.namespace, {})[block.key] = block
-        block.state = BlockState.READABLE
-        if (older := self._older.pop(block, None)) is not None:
-            self._give_up_older(older)
-
-
-def _with_pending(states: bytes, pending: bytes) -> bytes:
-    return bytes(map(max, states, pending)) if KeyState.PENDING in pending else states
