@@ -52,6 +52,15 @@ class Growth:
         self._waiting: dict[Segment, list[Job[Any]]] = {}
         self._housekeeping: deque[Callable[[], Job[Any]]] = deque()
         self._keeping_house = False
+        self._going: set[Segment] = set()  # retired, and their files may still be there
+
+    def close(self) -> None:
+        """Remove what was to be removed. The pool must have stopped."""
+        for segment in self._going:
+            try:
+                housekeeping.remove(self._files, [segment])
+            except OSError as error:
+                log.warning("disk: a cleared segment may be back: %s", error)
 
     def make_room(self, slot_class: SlotClass, wanted: int) -> bool:
         """Open a segment of `slot_class`, with up to `wanted` slots. False: all are in use."""
@@ -81,7 +90,7 @@ class Growth:
         them; the space of those in use when their last user is done."""
         idle = []
         for segment in segments:
-            self._leaving.retire(segment)
+            self._retire(segment)
             if segment.num_busy == 0:
                 self._segments.forget(segment)
                 idle.append(segment)
@@ -113,7 +122,7 @@ class Growth:
                 break
             for block in [*other.blocks]:  # none is pinned, so all are in the index
                 self._leaving.evict(block)
-            self._leaving.retire(other)
+            self._retire(other)
             self._segments.forget(other)
             gone.append(other)
         if self._segments.num_to_make:
@@ -136,12 +145,13 @@ class Growth:
             segment.incarnation,
             self._next_generation(),
         )
-        finish = partial(self._made, segment)
+        finish = partial(self._made, segment, gone)
         self._keep_house(
             partial(housekeeping.make, self._files, segment.number, header, gone, finish)
         )
 
-    def _made(self, segment: Segment, made: housekeeping.Made | None) -> None:
+    def _made(self, segment: Segment, gone: list[Segment], made: housekeeping.Made | None) -> None:
+        self._going.difference_update(gone)
         if made is None or made.file is None:
             self._give_up(segment, made.why if made is not None else Written.IO_ERROR)
         else:
@@ -160,13 +170,20 @@ class Growth:
         self._make_again = self._clock() + MAKE_AGAIN_S
         segment.failure = why
         if not segment.retired:
-            self._leaving.retire(segment)
+            self._retire(segment)
             self.dispose_when_idle(segment)
 
     # ── segments go ──────────────────────────────────────────────────────────────────────
 
+    def _retire(self, segment: Segment) -> None:
+        self._leaving.retire(segment)
+        self._going.add(segment)
+
     def _dispose(self, segments: list[Segment]) -> None:
-        self._keep_house(partial(housekeeping.dispose, self._files, segments))
+        def finish(_: object) -> None:
+            self._going.difference_update(segments)
+
+        self._keep_house(partial(housekeeping.dispose, self._files, segments, finish))
 
     def _keep_house(self, make_job: Callable[[], Job[Any]]) -> None:
         self._housekeeping.append(make_job)

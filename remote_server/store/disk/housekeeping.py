@@ -32,7 +32,7 @@ def make(
 
     def work(scratch: Scratch) -> Made:
         try:
-            _remove(files, gone)
+            remove(files, gone)
             return Made(make_file(files, number, header, scratch))
         except OSError as error:
             return Made(None, why_not_written(error))
@@ -60,17 +60,19 @@ def make_file(files: Files, number: int, header: SegmentHeader, scratch: Scratch
     return file
 
 
-def dispose(files: Files, segments: Sequence[Segment]) -> Job[None]:
+def dispose(
+    files: Files, segments: Sequence[Segment], finish: Callable[[object], None]
+) -> Job[None]:
     """Remove the files of `segments`, which nobody uses any more, and close them."""
 
     def work(_: Scratch) -> None:
         try:
-            _remove(files, segments)
+            remove(files, segments)
             files.sync()
         except OSError as error:
             log.warning("disk: a cleared segment could not be removed, it may be back: %s", error)
 
-    return Job(Priority.READ, work, lambda _: None)
+    return Job(Priority.READ, work, finish)
 
 
 def unlink(files: Files, segment: Segment) -> Job[None]:
@@ -86,7 +88,8 @@ def unlink(files: Files, segment: Segment) -> Job[None]:
     return Job(Priority.READ, work, lambda _: None)
 
 
-def _remove(files: Files, segments: Sequence[Segment]) -> None:
+def remove(files: Files, segments: Sequence[Segment]) -> None:
+    """Close and remove. What is closed or has no name already, stays so. Raises `OSError`."""
     for segment in segments:
         if segment.file is not None:
             segment.file.close()

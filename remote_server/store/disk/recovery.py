@@ -26,7 +26,8 @@ _SCAN_BYTES = 256 << 10
 BLOCKS_PER_TURN = 1000
 
 # Verifying jobs under way: enough to keep the device busy, and when nobody waits for them, few
-# enough for reads to go first.
+# enough for reads to go first. Their blocks are pinned, so in a small directory the jobs are
+# small as well: the tier sees to it that they never hold more than a third of it.
 _ASKED_JOBS, _CHORE_JOBS = 8, 2
 
 
@@ -99,12 +100,15 @@ class Books(Protocol):
 class Recovery:
     """Runs on the loop: `start`, then `go_on` whenever jobs are finished, until `done`."""
 
-    def __init__(self, segments: list[Segment], pool: Pool, books: Books) -> None:
+    def __init__(
+        self, segments: list[Segment], pool: Pool, books: Books, verify_bytes: int = PIECE_BYTES
+    ) -> None:
         self.scanning = len(segments)
         """Segments whose headers have not been read yet, or blocks not been taken up."""
         self._segments = segments
         self._pool = pool
         self._books = books
+        self._verify_bytes = verify_bytes
         self._found: list[list[tuple[int, int, Found]]] = []  # one sorted list a segment
         self._by_number = {segment.number: segment for segment in segments}
         self._merged: Iterator[tuple[int, int, Found]] | None = None
@@ -205,7 +209,7 @@ class Recovery:
 
     def _next_asked(self) -> list[DiskBlock]:
         blocks: list[DiskBlock] = []
-        room = PIECE_BYTES
+        room = self._verify_bytes
         while self._asked and room > 0:
             block = next(iter(self._asked))
             del self._asked[block]
@@ -216,7 +220,7 @@ class Recovery:
 
     def _next_newest(self) -> list[DiskBlock]:
         blocks: list[DiskBlock] = []
-        room = PIECE_BYTES
+        room = self._verify_bytes
         while self._unverified and room > 0:
             block = self._unverified.pop()
             if _is_waiting(block):

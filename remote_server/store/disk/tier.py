@@ -25,6 +25,7 @@ from remote_server.store.disk.segments import (
     segment_bytes_for,
 )
 from remote_server.store.disk.transfers import (
+    PIECE_BYTES,
     Piece,
     ReadResult,
     pieces_of,
@@ -95,13 +96,15 @@ class DiskTier:
             self._growth.dispose_when_idle,
         )  # fmt: skip
         left = [*map(self._adoption.add_segment, found)]
-        self.recovery = Recovery(left, pool, self._adoption)
+        self.recovery = Recovery(left, pool, self._adoption, min(PIECE_BYTES, budget // 32))
         self._recovery_logged = not found
         self.recovery.start()
 
     def close(self) -> None:
-        """Close every file, made permanent as far as it goes. The pool must have stopped."""
+        """End what clears have begun, make what was written permanent, close every file. The
+        pool must have stopped."""
         self.recovery.stop()
+        self._growth.close()
         for segment in (*self.segments.all, *self.segments.retired):
             if segment.file is not None:
                 try:
