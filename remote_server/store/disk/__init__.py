@@ -45,12 +45,14 @@ Threads. One thread, the server's loop, owns the tier and calls it; no lock. Rea
 on a few I/O threads (`pool`), reads first; a job has `work`, which runs there and touches nothing
 but bytes and files, and `finish`, which runs on the loop. A block is pinned while it is read.
 
-    layout     the pages of headers: to bytes and back, no I/O
-    files      a file, a folder, an aligned buffer: positioned vectored I/O, O_DIRECT or not
-    folder     the directory: taken by one server, read once at start
-    pool       I/O threads, bounded queues, and the way back to the loop
-    segments   which slot is free, whose it is, who leaves next: no I/O
-    transfers  blocks to and from files, neighbours in one call
-    recovery   steps 2 and 3 above
-    tier       what the server's store sees
+    layout        the pages of headers: to bytes and back, no I/O
+    files         a file, a folder, aligned memory: positioned vectored I/O, O_DIRECT or not
+    folder        the directory: taken by one server, read once at start
+    pool          I/O threads, bounded queues, and the way back to the loop
+    segments      which slot is free and who leaves next; index: where a block is found; no I/O
+    transfers     pieces of neighbours to and from a file, one call each
+    writing       blocks on their way to disk; reading: from it; leaving: out of the index
+    growth        room: segments made, taken, removed; housekeeping: the files of that
+    recovery      steps 2 and 3; adoption: what becomes of what they find
+    tier          what the server's store sees; opening: on a real directory
 """

@@ -33,7 +33,6 @@ class Adoption:
         on_free: Callable[[Segment], None],
     ) -> None:
         """`on_free` is told of each segment that recovery is done with."""
-        self.highest_generation = 0
         self._index = index
         self._segments = segments
         self._leaving = leaving
@@ -44,7 +43,7 @@ class Adoption:
     def add_segment(self, found: FoundSegment) -> Segment:
         header = found.header
         slot_class = self._segments.slot_class(header.namespace, header.block_bytes)
-        self.highest_generation = max(self.highest_generation, header.generation)
+        self._segments.saw_generation(header.generation)
         return self._segments.add_found(
             found.number, header.segment_bytes, header.incarnation, slot_class, found.file
         )
@@ -56,7 +55,7 @@ class Adoption:
     def adopt(self, segment: Segment, found: Found) -> DiskBlock | None:
         segment.unapplied.discard(found.slot)
         self._tick += 1
-        self.highest_generation = max(self.highest_generation, found.generation)
+        self._segments.saw_generation(found.generation)
         header, namespace = found.header, segment.slot_class.namespace
         block = DiskBlock(
             namespace, header.key, header.length, header.checksum, header.generation, segment,

@@ -39,7 +39,6 @@ class Growth:
         pool: Pool,
         counters: Counter[str],
         clock: Callable[[], float],
-        next_generation: Callable[[], int],
     ) -> None:
         self._files = files
         self._segments = segments
@@ -47,7 +46,6 @@ class Growth:
         self._pool = pool
         self._counters = counters
         self._clock = clock
-        self._next_generation = next_generation
         self._make_again = clock()
         self._waiting: dict[Segment, list[Job[Any]]] = {}
         self._housekeeping: deque[Callable[[], Job[Any]]] = deque()
@@ -143,7 +141,7 @@ class Growth:
             slot_class.block_bytes,
             segment.num_bytes,
             segment.incarnation,
-            self._next_generation(),
+            self._segments.next_generation(),
         )
         finish = partial(self._made, segment, gone)
         self._keep_house(

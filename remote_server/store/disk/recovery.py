@@ -13,7 +13,7 @@ from remote_server.store.disk.segments import BlockState, DiskBlock, Segment
 from remote_server.store.disk.transfers import (
     PIECE_BYTES,
     ReadResult,
-    pieces_of,
+    runs_of,
     verify_piece,
 )
 
@@ -186,8 +186,8 @@ class Recovery:
                 return
             for block in blocks:
                 self._books.pin(block)
-            for piece in pieces_of(blocks, [memoryview(b"")] * len(blocks)):
-                self._submit(priority, piece.blocks)
+            for run in runs_of(blocks):
+                self._submit(priority, run)
 
     def _submit(self, priority: Priority, blocks: list[DiskBlock]) -> None:
         file = blocks[0].segment.file

@@ -1,6 +1,7 @@
 """Which slot is free, whose it is, and who leaves next. Accounting only: no I/O, one thread."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -119,7 +120,9 @@ class Segment:
 class Segments:
     """Every segment, and how much of the budget they take."""
 
-    def __init__(self, budget: int, segment_bytes: int) -> None:
+    def __init__(
+        self, budget: int, segment_bytes: int, wall_clock_ns: Callable[[], int] = time.time_ns
+    ) -> None:
         self.budget = budget
         self.segment_bytes = segment_bytes
         self.file_bytes = OVERHEAD_BYTES
@@ -128,6 +131,23 @@ class Segments:
         self.classes: dict[tuple[str, int], SlotClass] = {}
         self.retired: set[Segment] = set()  # still open
         self._next_number = 1
+        self._tick = FIRST_TICK
+        self._generation = 0
+        self._wall_clock_ns = wall_clock_ns
+
+    def next_tick(self) -> int:
+        """The time of a use, in this process's own count."""
+        self._tick += 1
+        return self._tick
+
+    def next_generation(self) -> int:
+        """Higher than all before, also those of earlier servers if clocks are honest."""
+        self._generation = max(self._generation + 1, self._wall_clock_ns())
+        return self._generation
+
+    def saw_generation(self, generation: int) -> None:
+        """It was found on disk: what is written from now on must be higher."""
+        self._generation = max(self._generation, generation)
 
     @property
     def all(self) -> Iterator[Segment]:
@@ -201,6 +221,7 @@ class Segments:
             segment.slot_class.open[segment] = None
 
     def use(self, block: DiskBlock, tick: int) -> None:
+        """It was written, read or touched at `tick`."""
         block.segment.tick_sum += tick - block.tick
         block.tick = tick
         block.segment.slot_class.policy.use(block)

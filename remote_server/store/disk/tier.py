@@ -4,34 +4,26 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 
 from remote_server.protocol import KeyState, TierStats
 from remote_server.store.disk.adoption import Adoption
-from remote_server.store.disk.files import Files, Scratch, Written
+from remote_server.store.disk.files import Files
 from remote_server.store.disk.folder import FoundSegment
 from remote_server.store.disk.growth import Growth
 from remote_server.store.disk.index import Index
 from remote_server.store.disk.leaving import Leaving
-from remote_server.store.disk.pool import Job, Pool, Priority
+from remote_server.store.disk.pool import Pool
+from remote_server.store.disk.reading import OnRead, Reading
 from remote_server.store.disk.recovery import Recovery
 from remote_server.store.disk.segments import (
-    FIRST_TICK,
     BlockState,
     DiskBlock,
     Segments,
-    SlotClass,
     largest_block,
     segment_bytes_for,
 )
-from remote_server.store.disk.transfers import (
-    PIECE_BYTES,
-    Piece,
-    ReadResult,
-    pieces_of,
-    read_piece,
-    write_piece,
-)
+from remote_server.store.disk.transfers import PIECE_BYTES
+from remote_server.store.disk.writing import OnWritten, Writing
 
 log = logging.getLogger(__name__)
 
@@ -47,9 +39,6 @@ COUNTERS = (
 )  # fmt: skip
 """Always present, from zero. `recovered` counts blocks that were found and whose bytes are good;
 `recovered_older` those whose key a newer block has."""
-
-OnWritten = Callable[[list[Written]], None]
-OnRead = Callable[[list[bool]], None]
 
 
 class DiskTier:
@@ -74,23 +63,15 @@ class DiskTier:
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         """`found` must fit the budget. Ends with `close`; `files` and `pool` are the caller's."""
-        self.segments = Segments(budget, segment_bytes or segment_bytes_for(budget))
+        self.segments = Segments(budget, segment_bytes or segment_bytes_for(budget), wall_clock_ns)
         self._pool = pool
-        self._max_writing_bytes = max_writing_bytes
-        self._wall_clock_ns = wall_clock_ns
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._index = Index()
         self._leaving = Leaving(
             self._index, self.segments, pool, self._counters,
             lambda segment: self._growth.dispose_when_idle(segment),
         )  # fmt: skip
-        self._growth = Growth(
-            files, self.segments, self._leaving, pool, self._counters, clock,
-            self._next_generation,
-        )  # fmt: skip
-        self._writing_bytes = 0
-        self._tick = FIRST_TICK
-        self._generation = 0
+        self._growth = Growth(files, self.segments, self._leaving, pool, self._counters, clock)
         self._adoption = Adoption(
             self._index, self.segments, self._leaving, self._counters,
             self._growth.dispose_when_idle,
@@ -98,6 +79,11 @@ class DiskTier:
         left = [*map(self._adoption.add_segment, found)]
         self.recovery = Recovery(left, pool, self._adoption, min(PIECE_BYTES, budget // 32))
         self._recovery_logged = not found
+        self._writing = Writing(
+            self._index, self.segments, self._leaving, self._growth, pool, self._counters,
+            self.recovery, max_writing_bytes,
+        )  # fmt: skip
+        self._reading = Reading(self._index, self.segments, self._leaving, pool, self._counters)
         self.recovery.start()
 
     def close(self) -> None:
@@ -181,31 +167,7 @@ class DiskTier:
         The caller ends each with `write` or `fail_put`. Keys that are here already get another
         copy, which replaces the first when it was written: ask `lookup_all` before.
         """
-        blocks: list[DiskBlock] = []
-        if block_bytes > self.largest_block_bytes:
-            self._counters["declined_no_slot"] += len(keys)
-            return blocks
-        allowed = self._allowed(lengths)
-        slot_class = self.segments.slot_class(namespace, block_bytes)
-        wanted = zip(keys[:allowed], lengths, checksums, strict=False)
-        while (missing := allowed - len(blocks)) and self._has_room(slot_class, missing):
-            segment, slots = self.segments.take_slots(slot_class, missing)
-            for slot, (key, length, checksum) in zip(slots, wanted, strict=False):
-                block = DiskBlock(
-                    namespace, key, length, checksum, self._next_generation(), segment, slot,
-                    self._tick,
-                )  # fmt: skip
-                self.segments.place(block)
-                self._index.begin(block)
-                self._writing_bytes += length
-                blocks.append(block)
-        self._counters["declined_busy"] += len(keys) - allowed
-        if len(blocks) < allowed:
-            why = "declined_recovering" if self.recovery.scanning else "declined_no_slot"
-            self._counters[why] += allowed - len(blocks)
-        if not slot_class.segments:
-            del self.segments.classes[namespace, block_bytes]
-        return blocks
+        return self._writing.begin(namespace, keys, block_bytes, lengths, checksums)
 
     def write(
         self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_written: OnWritten
@@ -216,36 +178,18 @@ class DiskTier:
         `views` are the caller's again, and the blocks readable or forgotten, when `on_written`
         is called, once, with what became of each. At least one block.
         """
-        results: dict[DiskBlock, Written] = {}
-
-        def finish(piece: Piece, written: Written | None) -> None:
-            for block in piece.blocks:
-                results[block] = written or Written.IO_ERROR
-            if len(results) == len(blocks):
-                for block in blocks:
-                    results[block] = self._end_write(block, results[block])
-                on_written([results[block] for block in blocks])
-
-        for piece in pieces_of(blocks, views):
-            self._submit_write(piece, finish)
+        self._writing.write(blocks, views, on_written)
 
     def fail_put(self, block: DiskBlock) -> None:
         """Forget `block`, which was not handed to `write`. A previous copy stays."""
-        self._end_write(block, None)
+        self._writing.end(block, None)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
     def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[DiskBlock | None]:
         """The readable block of each key, kept until `read` or `unpin`, and used now: the last
         one is the most recently used."""
-        index = self._index.readable.get(namespace, {})
-        self._tick += 1
-        blocks = [*map(index.get, keys)]
-        for block in blocks:
-            if block is not None:
-                self.segments.use(block, self._tick)
-                self.segments.pin(block)
-        return blocks
+        return self._reading.pin_all(namespace, keys)
 
     def read(
         self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_read: OnRead
@@ -257,20 +201,7 @@ class DiskTier:
         and such blocks are gone. At least one block. What may be under way is bounded by the
         memory that the caller fills.
         """
-        results: dict[int, bool] = {}
-        places = {id(view): place for place, view in enumerate(views)}
-        assert len(places) == len(blocks), "a view for each block, and no view twice"
-
-        def finish(piece: Piece, found: list[ReadResult] | None) -> None:
-            verdicts = found or [ReadResult.IO_ERROR] * len(piece.blocks)
-            for block, view, verdict in zip(piece.blocks, piece.views, verdicts, strict=True):
-                results[places[id(view)]] = verdict is ReadResult.OK
-                self._end_read(block, verdict)
-            if len(results) == len(blocks):
-                on_read([results[place] for place in range(len(blocks))])
-
-        for piece in pieces_of(blocks, views):
-            self._submit_read(piece, finish)
+        self._reading.read(blocks, views, on_read)
 
     def unpin(self, block: DiskBlock) -> None:
         """Give back one pin without reading."""
@@ -284,8 +215,7 @@ class DiskTier:
         """Mark as used now; False when there is nothing readable."""
         block = self._index.readable.get(namespace, {}).get(key)
         if block is not None:
-            self._tick += 1
-            self.segments.use(block, self._tick)
+            self.segments.use(block, self.segments.next_tick())
         return block is not None
 
     # ── removing ─────────────────────────────────────────────────────────────────────────
@@ -337,80 +267,9 @@ class DiskTier:
         self.segments.check(blocks)
         in_policies = sum(len(c.policy) for c in self.segments.classes.values())
         assert in_policies == self._index.num_readable + self._index.num_unverified
-        assert self._writing_bytes >= sum(block.length for block in self._index.writing())
+        assert self._writing.num_bytes >= sum(block.length for block in self._index.writing())
 
     # ── in parts ─────────────────────────────────────────────────────────────────────────
-
-    def _allowed(self, lengths: Sequence[int]) -> int:
-        """How many more blocks may be waiting to be written. One always, or none ever might."""
-        room = self._max_writing_bytes - self._writing_bytes
-        for place, length in enumerate(lengths):
-            room -= length
-            if room < 0 and (place or self._writing_bytes):
-                return place
-        return len(lengths)
-
-    def _has_room(self, slot_class: SlotClass, wanted: int) -> bool:
-        return bool(slot_class.open) or self._growth.make_room(slot_class, wanted)
-
-    def _submit_write(self, piece: Piece, finish: Callable[[Piece, Written | None], None]) -> None:
-        segment = piece.blocks[0].segment
-
-        def work(scratch: Scratch) -> Written:
-            if segment.file is None:
-                return segment.failure or Written.IO_ERROR
-            return write_piece(segment.file, piece, scratch)
-
-        job = Job(Priority.WRITE, work, partial(finish, piece), piece.num_bytes)
-        self._growth.when_made(segment, job)
-
-    def _end_write(self, block: DiskBlock, written: Written | None) -> Written:
-        self._writing_bytes -= block.length
-        self.segments.unpin(block)
-        if block.state is BlockState.GONE:
-            self._leaving.release(block)
-            written = Written.CLEARED if written is Written.OK else written
-        else:
-            self._index.end_writing(block)
-            if written is Written.OK:
-                self._publish(block)
-            else:
-                self.segments.free_slot(block)
-        if written is Written.OK:
-            self._counters["written"] += 1
-            self._counters["written_bytes"] += block.length
-        elif written is not None:
-            self._counters[f"write_{written}"] += 1
-        return written or Written.IO_ERROR
-
-    def _publish(self, block: DiskBlock) -> None:
-        previous = self._index.find(block.namespace, block.key)
-        if previous is not None:
-            self._leaving.let_go(previous)
-        self._index.publish(block)
-        self._tick += 1
-        self.segments.use(block, self._tick)
-
-    def _submit_read(
-        self, piece: Piece, finish: Callable[[Piece, list[ReadResult] | None], None]
-    ) -> None:
-        file = piece.blocks[0].segment.file
-        assert file is not None
-
-        def work(scratch: Scratch) -> list[ReadResult]:
-            return read_piece(file, piece, scratch)
-
-        self._pool.submit(Job(Priority.READ, work, partial(finish, piece), piece.num_bytes))
-
-    def _end_read(self, block: DiskBlock, verdict: ReadResult) -> None:
-        if verdict is ReadResult.OK:
-            self._counters["read"] += 1
-            self._counters["read_bytes"] += block.length
-        else:
-            self._counters[f"read_{verdict}"] += 1
-            if block.state is BlockState.READABLE:
-                self._leaving.let_go(block)
-        self._leaving.unpin(block)
 
     def _ask_for(self, namespace: str, keys: Sequence[bytes]) -> None:
         unverified = self._index.unverified.get(namespace, {})
@@ -419,9 +278,3 @@ class DiskTier:
             self.recovery.ask(block)
         if asked:
             self._pool.wake()
-
-    def _next_generation(self) -> int:
-        """Higher than all before, also those of earlier servers if clocks are honest."""
-        last = max(self._generation, self._adoption.highest_generation)
-        self._generation = max(last + 1, self._wall_clock_ns())
-        return self._generation

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum, auto
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -44,25 +45,37 @@ class Piece(NamedTuple):
 
 def pieces_of(blocks: Sequence[DiskBlock], views: Sequence[memoryview]) -> Iterator[Piece]:
     """Cut into pieces that one call each can move. The order is that of the files."""
-    piece = Piece([], [])
-    ordered = zip(blocks, views, strict=True)
-    for block, view in sorted(ordered, key=lambda pair: (pair[0].segment.number, pair[0].slot)):
-        if piece.blocks and not _continues(piece, block):
-            yield piece
-            piece = Piece([], [])
-        piece.blocks.append(block)
-        piece.views.append(view)
-    if piece.blocks:
-        yield piece
+    assert all(v.nbytes == b.length for b, v in zip(blocks, views, strict=True))
+    places = sorted(range(len(blocks)), key=lambda place: _position(blocks[place]))
+    ordered = [blocks[place] for place in places]
+    left = iter(views[place] for place in places)
+    for run in runs_of(ordered):
+        yield Piece(run, [*islice(left, len(run))])
 
 
-def _continues(piece: Piece, block: DiskBlock) -> bool:
-    last = piece.blocks[-1]
+def runs_of(blocks: Sequence[DiskBlock]) -> Iterator[list[DiskBlock]]:
+    """Neighbours together, as far as one call may move them, in the order of the files."""
+    run: list[DiskBlock] = []
+    for block in sorted(blocks, key=_position):
+        if run and not _continues(run, block):
+            yield run
+            run = []
+        run.append(block)
+    if run:
+        yield run
+
+
+def _position(block: DiskBlock) -> tuple[int, int]:
+    return block.segment.number, block.slot
+
+
+def _continues(run: list[DiskBlock], block: DiskBlock) -> bool:
+    last = run[-1]
     return (
         block.segment is last.segment
         and block.slot == last.slot + 1
-        and len(piece.blocks) < PIECE_BLOCKS
-        and (len(piece.blocks) + 1) * block.segment.slot_bytes <= PIECE_BYTES
+        and len(run) < PIECE_BLOCKS
+        and (len(run) + 1) * block.segment.slot_bytes <= PIECE_BYTES
     )
 
 
