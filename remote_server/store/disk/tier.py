@@ -121,6 +121,16 @@ class DiskTier:
             self._ask_for(namespace, keys)
         return self._index.states(namespace, keys)
 
+    def holds(self, namespace: str, key: bytes, checksum: int) -> bool:
+        """Whether these very bytes are here, verified or not: writing them again gains nothing."""
+        block = self._index.find(namespace, key)
+        return block is not None and block.checksum == checksum
+
+    def room_for(self, lengths: Sequence[int]) -> int:
+        """How many blocks of these `lengths` may be waiting to be written, beside those that
+        are: `begin_puts` would decline the others as busy."""
+        return self._writing.room_for(lengths)
+
     def num_blocks(self, namespace: str) -> int:
         """Readable blocks of one namespace."""
         return len(self._index.readable.get(namespace, ()))

@@ -59,7 +59,7 @@ class Writing:
         if block_bytes > largest_block(self._segments.segment_bytes):
             self._counters["declined_no_slot"] += len(keys)
             return blocks
-        allowed = self._allowed(lengths)
+        allowed = self.room_for(lengths)
         slot_class = self._segments.slot_class(namespace, block_bytes)
         tick = self._segments.next_tick()
         wanted = zip(keys[:allowed], lengths, checksums, strict=False)
@@ -116,8 +116,8 @@ class Writing:
             self._counters[f"write_{written}"] += 1
         return written or Written.IO_ERROR
 
-    def _allowed(self, lengths: Sequence[int]) -> int:
-        """How many more blocks may be waiting to be written. One always, or none ever might."""
+    def room_for(self, lengths: Sequence[int]) -> int:
+        """One always, when nothing else is waiting: or none ever might."""
         room = self._max_bytes - self.num_bytes
         for place, length in enumerate(lengths):
             room -= length
