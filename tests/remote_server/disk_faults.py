@@ -195,9 +195,6 @@ class SteppedPool:
     def wake(self):
         self._woken = True
 
-    def queued_bytes(self, priority):
-        return 0
-
     def stop(self):
         self._waiting.clear()
 

@@ -239,4 +239,4 @@ def test_after_any_crash_every_block_found_is_one_that_was_written_and_no_slot_i
             raise AssertionError(f"seed {seed}: {error}") from error
         expected += counts[0]
         found += counts[1]
-    assert found > expected / 2 > 0, "hardly anything was found: this tests nothing"
+    assert found > expected / 4 > 5, "hardly anything was found: this tests nothing"

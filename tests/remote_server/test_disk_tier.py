@@ -315,3 +315,23 @@ def test_threads_that_meet_a_bug_live_on(disk, caplog):
     assert results == [None]
     assert "a disk job failed" in caplog.text
     assert disk.put(b"k", data_of(0)) is Written.OK
+
+
+def test_without_o_direct_everything_works_through_the_page_cache_and_the_log_says_so(
+    tmp_path, monkeypatch, caplog
+):
+    from remote_server.store.disk import files
+
+    def refuse(fd):
+        raise OSError(errno.EINVAL, "no O_DIRECT here")
+
+    monkeypatch.setattr(files, "_set_direct", refuse)
+    with caplog.at_level(logging.WARNING):
+        disk = RealDisk(tmp_path, BUDGET, SEGMENT_BYTES)
+    assert "does not offer O_DIRECT" in caplog.text
+    assert not disk.files.direct
+    for length in (1, 4096, BLOCK):
+        data = os.urandom(length)
+        assert disk.put(b"%d" % length, data, block_bytes=BLOCK) is Written.OK
+        assert disk.read(b"%d" % length) == data
+    disk.close()

@@ -21,6 +21,11 @@ log = logging.getLogger(__name__)
 
 View = bytes | memoryview
 
+# A link in our directory is nobody's segment: following it could write anywhere.
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_PROBE = "segment-00000000.new"  # a name of ours, swept when it is left behind
+
 
 class Written(StrEnum):
     """What became of a block that was to be written. All but OK mean: it is not on disk."""
@@ -113,9 +118,12 @@ class Folder:
         return os.listdir(self.path)
 
     def create(self, name: str, num_bytes: int) -> File:
-        fd = os.open(self.path / name, self._flags | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = os.open(self.path / name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
         try:
+            # Before O_DIRECT: where the file system cannot, the C library writes single bytes.
             os.posix_fallocate(fd, 0, num_bytes)
+            if self.direct:
+                _set_direct(fd)
         except BaseException:
             os.close(fd)
             os.unlink(self.path / name)
@@ -123,7 +131,9 @@ class Folder:
         return _RealFile(fd, self.direct)
 
     def open(self, name: str) -> tuple[File, int]:
-        fd = os.open(self.path / name, self._flags)
+        fd = os.open(self.path / name, _FLAGS)
+        if self.direct:
+            _set_direct(fd)
         return _RealFile(fd, self.direct), os.fstat(fd).st_size
 
     def rename(self, old: str, new: str) -> None:
@@ -138,12 +148,6 @@ class Folder:
             os.fsync(fd)
         finally:
             os.close(fd)
-
-    @property
-    def _flags(self) -> int:
-        # A link in our directory is nobody's segment: following it could write anywhere.
-        flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-        return flags | os.O_DIRECT if self.direct else flags
 
 
 class _RealFile:
@@ -184,16 +188,23 @@ def _without(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 
 
 def _offers_direct(path: Path) -> bool:
-    """Tried out, because no flag of a file system says so."""
-    fd = os.open(path, os.O_RDWR | os.O_TMPFILE | os.O_CLOEXEC, 0o600)
+    """Tried out, because no flag of a file system says so. Raises `OSError` when nothing can be
+    written there at all."""
+    fd = os.open(path / _PROBE, _FLAGS | os.O_CREAT, 0o600)
+    os.unlink(path / _PROBE)
     try:
         # Some take the flag and refuse the first transfer, so one is made.
-        fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)
+        _set_direct(fd)
         with mmap.mmap(-1, PAGE) as page:
             os.pwritev(fd, [page], 0)
             os.preadv(fd, [page], 0)
-    except OSError:
-        return False
+    except OSError as error:
+        # Without room it took the flag nevertheless.
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
     finally:
         os.close(fd)
     return True
+
+
+def _set_direct(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)

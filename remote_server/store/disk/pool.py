@@ -1,4 +1,8 @@
-"""I/O threads: jobs that read and write files, and their results on the way back to the loop."""
+"""I/O threads: jobs that read and write files, and their results on the way back to the loop.
+
+The queues have no bound of their own: what waits to be written is bounded where slots are
+reserved (`writing`), what is read by the memory it is read into, and the rest is a few jobs.
+"""
 
 import logging
 import threading
@@ -31,19 +35,17 @@ class Job(Generic[Result]):
     """`work` runs on an I/O thread and touches only bytes and files; `finish` gets what it
     returned on the loop, or None when it raised."""
 
-    __slots__ = ("finish", "num_bytes", "priority", "result", "work")
+    __slots__ = ("finish", "priority", "result", "work")
 
     def __init__(
         self,
         priority: Priority,
         work: Callable[[Scratch], Result],
         finish: Callable[[Result | None], None],
-        num_bytes: int = 0,
     ) -> None:
         self.priority = priority
         self.work = work
         self.finish = finish
-        self.num_bytes = num_bytes
         self.result: Result | None = None
 
     def run(self, scratch: Scratch) -> None:
@@ -65,9 +67,6 @@ class Pool(Protocol):
     def wake(self) -> None:
         """Have the loop call `finish_jobs` again soon."""
 
-    def queued_bytes(self, priority: Priority) -> int:
-        """Of the jobs submitted and not finished."""
-
     @property
     def busy(self) -> bool:
         """Some job has been submitted and not finished."""
@@ -87,7 +86,6 @@ class ThreadPool:
         self._waiting: tuple[deque[Job[Any]], ...] = tuple(deque() for _ in Priority)
         self._done: deque[Job[Any]] = deque()
         self._unfinished = 0
-        self._queued = [0 for _ in Priority]
         self._stopping = False
         self._threads = [
             threading.Thread(target=self._run, name=f"disk-{number}", daemon=True)
@@ -100,12 +98,8 @@ class ThreadPool:
     def busy(self) -> bool:
         return self._unfinished > 0
 
-    def queued_bytes(self, priority: Priority) -> int:
-        return self._queued[priority]
-
     def submit(self, job: Job[Any]) -> None:
         self._unfinished += 1
-        self._queued[job.priority] += job.num_bytes
         with self._ready:
             self._waiting[job.priority].append(job)
             self._ready.notify()
@@ -114,7 +108,6 @@ class ThreadPool:
         for _ in range(len(self._done)):
             job = self._done.popleft()
             self._unfinished -= 1
-            self._queued[job.priority] -= job.num_bytes
             job.finish(job.result)
 
     def stop(self) -> None:

@@ -78,4 +78,4 @@ class Reading:
         def work(scratch: Scratch) -> list[ReadResult]:
             return read_piece(file, piece, scratch)
 
-        self._pool.submit(Job(Priority.READ, work, partial(finish, piece), piece.num_bytes))
+        self._pool.submit(Job(Priority.READ, work, partial(finish, piece)))

@@ -38,10 +38,6 @@ class Piece(NamedTuple):
     blocks: list[DiskBlock]
     views: list[memoryview]
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(block.length for block in self.blocks)
-
 
 def pieces_of(blocks: Sequence[DiskBlock], views: Sequence[memoryview]) -> Iterator[Piece]:
     """Cut into pieces that one call each can move. The order is that of the files."""

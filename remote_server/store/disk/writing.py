@@ -136,7 +136,7 @@ class Writing:
                 return segment.failure or Written.IO_ERROR
             return write_piece(segment.file, piece, scratch)
 
-        job = Job(Priority.WRITE, work, partial(finish, piece), piece.num_bytes)
+        job = Job(Priority.WRITE, work, partial(finish, piece))
         self._growth.when_made(segment, job)
 
     def _publish(self, block: DiskBlock) -> None:
