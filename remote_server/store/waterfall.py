@@ -4,6 +4,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from remote_server import protocol
+from remote_server.protocol import KeyState
 from remote_server.store.disk.files import Written
 from remote_server.store.disk.segments import DiskBlock
 from remote_server.store.disk.tier import DiskTier
@@ -61,7 +62,10 @@ class Waterfall:
     # ── down ─────────────────────────────────────────────────────────────────────────────
 
     def published(self, blocks: Sequence[Block]) -> None:
-        """These have just become readable in memory, and did not come from the disk."""
+        """These have just become readable in memory, and did not come from the disk, which
+        forgets what it has of their keys: a forced put must not be undone by an eviction."""
+        for block in blocks:
+            self._disk.remove_other(block.namespace, block.key, self._checksum(block))
         self._to_demote.extend(blocks)
         self.demote_some()
 
@@ -107,6 +111,9 @@ class Waterfall:
         assert pinned == taken, "readable a moment ago"
 
         def finish(results: list[Written]) -> None:
+            for block, place in zip(taken, places, strict=True):
+                if block.state is BlockState.DETACHED:  # removed, replaced or cleared meanwhile
+                    self._disk.remove(place)
             self._memory.unpin_all(taken)
             self.counters["demoted"] += results.count(Written.OK)
             self.counters["demote_declined"] += len(results) - results.count(Written.OK)
@@ -192,9 +199,10 @@ class Waterfall:
 
     def _landed(self, targets: list[Block], results: list[bool]) -> None:
         for target, good in zip(targets, results, strict=True):
-            if good:
+            current = self._memory.lookup(target.namespace, target.key)
+            if good and current is not KeyState.READABLE:
                 self._memory.complete_put(target)
-            else:
+            else:  # bad, or a forced put came in between and is newer
                 self._memory.fail_put(target)
             self.counters["promoted" if good else "promote_failed"] += 1
             for here in self._fetching.pop((target.namespace, target.key)):

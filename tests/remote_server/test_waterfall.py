@@ -186,12 +186,54 @@ def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
     assert both.disk.tier.stats().blocks == 0
 
 
-def test_a_replaced_block_is_replaced_on_disk_as_well(both):
-    both.put(1)
-    block = both.memory.begin_put("ns", b"1", BLOCK, 3, protocol.checksum("ns", b"1", b"new"))
-    both.memory.view(block)[:] = b"new"
+def force(both: Both, data: bytes) -> None:
+    block = both.memory.begin_put("ns", b"1", BLOCK, 3, protocol.checksum("ns", b"1", data))
+    both.memory.view(block)[:] = data
     both.memory.complete_put(block)
     both.waterfall.published([block])
+
+
+def test_a_replaced_block_is_replaced_on_disk_as_well(both):
+    both.put(1)
+    force(both, b"new")
     both.settle()
     both.put(*range(10, 10 + IN_MEMORY))
+    assert both.fetch(1) == [b"new"]
+
+
+def test_a_replacement_that_the_disk_never_got_does_not_bring_the_first_copy_back(tmp_path):
+    both = Both(tmp_path, max_writing_bytes=BLOCK)
+    both.put(1)
+    with both.disk.pool.gate.shut():
+        both.put(2, settle=False)  # the disk has no time for more
+        force(both, b"new")
+        for number in range(10, 10 + IN_MEMORY):
+            both.put(number, settle=False)
+        assert both.states(1) == [0]
+    both.settle()
+    assert both.fetch(1) == [None]
+    both.close()
+
+
+def test_a_block_replaced_while_it_was_written_to_disk_is_not_found_there(tmp_path):
+    both = Both(tmp_path, max_writing_bytes=BLOCK)
+    with both.disk.pool.gate.shut():
+        both.put(1, settle=False)
+        force(both, b"new")
+        both.memory.clear("ns")  # the new one never gets there
+    both.settle()
+    assert both.states(1) == [0]
+    both.close()
+
+
+def test_a_forced_put_is_not_undone_by_a_fetch_that_began_before_it(both):
+    for number in range(2 * IN_MEMORY):
+        both.put(number)
+    results = []
+    with both.disk.pool.gate.shut():
+        both.waterfall.fetch("ns", [b"1"], results.append)
+        force(both, b"new")
+    wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
+    assert bytes(both.memory.view(results[0][0])) == b"new"
+    both.memory.unpin(results[0][0])
     assert both.fetch(1) == [b"new"]
