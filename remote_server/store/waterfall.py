@@ -70,8 +70,9 @@ class Waterfall:
         self.demote_some()
 
     def demote_some(self) -> None:
-        """Hand to the disk what it has time for."""
-        while self._to_demote:
+        """Hand to the disk what it has time for. Not while it reads the headers of what it found
+        at start: a full directory has no room before that."""
+        while self._to_demote and not self._disk.recovery.scanning:
             blocks = self._next_blocks()
             room = self._disk.room_for([block.length for block in blocks])
             self._to_demote.extendleft(reversed(blocks[room:]))

@@ -95,6 +95,22 @@ def test_a_block_is_on_disk_without_ever_leaving_memory_so_a_killed_server_has_i
     second.close()
 
 
+def test_what_is_put_while_a_full_directory_is_looked_through_gets_there_too(tmp_path):
+    first = Both(tmp_path)
+    for number in range(8 * 16):
+        first.put(number)
+    assert first.disk.tier.stats().free_slabs == 0
+    first.close()
+    second = Both(tmp_path)
+    assert second.disk.tier.recovery.scanning
+    second.put(1000, settle=False)
+    second.settle()
+    second.put(*range(2000, 2000 + IN_MEMORY))
+    assert second.fetch(1000) == [data_of(1000)]
+    assert second.waterfall.counters["demote_declined"] == 0
+    second.close()
+
+
 def test_what_memory_has_is_fetched_at_once(both):
     both.put(1)
     results = []
