@@ -181,7 +181,7 @@ class Waterfall:
         targets = self._memory.begin_puts(
             namespace,
             [block.key for block in sources],
-            self._block_bytes_of(namespace),
+            sources[0].segment.slot_class.block_bytes,  # nobody may have said hello since a start
             [block.length for block in sources],
             [block.checksum for block in sources],
         )

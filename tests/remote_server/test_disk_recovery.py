@@ -44,6 +44,8 @@ def test_after_a_restart_every_block_is_found_verified_and_right(tmp_path):
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
         disk.drain()
         assert disk.tier.counters()["recovered"] == CAPACITY
+        assert disk.tier.block_bytes_of("ns") == BLOCK
+        assert disk.tier.block_bytes_of("unknown") is None
         for number in range(CAPACITY):
             assert disk.read(b"%d" % number) == data_of(number)
 

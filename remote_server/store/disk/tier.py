@@ -135,6 +135,14 @@ class DiskTier:
         """Readable blocks of one namespace."""
         return len(self._index.readable.get(namespace, ()))
 
+    def block_bytes_of(self, namespace: str) -> int | None:
+        """What a namespace was declared with when its blocks came here, perhaps by an earlier
+        server; None when there is nothing of it."""
+        for slot_class in self.segments.classes.values():
+            if slot_class.namespace == namespace:
+                return slot_class.block_bytes
+        return None
+
     def num_unverified(self) -> int:
         """Blocks found at start whose bytes have not been hashed yet."""
         return self._index.num_unverified
