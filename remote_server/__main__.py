@@ -20,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = ServerConfig(
             bind=flags.bind,
             memory=parse_bytes(flags.memory, "memory"),
+            disk=flags.disk,
+            disk_bytes=parse_bytes(flags.disk_bytes, "disk_bytes"),
             drain_timeout_s=flags.drain_timeout_s,
             populate=flags.populate,
             shared_memory=flags.shared_memory,
@@ -60,6 +62,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--bind", default=defaults.bind, metavar="ADDRESS", help="port * picks a free one")
     add("--memory", default=f"{defaults.memory // GiB}GiB", metavar="SIZE",
         help="budget for all blocks, as 512MiB or 8GiB")  # fmt: skip
+    add("--disk", default=defaults.disk, metavar="DIR",
+        help="keep blocks beyond memory there, also over a restart (default: nowhere)")  # fmt: skip
+    add("--disk-bytes", default=f"{defaults.disk_bytes // GiB}GiB", metavar="SIZE",
+        help="budget for all files in it")  # fmt: skip
     add("--drain-timeout-s", type=float, default=defaults.drain_timeout_s, metavar="SECONDS",
         help="how long the first signal lets streams and writes finish")  # fmt: skip
     add("--populate", action=argparse.BooleanOptionalAction, default=defaults.populate,

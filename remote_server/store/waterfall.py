@@ -37,7 +37,13 @@ class Waterfall:
         self._disk = disk
         self._block_bytes_of = block_bytes_of
         self._to_demote: deque[Block] = deque()
+        self._num_demoting = 0
         self._fetching: dict[tuple[str, bytes], list[Callable[[Block | None], None]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Something waits for the disk, or is on its way there or back."""
+        return bool(self._to_demote or self._num_demoting or self._fetching)
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The state of each key, a byte each: the better of what the two tiers say."""
@@ -111,7 +117,10 @@ class Waterfall:
         pinned = self._memory.pin_all(namespace, [block.key for block in taken])
         assert pinned == taken, "readable a moment ago"
 
+        self._num_demoting += len(taken)
+
         def finish(results: list[Written]) -> None:
+            self._num_demoting -= len(taken)
             for block, place in zip(taken, places, strict=True):
                 if block.state is BlockState.DETACHED:  # removed, replaced or cleared meanwhile
                     self._disk.remove(place)
