@@ -40,10 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say_ready(server: Server) -> None:
-    memory = server.store.tier_stats()["memory"]
+    tiers = server.store.tier_stats()
+    memory = tiers["memory"]
+    disk = f"disk {format_bytes(tiers['disk'].budget_bytes)}  " if "disk" in tiers else ""
     print(
         f"remote_server ready on {server.endpoint}  "
-        f"memory {format_bytes(memory.budget_bytes)} in {memory.free_slabs} slabs  "
+        f"memory {format_bytes(memory.budget_bytes)} in {memory.free_slabs} slabs  {disk}"
         f"epoch {server.store.epoch}",
         flush=True,
     )

@@ -3,11 +3,12 @@
 import signal
 
 import pytest
+from shared_peer import SharedPeer
 from test_server_process import Process, fails_with
 from wire_peer import Peer, block, key
 
 from remote_server.config import MiB, ServerConfig
-from remote_server.protocol import Clear, Error, Get, Got
+from remote_server.protocol import Clear, Error, Get, GetShared, Got
 from remote_server.server import Server
 
 LENGTH = 65_536  # sixteen of them are all of the memory
@@ -73,6 +74,26 @@ def test_a_client_that_leaves_while_the_disk_is_read_leaves_no_pin(server, conne
     peer.stats_once(lambda s: s.tiers["memory"].pinned == 0 and s.tiers["memory"].pending == 0)
 
 
+def test_a_client_on_this_host_is_leased_what_was_on_disk(server, connect):
+    peer = connect()
+    put_all(peer, 2 * IN_MEMORY)
+    shared = SharedPeer(connect())
+    leased = shared.lease([0, 99, 1], "big")
+    assert (leased.hit, leased.miss, leased.found) == (2, 1, [0, 2])
+    assert shared.read(leased) == [block(0, LENGTH), block(1, LENGTH)]
+    assert shared.words(leased) == leased.generations
+    shared.release(leased)
+    with server._disk.pool.gate.shut():
+        get = GetShared(
+            request_id=shared.peer.next_id(), namespace="big", keys=[key(2)], region=shared.token
+        )
+        shared.peer.send(get)
+        peer.stats_once(lambda s: s.tiers["disk"].pinned == 1)
+        shared.connection.close()
+        peer.stats_once(lambda s: s.counters["regions_gone"] == 1)
+    peer.stats_once(lambda s: s.tiers["memory"].pinned == 0 and s.counters["disk_promoted"] == 3)
+
+
 def test_a_clear_reaches_the_disk(peer):
     peer.hello(namespace="big", block_bytes=LENGTH)
     peer.put([1, 2], namespace="big", length=LENGTH)
@@ -86,6 +107,7 @@ def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, c
     flags = ["--memory", "64MiB", "--disk", str(tmp_path), "--disk-bytes", "64MiB", "--no-populate"]
     first = Process(*flags)
     try:
+        assert "disk 64.0 MiB" in first.ready_line
         peer = Peer(context, first.endpoint)
         peer.hello(block_bytes=LENGTH)
         peer.put(range(40), length=LENGTH)
