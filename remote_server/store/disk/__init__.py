@@ -10,9 +10,10 @@ generation, and the segment's own random number; the last 8 bytes of each header
 checksum. The namespace stands in the segment's header. No file name is built from what came
 over the network.
 
-Nothing is ever changed in place but whole slots, and headers that are erased. A segment's header is written once, before the
-file gets its name; a segment that changes hands is removed and another one made. So there is no
-log, no index file, and nothing that two writes must keep consistent.
+Nothing is ever changed in place but whole slots, and headers that are erased. A segment's header
+is written once, before the file gets its name; a segment that changes hands is removed and
+another one made. So there is no log, no index file, and nothing that two writes must keep
+consistent.
 
 What counts as a block: header and bytes that agree with their checksums. After a start,
     1. segment headers are read, at once: whose they are, and how much of the budget they take;
