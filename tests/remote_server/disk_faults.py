@@ -170,6 +170,10 @@ class FakeDisk:
             file.open = False
             file.make_durable()
 
+    def sync_everything_but_names(self) -> None:
+        for file in self._names.values():
+            file.make_durable()
+
     def _change(self, change: Callable[[dict[str, FakeFile]], object]) -> None:
         change(self._names)
         self._log.append(change)

@@ -11,6 +11,7 @@ from remote_server import protocol
 from remote_server.config import MiB
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
+from remote_server.store.disk import recovery
 from remote_server.store.disk.files import Folder, Written
 from remote_server.store.disk.folder import TakenFolder, find_segments
 from remote_server.store.disk.layout import (
@@ -90,6 +91,51 @@ def test_recovered_blocks_leave_in_the_order_they_were_written(tmp_path):
         assert gone == [1, 2, 3]
 
 
+def test_the_order_of_writing_is_told_by_generations_not_by_places(tmp_path):
+    fill(tmp_path, CAPACITY + 2)  # the last two lie in the first two slots
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        for number in range(3):
+            disk.put(b"new-%d" % number, data_of(100 + number))
+        gone = [n for n in range(CAPACITY + 2) if not disk.tier.lookup("ns", b"%d" % n)]
+        assert gone == [0, 1, 2, 3, 4]
+
+
+def test_only_what_was_asked_for_is_verified_before_its_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(recovery, "_CHORE_JOBS", 0)
+    fill(tmp_path)
+    disk = RealDisk(tmp_path, BUDGET, SEGMENT_BYTES)
+    tier = disk.tier
+    wait_for(tier, disk.event, lambda: not tier.recovery.scanning)
+    assert tier.lookup("ns", b"3") is KeyState.PENDING
+    wait_for(tier, disk.event, lambda: tier.num_blocks("ns") == 1)
+    assert disk.read(b"3") == data_of(3)
+    assert tier.num_unverified() == CAPACITY - 1
+    tier.check()
+    disk.close()
+
+
+def test_a_block_written_during_recovery_is_served_and_its_older_copy_never_again(tmp_path):
+    fill(tmp_path, 1)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        new = data_of(50)
+        checksum = protocol.checksum("ns", b"0", new)
+        blocks = disk.tier.begin_puts("ns", [b"0"], BLOCK, [BLOCK], [checksum])
+        done = []
+        disk.tier.write(blocks, [memoryview(new)], done.append)
+        while not done:  # its file is made and it is written before the headers are looked at
+            disk.pool.finish_jobs()
+        disk.drain()
+        assert disk.read(b"0") == new
+        assert disk.tier.counters()["recovered_older"] == 1
+        (block,) = disk.tier.pin_all("ns", [b"0"])
+        disk.tier.unpin(block)
+        disk.tier.remove(block)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+
+
 def test_what_was_written_during_recovery_is_younger_than_what_was_recovered(tmp_path):
     fill(tmp_path, CAPACITY - 4)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
@@ -99,6 +145,8 @@ def test_what_was_written_during_recovery_is_younger_than_what_was_recovered(tmp
         )
         done = []
         disk.tier.write(early, [memoryview(data_of(50))], done.append)
+        while not done:  # before any of what was found is taken up
+            disk.pool.finish_jobs()
         disk.drain()
         assert done == [[Written.OK]]
         for number in range(CAPACITY - 1):

@@ -13,6 +13,7 @@ from remote_server.protocol import KeyState
 from remote_server.store.disk import growth
 from remote_server.store.disk.files import Folder, Written
 from remote_server.store.disk.layout import PAGE
+from remote_server.store.disk.pool import Job, Priority
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 
 BLOCK = 8192
@@ -289,6 +290,9 @@ def test_clearing_while_it_is_written_and_read_loses_nothing_but_the_blocks(disk
         assert disk.tier.lookup_all("ns", [b"read", b"w"]) == bytes(2)
     wait_for(disk.tier, disk.event, lambda: bool(outcome))
     assert outcome == [[Written.CLEARED]]
+    disk.drain()
+    assert os.listdir(tmp_path) == [], "a restart would find what is only kept for a reader"
+    assert disk.tier.segments.file_bytes == OVERHEAD_BYTES + SEGMENT_BYTES, "it still takes space"
     assert disk.read_pinned(pinned[0]) == data_of(0), "a reader's bytes went under its hands"
     disk.drain()
     assert disk.tier.segments.file_bytes == OVERHEAD_BYTES
@@ -299,6 +303,8 @@ def test_a_stop_right_after_a_clear_does_not_bring_the_blocks_back(tmp_path):
     disk = RealDisk(tmp_path, BUDGET, SEGMENT_BYTES)
     disk.put(b"k", data_of(0))
     with disk.pool.gate.shut():
+        for _ in range(3):  # every thread has something else to do
+            disk.pool.submit(Job(Priority.READ, lambda _: None, lambda _: None))
         disk.tier.clear(None)
         threading.Timer(0.01, disk.pool.gate.open_for_good).start()
         disk.close()
@@ -306,8 +312,6 @@ def test_a_stop_right_after_a_clear_does_not_bring_the_blocks_back(tmp_path):
 
 
 def test_threads_that_meet_a_bug_live_on(disk, caplog):
-    from remote_server.store.disk.pool import Job, Priority
-
     results = []
     with caplog.at_level(logging.ERROR):
         disk.pool.submit(Job(Priority.READ, lambda _: 1 // 0, results.append))

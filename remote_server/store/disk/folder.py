@@ -67,7 +67,8 @@ class TakenFolder:
         self._path = path
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._refuse_foreign(path)
+            # Before our own first file: somebody's home must not get a README of ours.
+            _refuse_foreign(os.listdir(path), str(path))
             self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise ConfigError(f"disk: {path}: {error.strerror}") from error
@@ -94,13 +95,8 @@ class TakenFolder:
         """Let the next server have it."""
         os.close(self._lock)
 
-    @staticmethod
-    def _refuse_foreign(path: Path) -> None:
-        """Before our own first file: somebody's home must not get a README of ours."""
-        refuse_foreign(os.listdir(path), str(path))
 
-
-def refuse_foreign(names: list[str], where: str) -> None:
+def _refuse_foreign(names: list[str], where: str) -> None:
     """Raise `ConfigError` when one of `names` is not ours."""
     for name in sorted(names):
         if name not in _OURS and _SEGMENT_NAME.fullmatch(name) is None:
@@ -117,7 +113,6 @@ def find_segments(files: Files, where: str) -> list[FoundSegment]:
     block of it can be found again. Raises `ConfigError`, before anything is deleted, when a file
     is not ours or was written in another format.
     """
-    refuse_foreign(files.names(), where)
     found: list[FoundSegment] = []
     useless: list[str] = []
     try:
