@@ -60,6 +60,7 @@ class Both:
         self.memory.check()
         self.disk.tier.check()
         assert self.memory.stats().pinned == 0
+        assert self.disk.tier.stats().pinned == 0
         self.disk.close()
         self.arena.close()
 
