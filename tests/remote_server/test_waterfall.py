@@ -254,3 +254,10 @@ def test_a_forced_put_is_not_undone_by_a_fetch_that_began_before_it(both):
     assert bytes(both.memory.view(results[0][0])) == b"new"
     both.memory.unpin(results[0][0])
     assert both.fetch(1) == [b"new"]
+
+
+def test_bytes_that_the_disk_has_are_not_written_again(both):
+    both.put(1)
+    both.put(1)
+    assert both.disk.tier.counters()["written"] == 1
+    assert both.states(1) == [2]
