@@ -20,6 +20,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         config = ServerConfig(
             bind=flags.bind,
             memory=parse_bytes(flags.memory, "memory"),
+            disk=flags.disk,
+            disk_bytes=parse_bytes(flags.disk_bytes, "disk_bytes"),
             drain_timeout_s=flags.drain_timeout_s,
             populate=flags.populate,
             shared_memory=flags.shared_memory,
@@ -38,10 +40,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _say_ready(server: Server) -> None:
-    memory = server.store.tier_stats()["memory"]
+    tiers = server.store.tier_stats()
+    memory = tiers["memory"]
+    disk = f"disk {format_bytes(tiers['disk'].budget_bytes)}  " if "disk" in tiers else ""
     print(
         f"remote_server ready on {server.endpoint}  "
-        f"memory {format_bytes(memory.budget_bytes)} in {memory.free_slabs} slabs  "
+        f"memory {format_bytes(memory.budget_bytes)} in {memory.free_slabs} slabs  {disk}"
         f"epoch {server.store.epoch}",
         flush=True,
     )
@@ -60,6 +64,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--bind", default=defaults.bind, metavar="ADDRESS", help="port * picks a free one")
     add("--memory", default=f"{defaults.memory // GiB}GiB", metavar="SIZE",
         help="budget for all blocks, as 512MiB or 8GiB")  # fmt: skip
+    add("--disk", default=defaults.disk, metavar="DIR",
+        help="keep blocks beyond memory there, also over a restart (default: nowhere)")  # fmt: skip
+    add("--disk-bytes", default=f"{defaults.disk_bytes // GiB}GiB", metavar="SIZE",
+        help="budget for all files in it")  # fmt: skip
     add("--drain-timeout-s", type=float, default=defaults.drain_timeout_s, metavar="SECONDS",
         help="how long the first signal lets streams and writes finish")  # fmt: skip
     add("--populate", action=argparse.BooleanOptionalAction, default=defaults.populate,

@@ -57,6 +57,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     memory: int = 1 * GiB
     """Bytes of blocks kept in memory, all namespaces together. A hard budget."""
 
+    disk: str = ""
+    """A directory for blocks beyond memory, still there after a restart. Empty: none."""
+
+    disk_bytes: int = 16 * GiB
+    """Bytes of files in `disk`, all namespaces together. A hard budget."""
+
     drain_timeout_s: float = 5.0
     """How long the first SIGTERM lets streams and writes finish."""
 

@@ -35,7 +35,7 @@ from remote_server.protocol import (
     Welcome,
 )
 from remote_server.shared.handlers import SharedHandlers
-from remote_server.store.store import NamespaceInfo, Store
+from remote_server.store.store import NamespaceInfo, Pinned, Store
 from remote_server.streams import BlockStream, blocks_per_frame, frames_of
 
 log = logging.getLogger(__name__)
@@ -210,7 +210,10 @@ class Handlers:
         self._copier.submit(Job(copy, len(sources), num_bytes, finish))
 
     def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> None:
-        found = self._store.get(request.namespace, request.keys)
+        self._store.fetch(request.namespace, request.keys, partial(self._send, client, request))
+
+    def _send(self, client: bytes, request: Get, found: Pinned) -> None:
+        """Answer a get, maybe some time after it came: what was on disk is in memory now."""
         got = Got(
             request_id=request.request_id,
             epoch=self._store.epoch,
@@ -230,11 +233,13 @@ class Handlers:
         if num_bytes > protocol.MAX_MESSAGE_BYTES:
             for block in found.blocks:
                 self._store.tier.unpin(block)
-            raise RequestRefused(
+            refusal = RequestRefused(
                 ErrorCode.TOO_LARGE,
                 f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
                 "ask for a stream, or for fewer keys",
             )
+            self._answer_refusal(client, request.request_id, refusal)
+            return
         got = msgspec.structs.replace(
             got,
             lengths=[block.length for block in found.blocks],
@@ -316,10 +321,13 @@ class Handlers:
         self._outboxes.post(client, Parcel([*protocol.encode(message)]))
 
     def _refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
+        self._answer_refusal(client, self._request_id_of(frames), refusal)
+
+    def _answer_refusal(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:
         kind = "bad_messages" if refusal.code in _BAD_MESSAGES else "refused"
         self._store.counters[f"{kind}_{refusal.code}"] += 1
         message = Error(
-            request_id=self._request_id_of(frames),
+            request_id=request_id,
             epoch=self._store.epoch,
             code=refusal.code,
             message=refusal.message[:MAX_ERROR_CHARS],

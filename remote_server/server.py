@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -21,6 +22,7 @@ from remote_server.shared.leases import Leases
 from remote_server.shared.local_socket import LocalSocket
 from remote_server.shared.puts import SharedPuts
 from remote_server.store.arena import Arena, warn_if_dev_shm_is_small
+from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Store
 
@@ -85,14 +87,21 @@ class Server:
         """Take the address and the memory. Clients may connect from here on."""
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
-        self._context = zmq.Context()
-        self._router = self._bind()
-        self._arena = self._map()
+        self._copier = Copier()
+        self._disk = self._open_disk()
+        try:
+            self._context = zmq.Context()
+            self._router = self._bind()
+            self._arena = self._map()
+        except BaseException:
+            if self._disk is not None:
+                self._disk.close()
+            raise
         if self.config.populate:
             self._arena.populate()
         tier = MemoryTier(self._arena)
-        self.store = Store(tier, self._clock)
-        self._copier = Copier()
+        disk = self._disk.tier if self._disk is not None else None
+        self.store = Store(tier, self._clock, disk)
         self._outboxes = Outboxes(self._router, tier.unpin_all)
         self._poller = zmq.Poller()
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
@@ -114,6 +123,8 @@ class Server:
             events = dict(self._poller.poll(self._patience_ms(more_to_do)))
             if self._copier.wakeup.fileno() in events:
                 self._copier.drain_wakeup()
+                if self.store.waterfall is not None:
+                    self.store.waterfall.finish_jobs()
             if self._local is not None:
                 self._local.handle(events)
             if self._router in events:
@@ -147,6 +158,8 @@ class Server:
         # The last replies are still in libzmq when we drained; they get a moment to leave.
         self._router.close(linger=200 if drained else 0)
         self._context.term()
+        if self._disk is not None:  # before the arena, which its threads read from and into
+            self._disk.close()
         self._arena.close()
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
@@ -172,6 +185,12 @@ class Server:
             raise ConfigError(f"bind: {self.config.bind}: {error.strerror}; {hint}") from error
         self.endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
         return router
+
+    def _open_disk(self) -> OpenDisk | None:
+        config = self.config
+        if not config.disk:
+            return None
+        return OpenDisk(Path(config.disk), config.disk_bytes, self._copier.wake)
 
     def _map(self) -> Arena:
         try:
@@ -232,6 +251,7 @@ class Server:
         quiet = not (
             self._copier.busy
             or self._shared_puts
+            or (self.store.waterfall is not None and self.store.waterfall.busy)
             or self._outboxes.waiting
             or self._outboxes.in_flight
         )

@@ -18,7 +18,7 @@ from remote_server.shared.leases import LEASE_MS, MAX_LEASES_PER_REGION, Leases
 from remote_server.shared.puts import SharedPut, SharedPuts
 from remote_server.shared.region import Region
 from remote_server.store.arena import WORD_BYTES, Arena
-from remote_server.store.store import Store
+from remote_server.store.store import Pinned, Store
 
 # Of all clients. Each has at most that many tickets, and far fewer puts under way.
 MAX_PUTS = MAX_TICKETS
@@ -97,13 +97,22 @@ class SharedHandlers:
 
     def get(self, request: GetShared, answer: Answer) -> None:
         region = self._region(request.region)
-        for lease in request.release:
-            self._release(lease)
+        for number in request.release:
+            self._release(number)
         if self._leases.full(region.token):
             raise RequestRefused(
                 ErrorCode.TOO_LARGE, f"{MAX_LEASES_PER_REGION} leases are held: release some"
             )
-        found = self._store.get(request.namespace, request.keys)
+
+        def lease(found: Pinned) -> None:
+            if region.live:
+                self._lease(request, region, found, answer)
+            else:  # its client left while the disk was read
+                self._store.tier.unpin_all(found.blocks)
+
+        self._store.fetch(request.namespace, request.keys, lease)
+
+    def _lease(self, request: GetShared, region: Region, found: Pinned, answer: Answer) -> None:
         blocks = found.blocks
         lengths = [block.length for block in blocks]
         words_offset = self._arena.words_offset

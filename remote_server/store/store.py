@@ -18,8 +18,10 @@ from remote_server.protocol import (
     PutOutcome,
     TierStats,
 )
-from remote_server.store.slabs import Block, memory_for_block
+from remote_server.store.disk.tier import DiskTier
+from remote_server.store.slabs import Block, BlockState, memory_for_block
 from remote_server.store.tier import Tier
+from remote_server.store.waterfall import Waterfall
 
 # A deployment has one namespace per model and setting; each weight update makes another. This
 # only bounds what a broken client can make us remember.
@@ -78,8 +80,16 @@ class Reserved(NamedTuple):
 class Store:
     """Everything the server remembers, without a socket. One thread calls it."""
 
-    def __init__(self, tier: Tier, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        clock: Callable[[], float] = time.monotonic,
+        disk: DiskTier | None = None,
+    ) -> None:
+        """`tier` is memory, which serves everything; `disk` what is below it, if anything is."""
         self.tier = tier
+        self.disk = disk
+        self.waterfall = None if disk is None else Waterfall(tier, disk, self._block_bytes_of)
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.namespaces: dict[str, NamespaceInfo] = {}  # most recently declared last
@@ -95,10 +105,13 @@ class Store:
     def declare(self, name: str, info: NamespaceInfo) -> None:
         """Make `name` known, or refresh who it is. Raises `RequestRefused`, changing nothing."""
         known = self.namespaces.get(name)
-        if known is not None and known.block_bytes != info.block_bytes:
+        known_bytes = known.block_bytes if known is not None else None
+        if known_bytes is None and self.disk is not None:
+            known_bytes = self.disk.block_bytes_of(name)
+        if known_bytes is not None and known_bytes != info.block_bytes:
             raise RequestRefused(
                 ErrorCode.BLOCK_BYTES_MISMATCH,
-                f"namespace {name!r} holds blocks of {known.block_bytes} bytes, "
+                f"namespace {name!r} holds blocks of {known_bytes} bytes, "
                 f"not {info.block_bytes}: use another namespace",
             )
         largest = self.tier.largest_block_bytes
@@ -127,7 +140,7 @@ class Store:
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
     def lookup(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
-        states = self.tier.lookup_all(namespace, keys)
+        states = self._states(namespace, keys)
         hits = states.count(KeyState.READABLE)
         prefix = len(states) - len(states.lstrip(_READABLE))
         self.counters["lookup_keys"] += len(keys)
@@ -135,11 +148,32 @@ class Store:
         return KeyStates(states, prefix)
 
     def get(self, namespace: str, keys: Sequence[bytes]) -> Pinned:
-        """Pin what is readable of `keys`, for the caller to unpin."""
+        """Pin what is readable of `keys` in memory, for the caller to unpin."""
         first = _first_places(keys)
         # From the last key to the first, so that the head of a prefix is the most recently
         # used: without its head the rest of a prefix is worth nothing.
         pinned = self.tier.pin_all(namespace, [*reversed(first)])
+        return self._found(keys, first, pinned)
+
+    def fetch(
+        self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
+    ) -> None:
+        """`get` from both tiers: `on_found` is called once, at once when nothing has to be read
+        from disk. It gets what could be read; the rest is counted as missed."""
+        if self.waterfall is None:
+            on_found(self.get(namespace, keys))
+            return
+        first = _first_places(keys)
+
+        def fetched(pinned: list[Block | None]) -> None:
+            on_found(self._found(keys, first, pinned))
+
+        self.waterfall.fetch(namespace, [*reversed(first)], fetched)
+
+    def _found(
+        self, keys: Sequence[bytes], first: dict[bytes, int], pinned: list[Block | None]
+    ) -> Pinned:
+        """`pinned` are those of `first`, from the last to the first."""
         pinned.reverse()
         blocks = [block for block in pinned if block is not None]
         indices = [*first.values()]
@@ -158,6 +192,12 @@ class Store:
         self.counters["get_miss"] += found.miss
         self.counters["get_duplicate"] += found.duplicate
         return found
+
+    def _states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        return (self.waterfall or self.tier).lookup_all(namespace, keys)
+
+    def _block_bytes_of(self, namespace: str) -> int:
+        return self.namespaces[namespace].block_bytes
 
     def pin_to_verify(self, namespace: str, keys: Sequence[bytes]) -> list[Block]:
         """The readable ones of `keys`, pinned for the caller, who unpins each one once."""
@@ -181,7 +221,7 @@ class Store:
         draining: bool,
     ) -> Reserved:
         """Reserve a slot for each key worth writing. The namespace must be declared."""
-        states = self.tier.lookup_all(namespace, keys)
+        states = self._states(namespace, keys)
         reasons: Counter[str] = Counter()
         outcomes = bytearray([PutOutcome.CREATED]) * len(keys)
         indices: Sequence[int] = range(len(keys))
@@ -225,6 +265,8 @@ class Store:
             reserved.reasons[reason] += len(verdicts) - len(good)
             self.counters[f"put_declined_{reason}"] += len(verdicts) - len(good)
         self.tier.complete_puts(good[::-1])
+        if self.waterfall is not None:  # some may have been cleared meanwhile
+            self.waterfall.published([b for b in good if b.state is BlockState.READABLE])
         forced = reserved.outcomes.count(PutOutcome.FORCED)
         self.counters["put_forced"] += forced
         self.counters["put_created"] += len(good) - forced
@@ -249,13 +291,16 @@ class Store:
         removed = self.tier.clear(namespace)
         if forget and namespace is not None:
             self.namespaces.pop(namespace, None)
+        if self.waterfall is not None:
+            self.waterfall.clear(namespace)
         self.counters["removed"] += removed
         return removed
 
     # ── seeing inside ────────────────────────────────────────────────────────────────────
 
     def tier_stats(self) -> dict[str, TierStats]:
-        return {"memory": self.tier.stats()}
+        memory = {"memory": self.tier.stats()}
+        return memory if self.disk is None else {**memory, "disk": self.disk.stats()}
 
     def namespace_stats(self) -> dict[str, NamespaceStats]:
         return {
@@ -270,10 +315,16 @@ class Store:
         }
 
     def all_counters(self) -> dict[str, int]:
-        return {**self.counters, **self.tier.counters()}
+        counters = {**self.counters, **self.tier.counters()}
+        if self.disk is not None and self.waterfall is not None:
+            below = {**self.disk.counters(), **self.waterfall.counters}
+            counters |= {f"disk_{name}": count for name, count in below.items()}
+        return counters
 
     def check(self) -> None:
         self.tier.check()
+        if self.disk is not None:
+            self.disk.check()
 
 
 def _outcomes(keys: Sequence[bytes], states: bytes, *, force: bool, draining: bool) -> bytearray:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.remote_kv_cache.baseline import redis_work, small_operations
+from benchmarks.remote_kv_cache.baseline import test_disk as disk
 from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
 from benchmarks.remote_kv_cache.baseline import test_server as server
 from benchmarks.remote_kv_cache.baseline import test_zmq_transfer as zmq_transfer
@@ -105,6 +106,24 @@ def test_sigterm_keeps_what_a_run_has_measured(tmp_path: Path):
     rows = {(row["operation"], row["transport"], row["integrity"]): row for row in record["rows"]}
     assert rows["set deferred=False", "tcp", True]["seconds"]["median"] > 0
     assert "set deferred=False" in printed
+
+
+def test_the_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    arguments = ["--sizes", "64KiB,128KiB", "--total", "512KiB", "--trials", "1", "--warm-ups", "0",
+                 "--directory", str(tmp_path), "--json", str(tmp_path / "a.json"),
+                 "--plot", str(tmp_path / "a.svg")]  # fmt: skip
+    assert disk.main(arguments) == 0
+    rows = json.loads((tmp_path / "a.json").read_text())["rows"]
+    found = {(row["model"], row["operation"]): row for row in rows}
+    assert all("failed" not in row for row in rows), rows
+    for size in ("64.0 KiB", "128.0 KiB"):
+        for way in ("disk tier", "file per block", "mmap", "sqlite"):
+            for direction in ("write", "read"):
+                assert found[size, f"{way}: {direction}"]["bytes"] == 512 << 10
+    assert "of the raw loop" in capsys.readouterr().out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.svg"], "left behind"
+    assert disk.main([*arguments, "--total", "1024TiB"]) == 0
+    assert "SKIPPED: " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["test_memory_io", "test_zmq_transfer", "test_server"])

@@ -1,7 +1,9 @@
 """What every tier must do, whatever it keeps its blocks in."""
 
 import pytest
+from disk_helpers import DiskAsTier, RealDisk, budget_for
 
+from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
@@ -10,15 +12,21 @@ BLOCK_BYTES = 1024
 CAPACITY = 64  # blocks of BLOCK_BYTES that each tier below has room for
 
 
-def memory_tier():
+def memory_tier(_):
     arena = Arena(CAPACITY * BLOCK_BYTES)
     yield MemoryTier(arena, slab_bytes=4096)
     arena.close()
 
 
-@pytest.fixture(params=[memory_tier], ids=["memory"])
-def tier(request):
-    generator = request.param()
+def disk_tier(folder):
+    budget, segment_bytes = budget_for(CAPACITY // 4, 4, BLOCK_BYTES)
+    with RealDisk(folder, budget, segment_bytes) as disk:
+        yield DiskAsTier(disk)
+
+
+@pytest.fixture(params=[memory_tier, disk_tier], ids=["memory", "disk"])
+def tier(request, tmp_path):
+    generator = request.param(tmp_path)
     tier = next(generator)
     yield tier
     tier.check()
@@ -26,7 +34,8 @@ def tier(request):
 
 
 def begin(tier, key: bytes, data: bytes, namespace="ns"):
-    block = tier.begin_put(namespace, key, BLOCK_BYTES, len(data), checksum=hash(data) & 0xFFFF)
+    checksum = protocol.checksum(namespace, key, data)
+    block = tier.begin_put(namespace, key, BLOCK_BYTES, len(data), checksum)
     if block is not None:
         tier.view(block)[:] = data
     return block
@@ -264,7 +273,8 @@ def test_many_lookups_are_each_as_one(tier):
 
 def test_many_puts_find_places_for_the_first_that_fit(tier):
     keys = [b"%d" % number for number in range(CAPACITY + 3)]
-    blocks = tier.begin_puts("ns", keys, BLOCK_BYTES, [8] * len(keys), [0] * len(keys))
+    checksums = [protocol.checksum("ns", key, b"%8d" % place) for place, key in enumerate(keys)]
+    blocks = tier.begin_puts("ns", keys, BLOCK_BYTES, [8] * len(keys), checksums)
     assert [block.key for block in blocks] == keys[:CAPACITY]
     for number, block in enumerate(blocks):
         tier.view(block)[:] = b"%8d" % number

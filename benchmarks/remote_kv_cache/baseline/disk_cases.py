@@ -1,0 +1,310 @@
+"""Blocks to a disk and back, by the disk tier and by what else one might use.
+
+Each is an object with `write` and `read`, which move all blocks, and `make_cold`, after which no
+block is in the page cache. All of them hand the bytes to the device before `write` returns: the
+tier and the raw loop because they pass by the page cache, the others by a sync at the end. None
+asks the device to empty its own cache.
+"""
+
+import mmap
+import os
+import sqlite3
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.harness.runner import Skipped
+from remote_server import protocol
+from remote_server.config import MiB
+from remote_server.store.disk.files import Folder, Written
+from remote_server.store.disk.layout import PAGE, slot_bytes_for
+from remote_server.store.disk.pool import NUM_THREADS, ThreadPool
+from remote_server.store.disk.segments import OVERHEAD_BYTES
+from remote_server.store.disk.tier import DiskTier
+
+Blocks = npt.NDArray[np.uint8]
+
+# Blocks asked for at once, as a client's window would.
+WINDOW_BYTES = 32 * MiB
+
+NAMESPACE = "benchmark"
+
+
+class DiskWay(Protocol):
+    """One way to keep blocks on disk. `blocks` is one array of (blocks, bytes), page-aligned."""
+
+    def write(self, blocks: Blocks) -> None: ...
+
+    def make_cold(self) -> None: ...
+
+    def read(self, blocks: Blocks) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def aligned(num_blocks: int, block_bytes: int) -> Blocks:
+    """Page-aligned memory, every page touched."""
+    flat = np.frombuffer(mmap.mmap(-1, num_blocks * block_bytes), np.uint8)
+    flat.fill(1)
+    return flat.reshape(num_blocks, block_bytes)
+
+
+class RawLoop:
+    """Positioned reads and writes of whole blocks in one preallocated file: the wall."""
+
+    def __init__(self, folder: Path, num_blocks: int, block_bytes: int, threads: int) -> None:
+        if not Folder(folder).direct:
+            raise Skipped(f"the file system of {folder} does not offer O_DIRECT")
+        flags = os.O_RDWR | os.O_CREAT | os.O_DIRECT
+        self._fd = os.open(folder / f"raw-{threads}", flags, 0o600)
+        os.posix_fallocate(self._fd, 0, num_blocks * block_bytes)
+        self._threads = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    def write(self, blocks: Blocks) -> None:
+        self._each(partial(self._write_one, blocks), len(blocks))
+
+    def make_cold(self) -> None:
+        """Nothing of it is ever in the page cache."""
+
+    def read(self, blocks: Blocks) -> None:
+        self._each(partial(self._read_one, blocks), len(blocks))
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown()
+        os.close(self._fd)
+
+    def _each(self, move: partial[None], count: int) -> None:
+        if self._threads is not None:
+            list(self._threads.map(move, range(count)))
+            return
+        for number in range(count):
+            move(number)
+
+    def _write_one(self, blocks: Blocks, number: int) -> None:
+        _require(os.pwrite(self._fd, blocks[number], number * blocks.shape[1]), blocks)
+
+    def _read_one(self, blocks: Blocks, number: int) -> None:
+        _require(os.preadv(self._fd, [blocks[number]], number * blocks.shape[1]), blocks)
+
+
+class Tier:
+    """The disk tier as a server would drive it. A full one: each round evicts the last one's."""
+
+    def __init__(self, folder: Path, num_blocks: int, block_bytes: int) -> None:
+        slots = -(-num_blocks // 4)
+        segment_bytes = PAGE + slots * slot_bytes_for(block_bytes)
+        self._event = threading.Event()
+        self._files = Folder(folder)
+        self._pool = ThreadPool(self._event.set)
+        budget = OVERHEAD_BYTES + 4 * segment_bytes
+        self._tier = DiskTier(self._files, [], self._pool, budget, segment_bytes=segment_bytes)
+        self._round = 0
+
+    def write(self, blocks: Blocks) -> None:
+        self._round += 1
+        keys, done, begun = self._keys(len(blocks)), 0, 0
+        sums = protocol.checksums(NAMESPACE, keys, [memoryview(block) for block in blocks])
+        block_bytes = blocks.shape[1]
+        window = max(1, WINDOW_BYTES // block_bytes // 2)
+
+        def on_written(results: list[Written]) -> None:
+            nonlocal done
+            done += len(results)
+            if set(results) != {Written.OK}:
+                raise RuntimeError(f"not all blocks were written: {results}")
+
+        while done < len(blocks):
+            while begun < len(blocks):
+                part = slice(begun, begun + window)
+                lengths = [block_bytes] * len(keys[part])
+                begins = self._tier.begin_puts(
+                    NAMESPACE, keys[part], block_bytes, lengths, sums[part]
+                )
+                if not begins:
+                    break
+                views = [memoryview(blocks[begun + place]) for place in range(len(begins))]
+                self._tier.write(begins, views, on_written)
+                begun += len(begins)
+            self._wait()
+
+    def make_cold(self) -> None:
+        """O_DIRECT: nothing of it is in the page cache. Elsewhere there is no cold read."""
+        if not self._files.direct:
+            raise Skipped("the file system does not offer O_DIRECT")
+
+    def read(self, blocks: Blocks) -> None:
+        keys, done, begun = self._keys(len(blocks)), 0, 0
+        window = max(1, WINDOW_BYTES // blocks.shape[1] // 2)
+
+        def on_read(results: list[bool]) -> None:
+            nonlocal done
+            done += len(results)
+            if not all(results):
+                raise RuntimeError("not all blocks could be read")
+
+        while done < len(blocks):
+            while begun < len(blocks) and begun - done < 2 * window:
+                found = [
+                    block
+                    for block in self._tier.pin_all(NAMESPACE, keys[begun : begun + window])
+                    if block is not None
+                ]
+                if not found:
+                    raise RuntimeError("blocks are missing")
+                views = [memoryview(blocks[begun + place]) for place in range(len(found))]
+                self._tier.read(found, views, on_read)
+                begun += len(found)
+            self._wait()
+
+    def close(self) -> None:
+        self._pool.stop()
+        self._tier.close()
+
+    def _keys(self, count: int) -> list[bytes]:
+        return [b"%d-%d" % (self._round, number) for number in range(count)]
+
+    def _wait(self) -> None:
+        self._event.wait()
+        self._event.clear()
+        self._tier.finish_jobs()
+
+
+class FilePerBlock:
+    """What a first version would do; through the page cache."""
+
+    def __init__(self, folder: Path, num_blocks: int, block_bytes: int) -> None:
+        self._paths = [folder / f"{number}.block" for number in range(num_blocks)]
+
+    def write(self, blocks: Blocks) -> None:
+        for path, block in zip(self._paths, blocks, strict=True):
+            with open(path, "wb", buffering=0) as file:
+                file.write(memoryview(block))
+                os.fdatasync(file.fileno())
+
+    def make_cold(self) -> None:
+        for path in self._paths:
+            _drop_cache(path)
+
+    def read(self, blocks: Blocks) -> None:
+        for path, block in zip(self._paths, blocks, strict=True):
+            with open(path, "rb", buffering=0) as file:
+                _require(file.readinto(memoryview(block)) or 0, blocks)
+
+    def close(self) -> None:
+        """The folder goes as a whole."""
+
+
+class MappedFile:
+    """One large file, mapped; the kernel decides when to read and write."""
+
+    def __init__(self, folder: Path, num_blocks: int, block_bytes: int) -> None:
+        self._path = folder / "mapped"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._shape = num_blocks, block_bytes
+        os.posix_fallocate(self._fd, 0, num_blocks * block_bytes)
+        self._map()
+
+    def _map(self) -> None:
+        self._mapped = mmap.mmap(self._fd, 0)
+        self._rows = np.frombuffer(self._mapped, np.uint8).reshape(self._shape)
+
+    def write(self, blocks: Blocks) -> None:
+        for row, block in zip(self._rows, blocks, strict=True):
+            np.copyto(row, block)
+        self._mapped.flush()
+
+    def make_cold(self) -> None:
+        del self._rows  # pages that somebody maps are not dropped
+        self._mapped.close()
+        _drop_cache(self._path)
+        self._map()
+
+    def read(self, blocks: Blocks) -> None:
+        for row, block in zip(self._rows, blocks, strict=True):
+            np.copyto(block, row)
+
+    def close(self) -> None:
+        del self._rows
+        self._mapped.close()
+        os.close(self._fd)
+
+
+class Sqlite:
+    """An embedded database: one row a block, one transaction for all of them."""
+
+    def __init__(self, folder: Path, num_blocks: int, block_bytes: int) -> None:
+        self._path = folder / "blocks.sqlite"
+        self._open()
+        self._db.execute("CREATE TABLE blocks (key BLOB PRIMARY KEY, bytes BLOB) WITHOUT ROWID")
+
+    def _open(self) -> None:
+        self._db = sqlite3.connect(self._path, isolation_level=None)
+        self._db.execute("PRAGMA page_size = 65536")
+        self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = NORMAL")
+
+    def write(self, blocks: Blocks) -> None:
+        self._db.execute("BEGIN")
+        rows = ((b"%d" % number, memoryview(block)) for number, block in enumerate(blocks))
+        self._db.executemany("INSERT OR REPLACE INTO blocks VALUES (?, ?)", rows)
+        self._db.execute("COMMIT")
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def make_cold(self) -> None:
+        self._db.close()
+        _drop_cache(self._path)
+        self._open()
+
+    def read(self, blocks: Blocks) -> None:
+        for number, block in enumerate(blocks):
+            query = "SELECT bytes FROM blocks WHERE key = ?"
+            (found,) = self._db.execute(query, (b"%d" % number,)).fetchone()
+            np.copyto(block, np.frombuffer(found, np.uint8))
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def open_ways(folder: Path, num_blocks: int, block_bytes: int) -> dict[str, DiskWay]:
+    """Every way, each in a folder of its own below `folder`."""
+    makers: dict[str, Callable[[Path, int, int], DiskWay]] = {
+        "raw loop": partial(RawLoop, threads=1),
+        f"raw loop, {NUM_THREADS} threads": partial(RawLoop, threads=NUM_THREADS),
+        "disk tier": Tier,
+        "file per block": FilePerBlock,
+        "mmap": MappedFile,
+        "sqlite": Sqlite,
+    }
+    ways: dict[str, DiskWay] = {}
+    for name, maker in makers.items():
+        own = folder / name.replace(" ", "-").replace(",", "")
+        own.mkdir()
+        ways[name] = maker(own, num_blocks, block_bytes)
+    return ways
+
+
+def close_all(ways: Sequence[DiskWay]) -> None:
+    for way in ways:
+        way.close()
+
+
+def _require(moved: int, blocks: Blocks) -> None:
+    if moved != blocks.shape[1]:
+        raise RuntimeError(f"{moved} bytes were moved, not {blocks.shape[1]}")
+
+
+def _drop_cache(path: Path) -> None:
+    """Synced before, or dirty pages would stay."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+    finally:
+        os.close(fd)

@@ -1,0 +1,210 @@
+"""Files and folders as the disk tier uses them; tests put others in their place.
+
+Every offset and length is in whole pages, and so is every address where a file is `direct`.
+"""
+
+import errno
+import fcntl
+import logging
+import mmap
+import os
+from collections.abc import Sequence
+from enum import StrEnum, auto
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from remote_server.store.disk.layout import PAGE, padded
+
+log = logging.getLogger(__name__)
+
+View = bytes | memoryview
+
+# A link in our directory is nobody's segment: following it could write anywhere.
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+
+_PROBE = "segment-00000000.new"  # a name of ours, swept when it is left behind
+
+
+class Written(StrEnum):
+    """What became of a block that was to be written. All but OK mean: it is not on disk."""
+
+    OK = auto()
+    NO_SPACE = auto()  # the file system is full, or a quota
+    IO_ERROR = auto()  # the device or the file system says no
+    CLEARED = auto()  # its namespace was cleared meanwhile
+
+
+def why_not_written(error: OSError) -> Written:
+    full = (errno.ENOSPC, errno.EDQUOT)
+    return Written.NO_SPACE if error.errno in full else Written.IO_ERROR
+
+
+class File(Protocol):
+    """A file of fixed size. Any thread may read and write it, at places that nobody else does."""
+
+    @property
+    def direct(self) -> bool:
+        """Its bytes pass by the page cache, so buffers must begin and end at pages."""
+
+    def read(self, views: Sequence[memoryview], offset: int) -> None:
+        """Fill `views`, one behind another, from `offset` on. Raises `OSError`, also at its end."""
+
+    def write(self, views: Sequence[View], offset: int) -> None:
+        """Write `views`, one behind another. Raises `OSError`; then any part may be written."""
+
+    def sync(self) -> None:
+        """Return when what was written would outlive a power cut. Raises `OSError`."""
+
+    def close(self) -> None: ...
+
+
+class Files(Protocol):
+    """The files of one directory. Raises `OSError` wherever the operating system does."""
+
+    def names(self) -> list[str]:
+        """Of everything in it."""
+
+    def create(self, name: str, num_bytes: int) -> File:
+        """A new file with all its space taken from the file system: writing cannot run out."""
+
+    def open(self, name: str) -> tuple[File, int]:
+        """An existing one, and its size."""
+
+    def rename(self, old: str, new: str) -> None: ...
+
+    def remove(self, name: str) -> None:
+        """Who has it open may go on reading and writing; its space is free when they close it."""
+
+    def sync(self) -> None:
+        """Return when names made and removed would outlive a power cut."""
+
+
+class Scratch:
+    """Page-aligned memory of one I/O thread: headers, and what cannot be moved in place."""
+
+    def __init__(self) -> None:
+        self._map: mmap.mmap | None = None
+
+    def take(self, num_bytes: int) -> memoryview:
+        """`num_bytes` of it, valid until the next `take`. What was in it is still in it."""
+        if self._map is None or len(self._map) < num_bytes:
+            self._map = mmap.mmap(-1, padded(num_bytes))  # the old one goes with its last view
+        return memoryview(self._map)[:num_bytes]
+
+
+def is_aligned(view: memoryview) -> bool:
+    """Whether `view` can be moved as it is past the page cache."""
+    if view.nbytes % PAGE:
+        return False
+    address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
+    return address % PAGE == 0
+
+
+class Folder:
+    """A real directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.direct = _offers_direct(path)
+        if not self.direct:
+            log.warning(
+                "disk: the file system of %s does not offer O_DIRECT; blocks go through the "
+                "page cache, which costs a copy and memory that others could use", path,
+            )  # fmt: skip
+
+    def names(self) -> list[str]:
+        return os.listdir(self.path)
+
+    def create(self, name: str, num_bytes: int) -> File:
+        fd = os.open(self.path / name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            # Before O_DIRECT: where the file system cannot, the C library writes single bytes.
+            os.posix_fallocate(fd, 0, num_bytes)
+            if self.direct:
+                _set_direct(fd)
+        except BaseException:
+            os.close(fd)
+            os.unlink(self.path / name)
+            raise
+        return _RealFile(fd, self.direct)
+
+    def open(self, name: str) -> tuple[File, int]:
+        fd = os.open(self.path / name, _FLAGS)
+        if self.direct:
+            _set_direct(fd)
+        return _RealFile(fd, self.direct), os.fstat(fd).st_size
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self.path / old, self.path / new)
+
+    def remove(self, name: str) -> None:
+        os.unlink(self.path / name)
+
+    def sync(self) -> None:
+        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class _RealFile:
+    def __init__(self, fd: int, direct: bool) -> None:
+        self._fd = fd
+        self.direct = direct
+
+    def read(self, views: Sequence[memoryview], offset: int) -> None:
+        left = [*views]
+        while left:
+            done = os.preadv(self._fd, left, offset)
+            if done == 0:
+                raise OSError(errno.EIO, "the file is shorter than it was made")
+            offset += done
+            left = _without(left, done)
+
+    def write(self, views: Sequence[View], offset: int) -> None:
+        left = [memoryview(view) for view in views]
+        while left:
+            done = os.pwritev(self._fd, left, offset)
+            offset += done
+            left = _without(left, done)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _without(views: list[memoryview], num_bytes: int) -> list[memoryview]:
+    """What is left of `views` after the first `num_bytes`: calls may do less than asked."""
+    for place, view in enumerate(views):
+        if num_bytes < view.nbytes:
+            return [view[num_bytes:], *views[place + 1 :]]
+        num_bytes -= view.nbytes
+    return []
+
+
+def _offers_direct(path: Path) -> bool:
+    """Tried out, because no flag of a file system says so. Raises `OSError` when nothing can be
+    written there at all."""
+    fd = os.open(path / _PROBE, _FLAGS | os.O_CREAT, 0o600)
+    os.unlink(path / _PROBE)
+    try:
+        # Some take the flag and refuse the first transfer, so one is made.
+        _set_direct(fd)
+        with mmap.mmap(-1, PAGE) as page:
+            os.pwritev(fd, [page], 0)
+            os.preadv(fd, [page], 0)
+    except OSError as error:
+        # Without room it took the flag nevertheless.
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    finally:
+        os.close(fd)
+    return True
+
+
+def _set_direct(fd: int) -> None:
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_DIRECT)

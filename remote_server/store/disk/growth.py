@@ -1,0 +1,203 @@
+"""Room for blocks: segments made, taken from who needs them less, and removed."""
+
+import logging
+import secrets
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+from remote_server.config import format_bytes
+from remote_server.store.disk import housekeeping
+from remote_server.store.disk.files import Files, Written
+from remote_server.store.disk.layout import SegmentHeader
+from remote_server.store.disk.leaving import Leaving
+from remote_server.store.disk.pool import Job, Pool
+from remote_server.store.disk.segments import DiskBlock, Segment, Segments, SlotClass
+
+log = logging.getLogger(__name__)
+
+# After a segment could not be made, for example because somebody else filled the disk. Until
+# then each class makes do with what it has: taking a segment from another would only lose it.
+MAKE_AGAIN_S = 10.0
+
+
+class Growth:
+    """Gives a class room: a new segment; the coldest segment of another class, if it has none
+    itself or that one has been idle for longer than its own oldest block; or its own oldest
+    blocks' slots.
+
+    Making and removing files happens on an I/O thread, one after another in the order decided:
+    so files never take more than the budget, whatever is late.
+    """
+
+    def __init__(
+        self,
+        files: Files,
+        segments: Segments,
+        leaving: Leaving,
+        pool: Pool,
+        counters: Counter[str],
+        clock: Callable[[], float],
+    ) -> None:
+        self._files = files
+        self._segments = segments
+        self._leaving = leaving
+        self._pool = pool
+        self._counters = counters
+        self._clock = clock
+        self._make_again = clock()
+        self._waiting: dict[Segment, list[Job[Any]]] = {}
+        self._housekeeping: deque[Callable[[], Job[Any]]] = deque()
+        self._keeping_house = False
+        self._going: set[Segment] = set()  # retired, and their files may still be there
+
+    def close(self) -> None:
+        """Remove what was to be removed. The pool must have stopped."""
+        for segment in self._going:
+            try:
+                housekeeping.remove(self._files, [segment])
+            except OSError as error:
+                log.warning("disk: a cleared segment may be back: %s", error)
+
+    def make_room(self, slot_class: SlotClass, wanted: int) -> bool:
+        """Open a segment of `slot_class`, with up to `wanted` slots. False: all are in use."""
+        may_make = self._clock() >= self._make_again
+        if may_make and self._segments.num_to_make:
+            self._make(slot_class, [])
+            return True
+        victim = slot_class.policy.victim()
+        if may_make and self._take_from_others(slot_class, victim):
+            return True
+        while victim is not None and wanted:
+            self._leaving.evict(victim)
+            slot_class.evictions_until_check -= 1
+            wanted -= 1
+            victim = slot_class.policy.victim()
+        return bool(slot_class.open)
+
+    def when_made(self, segment: Segment, job: Job[Any]) -> None:
+        """Submit `job` as soon as `segment` has a file, or cannot have one."""
+        if segment in self._waiting:
+            self._waiting[segment].append(job)
+        else:
+            self._pool.submit(job)
+
+    def clear(self, segments: Iterable[Segment]) -> None:
+        """Remove them with all their blocks. Their names go first, so that no restart finds
+        them; the space of those in use when their last user is done."""
+        idle = []
+        for segment in segments:
+            self._retire(segment)
+            if segment.num_busy == 0:
+                self._segments.forget(segment)
+                idle.append(segment)
+            else:
+                self._keep_house(partial(housekeeping.unlink, self._files, segment))
+        if idle:
+            self._dispose(idle)
+
+    def dispose_when_idle(self, segment: Segment) -> None:
+        """Remove it if it is retired and its last user is done."""
+        if segment.num_busy == 0 and segment in self._segments.retired:
+            self._segments.forget(segment)
+            self._dispose([segment])
+
+    # ── segments come ────────────────────────────────────────────────────────────────────
+
+    def _take_from_others(self, slot_class: SlotClass, victim: DiskBlock | None) -> bool:
+        """Replace another class's coldest segment, if it has been idle for longer than `victim`.
+
+        With a victim at hand this looks at all segments only once per segment's worth of
+        evictions, so that a put costs the same however many there are.
+        """
+        if victim is not None and slot_class.evictions_until_check > 0:
+            return False
+        gone: list[Segment] = []
+        while not self._segments.num_to_make:  # more than one only where they are smaller
+            other = self._segments.coldest_of_others(slot_class)
+            if other is None or (victim is not None and other.mean_tick >= victim.tick):
+                break
+            for block in [*other.blocks]:  # none is pinned, so all are in the index
+                self._leaving.evict(block)
+            self._retire(other)
+            self._segments.forget(other)
+            gone.append(other)
+        if self._segments.num_to_make:
+            self._counters["segments_taken"] += len(gone)
+            self._make(slot_class, gone)
+            return True
+        if gone:
+            self._dispose(gone)
+        slot_class.evictions_until_check = self._segments.segment_bytes // slot_class.slot_bytes
+        return False
+
+    def _make(self, slot_class: SlotClass, gone: list[Segment]) -> None:
+        """A new segment in place of those `gone`; its slots can be reserved at once."""
+        segment = self._segments.add(slot_class, secrets.randbits(64))
+        self._waiting[segment] = []
+        header = SegmentHeader(
+            slot_class.namespace,
+            slot_class.block_bytes,
+            segment.num_bytes,
+            segment.incarnation,
+            self._segments.next_generation(),
+        )
+        finish = partial(self._made, segment, gone)
+        self._keep_house(
+            partial(housekeeping.make, self._files, segment.number, header, gone, finish)
+        )
+
+    def _made(self, segment: Segment, gone: list[Segment], made: housekeeping.Made | None) -> None:
+        self._going.difference_update(gone)
+        if made is None or made.file is None:
+            self._give_up(segment, made.why if made is not None else Written.IO_ERROR)
+        else:
+            segment.file = made.file
+            self._counters["segments_made"] += 1
+        for job in self._waiting.pop(segment):
+            self._pool.submit(job)
+
+    def _give_up(self, segment: Segment, why: Written) -> None:
+        """It could not be made. What was to be written there fails; its slots are nobody's."""
+        log.warning(
+            "disk: no new segment of %s (%s); trying again in %g s",
+            format_bytes(segment.num_bytes), why, MAKE_AGAIN_S,
+        )  # fmt: skip
+        self._counters["segments_failed"] += 1
+        self._make_again = self._clock() + MAKE_AGAIN_S
+        segment.failure = why
+        if not segment.retired:
+            self._retire(segment)
+            self.dispose_when_idle(segment)
+
+    # ── segments go ──────────────────────────────────────────────────────────────────────
+
+    def _retire(self, segment: Segment) -> None:
+        self._leaving.retire(segment)
+        self._going.add(segment)
+
+    def _dispose(self, segments: list[Segment]) -> None:
+        def finish(_: object) -> None:
+            self._going.difference_update(segments)
+
+        self._keep_house(partial(housekeeping.dispose, self._files, segments, finish))
+
+    def _keep_house(self, make_job: Callable[[], Job[Any]]) -> None:
+        self._housekeeping.append(make_job)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._keeping_house or not self._housekeeping:
+            return
+        job = self._housekeeping.popleft()()
+        finish = job.finish
+
+        def finish_and_go_on(result: Any) -> None:
+            self._keeping_house = False
+            finish(result)
+            self._go_on()
+
+        job.finish = finish_and_go_on
+        self._keeping_house = True
+        self._pool.submit(job)

@@ -1,0 +1,103 @@
+"""Segments made and removed, on an I/O thread."""
+
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from remote_server.store.disk.files import File, Files, Scratch, Written, why_not_written
+from remote_server.store.disk.folder import new_name, segment_name
+from remote_server.store.disk.layout import PAGE, SegmentHeader, pack_segment_header
+from remote_server.store.disk.pool import Job, Priority
+from remote_server.store.disk.segments import Segment
+
+log = logging.getLogger(__name__)
+
+
+class Made(NamedTuple):
+    """The file of a new segment, or None and why there is none."""
+
+    file: File | None
+    why: Written = Written.OK
+
+
+def make(
+    files: Files,
+    number: int,
+    header: SegmentHeader,
+    gone: Sequence[Segment],
+    finish: Callable[[Made | None], None],
+) -> Job[Made]:
+    """Remove those `gone`, then make a segment."""
+
+    def work(scratch: Scratch) -> Made:
+        try:
+            remove(files, gone)
+            return Made(make_file(files, number, header, scratch))
+        except OSError as error:
+            return Made(None, why_not_written(error))
+
+    return Job(Priority.READ, work, finish)
+
+
+def make_file(files: Files, number: int, header: SegmentHeader, scratch: Scratch) -> File:
+    """It gets its name when it is complete and permanent. Raises `OSError`, leaving nothing."""
+    unfinished = new_name(number)
+    file = files.create(unfinished, header.segment_bytes)
+    try:
+        page = scratch.take(PAGE)
+        page[:] = pack_segment_header(header)
+        file.write([page], 0)
+        file.sync()
+        files.rename(unfinished, segment_name(number))
+        files.sync()
+    except OSError:
+        file.close()
+        for name in (unfinished, segment_name(number)):
+            with suppress(OSError):
+                files.remove(name)
+        raise
+    return file
+
+
+def dispose(
+    files: Files, segments: Sequence[Segment], finish: Callable[[object], None]
+) -> Job[None]:
+    """Remove the files of `segments`, which nobody uses any more, and close them."""
+
+    def work(_: Scratch) -> None:
+        try:
+            remove(files, segments)
+            files.sync()
+        except OSError as error:
+            log.warning("disk: a cleared segment could not be removed, it may be back: %s", error)
+
+    return Job(Priority.READ, work, finish)
+
+
+def unlink(files: Files, segment: Segment) -> Job[None]:
+    """Take the name of a segment that is still in use, so that a restart does not find it."""
+
+    def work(_: Scratch) -> None:
+        try:
+            _take_name(files, segment)
+            files.sync()
+        except OSError as error:
+            log.warning("disk: a cleared segment could not be removed, it may be back: %s", error)
+
+    return Job(Priority.READ, work, lambda _: None)
+
+
+def remove(files: Files, segments: Sequence[Segment]) -> None:
+    """Close and remove. What is closed or has no name already, stays so. Raises `OSError`."""
+    for segment in segments:
+        if segment.file is not None:
+            segment.file.close()
+            segment.file = None
+    for segment in segments:
+        _take_name(files, segment)
+
+
+def _take_name(files: Files, segment: Segment) -> None:
+    with suppress(FileNotFoundError):  # it never got one, or lost it already
+        files.remove(segment_name(segment.number))

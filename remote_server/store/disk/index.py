@@ -1,0 +1,123 @@
+"""Where each block is found, by namespace and key. Each is in exactly one of four places."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from remote_server.protocol import KeyState
+from remote_server.store.disk.segments import BlockState, DiskBlock
+
+_NONE: Mapping[bytes, object] = {}
+_READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
+
+ByKey = dict[str, dict[bytes, DiskBlock]]
+
+
+class Index:
+    """Readable, unverified, being written, or gone and not yet free.
+
+    A key has one readable or one unverified block, never both, and any number being written.
+    What is readable or unverified is in its class's policy as well, and can be evicted.
+    """
+
+    def __init__(self) -> None:
+        self.readable: ByKey = {}
+        self.unverified: ByKey = {}
+        self.gone: set[DiskBlock] = set()
+        self._writing: dict[str, dict[bytes, list[DiskBlock]]] = {}
+
+    # ── asking ───────────────────────────────────────────────────────────────────────────
+
+    def states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """The `KeyState` of each, a byte each. No bytecode runs per key."""
+        readable = self.readable.get(namespace, _NONE)
+        states = bytes(map(readable.__contains__, keys)).translate(_READABLE)
+        for place in (self._writing, self.unverified):
+            if here := place.get(namespace):
+                pending = bytes(map(here.__contains__, keys))
+                if KeyState.PENDING in pending:
+                    states = bytes(map(max, states, pending))
+        return states
+
+    def find(self, namespace: str, key: bytes) -> DiskBlock | None:
+        """The readable or unverified one."""
+        for place in (self.readable, self.unverified):
+            if (block := place.get(namespace, {}).get(key)) is not None:
+                return block
+        return None
+
+    @property
+    def num_readable(self) -> int:
+        return sum(map(len, self.readable.values()))
+
+    @property
+    def num_unverified(self) -> int:
+        return sum(map(len, self.unverified.values()))
+
+    def writing(self) -> Iterator[DiskBlock]:
+        for by_key in self._writing.values():
+            for same_key in by_key.values():
+                yield from same_key
+
+    # ── changing places ──────────────────────────────────────────────────────────────────
+
+    def begin(self, block: DiskBlock) -> None:
+        """A new block is being written."""
+        self._writing.setdefault(block.namespace, {}).setdefault(block.key, []).append(block)
+
+    def end_writing(self, block: DiskBlock) -> None:
+        """It is in no place then."""
+        writing = self._writing[block.namespace]
+        same_key = writing[block.key]
+        same_key.remove(block)
+        if not same_key:
+            del writing[block.key]
+        if not writing:
+            del self._writing[block.namespace]
+
+    def publish(self, block: DiskBlock) -> None:
+        """From no place to readable. Its key must have no other block."""
+        self.readable.setdefault(block.namespace, {})[block.key] = block
+        block.state = BlockState.READABLE
+        block.segment.slot_class.policy.add(block)
+
+    def adopt(self, block: DiskBlock) -> None:
+        """From no place to unverified. Its key must have no other block."""
+        self.unverified.setdefault(block.namespace, {})[block.key] = block
+        block.state = BlockState.UNVERIFIED
+        block.segment.slot_class.policy.add(block)
+
+    def verified(self, block: DiskBlock) -> None:
+        """From unverified to readable. What it is to its policy stays."""
+        _delete(self.unverified, block)
+        self.readable.setdefault(block.namespace, {})[block.key] = block
+        block.state = BlockState.READABLE
+
+    def take_out(self, block: DiskBlock) -> None:
+        """From readable or unverified to no place."""
+        _delete(self.readable if block.state is BlockState.READABLE else self.unverified, block)
+        block.segment.slot_class.policy.remove(block)
+        block.state = BlockState.GONE
+
+    def set_gone(self, block: DiskBlock) -> None:
+        """From no place to gone: somebody still uses its slot."""
+        block.state = BlockState.GONE
+        self.gone.add(block)
+
+    def check(self) -> list[DiskBlock]:
+        """Assert that every block is in one place and in its state. Returns all of them."""
+        readable = [b for by_key in self.readable.values() for b in by_key.values()]
+        unverified = [b for by_key in self.unverified.values() for b in by_key.values()]
+        writing = [*self.writing()]
+        assert all(b.state is BlockState.READABLE for b in readable)
+        assert all(b.state is BlockState.UNVERIFIED for b in unverified)
+        assert all(b.state is BlockState.WRITING and b.pins == 1 for b in writing)
+        assert all(b.state is BlockState.GONE and b.pins > 0 for b in self.gone)
+        assert all(self.find(b.namespace, b.key) is b for b in (*readable, *unverified))
+        assert all(b in b.segment.slot_class.policy for b in (*readable, *unverified))
+        return [*readable, *unverified, *writing, *self.gone]
+
+
+def _delete(place: ByKey, block: DiskBlock) -> None:
+    by_key = place[block.namespace]
+    del by_key[block.key]
+    if not by_key:
+        del place[block.namespace]

@@ -1,0 +1,129 @@
+"""What a segment's bytes mean: header pages to bytes and back. Pure functions, no I/O."""
+
+import struct
+from typing import NamedTuple
+
+import xxhash
+
+from remote_server.protocol import MAX_KEY_BYTES, MAX_NAMESPACE_CHARS
+
+FORMAT_VERSION = 1
+
+# What O_DIRECT asks of offsets, lengths and addresses on every device we know of.
+PAGE = 4096
+
+SEGMENT_MAGIC = b"KVFSEGM\n"
+SLOT_MAGIC = b"KVFSLOT\n"
+
+ERASED = bytes(PAGE)
+"""What is written over the header of a block that must not be found again."""
+
+# Magic and version come first, at the same place for ever, so that any version can name another.
+_PREFIX = struct.Struct("<8sH")
+# …, length of the namespace, (unused), incarnation, segment_bytes, block_bytes, generation
+_SEGMENT = struct.Struct("<8sHHIQQQQ")
+# …, length of the key, slot, incarnation, length, checksum, generation
+_SLOT = struct.Struct("<8sHHIQQQQ")
+_CHECKSUM = struct.Struct("<Q")
+_BODY = PAGE - _CHECKSUM.size
+
+assert _SEGMENT.size + 4 * MAX_NAMESPACE_CHARS <= _BODY
+assert _SLOT.size + MAX_KEY_BYTES <= _BODY
+
+
+class SegmentHeader(NamedTuple):
+    """The first page of a segment."""
+
+    namespace: str
+    block_bytes: int
+    segment_bytes: int  # of the whole file
+    incarnation: int  # random; a slot's header must repeat it
+    generation: int  # when it was made, on the scale of its blocks' generations
+
+
+class SlotHeader(NamedTuple):
+    """The first page of a slot. A higher generation was written later."""
+
+    key: bytes
+    length: int
+    checksum: int  # `protocol.checksum` of the block's bytes
+    generation: int
+
+
+def slot_bytes_for(block_bytes: int) -> int:
+    """A header page, and room for the block."""
+    return PAGE + padded(block_bytes)
+
+
+def padded(length: int) -> int:
+    """`length` in whole pages."""
+    return -(-length // PAGE) * PAGE
+
+
+def num_slots(segment_bytes: int, block_bytes: int) -> int:
+    return (segment_bytes - PAGE) // slot_bytes_for(block_bytes)
+
+
+def slot_offset(slot: int, slot_bytes: int) -> int:
+    """Where a slot's header begins in its segment."""
+    return PAGE + slot * slot_bytes
+
+
+def pack_segment_header(header: SegmentHeader) -> bytes:
+    name = header.namespace.encode()
+    fields = _SEGMENT.pack(
+        SEGMENT_MAGIC, FORMAT_VERSION, len(name), 0, header.incarnation, header.segment_bytes,
+        header.block_bytes, header.generation,
+    )  # fmt: skip
+    return _sealed(fields + name)
+
+
+def version_of(page: bytes | memoryview) -> int | None:
+    """The format version of a segment's first page, or None when it is not a segment at all."""
+    magic, version = _PREFIX.unpack_from(page)
+    return int(version) if magic == SEGMENT_MAGIC else None
+
+
+def unpack_segment_header(page: bytes | memoryview) -> SegmentHeader | None:
+    """None when the page is damaged. The version must have been looked at before."""
+    if not _is_sealed(page):
+        return None
+    _, _, name_length, _, incarnation, segment_bytes, block_bytes, generation = (
+        _SEGMENT.unpack_from(page)
+    )
+    name = bytes(page[_SEGMENT.size : _SEGMENT.size + name_length]).decode()
+    return SegmentHeader(name, block_bytes, segment_bytes, incarnation, generation)
+
+
+def pack_slot_header(header: SlotHeader, slot: int, incarnation: int) -> bytes:
+    fields = _SLOT.pack(
+        SLOT_MAGIC, FORMAT_VERSION, len(header.key), slot, incarnation, header.length,
+        header.checksum, header.generation,
+    )  # fmt: skip
+    return _sealed(fields + header.key)
+
+
+def unpack_slot_header(
+    page: bytes | memoryview, slot: int, incarnation: int, block_bytes: int
+) -> SlotHeader | None:
+    """None unless the page is the intact header of a block in exactly this slot."""
+    magic, version, key_length, own_slot, own_incarnation, length, checksum, generation = (
+        _SLOT.unpack_from(page)
+    )
+    here = (SLOT_MAGIC, FORMAT_VERSION, slot, incarnation)
+    if (magic, version, own_slot, own_incarnation) != here or not _is_sealed(page):
+        return None
+    if not 0 < length <= block_bytes or not 0 < key_length <= MAX_KEY_BYTES:
+        return None
+    key = bytes(page[_SLOT.size : _SLOT.size + key_length])
+    return SlotHeader(key, length, checksum, generation)
+
+
+def _sealed(fields: bytes) -> bytes:
+    body = fields.ljust(_BODY, b"\0")
+    return body + _CHECKSUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def _is_sealed(page: bytes | memoryview) -> bool:
+    (checksum,) = _CHECKSUM.unpack_from(page, _BODY)
+    return bool(xxhash.xxh3_64_intdigest(memoryview(page)[:_BODY]) == checksum)

@@ -1,0 +1,110 @@
+"""A disk tier on a real directory: taken, looked through, and running."""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from remote_server.config import format_bytes
+from remote_server.errors import ConfigError
+from remote_server.store.disk.files import Files, Scratch
+from remote_server.store.disk.folder import (
+    FoundSegment,
+    TakenFolder,
+    find_segments,
+    segment_name,
+)
+from remote_server.store.disk.layout import num_slots, slot_bytes_for
+from remote_server.store.disk.pool import ThreadPool
+from remote_server.store.disk.recovery import scan
+from remote_server.store.disk.segments import OVERHEAD_BYTES, largest_block, segment_bytes_for
+from remote_server.store.disk.tier import DiskTier
+
+log = logging.getLogger(__name__)
+
+# Sixteen segments of a few hundred pages each: below this a disk tier is a mistake.
+MIN_DISK_BYTES = 16 << 20
+
+
+class OpenDisk:
+    """The tier of one directory, with its threads. Raises `ConfigError` when it cannot be.
+
+    `wake` is called from those threads when `tier.finish_jobs` has something to do.
+    """
+
+    def __init__(self, path: Path, budget: int, wake: Callable[[], None]) -> None:
+        if budget < MIN_DISK_BYTES:
+            raise ConfigError(
+                f"disk: {budget} bytes is below the least useful budget, "
+                f"{format_bytes(MIN_DISK_BYTES)}"
+            )
+        self._folder = TakenFolder(path)
+        try:
+            files = self._folder.files
+            found = within_budget(files, find_segments(files, str(path)), budget)
+            _check_space(path, budget, found)
+            self._folder.write_readme()
+        except BaseException:
+            self._folder.release()
+            raise
+        self.pool = ThreadPool(wake)
+        self.tier = DiskTier(files, found, self.pool, budget)
+        log.info(
+            "disk: %s in %s, blocks up to %s, %s",
+            format_bytes(budget),
+            path,
+            format_bytes(largest_block(segment_bytes_for(budget))),
+            "past the page cache" if files.direct else "through the page cache",
+        )
+
+    def close(self) -> None:
+        """Let the jobs at hand end, make what was written permanent, and free the directory."""
+        self.tier.recovery.stop()
+        self.pool.stop()
+        self.tier.close()
+        self._folder.release()
+
+
+def within_budget(files: Files, found: list[FoundSegment], budget: int) -> list[FoundSegment]:
+    """Those of `found` whose blocks are the newest, and that fit together; the others are
+    removed. Only after the budget was made smaller are there others, and only then does this
+    read the slots' headers."""
+    if OVERHEAD_BYTES + sum(segment.header.segment_bytes for segment in found) <= budget:
+        return found
+    kept = []
+    left = budget - OVERHEAD_BYTES
+    for segment in sorted(found, key=_mean_generation, reverse=True):
+        if segment.header.segment_bytes <= left:
+            left -= segment.header.segment_bytes
+            kept.append(segment)
+        else:
+            segment.file.close()
+            files.remove(segment_name(segment.number))
+    log.warning(
+        "disk: the budget is smaller than what was found; the oldest %d of %d segments are "
+        "deleted", len(found) - len(kept), len(found),
+    )  # fmt: skip
+    return kept
+
+
+def _mean_generation(segment: FoundSegment) -> float:
+    header = segment.header
+    count = num_slots(header.segment_bytes, header.block_bytes)
+    blocks = scan(
+        segment.file, count, header.block_bytes, slot_bytes_for(header.block_bytes),
+        header.incarnation, Scratch(),
+    )  # fmt: skip
+    return sum(block.generation for block in blocks) / max(1, len(blocks))
+
+
+def _check_space(path: Path, budget: int, found: list[FoundSegment]) -> None:
+    """Raise `ConfigError` when the budget is more than the file system can give: found at start
+    rather than hours later. Others may fill it afterwards; then blocks are declined."""
+    stats = os.statvfs(path)
+    free = stats.f_bavail * stats.f_frsize
+    ours = sum(segment.header.segment_bytes for segment in found)
+    if budget > free + ours:
+        raise ConfigError(
+            f"disk: {format_bytes(budget)} asked, but the file system of {path} has only "
+            f"{format_bytes(free + ours)} for it"
+        )

@@ -1,0 +1,234 @@
+"""What an earlier server left: found by headers, then proved by bytes, while new blocks come."""
+
+import heapq
+import logging
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import NamedTuple, Protocol
+
+from remote_server.store.disk.files import File, Scratch
+from remote_server.store.disk.layout import PAGE, SlotHeader, slot_offset, unpack_slot_header
+from remote_server.store.disk.pool import Job, Pool, Priority
+from remote_server.store.disk.segments import BlockState, DiskBlock, Segment
+from remote_server.store.disk.transfers import (
+    PIECE_BYTES,
+    ReadResult,
+    runs_of,
+    verify_piece,
+)
+
+log = logging.getLogger(__name__)
+
+# Small slots are read with what lies between their headers, which costs less than a call each.
+_SCAN_BYTES = 256 << 10
+
+# Blocks that are taken up before requests get their turn again: about 5 ms.
+BLOCKS_PER_TURN = 1000
+
+# Verifying jobs under way: enough to keep the device busy, and when nobody waits for them, few
+# enough for reads to go first. Their blocks are pinned, so in a small directory the jobs are
+# small as well: the tier sees to it that they never hold more than a third of it.
+_ASKED_JOBS, _CHORE_JOBS = 8, 2
+
+
+class Found(NamedTuple):
+    """An intact header. Sorted by generation: the oldest first."""
+
+    generation: int
+    slot: int
+    header: SlotHeader
+
+
+def scan(
+    file: File,
+    num_slots: int,
+    block_bytes: int,
+    slot_bytes: int,
+    incarnation: int,
+    scratch: Scratch,
+    stopped: Callable[[], bool] = lambda: False,
+) -> list[Found]:
+    """The blocks that a segment's headers speak of, oldest first. What is unreadable is not one.
+
+    On an I/O thread; gives up when `stopped`.
+    """
+    found: list[Found] = []
+    per_read = max(1, _SCAN_BYTES // slot_bytes)
+    for first in range(0, num_slots, per_read):
+        if stopped():
+            break
+        slots = range(first, min(first + per_read, num_slots))
+        for slot, page in _pages(file, slots, slot_bytes, scratch):
+            header = unpack_slot_header(page, slot, incarnation, block_bytes)
+            if header is not None:
+                found.append(Found(header.generation, slot, header))
+    return sorted(found)
+
+
+def _pages(
+    file: File, slots: range, slot_bytes: int, scratch: Scratch
+) -> Iterator[tuple[int, memoryview]]:
+    whole = scratch.take((len(slots) - 1) * slot_bytes + PAGE)
+    try:
+        file.read([whole], slot_offset(slots[0], slot_bytes))
+    except OSError:
+        for slot in slots if len(slots) > 1 else ():
+            yield from _pages(file, range(slot, slot + 1), slot_bytes, scratch)
+        return
+    for place, slot in enumerate(slots):
+        yield slot, whole[place * slot_bytes :][:PAGE]
+
+
+class Books(Protocol):
+    """What recovery asks of the tier, whose index and slots it does not touch itself."""
+
+    def free(self, segment: Segment, slots: list[int]) -> None:
+        """These slots of a found segment hold nothing."""
+
+    def adopt(self, segment: Segment, found: Found) -> DiskBlock | None:
+        """Take up a block, unverified and unpinned; None when a newer one has its key."""
+
+    def done(self, segments: list[Segment]) -> None:
+        """All blocks of these have been taken up: they are segments as any other."""
+
+    def pin(self, block: DiskBlock) -> None: ...
+
+    def judge(self, block: DiskBlock, result: ReadResult) -> DiskBlock | None:
+        """The verdict on a pinned block; gives the pin back. Another copy to judge, if any."""
+
+
+class Recovery:
+    """Runs on the loop: `start`, then `go_on` whenever jobs are finished, until `done`."""
+
+    def __init__(
+        self, segments: list[Segment], pool: Pool, books: Books, verify_bytes: int = PIECE_BYTES
+    ) -> None:
+        self.scanning = len(segments)
+        """Segments whose headers have not been read yet, or blocks not been taken up."""
+        self._segments = segments
+        self._pool = pool
+        self._books = books
+        self._verify_bytes = verify_bytes
+        self._found: list[list[tuple[int, int, Found]]] = []  # one sorted list a segment
+        self._by_number = {segment.number: segment for segment in segments}
+        self._merged: Iterator[tuple[int, int, Found]] | None = None
+        self._unverified: list[DiskBlock] = []  # the newest is last
+        self._asked: dict[DiskBlock, None] = {}
+        self._jobs = dict.fromkeys(Priority, 0)
+        self._stopped = False
+
+    @property
+    def done(self) -> bool:
+        """Everything that was found is readable by now, or gone."""
+        return not (self.scanning or self._unverified or self._asked or any(self._jobs.values()))
+
+    def start(self) -> None:
+        for segment in self._segments:
+            self._scan(segment)
+
+    def ask(self, block: DiskBlock) -> None:
+        """Somebody wants this one: verify it before the others."""
+        self._asked[block] = None
+
+    def go_on(self) -> None:
+        """A turn's worth of work."""
+        if self._merged is not None:
+            self._take_up()
+        if not self.scanning:  # before, a newer copy might still be found
+            self._verify(Priority.READ, _ASKED_JOBS)
+            self._verify(Priority.CHORE, _CHORE_JOBS)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    # ── headers ──────────────────────────────────────────────────────────────────────────
+
+    def _scan(self, segment: Segment) -> None:
+        slot_class, file = segment.slot_class, segment.file
+        assert file is not None
+
+        def work(scratch: Scratch) -> list[Found]:
+            return scan(
+                file, segment.num_slots, slot_class.block_bytes, slot_class.slot_bytes,
+                segment.incarnation, scratch, lambda: self._stopped,
+            )  # fmt: skip
+
+        def finish(found: list[Found] | None) -> None:
+            self._found.append([(f.generation, segment.number, f) for f in found or ()])
+            used = {f.slot for f in found or ()}
+            self._books.free(segment, [s for s in range(segment.num_slots) if s not in used])
+            if len(self._found) == len(self._segments):
+                self._merged = heapq.merge(*self._found)
+
+        self._pool.submit(Job(Priority.READ, work, finish))
+
+    def _take_up(self) -> None:
+        assert self._merged is not None
+        turn = [*islice(self._merged, BLOCKS_PER_TURN)]
+        for _, number, found in turn:
+            block = self._books.adopt(self._by_number[number], found)
+            if block is not None:
+                self._unverified.append(block)
+        if len(turn) == BLOCKS_PER_TURN:
+            self._pool.wake()
+            return
+        self._merged = None
+        self._found.clear()
+        self.scanning = 0
+        self._books.done(self._segments)
+
+    # ── bytes ────────────────────────────────────────────────────────────────────────────
+
+    def _verify(self, priority: Priority, at_most: int) -> None:
+        while self._jobs[priority] < at_most:
+            blocks = self._next_asked() if priority is Priority.READ else self._next_newest()
+            if not blocks:
+                return
+            for block in blocks:
+                self._books.pin(block)
+            for run in runs_of(blocks):
+                self._submit(priority, run)
+
+    def _submit(self, priority: Priority, blocks: list[DiskBlock]) -> None:
+        file = blocks[0].segment.file
+        assert file is not None
+
+        def finish(results: list[ReadResult] | None) -> None:
+            self._jobs[priority] -= 1
+            for block, result in zip(
+                blocks, results or [ReadResult.IO_ERROR] * len(blocks), strict=True
+            ):
+                older = self._books.judge(block, result)
+                if older is not None:
+                    self.ask(older)
+
+        self._jobs[priority] += 1
+        self._pool.submit(
+            Job(priority, lambda scratch: verify_piece(file, blocks, scratch), finish)
+        )
+
+    def _next_asked(self) -> list[DiskBlock]:
+        blocks: list[DiskBlock] = []
+        room = self._verify_bytes
+        while self._asked and room > 0:
+            block = next(iter(self._asked))
+            del self._asked[block]
+            if _is_waiting(block):
+                blocks.append(block)
+                room -= block.length
+        return blocks
+
+    def _next_newest(self) -> list[DiskBlock]:
+        blocks: list[DiskBlock] = []
+        room = self._verify_bytes
+        while self._unverified and room > 0:
+            block = self._unverified.pop()
+            if _is_waiting(block):
+                blocks.append(block)
+                room -= block.length
+        return blocks
+
+
+def _is_waiting(block: DiskBlock) -> bool:
+    """Nobody has verified, evicted, replaced or cleared it, and nobody is verifying it."""
+    return block.state is BlockState.UNVERIFIED and block.pins == 0

@@ -1,0 +1,147 @@
+"""Blocks on their way to disk: reserved, written, and published or forgotten."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from remote_server.store.disk.files import Scratch, Written
+from remote_server.store.disk.growth import Growth
+from remote_server.store.disk.index import Index
+from remote_server.store.disk.leaving import Leaving
+from remote_server.store.disk.pool import Job, Pool, Priority
+from remote_server.store.disk.recovery import Recovery
+from remote_server.store.disk.segments import (
+    BlockState,
+    DiskBlock,
+    Segments,
+    SlotClass,
+    largest_block,
+)
+from remote_server.store.disk.transfers import Piece, pieces_of, write_piece
+
+OnWritten = Callable[[list[Written]], None]
+
+
+class Writing:
+    """What `DiskTier` says of `begin_puts`, `write` and `fail_put`."""
+
+    def __init__(
+        self,
+        index: Index,
+        segments: Segments,
+        leaving: Leaving,
+        growth: Growth,
+        pool: Pool,
+        counters: Counter[str],
+        recovery: Recovery,
+        max_bytes: int,
+    ) -> None:
+        self.num_bytes = 0
+        """Reserved and not ended."""
+        self._index = index
+        self._segments = segments
+        self._leaving = leaving
+        self._growth = growth
+        self._pool = pool
+        self._counters = counters
+        self._recovery = recovery
+        self._max_bytes = max_bytes
+
+    def begin(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        block_bytes: int,
+        lengths: Sequence[int],
+        checksums: Sequence[int],
+    ) -> list[DiskBlock]:
+        blocks: list[DiskBlock] = []
+        if block_bytes > largest_block(self._segments.segment_bytes):
+            self._counters["declined_no_slot"] += len(keys)
+            return blocks
+        allowed = self.room_for(lengths)
+        slot_class = self._segments.slot_class(namespace, block_bytes)
+        tick = self._segments.next_tick()
+        wanted = zip(keys[:allowed], lengths, checksums, strict=False)
+        while (missing := allowed - len(blocks)) and self._has_room(slot_class, missing):
+            segment, slots = self._segments.take_slots(slot_class, missing)
+            for slot, (key, length, checksum) in zip(slots, wanted, strict=False):
+                generation = self._segments.next_generation()
+                block = DiskBlock(namespace, key, length, checksum, generation, segment, slot, tick)
+                self._segments.place(block)
+                self._index.begin(block)
+                self.num_bytes += length
+                blocks.append(block)
+        self._counters["declined_busy"] += len(keys) - allowed
+        if len(blocks) < allowed:
+            why = "declined_recovering" if self._recovery.scanning else "declined_no_slot"
+            self._counters[why] += allowed - len(blocks)
+        if not slot_class.segments:
+            del self._segments.classes[namespace, block_bytes]
+        return blocks
+
+    def write(
+        self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_written: OnWritten
+    ) -> None:
+        results: dict[DiskBlock, Written] = {}
+
+        def finish(piece: Piece, written: Written | None) -> None:
+            for block in piece.blocks:
+                results[block] = written or Written.IO_ERROR
+            if len(results) == len(blocks):
+                for block in blocks:
+                    results[block] = self.end(block, results[block])
+                on_written([results[block] for block in blocks])
+
+        for piece in pieces_of(blocks, views):
+            self._submit(piece, finish)
+
+    def end(self, block: DiskBlock, written: Written | None) -> Written:
+        """`written` is None for a block that was never handed to `write`."""
+        self.num_bytes -= block.length
+        self._segments.unpin(block)
+        if block.state is BlockState.GONE:
+            self._leaving.release(block)
+            written = Written.CLEARED if written is Written.OK else written
+        else:
+            self._index.end_writing(block)
+            if written is Written.OK:
+                self._publish(block)
+            else:
+                self._segments.free_slot(block)
+        if written is Written.OK:
+            self._counters["written"] += 1
+            self._counters["written_bytes"] += block.length
+        elif written is not None:
+            self._counters[f"write_{written}"] += 1
+        return written or Written.IO_ERROR
+
+    def room_for(self, lengths: Sequence[int]) -> int:
+        """One always, when nothing else is waiting: or none ever might."""
+        room = self._max_bytes - self.num_bytes
+        for place, length in enumerate(lengths):
+            room -= length
+            if room < 0 and (place or self.num_bytes):
+                return place
+        return len(lengths)
+
+    def _has_room(self, slot_class: SlotClass, wanted: int) -> bool:
+        return bool(slot_class.open) or self._growth.make_room(slot_class, wanted)
+
+    def _submit(self, piece: Piece, finish: Callable[[Piece, Written | None], None]) -> None:
+        segment = piece.blocks[0].segment
+
+        def work(scratch: Scratch) -> Written:
+            if segment.file is None:
+                return segment.failure or Written.IO_ERROR
+            return write_piece(segment.file, piece, scratch)
+
+        job = Job(Priority.WRITE, work, partial(finish, piece))
+        self._growth.when_made(segment, job)
+
+    def _publish(self, block: DiskBlock) -> None:
+        previous = self._index.find(block.namespace, block.key)
+        if previous is not None:
+            self._leaving.let_go(previous)
+        self._index.publish(block)
+        self._segments.use(block, self._segments.next_tick())

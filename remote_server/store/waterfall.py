@@ -1,0 +1,219 @@
+"""Memory above disk: what is published is demoted behind the put, what is asked for promoted."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
+
+from remote_server import protocol
+from remote_server.protocol import KeyState
+from remote_server.store.disk.files import Written
+from remote_server.store.disk.segments import DiskBlock
+from remote_server.store.disk.tier import DiskTier
+from remote_server.store.slabs import Block, BlockState
+from remote_server.store.tier import Tier
+
+# Blocks that are handed to the disk tier together: neighbours in time become neighbours on disk.
+BLOCKS_PER_DEMOTION = 64
+
+OnFetched = Callable[[list[Block | None]], None]
+
+COUNTERS = ("demoted", "demoted_late", "demote_declined", "promoted", "promote_no_slot",
+            "promote_failed")  # fmt: skip
+"""`demoted_late`: gone from memory before the disk had time for it."""
+
+
+class Waterfall:
+    """Both tiers as one place to look in. All requests are served from memory; one thread.
+
+    A block is written to disk soon after it was published, not when it is evicted: so eviction
+    never waits for a disk, and a server that is killed has its blocks. Blocks that wait for the
+    disk are not pinned; those that memory evicts first are counted and lost. While a block is
+    being written it is pinned in memory, and at most `disk`'s bound of bytes are.
+    """
+
+    def __init__(self, memory: Tier, disk: DiskTier, block_bytes_of: Callable[[str], int]) -> None:
+        """`block_bytes_of` a namespace that holds blocks."""
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._memory = memory
+        self._disk = disk
+        self._block_bytes_of = block_bytes_of
+        self._to_demote: deque[Block] = deque()
+        self._num_demoting = 0
+        self._fetching: dict[tuple[str, bytes], list[Callable[[Block | None], None]]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Something waits for the disk, or is on its way there or back."""
+        return bool(self._to_demote or self._num_demoting or self._fetching)
+
+    def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """The state of each key, a byte each: the better of what the two tiers say."""
+        states = self._memory.lookup_all(namespace, keys)
+        if not states.strip(b"\2"):
+            return states
+        return bytes(map(max, states, self._disk.lookup_all(namespace, keys)))
+
+    def clear(self, namespace: str | None) -> None:
+        """Clear the disk as well, and write nothing of it that still waits."""
+        self._disk.clear(namespace)
+        if namespace is None:
+            self._to_demote.clear()
+        else:
+            self._to_demote = deque(b for b in self._to_demote if b.namespace != namespace)
+
+    def finish_jobs(self) -> None:
+        """Whenever the disk's pool wakes the loop."""
+        self._disk.finish_jobs()
+        self.demote_some()
+
+    # ── down ─────────────────────────────────────────────────────────────────────────────
+
+    def published(self, blocks: Sequence[Block]) -> None:
+        """These have just become readable in memory, and did not come from the disk, which
+        forgets what it has of their keys: a forced put must not be undone by an eviction."""
+        for block in blocks:
+            self._disk.remove_other(block.namespace, block.key, self._checksum(block))
+        self._to_demote.extend(blocks)
+        self.demote_some()
+
+    def demote_some(self) -> None:
+        """Hand to the disk what it has time for. Not while it reads the headers of what it found
+        at start: a full directory has no room before that."""
+        while self._to_demote and not self._disk.recovery.scanning:
+            blocks = self._next_blocks()
+            room = self._disk.room_for([block.length for block in blocks])
+            self._to_demote.extendleft(reversed(blocks[room:]))
+            if blocks[:room]:
+                self._demote(blocks[:room])
+            if room < len(blocks):
+                return
+
+    def _next_blocks(self) -> list[Block]:
+        """Some of one namespace that are worth writing."""
+        blocks: list[Block] = []
+        while self._to_demote and len(blocks) < BLOCKS_PER_DEMOTION:
+            block = self._to_demote[0]
+            if blocks and block.namespace != blocks[0].namespace:
+                break
+            self._to_demote.popleft()
+            if block.state is not BlockState.READABLE:
+                self.counters["demoted_late"] += 1
+            elif not self._disk.holds(block.namespace, block.key, self._checksum(block)):
+                blocks.append(block)
+        return blocks
+
+    def _demote(self, blocks: list[Block]) -> None:
+        namespace = blocks[0].namespace
+        places = self._disk.begin_puts(
+            namespace,
+            [block.key for block in blocks],
+            self._block_bytes_of(namespace),
+            [block.length for block in blocks],
+            [self._checksum(block) for block in blocks],
+        )
+        taken = blocks[: len(places)]
+        self.counters["demote_declined"] += len(blocks) - len(taken)
+        if not taken:
+            return
+        pinned = self._memory.pin_all(namespace, [block.key for block in taken])
+        assert pinned == taken, "readable a moment ago"
+
+        self._num_demoting += len(taken)
+
+        def finish(results: list[Written]) -> None:
+            self._num_demoting -= len(taken)
+            for block, place in zip(taken, places, strict=True):
+                if block.state is BlockState.DETACHED:  # removed, replaced or cleared meanwhile
+                    self._disk.remove(place)
+            self._memory.unpin_all(taken)
+            self.counters["demoted"] += results.count(Written.OK)
+            self.counters["demote_declined"] += len(results) - results.count(Written.OK)
+
+        self._disk.write(places, [self._memory.view(block) for block in taken], finish)
+
+    def _checksum(self, block: Block) -> int:
+        if block.checksum is None:
+            view = self._memory.view(block)
+            block.checksum = protocol.checksum(block.namespace, block.key, view)
+        return block.checksum
+
+    # ── up ───────────────────────────────────────────────────────────────────────────────
+
+    def fetch(self, namespace: str, keys: Sequence[bytes], on_fetched: OnFetched) -> bool:
+        """`pin_all`, reading into memory what only the disk has.
+
+        `keys` are distinct. `on_fetched` gets a pinned block of memory, or None, for each; at
+        once, and then this returns True, when nothing has to be read. Ask for no more at a time
+        than memory can hold beside what else is pinned: what finds no place is a miss.
+        """
+        blocks = self._memory.pin_all(namespace, keys)
+        missing = [place for place, block in enumerate(blocks) if block is None]
+        waiting = 1
+
+        def one_is_here() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                on_fetched(blocks)
+
+        def wait_for(place: int) -> None:
+            nonlocal waiting
+            waiting += 1
+
+            def here(block: Block | None) -> None:
+                blocks[place] = block
+                one_is_here()
+
+            self._fetching[namespace, keys[place]].append(here)
+
+        to_read: list[int] = []
+        for place in missing:
+            if (namespace, keys[place]) in self._fetching:
+                wait_for(place)  # somebody else is reading it
+            else:
+                to_read.append(place)
+        for place in self._read([(place, keys[place]) for place in to_read], namespace):
+            wait_for(place)
+        one_is_here()
+        return not waiting
+
+    def _read(self, wanted: list[tuple[int, bytes]], namespace: str) -> Iterator[int]:
+        """Begin to read what the disk has of `wanted`; the places of those that will come."""
+        pinned = self._disk.pin_all(namespace, [key for _, key in wanted])
+        found: list[tuple[int, DiskBlock]] = [
+            (place, block)
+            for (place, _), block in zip(wanted, pinned, strict=True)
+            if block is not None
+        ]
+        if not found:
+            return
+        sources = [block for _, block in found]
+        targets = self._memory.begin_puts(
+            namespace,
+            [block.key for block in sources],
+            sources[0].segment.slot_class.block_bytes,  # nobody may have said hello since a start
+            [block.length for block in sources],
+            [block.checksum for block in sources],
+        )
+        self._disk.unpin_all(sources[len(targets) :])
+        self.counters["promote_no_slot"] += len(sources) - len(targets)
+        if not targets:
+            return
+        for target in targets:
+            self._fetching[namespace, target.key] = []
+        views = [self._memory.view(target) for target in targets]
+        self._disk.read(
+            sources[: len(targets)], views, lambda results: self._landed(targets, results)
+        )
+        for place, _ in found[: len(targets)]:
+            yield place
+
+    def _landed(self, targets: list[Block], results: list[bool]) -> None:
+        for target, good in zip(targets, results, strict=True):
+            current = self._memory.lookup(target.namespace, target.key)
+            if good and current is not KeyState.READABLE:
+                self._memory.complete_put(target)
+            else:  # bad, or a forced put came in between and is newer
+                self._memory.fail_put(target)
+            self.counters["promoted" if good else "promote_failed"] += 1
+            for here in self._fetching.pop((target.namespace, target.key)):
+                here(self._memory.pin(target.namespace, target.key))

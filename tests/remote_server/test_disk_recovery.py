@@ -1,0 +1,391 @@
+"""What a restart finds, while requests go on; and what it refuses to touch."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from disk_helpers import RealDisk, budget_for, wait_for
+
+from remote_server import protocol
+from remote_server.config import MiB
+from remote_server.errors import ConfigError
+from remote_server.protocol import KeyState
+from remote_server.store.disk import recovery
+from remote_server.store.disk.files import Folder, Written
+from remote_server.store.disk.folder import TakenFolder, find_segments
+from remote_server.store.disk.layout import (
+    PAGE,
+    SegmentHeader,
+    SlotHeader,
+    pack_segment_header,
+    pack_slot_header,
+    unpack_segment_header,
+    unpack_slot_header,
+)
+from remote_server.store.disk.opening import OpenDisk, within_budget
+
+BLOCK = 8192
+BUDGET, SEGMENT_BYTES = budget_for(4, 4, BLOCK)
+CAPACITY = 16
+
+
+def data_of(number: int) -> bytes:
+    return number.to_bytes(4, "big") * (BLOCK // 4)
+
+
+def fill(folder, count=CAPACITY, namespace="ns") -> None:
+    with RealDisk(folder, BUDGET, SEGMENT_BYTES) as disk:
+        for number in range(count):
+            disk.put(b"%d" % number, data_of(number), namespace)
+
+
+def test_after_a_restart_every_block_is_found_verified_and_right(tmp_path):
+    fill(tmp_path)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        assert disk.tier.counters()["recovered"] == CAPACITY
+        assert disk.tier.block_bytes_of("ns") == BLOCK
+        assert disk.tier.block_bytes_of("unknown") is None
+        for number in range(CAPACITY):
+            assert disk.read(b"%d" % number) == data_of(number)
+
+
+def test_a_lookup_claims_nothing_before_the_bytes_were_hashed_and_then_asks_for_them(tmp_path):
+    fill(tmp_path)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, num_threads=1) as disk:
+        tier = disk.tier
+        assert tier.lookup("ns", b"3") is KeyState.ABSENT, "headers were not read yet"
+        wait_for(tier, disk.event, lambda: not tier.recovery.scanning)
+        with disk.pool.gate.shut():
+            assert tier.lookup("ns", b"0") is KeyState.PENDING
+            assert tier.pin_all("ns", [b"0"]) == [None]
+            assert not tier.touch("ns", b"0")
+        wait_for(tier, disk.event, lambda: tier.lookup("ns", b"0") is KeyState.READABLE)
+        assert disk.read(b"0") == data_of(0)
+
+
+def test_in_a_full_directory_new_blocks_are_stored_before_anything_is_verified(tmp_path):
+    fill(tmp_path)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        tier = disk.tier
+        blocks = tier.begin_puts("ns", [b"early"], BLOCK, [BLOCK], [0])
+        assert blocks == []
+        assert tier.counters()["declined_recovering"] == 1
+        wait_for(tier, disk.event, lambda: not tier.recovery.scanning)
+        assert disk.put(b"new", data_of(99)) is Written.OK
+        disk.drain()
+        assert tier.lookup("ns", b"0") is KeyState.ABSENT, "the oldest should have left"
+        assert disk.read(b"new") == data_of(99)
+        assert tier.num_blocks("ns") == CAPACITY
+
+
+def test_recovered_blocks_leave_in_the_order_they_were_written(tmp_path):
+    fill(tmp_path)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        disk.read(b"0")
+        for number in range(3):
+            disk.put(b"new-%d" % number, data_of(100 + number))
+        gone = [n for n in range(CAPACITY) if not disk.tier.lookup("ns", b"%d" % n)]
+        assert gone == [1, 2, 3]
+
+
+def test_the_order_of_writing_is_told_by_generations_not_by_places(tmp_path):
+    fill(tmp_path, CAPACITY + 2)  # the last two lie in the first two slots
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        for number in range(3):
+            disk.put(b"new-%d" % number, data_of(100 + number))
+        gone = [n for n in range(CAPACITY + 2) if not disk.tier.lookup("ns", b"%d" % n)]
+        assert gone == [0, 1, 2, 3, 4]
+
+
+def test_only_what_was_asked_for_is_verified_before_its_turn(tmp_path, monkeypatch):
+    monkeypatch.setattr(recovery, "_CHORE_JOBS", 0)
+    fill(tmp_path)
+    disk = RealDisk(tmp_path, BUDGET, SEGMENT_BYTES)
+    tier = disk.tier
+    wait_for(tier, disk.event, lambda: not tier.recovery.scanning)
+    assert tier.lookup("ns", b"3") is KeyState.PENDING
+    wait_for(tier, disk.event, lambda: tier.num_blocks("ns") == 1)
+    assert disk.read(b"3") == data_of(3)
+    assert tier.num_unverified() == CAPACITY - 1
+    tier.check()
+    disk.close()
+
+
+def test_a_block_written_during_recovery_is_served_and_its_older_copy_never_again(tmp_path):
+    fill(tmp_path, 1)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        new = data_of(50)
+        checksum = protocol.checksum("ns", b"0", new)
+        blocks = disk.tier.begin_puts("ns", [b"0"], BLOCK, [BLOCK], [checksum])
+        done = []
+        disk.tier.write(blocks, [memoryview(new)], done.append)
+        while not done:  # its file is made and it is written before the headers are looked at
+            disk.pool.finish_jobs()
+        disk.drain()
+        assert disk.read(b"0") == new
+        assert disk.tier.counters()["recovered_older"] == 1
+        (block,) = disk.tier.pin_all("ns", [b"0"])
+        disk.tier.unpin(block)
+        disk.tier.remove(block)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+
+
+def test_what_was_written_during_recovery_is_younger_than_what_was_recovered(tmp_path):
+    fill(tmp_path, CAPACITY - 4)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        assert disk.tier.recovery.scanning
+        early = disk.tier.begin_puts(
+            "ns", [b"early"], BLOCK, [BLOCK], [protocol.checksum("ns", b"early", data_of(50))]
+        )
+        done = []
+        disk.tier.write(early, [memoryview(data_of(50))], done.append)
+        while not done:  # before any of what was found is taken up
+            disk.pool.finish_jobs()
+        disk.drain()
+        assert done == [[Written.OK]]
+        for number in range(CAPACITY - 1):
+            disk.put(b"new-%d" % number, data_of(100 + number))
+        assert disk.read(b"early") == data_of(50)
+
+
+def test_of_two_copies_the_one_written_last_is_found_and_the_other_never_again(tmp_path):
+    """As a crash leaves them that came between a replacement and the erasing of the first."""
+    fill(tmp_path, 1)
+    old = (tmp_path / "segment-00000001").read_bytes()
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        disk.put(b"0", data_of(77))
+        disk.drain()
+    with open(tmp_path / "segment-00000001", "r+b") as file:  # the first copy is back
+        file.seek(PAGE)
+        file.write(old[PAGE : 2 * PAGE + BLOCK])
+    for _ in range(2):
+        with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+            disk.drain()
+            assert disk.read(b"0") == data_of(77)
+            assert disk.tier.stats().blocks == 1
+    assert disk.tier.counters()["recovered_older"] == 0, "the older copy was not erased"
+
+
+def test_of_two_copies_the_older_is_taken_when_the_newer_is_torn(tmp_path):
+    fill(tmp_path, 1)
+    old = (tmp_path / "segment-00000001").read_bytes()
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        disk.put(b"0", data_of(77))
+        disk.drain()
+        (newer,) = disk.tier.pin_all("ns", [b"0"])
+        offset = newer.offset
+        disk.tier.unpin(newer)
+    with open(tmp_path / "segment-00000001", "r+b") as file:
+        file.seek(PAGE)
+        file.write(old[PAGE : 2 * PAGE + BLOCK])
+        file.seek(offset + PAGE + BLOCK - 1)
+        file.write(b"?")
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        assert disk.read(b"0") == data_of(0)
+
+
+@pytest.mark.parametrize("place", ["header", "bytes", "last byte"])
+def test_a_damaged_slot_is_a_free_slot(tmp_path, place):
+    fill(tmp_path, 4)
+    offset = {"header": PAGE + 30, "bytes": 2 * PAGE + 100, "last byte": 2 * PAGE + BLOCK - 1}
+    with open(tmp_path / "segment-00000001", "r+b") as file:
+        file.seek(offset[place])
+        byte = file.read(1)
+        file.seek(offset[place])
+        file.write(bytes([byte[0] ^ 1]))
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+        assert disk.tier.num_blocks("ns") == 3
+        assert disk.tier.stats().used_bytes == 3 * (PAGE + BLOCK)
+
+
+def test_a_slot_moved_to_another_place_or_segment_does_not_count(tmp_path):
+    fill(tmp_path, 5)
+    first, second = (tmp_path / f"segment-0000000{number}" for number in (1, 2))
+    slot = first.read_bytes()[PAGE : 2 * PAGE + BLOCK]
+    for path, place in ((first, 3), (second, 0)):
+        with open(path, "r+b") as file:
+            file.seek(PAGE + place * (PAGE + BLOCK))
+            file.write(slot)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        assert disk.tier.num_blocks("ns") == 3
+        assert disk.tier.counters()["recovered_older"] == 0
+
+
+def test_a_half_made_segment_is_deleted(tmp_path):
+    (tmp_path / "segment-00000007.new").write_bytes(b"half")
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES):
+        assert os.listdir(tmp_path) == []
+
+
+def test_clearing_during_recovery_clears_what_was_not_found_yet(tmp_path):
+    fill(tmp_path)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.tier.clear(None)
+        disk.drain()
+        assert disk.tier.stats().blocks == 0
+        assert os.listdir(tmp_path) == []
+        assert disk.put(b"k", data_of(1)) is Written.OK
+
+
+def test_clearing_during_verification_does_too(tmp_path):
+    fill(tmp_path)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, num_threads=1) as disk:
+        wait_for(disk.tier, disk.event, lambda: not disk.tier.recovery.scanning)
+        assert disk.tier.clear("ns") == CAPACITY
+        assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+        disk.drain()
+        assert disk.tier.stats().blocks == 0
+
+
+def test_with_a_smaller_budget_the_segments_with_the_oldest_blocks_go(tmp_path):
+    fill(tmp_path)
+    files = Folder(tmp_path)
+    smaller = BUDGET - 2 * SEGMENT_BYTES
+    kept = within_budget(files, find_segments(files, "here"), smaller)
+    for segment in kept:
+        segment.file.close()
+    assert len(os.listdir(tmp_path)) == 2
+    with RealDisk(tmp_path, smaller, SEGMENT_BYTES) as disk:
+        disk.drain()
+        found = [n for n in range(CAPACITY) if disk.tier.lookup("ns", b"%d" % n)]
+        assert found == [*range(8, 16)]
+
+
+# ── the directory ────────────────────────────────────────────────────────────────────────────
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def test_a_directory_tells_a_person_what_it_is_and_is_used_by_one_server_at_a_time(tmp_path):
+    folder = tmp_path / "made" / "for us"
+    disk = OpenDisk(folder, 16 * MiB, wake=lambda: None)
+    text = (folder / "README.txt").read_text()
+    assert "can be deleted" in text and "kvferry" in text
+    with pytest.raises(ConfigError, match="in use by another server"):
+        OpenDisk(folder, 16 * MiB, wake=lambda: None)
+    disk.close()
+    OpenDisk(folder, 16 * MiB, wake=lambda: None).close()
+
+
+def test_a_directory_with_somebody_elses_files_is_refused_and_left_as_it_is(tmp_path):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=r"'thesis.tex', which is not a file of this server"):
+        OpenDisk(tmp_path, 16 * MiB, wake=lambda: None)
+    assert snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda page: page[:8] + (2).to_bytes(2, "little") + page[10:], "format version 2"),
+        (lambda page: b"something else" + page[14:], "not a segment of this server"),
+    ],
+)
+def test_another_format_is_refused_and_nothing_is_deleted(tmp_path, change, said):
+    fill(tmp_path, 5)
+    (tmp_path / "segment-00000009.new").write_bytes(b"half")
+    segment = tmp_path / "segment-00000002"
+    whole = segment.read_bytes()
+    segment.write_bytes(change(whole[:PAGE]) + whole[PAGE:])
+    before = snapshot(tmp_path)
+    with pytest.raises(ConfigError, match=said):
+        OpenDisk(tmp_path, 16 * MiB, wake=lambda: None)
+    after = snapshot(tmp_path)
+    assert after.pop("LOCK") == b""
+    assert after == before
+
+
+def test_a_damaged_segment_header_loses_that_segment_and_nothing_else(tmp_path):
+    fill(tmp_path, 8)
+    with open(tmp_path / "segment-00000001", "r+b") as file:
+        file.seek(100)
+        file.write(b"?")
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        assert disk.tier.num_blocks("ns") == 4
+        assert disk.tier.segments.file_bytes <= BUDGET
+
+
+@pytest.mark.parametrize(("budget", "said"), [(1 << 20, "below the least"), (1 << 60, "has only")])
+def test_an_impossible_budget_is_refused(tmp_path, budget, said):
+    with pytest.raises(ConfigError, match=said):
+        OpenDisk(tmp_path, budget, wake=lambda: None)
+    TakenFolder(tmp_path).release()
+
+
+def test_a_path_that_cannot_be_used_is_named(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="file"):
+        OpenDisk(tmp_path / "file", 16 * MiB, wake=lambda: None)
+
+
+def test_no_name_is_built_from_what_came_over_the_network(tmp_path):
+    fill(tmp_path, 1, namespace="../../etc/passwd\0/é")
+    assert os.listdir(tmp_path) == ["segment-00000001"]
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        assert disk.read(b"0", "../../etc/passwd\0/é") == data_of(0)
+
+
+def test_a_link_in_place_of_a_segment_is_not_followed(tmp_path):
+    outside = tmp_path / "outside"
+    fill_here = tmp_path / "disk"
+    fill_here.mkdir()
+    fill(fill_here, 1)
+    os.rename(fill_here / "segment-00000001", outside)
+    os.symlink(outside, fill_here / "segment-00000001")
+    with pytest.raises(ConfigError, match=os.strerror(errno.ELOOP)):
+        OpenDisk(fill_here, 16 * MiB, wake=lambda: None)
+
+
+# ── header pages ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_headers_come_back_as_they_were_and_the_format_does_not_drift():
+    """The bytes are golden: a change of the format needs another version."""
+    segment = SegmentHeader("ns", 8192, 1 << 20, 7, 9)
+    page = pack_segment_header(segment)
+    assert unpack_segment_header(page) == segment
+    assert page[:50].hex() == (
+        "4b56465345474d0a01000200000000000700000000000000000010000000000000200000000000000900000000"
+        "0000006e73"
+    )
+    slot = SlotHeader(b"key", 100, 2**64 - 1, 5)
+    page = pack_slot_header(slot, 3, 7)
+    assert unpack_slot_header(page, 3, 7, 8192) == slot
+    assert page[:51].hex() == (
+        "4b5646534c4f540a0100030003000000070000000000000064000000000000"
+        "00ffffffffffffffff05000000000000006b6579"
+    )
+
+
+@pytest.mark.parametrize("bit", range(0, 8 * PAGE, 997))
+def test_one_wrong_bit_anywhere_makes_a_header_page_invalid(bit):
+    segment = bytearray(pack_segment_header(SegmentHeader("ns", 8192, 1 << 20, 7, 9)))
+    slot = bytearray(pack_slot_header(SlotHeader(b"key", 100, 1, 5), 3, 7))
+    for page in (segment, slot):
+        page[bit // 8] ^= 1 << bit % 8
+    assert unpack_segment_header(bytes(segment)) is None
+    assert unpack_slot_header(bytes(slot), 3, 7, 8192) is None
+
+
+def test_a_header_counts_only_where_it_was_written():
+    page = pack_slot_header(SlotHeader(b"key", 100, 1, 5), 3, 7)
+    assert unpack_slot_header(page, 4, 7, 8192) is None
+    assert unpack_slot_header(page, 3, 8, 8192) is None
+    assert unpack_slot_header(page, 3, 7, 99) is None

@@ -1,0 +1,263 @@
+"""Memory above disk, without a server: both tiers real."""
+
+import pytest
+from disk_helpers import RealDisk, budget_for, wait_for
+
+from remote_server import protocol
+from remote_server.store.arena import Arena
+from remote_server.store.disk.layout import PAGE
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.waterfall import Waterfall
+
+BLOCK = 4096
+IN_MEMORY = 16
+BUDGET, SEGMENT_BYTES = budget_for(8, 16, BLOCK)
+
+
+def data_of(number: int) -> bytes:
+    return number.to_bytes(4, "big") * (BLOCK // 4)
+
+
+class Both:
+    def __init__(self, folder, **options):
+        self.arena = Arena(IN_MEMORY * BLOCK)
+        self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK)
+        self.disk = RealDisk(folder, BUDGET, SEGMENT_BYTES, **options)
+        self.waterfall = Waterfall(self.memory, self.disk.tier, lambda namespace: BLOCK)
+
+    def put(self, *numbers: int, settle: bool = True) -> None:
+        keys = [b"%d" % number for number in numbers]
+        sums = [protocol.checksum("ns", b"%d" % n, data_of(n)) for n in numbers]
+        blocks = self.memory.begin_puts("ns", keys, BLOCK, [BLOCK] * len(keys), sums)
+        assert len(blocks) == len(keys)
+        for block, number in zip(blocks, numbers, strict=True):
+            self.memory.view(block)[:] = data_of(number)
+        self.memory.complete_puts(blocks)
+        self.waterfall.published(blocks)
+        if settle:
+            self.settle()
+
+    def settle(self) -> None:
+        def is_idle() -> bool:
+            self.waterfall.finish_jobs()
+            return not self.disk.tier.busy and self.disk.tier.recovery.done
+
+        wait_for(self.disk.tier, self.disk.event, is_idle)
+
+    def fetch(self, *numbers: int) -> list[bytes | None]:
+        results = []
+        self.waterfall.fetch("ns", [b"%d" % number for number in numbers], results.append)
+        wait_for(self.disk.tier, self.disk.event, lambda: bool(results))
+        (blocks,) = results
+        data = [None if block is None else bytes(self.memory.view(block)) for block in blocks]
+        self.memory.unpin_all(block for block in blocks if block is not None)
+        return data
+
+    def states(self, *numbers: int) -> list[int]:
+        return [*self.waterfall.lookup_all("ns", [b"%d" % number for number in numbers])]
+
+    def close(self) -> None:
+        self.memory.check()
+        self.disk.tier.check()
+        assert self.memory.stats().pinned == 0
+        assert self.disk.tier.stats().pinned == 0
+        self.disk.close()
+        self.arena.close()
+
+
+@pytest.fixture
+def both(tmp_path):
+    both = Both(tmp_path)
+    yield both
+    both.settle()
+    both.close()
+
+
+def test_a_working_set_of_several_memories_is_served_whole_from_both(both):
+    for number in range(4 * IN_MEMORY):
+        both.put(number)
+    assert both.memory.stats().blocks == IN_MEMORY
+    assert both.states(*range(4 * IN_MEMORY)) == [2] * 4 * IN_MEMORY
+    for number in range(4 * IN_MEMORY):
+        assert both.fetch(number) == [data_of(number)]
+    assert both.waterfall.counters["demoted"] == 4 * IN_MEMORY
+    assert both.waterfall.counters["promoted"] == 4 * IN_MEMORY, "each had left when it was asked"
+    assert both.disk.tier.counters()["written"] == 4 * IN_MEMORY, "something was written twice"
+
+
+def test_a_block_is_on_disk_without_ever_leaving_memory_so_a_killed_server_has_it(tmp_path):
+    first = Both(tmp_path)
+    first.put(1, 2, 3)
+    first.close()
+    second = Both(tmp_path)
+    second.settle()
+    assert second.states(1, 2, 3, 4) == [2, 2, 2, 0]
+    assert second.fetch(3, 4, 1) == [data_of(3), None, data_of(1)]
+    second.close()
+
+
+def test_what_is_put_while_a_full_directory_is_looked_through_gets_there_too(tmp_path):
+    first = Both(tmp_path)
+    for number in range(8 * 16):
+        first.put(number)
+    assert first.disk.tier.stats().free_slabs == 0
+    first.close()
+    second = Both(tmp_path)
+    assert second.disk.tier.recovery.scanning
+    second.put(1000, settle=False)
+    second.settle()
+    second.put(*range(2000, 2000 + IN_MEMORY))
+    assert second.fetch(1000) == [data_of(1000)]
+    assert second.waterfall.counters["demote_declined"] == 0
+    second.close()
+
+
+def test_what_memory_has_is_fetched_at_once(both):
+    both.put(1)
+    results = []
+    assert both.waterfall.fetch("ns", [b"1", b"absent"], results.append)
+    assert [block and block.key for block in results[0]] == [b"1", None]
+    both.memory.unpin(results[0][0])
+    assert both.waterfall.fetch("ns", [], results.append)
+    assert results[1] == []
+
+
+def test_a_block_is_pinned_in_memory_while_it_is_written_and_no_longer(both):
+    with both.disk.pool.gate.shut():
+        both.put(1, settle=False)
+        assert both.memory.stats().pinned == 1
+    both.settle()
+    assert both.memory.stats().pinned == 0
+
+
+def test_blocks_that_memory_evicts_before_the_disk_had_time_are_counted_and_lost(tmp_path):
+    both = Both(tmp_path, max_writing_bytes=2 * BLOCK)
+    with both.disk.pool.gate.shut():
+        for number in range(IN_MEMORY + 4):
+            both.put(number, settle=False)
+    both.settle()
+    counters = both.waterfall.counters
+    assert counters["demoted_late"] == 4
+    assert counters["demoted"] == IN_MEMORY
+    states = both.states(*range(IN_MEMORY + 4))
+    assert states.count(2) == IN_MEMORY
+    assert states[:2] == [2, 2], "these were being written, so nobody could evict them"
+    assert both.disk.tier.counters()["declined_busy"] == 0
+    both.close()
+
+
+def test_two_who_fetch_the_same_block_share_one_read(both):
+    for number in range(2 * IN_MEMORY):
+        both.put(number)
+    results = []
+    with both.disk.pool.gate.shut():
+        assert not both.waterfall.fetch("ns", [b"0", b"1"], results.append)
+        assert not both.waterfall.fetch("ns", [b"1", b"0"], results.append)
+    wait_for(both.disk.tier, both.disk.event, lambda: len(results) == 2)
+    assert [[block.key for block in blocks] for blocks in results] == [[b"0", b"1"], [b"1", b"0"]]
+    assert both.disk.tier.counters()["read"] == 2
+    for blocks in results:
+        both.memory.unpin_all(blocks)
+
+
+def test_a_block_damaged_on_disk_is_a_miss_and_never_in_memory(both, tmp_path):
+    for number in range(2 * IN_MEMORY):
+        both.put(number)
+    path = tmp_path / "segment-00000001"
+    with open(path, "r+b") as file:
+        file.seek(2 * PAGE + 100)
+        file.write(b"?")
+    assert both.fetch(0, 1) == [None, data_of(1)]
+    assert both.waterfall.counters["promote_failed"] == 1
+    both.settle()
+    assert both.states(0) == [0]
+
+
+def test_a_fetch_that_finds_no_room_in_memory_is_a_miss_for_what_is_left(both):
+    for number in range(2 * IN_MEMORY):
+        both.put(number)
+    keys = [b"%d" % number for number in range(IN_MEMORY + 3)]
+    results = []
+    assert not both.waterfall.fetch("ns", keys, results.append)
+    wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
+    found = [block for block in results[0] if block is not None]
+    assert 0 < len(found) <= IN_MEMORY
+    assert both.waterfall.counters["promote_no_slot"] == len(keys) - len(found)
+    both.memory.unpin_all(found)
+
+
+def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
+    for number in range(2 * IN_MEMORY):
+        both.put(number)
+    results = []
+    with both.disk.pool.gate.shut():
+        both.waterfall.fetch("ns", [b"0"], results.append)
+        both.put(100, 101, settle=False)
+        both.memory.clear("ns")
+        both.waterfall.clear("ns")
+        assert both.states(0, 100, 101) == [0, 0, 0]
+    wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
+    both.settle()
+    assert results == [[None]]
+    assert both.states(*range(2 * IN_MEMORY), 100, 101) == [0] * (2 * IN_MEMORY + 2)
+    assert both.disk.tier.stats().blocks == 0
+
+
+def force(both: Both, data: bytes) -> None:
+    block = both.memory.begin_put("ns", b"1", BLOCK, 3, protocol.checksum("ns", b"1", data))
+    both.memory.view(block)[:] = data
+    both.memory.complete_put(block)
+    both.waterfall.published([block])
+
+
+def test_a_replaced_block_is_replaced_on_disk_as_well(both):
+    both.put(1)
+    force(both, b"new")
+    both.settle()
+    both.put(*range(10, 10 + IN_MEMORY))
+    assert both.fetch(1) == [b"new"]
+
+
+def test_a_replacement_that_the_disk_never_got_does_not_bring_the_first_copy_back(tmp_path):
+    both = Both(tmp_path, max_writing_bytes=BLOCK)
+    both.put(1)
+    with both.disk.pool.gate.shut():
+        both.put(2, settle=False)  # the disk has no time for more
+        force(both, b"new")
+        for number in range(10, 10 + IN_MEMORY):
+            both.put(number, settle=False)
+        assert both.states(1) == [0]
+    both.settle()
+    assert both.fetch(1) == [None]
+    both.close()
+
+
+def test_a_block_replaced_while_it_was_written_to_disk_is_not_found_there(tmp_path):
+    both = Both(tmp_path, max_writing_bytes=BLOCK)
+    with both.disk.pool.gate.shut():
+        both.put(1, settle=False)
+        force(both, b"new")
+        both.memory.clear("ns")  # the new one never gets there
+    both.settle()
+    assert both.states(1) == [0]
+    both.close()
+
+
+def test_a_forced_put_is_not_undone_by_a_fetch_that_began_before_it(both):
+    for number in range(2 * IN_MEMORY):
+        both.put(number)
+    results = []
+    with both.disk.pool.gate.shut():
+        both.waterfall.fetch("ns", [b"1"], results.append)
+        force(both, b"new")
+    wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
+    assert bytes(both.memory.view(results[0][0])) == b"new"
+    both.memory.unpin(results[0][0])
+    assert both.fetch(1) == [b"new"]
+
+
+def test_bytes_that_the_disk_has_are_not_written_again(both):
+    both.put(1)
+    both.put(1)
+    assert both.disk.tier.counters()["written"] == 1
+    assert both.states(1) == [2]
