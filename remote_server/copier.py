@@ -23,7 +23,8 @@ MAX_QUEUED_BYTES = 4 * MiB
 class Gate:
     """A door before a piece of work, always open, that a test can shut.
 
-    The loop asks `is_open` before each turn of it, and is told by `on_open`.
+    A loop asks `is_open` before each turn of it, and is told by `on_open`; a thread of its own
+    waits there.
     """
 
     def __init__(self, on_open: Callable[[], None]) -> None:
@@ -34,6 +35,12 @@ class Gate:
     @property
     def is_open(self) -> bool:
         return self._open.is_set()
+
+    def wait(self) -> None:
+        self._open.wait()
+
+    def open_for_good(self) -> None:
+        self._open.set()
 
     @contextmanager
     def shut(self) -> Iterator[None]:
