@@ -14,7 +14,7 @@ from remote_server import protocol
 from remote_server.client.connection import Connection
 from remote_server.client.control import ControlLane
 from remote_server.client.get_window import GetTransfer
-from remote_server.client.gets import GetLane
+from remote_server.client.gets import TcpGets
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.puts import PutLane
 from remote_server.client.region import RegisteredRegion
@@ -57,7 +57,7 @@ class Lanes:
         self.control = ControlLane(
             control, session, counters, heard, next_id, max_in_flight=config.max_control_in_flight
         )
-        self.gets = GetLane(gets, session, config, counters, heard, next_id, verify)
+        self.gets = TcpGets(gets, session, config, counters, heard, next_id, verify)
         self.puts = PutLane(puts, session, config, counters, heard, next_id)
         self.shared: SharedLane | None = None
 
@@ -84,12 +84,12 @@ class Lanes:
 
     # ── all of them ──────────────────────────────────────────────────────────────────────
 
-    def __iter__(self) -> Iterator[ControlLane | GetLane | PutLane | SharedLane]:
+    def __iter__(self) -> Iterator[ControlLane | TcpGets | PutLane | SharedLane]:
         yield self.control
         yield from self._for_rows
 
     @property
-    def _for_rows(self) -> tuple[GetLane | PutLane | SharedLane, ...]:
+    def _for_rows(self) -> tuple[TcpGets | PutLane | SharedLane, ...]:
         """Those with rows in transit, in the order of their connections, which begin with the
         control connection."""
         shared = () if self.shared is None else (self.shared,)
