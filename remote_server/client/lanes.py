@@ -16,7 +16,7 @@ from remote_server.client.control import ControlLane
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.gets import TcpGets
 from remote_server.client.put_transfer import PutTransfer
-from remote_server.client.puts import PutLane
+from remote_server.client.puts import TcpPuts
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.requests import Ask
 from remote_server.client.results import ClientConfig, Counters, GetOutcome
@@ -58,7 +58,7 @@ class Lanes:
             control, session, counters, heard, next_id, max_in_flight=config.max_control_in_flight
         )
         self.gets = TcpGets(gets, session, config, counters, heard, next_id, verify)
-        self.puts = PutLane(puts, session, config, counters, heard, next_id)
+        self.puts = TcpPuts(puts, session, config, counters, heard, next_id)
         self.shared: SharedLane | None = None
 
     def _connect(self, receive_high_water_mark: int = 1000) -> Connection:
@@ -84,12 +84,12 @@ class Lanes:
 
     # ── all of them ──────────────────────────────────────────────────────────────────────
 
-    def __iter__(self) -> Iterator[ControlLane | TcpGets | PutLane | SharedLane]:
+    def __iter__(self) -> Iterator[ControlLane | TcpGets | TcpPuts | SharedLane]:
         yield self.control
         yield from self._for_rows
 
     @property
-    def _for_rows(self) -> tuple[TcpGets | PutLane | SharedLane, ...]:
+    def _for_rows(self) -> tuple[TcpGets | TcpPuts | SharedLane, ...]:
         """Those with rows in transit, in the order of their connections, which begin with the
         control connection."""
         shared = () if self.shared is None else (self.shared,)
