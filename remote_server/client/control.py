@@ -3,7 +3,6 @@
 Their own connection, so that a lookup never waits behind somebody's megabytes.
 """
 
-import logging
 from collections import deque
 from collections.abc import Callable
 from math import inf
@@ -11,6 +10,7 @@ from typing import Any
 
 from remote_server import protocol
 from remote_server.client.connection import Connection
+from remote_server.client.inbox import Inbox
 from remote_server.client.requests import Ask
 from remote_server.client.results import Counters
 from remote_server.client.session import Session
@@ -18,14 +18,8 @@ from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
     LocalProtocolError,
-    RemoteProtocolError,
     RequestRefused,
 )
-
-logger = logging.getLogger(__name__)
-
-# Messages handled before the other connections get their turn.
-_TURN_MESSAGES = 64
 
 
 class ControlLane:
@@ -44,7 +38,7 @@ class ControlLane:
         self._connection = connection
         self._session = session
         self._counters = counters
-        self._heard = heard
+        self._inbox = Inbox(connection, counters, heard, "control")
         self._next_request_id = next_request_id
         self._max_in_flight = max_in_flight
         self._asks: dict[Ask, None] = {}
@@ -97,19 +91,7 @@ class ControlLane:
         """Take the replies that are here."""
         if not self._in_flight and not self._connection.readable:
             return
-        for _ in range(_TURN_MESSAGES):
-            try:
-                reply = self._connection.receive()
-            except RemoteProtocolError as error:
-                self._counters["protocol_errors"] += 1
-                logger.debug("control: %s", error)
-                continue
-            if reply is None:
-                return
-            if self._connection.discard_rest():
-                self._counters["protocol_errors"] += 1
-            elif self._heard(reply):
-                self._take(reply)
+        self._inbox.empty_into(self._take)
 
     def _take(self, reply: protocol.Reply) -> None:
         ask, number = self._in_flight.get(reply.request_id, (None, 0))

@@ -11,20 +11,16 @@ sent again, at the latest until their own deadlines. A block that had arrived af
 simply exists.
 """
 
-import logging
 from collections.abc import Callable
 
 from remote_server import protocol
 from remote_server.client.connection import Connection
+from remote_server.client.inbox import Inbox
 from remote_server.client.put_lane import PutBatch, PutLane
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.results import ClientConfig, Counters
 from remote_server.client.session import Session
-from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
-
-logger = logging.getLogger(__name__)
-
-_TURN_MESSAGES = 64
+from remote_server.errors import KVFerryError, ServerUnavailable
 
 
 class TcpPuts(PutLane):
@@ -41,7 +37,7 @@ class TcpPuts(PutLane):
     ) -> None:
         super().__init__(session, config, counters, next_request_id, config.put_window_bytes)
         self._connection = connection
-        self._heard = heard
+        self._inbox = Inbox(connection, counters, heard, "puts")
         self._leaving: dict[PutTransfer, None] = {}
         """Settled, and waiting for libzmq to let go of their rows."""
         self.blocked = False
@@ -79,22 +75,13 @@ class TcpPuts(PutLane):
         """Take the replies that are here."""
         if not self._batches and not self._connection.readable:
             return
-        for _ in range(_TURN_MESSAGES):
-            try:
-                reply = self._connection.receive()
-                if reply is None:
-                    return
-                if self._connection.discard_rest():
-                    raise RemoteProtocolError("a put was answered with a payload")
-                if not self._heard(reply):
-                    continue
-                if self.awaits(reply.request_id):
-                    self.take(reply)
-                else:
-                    self._counters["late_replies"] += 1
-            except RemoteProtocolError as error:
-                self._counters["protocol_errors"] += 1
-                logger.debug("puts: %s", error)
+        self._inbox.empty_into(self._take)
+
+    def _take(self, reply: protocol.Reply) -> None:
+        if self.awaits(reply.request_id):
+            self.take(reply)
+        else:
+            self._counters["late_replies"] += 1
 
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
