@@ -4,7 +4,6 @@ Their own connection, so that a lookup never waits behind somebody's megabytes.
 """
 
 from collections import deque
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -12,8 +11,7 @@ from remote_server import protocol
 from remote_server.client.connection import Connection
 from remote_server.client.inbox import Inbox
 from remote_server.client.requests import Ask
-from remote_server.client.results import Counters
-from remote_server.client.session import Session
+from remote_server.client.wiring import Wiring
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -25,22 +23,13 @@ from remote_server.errors import (
 class ControlLane:
     """Sends asks in order, a bounded number at a time, and matches replies to them."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        session: Session,
-        counters: Counters,
-        heard: Callable[[protocol.Reply], bool],
-        next_request_id: Callable[[], int],
-        *,
-        max_in_flight: int,
-    ) -> None:
+    def __init__(self, connection: Connection, wiring: Wiring) -> None:
         self._connection = connection
-        self._session = session
-        self._counters = counters
-        self._inbox = Inbox(connection, counters, heard, "control")
-        self._next_request_id = next_request_id
-        self._max_in_flight = max_in_flight
+        self._session = wiring.session
+        self._counters = wiring.counters
+        self._next_request_id = wiring.next_request_id
+        self._max_in_flight = wiring.config.max_control_in_flight
+        self._inbox = Inbox(connection, wiring, "control")
         self._asks: dict[Ask, None] = {}
         self._queue: deque[tuple[Ask, int]] = deque()
         self._in_flight: dict[int, tuple[Ask, int]] = {}

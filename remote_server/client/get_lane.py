@@ -6,16 +6,16 @@ asked for it keeps its share of the window until it has come, or will not come a
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from math import inf
 from typing import Protocol
 
 from remote_server import protocol
 from remote_server.client.get_queue import GetQueue
 from remote_server.client.get_window import GetTransfer
-from remote_server.client.results import ClientConfig, Counters, GetOutcome
+from remote_server.client.results import GetOutcome
 from remote_server.client.rows import check_rows
-from remote_server.client.session import Session
+from remote_server.client.wiring import Wiring
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -46,18 +46,12 @@ class GetLane(ABC):
 
     _window: Window
 
-    def __init__(
-        self,
-        session: Session,
-        config: ClientConfig,
-        counters: Counters,
-        next_request_id: Callable[[], int],
-    ) -> None:
+    def __init__(self, wiring: Wiring) -> None:
         """Whoever inherits sets `_window`."""
-        self._session = session
-        self._config = config
-        self._counters = counters
-        self._next_request_id = next_request_id
+        self._session = wiring.session
+        self._config = wiring.config
+        self._counters = wiring.counters
+        self._next_request_id = wiring.next_request_id
         self._queue = GetQueue()
         self._last_heard = 0.0
         self.wake_at = inf

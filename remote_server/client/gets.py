@@ -9,15 +9,14 @@ get ends by being forgotten: bytes that come for it later go nowhere (`landing.p
 """
 
 import logging
-from collections.abc import Callable
 
 from remote_server import protocol
 from remote_server.client.connection import Connection
 from remote_server.client.get_lane import GetLane
 from remote_server.client.get_window import GetBatch, GetTransfer, GetWindow
 from remote_server.client.landing import Landing
-from remote_server.client.results import ClientConfig, Counters, GetOutcome
-from remote_server.client.session import Session
+from remote_server.client.results import GetOutcome
+from remote_server.client.wiring import Wiring
 from remote_server.errors import RemoteProtocolError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
@@ -30,24 +29,13 @@ _TURN_MESSAGES = 64
 class TcpGets(GetLane):
     """All gets of one client whose blocks come over tcp, oldest first."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        session: Session,
-        config: ClientConfig,
-        counters: Counters,
-        heard: Callable[[protocol.Reply], bool],
-        next_request_id: Callable[[], int],
-        verify: Callable[[str, list[bytes]], None],
-    ) -> None:
-        super().__init__(session, config, counters, next_request_id)
+    def __init__(self, connection: Connection, wiring: Wiring) -> None:
+        super().__init__(wiring)
         self._connection = connection
-        self._heard = heard
-        self._window: GetWindow = GetWindow(config)
-        self._landing = Landing(
-            connection, self._window, counters, verify, integrity=config.integrity
-        )
-        self._batch_blocks = max(1, config.get_window_blocks // 4)
+        self._heard = wiring.heard
+        self._window: GetWindow = GetWindow(wiring.config)
+        self._landing = Landing(connection, self._window, wiring)
+        self._batch_blocks = max(1, wiring.config.get_window_blocks // 4)
         self.blocked = False
         """The connection would not take a message; try again shortly."""
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from remote_server import protocol
 from remote_server.client.connection import Connection
-from remote_server.client.results import Counters
+from remote_server.client.wiring import Wiring
 from remote_server.errors import RemoteProtocolError
 
 logger = logging.getLogger(__name__)
@@ -17,17 +17,10 @@ _TURN_MESSAGES = 64
 class Inbox:
     """The replies on `connection`, none of which has a payload. `name` is for the log."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        counters: Counters,
-        heard: Callable[[protocol.Reply], bool],
-        name: str,
-    ) -> None:
-        """`heard` tells whether a reply is worth reading."""
+    def __init__(self, connection: Connection, wiring: Wiring, name: str) -> None:
         self._connection = connection
-        self._counters = counters
-        self._heard = heard
+        self._counters = wiring.counters
+        self._heard = wiring.heard
         self._name = name
 
     def empty_into(self, take: Callable[[protocol.Reply], None]) -> None:

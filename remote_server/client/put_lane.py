@@ -6,14 +6,12 @@ fate is settled when every batch was answered, or when it is given up.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
 
 from remote_server import protocol
 from remote_server.client.put_transfer import PutTransfer
-from remote_server.client.results import ClientConfig, Counters
-from remote_server.client.session import Session
+from remote_server.client.wiring import Wiring
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -38,19 +36,12 @@ class PutBatch:
 class PutLane(ABC):
     """All puts of one client that travel one way, oldest first."""
 
-    def __init__(
-        self,
-        session: Session,
-        config: ClientConfig,
-        counters: Counters,
-        next_request_id: Callable[[], int],
-        most_bytes: int,
-    ) -> None:
+    def __init__(self, wiring: Wiring, most_bytes: int) -> None:
         """`most_bytes` is the window."""
-        self._session = session
-        self._config = config
-        self._counters = counters
-        self._next_request_id = next_request_id
+        self._session = wiring.session
+        self._config = wiring.config
+        self._counters = wiring.counters
+        self._next_request_id = wiring.next_request_id
         self._transfers: dict[PutTransfer, None] = {}
         self._batches: dict[int, PutBatch] = {}
         self._window_bytes = 0

@@ -11,33 +11,22 @@ sent again, at the latest until their own deadlines. A block that had arrived af
 simply exists.
 """
 
-from collections.abc import Callable
-
 from remote_server import protocol
 from remote_server.client.connection import Connection
 from remote_server.client.inbox import Inbox
 from remote_server.client.put_lane import PutBatch, PutLane
 from remote_server.client.put_transfer import PutTransfer
-from remote_server.client.results import ClientConfig, Counters
-from remote_server.client.session import Session
+from remote_server.client.wiring import Wiring
 from remote_server.errors import KVFerryError, ServerUnavailable
 
 
 class TcpPuts(PutLane):
     """All puts of one client whose rows go over tcp, oldest first."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        session: Session,
-        config: ClientConfig,
-        counters: Counters,
-        heard: Callable[[protocol.Reply], bool],
-        next_request_id: Callable[[], int],
-    ) -> None:
-        super().__init__(session, config, counters, next_request_id, config.put_window_bytes)
+    def __init__(self, connection: Connection, wiring: Wiring) -> None:
+        super().__init__(wiring, wiring.config.put_window_bytes)
         self._connection = connection
-        self._inbox = Inbox(connection, counters, heard, "puts")
+        self._inbox = Inbox(connection, wiring, "puts")
         self._leaving: dict[PutTransfer, None] = {}
         """Settled, and waiting for libzmq to let go of their rows."""
         self.blocked = False
@@ -88,7 +77,7 @@ class TcpPuts(PutLane):
     def _leave(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
         """It ends now, or as soon as libzmq has let go of its rows."""
         del self._transfers[transfer]
-        transfer.error = error or transfer.error
+        transfer.error = error or transfer.error  # the last reason, where others keep the first
         if transfer.let_go():
             self._finish(transfer)
         else:

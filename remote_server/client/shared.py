@@ -5,7 +5,7 @@ Rows that do not lie in the registered region never come here. Those that do com
 server holds the region, or when nothing else is allowed (`ClientConfig.transport`).
 """
 
-from collections.abc import Callable, Container
+from collections.abc import Container
 from functools import partial
 
 import zmq
@@ -17,11 +17,11 @@ from remote_server.client.get_window import GetTransfer
 from remote_server.client.inbox import Inbox
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.region import RegisteredRegion
-from remote_server.client.results import ClientConfig, Counters, GetOutcome
-from remote_server.client.session import Session
+from remote_server.client.results import GetOutcome
 from remote_server.client.shared_gets import SharedGets
 from remote_server.client.shared_puts import SharedPuts
 from remote_server.client.tickets import Tickets
+from remote_server.client.wiring import Wiring
 from remote_server.errors import KVFerryError, ServerUnavailable
 from remote_server.protocol import ErrorCode, Leased
 
@@ -34,31 +34,20 @@ class SharedLane:
         region: RegisteredRegion,
         connection: Connection,
         poller: zmq.Poller,
-        session: Session,
-        config: ClientConfig,
-        counters: Counters,
-        clock: Callable[[], float],
-        heard: Callable[[protocol.Reply], bool],
-        next_request_id: Callable[[], int],
-        verify: Callable[[str, list[bytes]], None],
+        wiring: Wiring,
     ) -> None:
         """Raises `OSError` when the kernel has no memory for tickets."""
         self._region = region
         self._connection = connection
-        self._session = session
-        self._config = config
-        self._counters = counters
-        self._inbox = Inbox(connection, counters, heard, "shared memory")
+        self._session = wiring.session
+        self._config = wiring.config
+        self._counters = wiring.counters
+        self._inbox = Inbox(connection, wiring, "shared memory")
         self._tickets = Tickets()
-        self._attachment = Attachment(region, self._tickets, poller, config, counters)
+        self._attachment = Attachment(region, self._tickets, poller, wiring.config, wiring.counters)
         self._attached = False
-        self.gets = SharedGets(
-            region, session, config, counters, clock, next_request_id,
-            self._require, self._send, verify,
-        )  # fmt: skip
-        self.puts = SharedPuts(
-            self._tickets, session, config, counters, next_request_id, self._require, self._send
-        )
+        self.gets = SharedGets(region, wiring, self._require, self._send)
+        self.puts = SharedPuts(self._tickets, wiring, self._require, self._send)
         self.blocked = False
         """The connection would not take a message; try again shortly."""
 

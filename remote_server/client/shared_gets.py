@@ -18,8 +18,8 @@ from remote_server.client.get_window import GetTransfer
 from remote_server.client.lease import Lease
 from remote_server.client.lease_window import LeaseBatch, LeaseWindow
 from remote_server.client.region import RegisteredRegion
-from remote_server.client.results import ClientConfig, Counters, GetOutcome
-from remote_server.client.session import Session
+from remote_server.client.results import GetOutcome
+from remote_server.client.wiring import Wiring
 from remote_server.errors import KVFerryError, RemoteProtocolError
 from remote_server.protocol import GetShared, Leased, Release
 
@@ -33,23 +33,18 @@ class SharedGets(GetLane):
     def __init__(
         self,
         region: RegisteredRegion,
-        session: Session,
-        config: ClientConfig,
-        counters: Counters,
-        clock: Callable[[], float],
-        next_request_id: Callable[[], int],
+        wiring: Wiring,
         require: Callable[[], int],
         send: Callable[[protocol.Request], bool],
-        verify: Callable[[str, list[bytes]], None],
     ) -> None:
         """`require` gives the server's name for our region, or raises why there is none."""
-        super().__init__(session, config, counters, next_request_id)
+        super().__init__(wiring)
         self._region = region
-        self._clock = clock
+        self._clock = wiring.clock
         self._require = require
         self._send = send
-        self._verify = verify
-        self._window: LeaseWindow = LeaseWindow(config.shared_window_bytes)
+        self._verify = wiring.verify
+        self._window: LeaseWindow = LeaseWindow(wiring.config.shared_window_bytes)
         self.gate: Gate = open_gate
 
     @property

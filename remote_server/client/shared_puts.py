@@ -14,9 +14,8 @@ from remote_server.client.gates import Gate, Point, open_gate
 from remote_server.client.lease_window import SHARE_OF_ARENA
 from remote_server.client.put_lane import PutBatch, PutLane
 from remote_server.client.put_transfer import PutTransfer
-from remote_server.client.results import ClientConfig, Counters
-from remote_server.client.session import Session
 from remote_server.client.tickets import Tickets
+from remote_server.client.wiring import Wiring
 from remote_server.protocol import PutShared
 
 
@@ -26,15 +25,12 @@ class SharedPuts(PutLane):
     def __init__(
         self,
         tickets: Tickets,
-        session: Session,
-        config: ClientConfig,
-        counters: Counters,
-        next_request_id: Callable[[], int],
+        wiring: Wiring,
         require: Callable[[], int],
         send: Callable[[protocol.Request], bool],
     ) -> None:
         """`require` gives the server's name for our region, or raises why there is none."""
-        super().__init__(session, config, counters, next_request_id, config.shared_window_bytes)
+        super().__init__(wiring, wiring.config.shared_window_bytes)
         self._tickets = tickets
         self._require = require
         self._send = send
