@@ -3,50 +3,33 @@
 Their own connection, so that a lookup never waits behind somebody's megabytes.
 """
 
-import logging
 from collections import deque
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
 from remote_server import protocol
 from remote_server.client.connection import Connection
+from remote_server.client.inbox import Inbox
 from remote_server.client.requests import Ask
-from remote_server.client.results import Counters
-from remote_server.client.session import Session
+from remote_server.client.wiring import Wiring
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
     LocalProtocolError,
-    RemoteProtocolError,
     RequestRefused,
 )
-
-logger = logging.getLogger(__name__)
-
-# Messages handled before the other connections get their turn.
-_TURN_MESSAGES = 64
 
 
 class ControlLane:
     """Sends asks in order, a bounded number at a time, and matches replies to them."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        session: Session,
-        counters: Counters,
-        heard: Callable[[protocol.Reply], bool],
-        next_request_id: Callable[[], int],
-        *,
-        max_in_flight: int,
-    ) -> None:
+    def __init__(self, connection: Connection, wiring: Wiring) -> None:
         self._connection = connection
-        self._session = session
-        self._counters = counters
-        self._heard = heard
-        self._next_request_id = next_request_id
-        self._max_in_flight = max_in_flight
+        self._session = wiring.session
+        self._counters = wiring.counters
+        self._next_request_id = wiring.next_request_id
+        self._max_in_flight = wiring.config.max_control_in_flight
+        self._inbox = Inbox(connection, wiring, "control")
         self._asks: dict[Ask, None] = {}
         self._queue: deque[tuple[Ask, int]] = deque()
         self._in_flight: dict[int, tuple[Ask, int]] = {}
@@ -97,19 +80,7 @@ class ControlLane:
         """Take the replies that are here."""
         if not self._in_flight and not self._connection.readable:
             return
-        for _ in range(_TURN_MESSAGES):
-            try:
-                reply = self._connection.receive()
-            except RemoteProtocolError as error:
-                self._counters["protocol_errors"] += 1
-                logger.debug("control: %s", error)
-                continue
-            if reply is None:
-                return
-            if self._connection.discard_rest():
-                self._counters["protocol_errors"] += 1
-            elif self._heard(reply):
-                self._take(reply)
+        self._inbox.empty_into(self._take)
 
     def _take(self, reply: protocol.Reply) -> None:
         ask, number = self._in_flight.get(reply.request_id, (None, 0))

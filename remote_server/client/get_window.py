@@ -5,9 +5,10 @@ ended keeps its share until its bytes have come: they are still on the wire, who
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import islice
 
 from remote_server.client.results import ClientConfig, GetOutcome, GetResult
 from remote_server.errors import KVFerryError, without_frames
@@ -55,6 +56,18 @@ class GetTransfer:
             else:
                 self.twins.setdefault(first, []).append(index)
 
+    def next_blocks(self, most_bytes: int, most_blocks: int) -> tuple[list[int], int]:
+        """What to ask for next, at least one block of `to_ask`, and how many bytes that is."""
+        indices: list[int] = []
+        num_bytes = 0
+        for index in islice(self.to_ask, most_blocks):
+            size = self.rows[index].nbytes
+            if indices and num_bytes + size > most_bytes:
+                break
+            indices.append(index)
+            num_bytes += size
+        return indices, num_bytes
+
     def settle(self, index: int, outcome: GetOutcome) -> None:
         """One key's fate is known, and with it that of the places that ask for the same key."""
         row = self.rows[index]
@@ -93,6 +106,12 @@ class GetTransfer:
         self.to_ask.clear()
         self.rows = []
         self.future.set_result(GetResult(landed, outcomes, self.bytes, self.error))
+
+    def check(self, asked: list[int]) -> None:
+        """Every block without a fate is among those `asked` for, once, or waits to be."""
+        waiting = {index for index, outcome in enumerate(self.outcomes) if outcome is None}
+        firsts = sorted(waiting.difference(*self.twins.values()))
+        assert sorted([*asked, *self.to_ask]) == firsts, "a block lost or asked for twice"
 
 
 @dataclass(slots=True, eq=False)
@@ -158,9 +177,12 @@ class GetWindow:
         self.batches.clear()
         self.num_bytes = self.num_blocks = 0
 
-    def check(self) -> None:
-        """The window is exactly what open batches wait for."""
+    def check(self, transfers: Iterable[GetTransfer]) -> None:
+        """The window is exactly what open batches wait for, and `transfers` wait for no more."""
         sizes = [batch.sizes[i] for batch in self.batches.values() for i in batch.open]
         assert self.num_bytes == sum(sizes), (self.num_bytes, sizes)
         assert self.num_blocks == len(sizes), (self.num_blocks, sizes)
         assert all(batch.open for batch in self.batches.values()), "a finished batch was kept"
+        for transfer in transfers:
+            own = [batch for batch in self.batches.values() if batch.transfer is transfer]
+            transfer.check([batch.indices[i] for batch in own for i in batch.open])

@@ -6,8 +6,9 @@ from functools import partial
 from remote_server import protocol
 from remote_server.client import requests
 from remote_server.client.control import ControlLane
+from remote_server.client.declarations import Declaration
 from remote_server.client.results import ClientConfig
-from remote_server.client.session import Declaration, Session
+from remote_server.client.session import Session
 from remote_server.errors import DeadlineExceeded, KVFerryError, RequestRefused
 
 

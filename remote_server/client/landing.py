@@ -4,32 +4,25 @@ The rule of this file: a row is written only while its get lives, only by the bl
 asked for at that place, only once, and never beyond its end. A header may say what it likes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from remote_server import protocol
 from remote_server.client.connection import Connection
 from remote_server.client.get_window import GetBatch, GetWindow
-from remote_server.client.results import Counters, GetOutcome
+from remote_server.client.results import GetOutcome
+from remote_server.client.wiring import Wiring
 from remote_server.errors import RemoteProtocolError
 
 
 class Landing:
     """Receives the payload of `Blocks` messages."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        window: GetWindow,
-        counters: Counters,
-        verify: Callable[[str, list[bytes]], None],
-        *,
-        integrity: bool,
-    ) -> None:
+    def __init__(self, connection: Connection, window: GetWindow, wiring: Wiring) -> None:
         self._connection = connection
         self._window = window
-        self._counters = counters
-        self._verify = verify
-        self._integrity = integrity
+        self._counters = wiring.counters
+        self._verify = wiring.verify
+        self._integrity = wiring.config.integrity
 
     def take(self, batch: GetBatch, reply: protocol.Blocks) -> None:
         """Land what `reply` announces. Frames it says nothing about are left unreceived.

@@ -6,22 +6,20 @@ somebody's megabytes. A fourth carries the messages of shared memory once a regi
 
 from collections.abc import Callable, Container, Iterator
 from functools import partial
-from itertools import count
 
 import zmq
 
-from remote_server import protocol
 from remote_server.client.connection import Connection
 from remote_server.client.control import ControlLane
 from remote_server.client.get_window import GetTransfer
-from remote_server.client.gets import GetLane
+from remote_server.client.gets import TcpGets
 from remote_server.client.put_transfer import PutTransfer
-from remote_server.client.puts import PutLane
+from remote_server.client.puts import TcpPuts
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.requests import Ask
-from remote_server.client.results import ClientConfig, Counters, GetOutcome
-from remote_server.client.session import Session
+from remote_server.client.results import GetOutcome
 from remote_server.client.shared import SharedLane
+from remote_server.client.wiring import Wiring
 from remote_server.errors import KVFerryError
 
 
@@ -33,32 +31,23 @@ class Lanes:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         poller: zmq.Poller,
-        session: Session,
-        config: ClientConfig,
-        counters: Counters,
-        clock: Callable[[], float],
-        heard: Callable[[protocol.Reply], bool],
-        verify: Callable[[str, list[bytes]], None],
+        wiring: Wiring,
     ) -> None:
         self._context = context
         self._poller = poller
-        self._session = session
-        self._config = config
-        self._counters = counters
-        self._clock = clock
-        self._heard = heard
-        self._verify = verify
-        self._next_request_id = next_id = count(1).__next__
+        self._wiring = wiring
+        self._session = wiring.session
+        self._config = wiring.config
+        self._counters = wiring.counters
+        self._clock = wiring.clock
         # A mark of 8 on gets: megabytes that queue up unread have left the CPU's cache by the
         # time they are copied, which halves the speed.
         self.connections = tuple(self._connect(mark) for mark in (1000, 8, 1000))
         self._needed = self.connections
         control, gets, puts = self.connections
-        self.control = ControlLane(
-            control, session, counters, heard, next_id, max_in_flight=config.max_control_in_flight
-        )
-        self.gets = GetLane(gets, session, config, counters, heard, next_id, verify)
-        self.puts = PutLane(puts, session, config, counters, heard, next_id)
+        self.control = ControlLane(control, wiring)
+        self.gets = TcpGets(gets, wiring)
+        self.puts = TcpPuts(puts, wiring)
         self.shared: SharedLane | None = None
 
     def _connect(self, receive_high_water_mark: int = 1000) -> Connection:
@@ -73,10 +62,7 @@ class Lanes:
         """Add the lane for rows in `region`. Raises `OSError`, and then nothing has changed."""
         connection = self._connect()
         try:
-            self.shared = SharedLane(
-                region, connection, self._poller, self._session, self._config, self._counters,
-                self._clock, self._heard, self._next_request_id, self._verify,
-            )  # fmt: skip
+            self.shared = SharedLane(region, connection, self._poller, self._wiring)
         except OSError:
             connection.close()
             raise
@@ -84,12 +70,12 @@ class Lanes:
 
     # ── all of them ──────────────────────────────────────────────────────────────────────
 
-    def __iter__(self) -> Iterator[ControlLane | GetLane | PutLane | SharedLane]:
+    def __iter__(self) -> Iterator[ControlLane | TcpGets | TcpPuts | SharedLane]:
         yield self.control
         yield from self._for_rows
 
     @property
-    def _for_rows(self) -> tuple[GetLane | PutLane | SharedLane, ...]:
+    def _for_rows(self) -> tuple[TcpGets | TcpPuts | SharedLane, ...]:
         """Those with rows in transit, in the order of their connections, which begin with the
         control connection."""
         shared = () if self.shared is None else (self.shared,)

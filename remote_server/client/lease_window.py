@@ -5,9 +5,9 @@ keeps those blocks for us, whoever wants them. Its leases are released at once.
 """
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from remote_server.client.get_queue import GetQueue
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.lease import Lease
 
@@ -85,9 +85,14 @@ class LeaseWindow:
             self.to_release.append(number)
 
     @property
-    def leftovers(self) -> list[int]:
-        """What gets that have ended still hold a share for."""
-        return [number for number, batch in self.batches.items() if batch.transfer.ended]
+    def has_leftovers(self) -> bool:
+        """Whether gets that have ended still hold a share for what they asked."""
+        return any(batch.transfer.ended for batch in self.batches.values())
+
+    def forget_leftovers(self) -> None:
+        """No lease will come for those."""
+        for number in [number for number, one in self.batches.items() if one.transfer.ended]:
+            self.forget(number)
 
     def clear(self) -> None:
         """Hold nothing, whatever was held."""
@@ -96,18 +101,13 @@ class LeaseWindow:
         self.to_release.clear()
         self._num_bytes = 0
 
-    def check(self, queue: GetQueue) -> None:
-        """Every block without a fate is asked for once, or leased, or waits to be asked for."""
+    def check(self, transfers: Iterable[GetTransfer]) -> None:
+        """Every block of `transfers` without a fate is asked for once, or leased, or waits."""
         held: list[LeaseBatch | Lease] = [*self.batches.values(), *self.leases]
         assert self._num_bytes == sum(one.num_bytes for one in held), self._num_bytes
         assert not any(lease.transfer.ended for lease in self.leases), "a lease outlived its get"
         assert not any(lease.done for lease in self.leases), "a finished lease was kept"
-        for transfer in queue:
-            batches = [one for one in self.batches.values() if one.transfer is transfer]
-            leases = [one for one in self.leases if one.transfer is transfer]
-            asked = [index for one in batches for index in one.indices]
-            asked += [index for one in leases for index in one.open]
-            waiting = [index for index, outcome in enumerate(transfer.outcomes) if outcome is None]
-            twins = [twin for twins in transfer.twins.values() for twin in twins]
-            firsts = sorted(set(waiting) - set(twins))
-            assert sorted([*asked, *transfer.to_ask]) == firsts, "a block lost or asked for twice"
+        for transfer in transfers:
+            own = [one for one in held if one.transfer is transfer]
+            parts = (one.indices if isinstance(one, LeaseBatch) else one.open for one in own)
+            transfer.check([index for part in parts for index in part])

@@ -27,6 +27,7 @@ from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.results import ClientConfig, GetOutcome, new_counters
 from remote_server.client.session import Epoch, Session
+from remote_server.client.wiring import Wiring
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
@@ -63,10 +64,8 @@ class Loop:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            self.lanes = Lanes(
-                self._context, self._poller, self.session, config, self.counters, clock,
-                self._heard, self._verify,
-            )  # fmt: skip
+            wiring = Wiring(config, self.session, self.counters, clock, self._heard, self._verify)
+            self.lanes = Lanes(self._context, self._poller, wiring)
         except BaseException:
             self.mailbox.close()
             self._context.destroy(linger=0)

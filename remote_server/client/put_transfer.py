@@ -66,18 +66,23 @@ class PutTransfer:
         self, part: range, request_id: int, limits: Limits, *, checked: bool
     ) -> protocol.Put:
         """The header for the blocks of `part`. Hashes their rows if they are to be `checked`."""
-        keys = [self.keys[index] for index in part]
-        rows = [self.rows[index] for index in part]
+        span = slice(part.start, part.stop)
+        rows = self.rows[span]
         return protocol.Put(
             request_id=request_id,
             namespace=self.namespace,
-            keys=keys,
+            keys=self.keys[span],
             lengths=[row.nbytes for row in rows],
-            checksums=protocol.checksums(self.namespace, keys, rows) if checked else [],
+            checksums=self.checksums(part) if checked else [],
             blocks_per_frame=_blocks_per_frame(rows, limits),
             deferred=self.deferred,
             force=self.force,
         )
+
+    def checksums(self, part: range) -> list[int]:
+        """Those of the blocks of `part`, as their rows are now."""
+        span = slice(part.start, part.stop)
+        return protocol.checksums(self.namespace, self.keys[span], self.rows[span])
 
     def frames(self, part: range, per_frame: int) -> list[zmq.Frame]:
         """The payload: rows as they lie, noted in `lent`, or copies when packed."""

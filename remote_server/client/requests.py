@@ -7,9 +7,9 @@ from functools import partial
 from typing import Any
 
 from remote_server import protocol
+from remote_server.client.declarations import Declaration
 from remote_server.client.results import Counters
 from remote_server.client.rows import check_keys
-from remote_server.client.session import Declaration
 from remote_server.errors import KVFerryError
 
 Build = Callable[..., protocol.Request]

@@ -16,36 +16,14 @@ from math import inf
 
 from remote_server import protocol
 from remote_server.client.breaker import Breaker, BreakerState
+from remote_server.client.declarations import Declaration, Declarations, Standing
 from remote_server.client.results import ClientConfig, Counters
-from remote_server.errors import KVFerryError, LocalProtocolError, ServerUnavailable
+from remote_server.errors import KVFerryError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
 
 # A namespace the server refused is offered again this often: someone may have cleared it.
 REFUSED_RETRY_S = 5.0
-
-
-class Standing(Enum):
-    """Where one namespace stands with the server we are connected to."""
-
-    DUE = auto()  # a hello is to be sent
-    ASKED = auto()  # a hello is on its way
-    WELCOME = auto()
-    REFUSED = auto()
-
-
-@dataclass(slots=True)
-class Declaration:
-    namespace: str
-    block_bytes: int
-    fingerprint: Mapping[str, str]
-    standing: Standing = Standing.DUE
-    retry_at: float = inf
-    refusal: str = ""
-
-    @property
-    def is_due(self) -> bool:
-        return self.standing is Standing.DUE
 
 
 @dataclass(slots=True)
@@ -71,7 +49,7 @@ class Session:
 
     config: ClientConfig
     counters: Counters
-    declarations: dict[str, Declaration] = field(default_factory=dict)
+    declarations: Declarations = field(default_factory=Declarations)
     limits: Limits = field(default_factory=Limits)
     epoch: str | None = None
     local_socket: str | None = None
@@ -96,10 +74,7 @@ class Session:
 
     def declaration(self, namespace: str) -> Declaration:
         """Raises `LocalProtocolError` when `namespace` was never declared."""
-        try:
-            return self.declarations[namespace]
-        except KeyError:
-            raise LocalProtocolError(f"namespace {namespace!r} was not declared") from None
+        return self.declarations[namespace]
 
     def require(self, namespace: str | None = None) -> None:
         """Return when a request about `namespace` may be sent now; else raise the reason.
@@ -111,7 +86,7 @@ class Session:
             raise ServerUnavailable(f"no connection to {self.config.endpoint}")
         if self.breaker.state is not BreakerState.CLOSED:
             raise ServerUnavailable(f"{self.config.endpoint} stopped answering")
-        if declaration is None or declaration.standing is Standing.WELCOME:
+        if declaration is None or declaration.is_welcome:
             return
         if declaration.standing is Standing.REFUSED:
             raise ServerUnavailable(f"namespace {namespace!r} refused: {declaration.refusal}")
@@ -121,19 +96,14 @@ class Session:
         """The namespaces to say hello for now."""
         if self.breaker.retry_at <= now:
             self._say_hello_again()
-        for declaration in self.declarations.values():
-            if declaration.retry_at <= now:
-                declaration.standing, declaration.retry_at = Standing.DUE, inf
-        if not self.connected or self.breaker.state is BreakerState.OPEN:
-            return []
-        return [declared for declared in self.declarations.values() if declared.is_due]
+        due = self.declarations.due(now)
+        return due if self.connected and self.breaker.state is not BreakerState.OPEN else []
 
     def wake_at(self) -> float:
         """When `due` may have something new to say."""
         if not self.connected:
             return inf
-        retries = (declaration.retry_at for declaration in self.declarations.values())
-        return min(self.breaker.retry_at, *retries, inf)
+        return min(self.breaker.retry_at, self.declarations.retry_at)
 
     # ── what it is told ──────────────────────────────────────────────────────────────────
 
@@ -142,24 +112,17 @@ class Session:
         that a server has gone is said when it goes."""
         if self.epoch is None and not self.absent:
             self.absent = True
-            self._log(
-                logging.WARNING,
-                "%s: no server there yet; every block is a miss until it answers",
-                self._name,
-            )
+            self._warn("no server there yet; every block is a miss until it answers")
 
     def forget(self, namespace: str) -> None:
         """Stop declaring a namespace. Requests about it are refused from now on."""
-        if self.declarations.pop(namespace, None) is not None:
+        if self.declarations.remove(namespace):
             self._refresh()
 
     def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
         """Remember a namespace; the same words again change nothing."""
-        known = self.declarations.get(namespace)
-        if known and (known.block_bytes, known.fingerprint) == (block_bytes, fingerprint):
-            return
-        self.declarations[namespace] = Declaration(namespace, block_bytes, fingerprint)
-        self._refresh()
+        if self.declarations.add(namespace, block_bytes, fingerprint):
+            self._refresh()
 
     def came_up(self) -> None:
         """The control connection is there. A new connection is worth a probe at once."""
@@ -170,16 +133,10 @@ class Session:
     def went_down(self, reason: str) -> None:
         """The control connection is gone, or is being replaced because of `reason`."""
         if self._said_ready:
-            self._log(
-                logging.WARNING,
-                "%s: %s; every block is a miss until it is back",
-                self._name,
-                reason,
-            )
+            self._warn("%s; every block is a miss until it is back", reason)
         self._said_ready = self.connected = self.ready = False
         self.local_socket = None
-        for declaration in self.declarations.values():
-            declaration.standing, declaration.retry_at = Standing.DUE, inf
+        self.declarations.start_over()
 
     def heard(self, epoch: str, *, welcome: bool) -> Epoch:
         """Some reply said `epoch`; `welcome` when it answers a hello that is on its way.
@@ -196,15 +153,10 @@ class Session:
             self._past_epochs.append(self.epoch)
             self.epoch = epoch
             self.counters["server_restarts"] += 1
-        elif epoch in self._past_epochs or not self._is_welcome_anywhere:
+        elif epoch in self._past_epochs or not any(one.is_welcome for one in self.declarations):
             return Epoch.STALE
         self._say_hello_again()
         return Epoch.NEW
-
-    @property
-    def _is_welcome_anywhere(self) -> bool:
-        standings = (declaration.standing for declaration in self.declarations.values())
-        return Standing.WELCOME in standings
 
     def asked(self, declaration: Declaration) -> None:
         """A hello for it is being sent."""
@@ -225,19 +177,13 @@ class Session:
         self._refresh()
         if self.ready and not self._said_ready:
             self._said_ready = True
-            self._log(logging.INFO, "%s: ready, epoch %s", self._name, self.epoch)
+            self._log(logging.INFO, "ready, epoch %s", self.epoch)
 
     def not_welcomed(self, declaration: Declaration, error: KVFerryError, now: float) -> None:
         """The server answered a hello with a refusal. It is well; the namespace is not."""
         if declaration.refusal != str(error):
             declaration.refusal = str(error)
-            self._log(
-                logging.WARNING,
-                "%s: namespace %s refused: %s",
-                self._name,
-                declaration.namespace,
-                error,
-            )
+            self._warn("namespace %s refused: %s", declaration.namespace, error)
         declaration.standing = Standing.REFUSED
         declaration.retry_at = now + REFUSED_RETRY_S
         self.breaker.close()
@@ -258,7 +204,7 @@ class Session:
         """The server said it does not know `namespace`, which it once welcomed."""
         self.counters["unknown_namespace"] += 1
         declaration = self.declarations.get(namespace)
-        if declaration and declaration.standing is Standing.WELCOME:
+        if declaration and declaration.is_welcome:
             declaration.standing = Standing.DUE
             self._refresh()
 
@@ -273,33 +219,28 @@ class Session:
 
     # ── its own ──────────────────────────────────────────────────────────────────────────
 
-    def _log(self, level: int, message: str, *about: object) -> None:
-        logger.log(logging.DEBUG if self.config.quiet else level, message, *about)
+    def _warn(self, message: str, *about: object) -> None:
+        self._log(logging.WARNING, message, *about)
 
-    @property
-    def _name(self) -> str:
-        return self.config.endpoint
+    def _log(self, level: int, message: str, *about: object) -> None:
+        level = logging.DEBUG if self.config.quiet else level
+        logger.log(level, "%s: " + message, self.config.endpoint, *about)
 
     def _breaker_opened(self) -> None:
         self.counters["breaker_opened"] += 1
         self._said_ready = self.ready = False
-        self._log(
-            logging.WARNING,
-            "%s: stopped answering; every block is a miss until it is back",
-            self._name,
-        )
+        self._warn("stopped answering; every block is a miss until it is back")
 
     def _say_hello_again(self) -> None:
         if not self.declarations:
             self.breaker.close()  # nothing to probe with: the next request finds out
         self.breaker.probe()
-        for declaration in self.declarations.values():
-            declaration.standing, declaration.retry_at = Standing.DUE, inf
+        self.declarations.start_over()
         self._refresh()
 
     def _refresh(self) -> None:
         self.ready = (
             self.connected
             and self.breaker.state is BreakerState.CLOSED
-            and all(known.standing is Standing.WELCOME for known in self.declarations.values())
+            and all(declaration.is_welcome for declaration in self.declarations)
         )

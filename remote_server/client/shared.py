@@ -5,8 +5,8 @@ Rows that do not lie in the registered region never come here. Those that do com
 server holds the region, or when nothing else is allowed (`ClientConfig.transport`).
 """
 
-import logging
-from collections.abc import Callable, Container
+from collections.abc import Container
+from functools import partial
 
 import zmq
 
@@ -14,19 +14,16 @@ from remote_server import protocol
 from remote_server.client.attachment import Attachment
 from remote_server.client.connection import Connection
 from remote_server.client.get_window import GetTransfer
+from remote_server.client.inbox import Inbox
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.region import RegisteredRegion
-from remote_server.client.results import ClientConfig, Counters, GetOutcome
-from remote_server.client.session import Session
+from remote_server.client.results import GetOutcome
 from remote_server.client.shared_gets import SharedGets
 from remote_server.client.shared_puts import SharedPuts
 from remote_server.client.tickets import Tickets
-from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
+from remote_server.client.wiring import Wiring
+from remote_server.errors import KVFerryError, ServerUnavailable
 from remote_server.protocol import ErrorCode, Leased
-
-logger = logging.getLogger(__name__)
-
-_TURN_MESSAGES = 64
 
 
 class SharedLane:
@@ -37,31 +34,20 @@ class SharedLane:
         region: RegisteredRegion,
         connection: Connection,
         poller: zmq.Poller,
-        session: Session,
-        config: ClientConfig,
-        counters: Counters,
-        clock: Callable[[], float],
-        heard: Callable[[protocol.Reply], bool],
-        next_request_id: Callable[[], int],
-        verify: Callable[[str, list[bytes]], None],
+        wiring: Wiring,
     ) -> None:
         """Raises `OSError` when the kernel has no memory for tickets."""
         self._region = region
         self._connection = connection
-        self._session = session
-        self._config = config
-        self._counters = counters
-        self._heard = heard
+        self._session = wiring.session
+        self._config = wiring.config
+        self._counters = wiring.counters
+        self._inbox = Inbox(connection, wiring, "shared memory")
         self._tickets = Tickets()
-        self._attachment = Attachment(region, self._tickets, poller, config, counters)
+        self._attachment = Attachment(region, self._tickets, poller, wiring.config, wiring.counters)
         self._attached = False
-        self.gets = SharedGets(
-            region, session, config, counters, clock, next_request_id,
-            self._require, self._send, verify,
-        )  # fmt: skip
-        self.puts = SharedPuts(
-            self._tickets, session, config, counters, next_request_id, self._require, self._send
-        )
+        self.gets = SharedGets(region, wiring, self._require, self._send)
+        self.puts = SharedPuts(self._tickets, wiring, self._require, self._send)
         self.blocked = False
         """The connection would not take a message; try again shortly."""
 
@@ -109,25 +95,11 @@ class SharedLane:
 
         In this order: what was leased by a server that has hung up must not be read.
         """
-        self._receive_replies(now)
+        # While there is something to copy, that is enough to do without looking twice.
+        if self._connection.readable or not self.gets.has_more:
+            self._inbox.empty_into(partial(self._take, now=now))
         self.tend(now, readable)
         self.gets.copy()
-
-    def _receive_replies(self, now: float) -> None:
-        if self.gets.has_more and not self._connection.readable:
-            return  # enough to do without looking twice
-        for _ in range(_TURN_MESSAGES):
-            try:
-                reply = self._connection.receive()
-                if reply is None:
-                    return
-                if self._connection.discard_rest():
-                    raise RemoteProtocolError("a reply over shared memory came with a payload")
-                if self._heard(reply):
-                    self._take(reply, now)
-            except RemoteProtocolError as error:
-                self._counters["protocol_errors"] += 1
-                logger.debug("shared memory: %s", error)
 
     def _take(self, reply: protocol.Reply, now: float) -> None:
         arena = self._attachment.arena

@@ -9,73 +9,43 @@ ends by being forgotten, between two blocks, and its leases are released.
 """
 
 from collections.abc import Callable
-from itertools import islice
-from math import inf
 
 from remote_server import protocol
 from remote_server.client.arena_view import ArenaView
 from remote_server.client.gates import Gate, open_gate
-from remote_server.client.get_queue import GetQueue
+from remote_server.client.get_lane import GetLane
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.lease import Lease
 from remote_server.client.lease_window import LeaseBatch, LeaseWindow
 from remote_server.client.region import RegisteredRegion
-from remote_server.client.results import ClientConfig, Counters, GetOutcome
-from remote_server.client.rows import check_rows
-from remote_server.client.session import Session
-from remote_server.errors import (
-    DeadlineExceeded,
-    KVFerryError,
-    LocalProtocolError,
-    RemoteProtocolError,
-    RequestRefused,
-    ServerUnavailable,
-)
+from remote_server.client.results import GetOutcome
+from remote_server.client.wiring import Wiring
+from remote_server.errors import KVFerryError, RemoteProtocolError
 from remote_server.protocol import GetShared, Leased, Release
 
 # Copied before the sockets get their turn: half a millisecond. Looking at them takes 20 µs.
 TURN_BYTES = 8 << 20
 
-# When nothing at all has come for this long, what ended gets still hold of the window is taken
-# back. A lease that comes after all is released unread.
-ABANDON_S = 1.0
 
-
-class SharedGets:
+class SharedGets(GetLane):
     """All gets of one client whose rows lie in its region, oldest first."""
 
     def __init__(
         self,
         region: RegisteredRegion,
-        session: Session,
-        config: ClientConfig,
-        counters: Counters,
-        clock: Callable[[], float],
-        next_request_id: Callable[[], int],
+        wiring: Wiring,
         require: Callable[[], int],
         send: Callable[[protocol.Request], bool],
-        verify: Callable[[str, list[bytes]], None],
     ) -> None:
         """`require` gives the server's name for our region, or raises why there is none."""
+        super().__init__(wiring)
         self._region = region
-        self._session = session
-        self._config = config
-        self._counters = counters
-        self._clock = clock
-        self._next_request_id = next_request_id
+        self._clock = wiring.clock
         self._require = require
         self._send = send
-        self._verify = verify
-        self._queue = GetQueue()
-        self._window = LeaseWindow(config.shared_window_bytes)
-        self._last_heard = 0.0
+        self._verify = wiring.verify
+        self._window: LeaseWindow = LeaseWindow(wiring.config.shared_window_bytes)
         self.gate: Gate = open_gate
-        self.wake_at = inf
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of the rows of all gets that have not ended."""
-        return self._queue.num_bytes
 
     @property
     def has_more(self) -> bool:
@@ -91,30 +61,14 @@ class SharedGets:
         """From an arena this large."""
         self._window.limit(arena_bytes)
 
-    def accept(self, transfer: GetTransfer, now: float) -> None:
-        """Take over `transfer`; it ends at once when it cannot be asked for."""
-        try:
-            declaration = self._session.declaration(transfer.namespace)
-            rows = check_rows(transfer.keys, transfer.rows, declaration.block_bytes, writable=True)
-            self._session.require(transfer.namespace)
-            self._require()
-        except LocalProtocolError as error:
-            self._counters["local_errors"] += 1
-            transfer.end(error, GetOutcome.REFUSED)
-            return
-        except ServerUnavailable as error:
-            self._counters["unavailable"] += 1
-            transfer.end(error, GetOutcome.UNAVAILABLE)
-            return
-        transfer.prepare(rows)
-        self._queue.add(transfer, now)
-        self.wake_at = min(self.wake_at, transfer.deadline, now + transfer.stall_s)
-
     # ── asking ───────────────────────────────────────────────────────────────────────────
+
+    def _require_way(self) -> None:
+        self._require()
 
     def pump(self, now: float) -> None:
         """Ask for as much as the window allows, oldest get first, and release what was copied."""
-        self._ask(now)
+        super().pump(now)
         to_release = self._window.to_release
         while to_release:  # a lease that no question could take back on its way
             if not self._send(Release(request_id=self._next_request_id(), lease=to_release[0])):
@@ -126,25 +80,12 @@ class SharedGets:
             self._window.to_release.popleft()
         self._counters["released_leases"] += number
 
-    def _ask(self, now: float) -> None:
-        for transfer in self._queue:
-            while transfer.to_ask:
-                if not self._ask_next(transfer, now):
-                    return
-
-    def _ask_next(self, transfer: GetTransfer, now: float) -> bool:
-        """Ask for one batch. False while the window has no room for all of it."""
-        most_bytes = self._window.next_bytes
-        indices: list[int] = []
-        num_bytes = 0
-        for index in islice(transfer.to_ask, self._session.limits.max_keys):
-            size = transfer.rows[index].nbytes
-            if num_bytes + size > most_bytes and indices:
-                break
-            indices.append(index)
-            num_bytes += size
+    def _ask_next(self, transfer: GetTransfer) -> list[int]:
+        """Ask for one batch, once the window has room for all of it."""
+        most_bytes, most_blocks = self._window.next_bytes, self._session.limits.max_keys
+        indices, num_bytes = transfer.next_blocks(most_bytes, most_blocks)
         if not self._window.has_room(num_bytes):
-            return False
+            return []
         message = GetShared(
             request_id=self._next_request_id(),
             namespace=transfer.namespace,
@@ -154,15 +95,10 @@ class SharedGets:
             release=list(self._window.to_release),
         )
         if not self._send(message):
-            return False
+            return []
         self._released(len(message.release))
-        if not self._window.batches:
-            self._last_heard = now  # silence counts from here
-        for _ in indices:
-            transfer.to_ask.popleft()
-        transfer.num_asked += len(indices)
         self._window.ask(message.request_id, LeaseBatch(transfer, indices, num_bytes))
-        return True
+        return indices
 
     # ── answers ──────────────────────────────────────────────────────────────────────────
 
@@ -182,12 +118,12 @@ class SharedGets:
         if isinstance(reply, Leased):
             self._take_lease(reply, batch, arena)
         elif isinstance(reply, protocol.Error):
-            self._take_refusal(batch, reply)
+            self._window.forget(reply.request_id)
+            self._counters["late_replies"] += transfer.ended
+            self._refused(transfer, reply, batch.indices)
         else:
             raise RemoteProtocolError(f"a get was answered with {type(reply).__name__}")
-        self._session.answered()
-        self._queue.progressed(transfer, now)
-        self._end_if_settled(transfer)
+        self._answered(transfer, now)
 
     def _take_lease(self, reply: Leased, batch: LeaseBatch, arena: ArenaView) -> None:
         transfer = batch.transfer
@@ -211,21 +147,6 @@ class SharedGets:
         self._mark_corrupt(transfer, lease.short)
         if lease.done:
             self._window.drop(lease)
-
-    def _take_refusal(self, batch: LeaseBatch, reply: protocol.Error) -> None:
-        transfer = batch.transfer
-        if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
-            self._session.forgotten(transfer.namespace)
-        self._window.forget(reply.request_id)
-        if transfer.ended:
-            self._counters["late_replies"] += 1
-            return
-        self._counters["refused"] += 1
-        transfer.error = RequestRefused(reply.code, reply.message)
-        # What was refused now would be refused again: ask for no more of it.
-        for index in (*batch.indices, *transfer.to_ask):
-            transfer.settle(index, GetOutcome.REFUSED)
-        transfer.to_ask.clear()
 
     # ── copying ──────────────────────────────────────────────────────────────────────────
 
@@ -262,41 +183,14 @@ class SharedGets:
 
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
-    def _end_if_settled(self, transfer: GetTransfer) -> None:
-        if not transfer.ended and not transfer.num_open:
-            self._end(transfer, None, GetOutcome.MISS)
-
     def _end(self, transfer: GetTransfer, error: KVFerryError | None, outcome: GetOutcome) -> None:
-        """End it with what has landed; every other key gets `outcome`."""
+        """As any get; and its leases are given back."""
         self._window.drop_all_of(transfer)
-        self._queue.remove(transfer)
-        transfer.end(error, outcome)
+        super()._end(transfer, error, outcome)
 
-    def expire(self, now: float) -> None:
-        """End the gets that waited long enough, and take back what nobody will ever lease."""
-        if now < self.wake_at:
-            return
-        for transfer, stalled in self._queue.late(now):
-            self._counters["timeouts_get"] += 1
-            if transfer.num_asked and stalled:
-                self._session.timed_out(now)
-            why = f"nothing came for {transfer.stall_s:g} s" if stalled else "deadline passed"
-            self._end(transfer, DeadlineExceeded(f"get: {why}"), GetOutcome.LATE)
-        if self._last_heard + ABANDON_S <= now:
-            for request_id in self._window.leftovers:
-                self._window.forget(request_id)
-        self._set_wake_at()
-
-    def _set_wake_at(self) -> None:
-        self.wake_at = self._queue.wake_at()
-        if self._window.leftovers:
-            self.wake_at = min(self.wake_at, self._last_heard + ABANDON_S)
-
-    def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
-        """End every get."""
-        for transfer in self._queue:
-            self._end(transfer, error, outcome)
-        self._set_wake_at()
+    def _take_back(self) -> None:
+        """A lease that comes after all is released unread."""
+        self._window.forget_leftovers()
 
     def lost(self, error: KVFerryError, *, detached: bool) -> None:
         """Nothing that was asked for will come; when `detached`, the leases are over as well."""
@@ -309,13 +203,3 @@ class SharedGets:
     def reset(self) -> None:
         """Hold nothing, whatever was held. Every get has ended."""
         self._window.clear()
-
-    @property
-    def num_waiting(self) -> int:
-        """Gets that callers wait for."""
-        return len(self._queue)
-
-    def check(self) -> None:
-        """Every block without a fate is asked for once, or leased, or waits to be asked for."""
-        self._queue.check()
-        self._window.check(self._queue)

@@ -17,7 +17,7 @@ from client_helpers import (
 from fake_server import PATIENCE_S, eventually
 
 from remote_server.client import GetOutcome
-from remote_server.client.gets import ABANDON_S
+from remote_server.client.get_lane import ABANDON_S
 from remote_server.config import MiB
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import Clear, Get, Lookup, Put, PutOutcome, Stats, Stored, Touch

@@ -1,0 +1,190 @@
+"""What gets have in common, whatever carries their bytes: taken over, asked for oldest first, and
+ended once and in time.
+
+The I/O thread is the only one that writes into a row, so a get ends by being forgotten. What was
+asked for it keeps its share of the window until it has come, or will not come any more.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence, Sized
+from math import inf
+from typing import Protocol
+
+from remote_server import protocol
+from remote_server.client.get_queue import GetQueue
+from remote_server.client.get_window import GetTransfer
+from remote_server.client.results import GetOutcome
+from remote_server.client.rows import check_rows
+from remote_server.client.wiring import Wiring
+from remote_server.errors import (
+    DeadlineExceeded,
+    KVFerryError,
+    LocalProtocolError,
+    RequestRefused,
+    ServerUnavailable,
+)
+
+# When nothing at all has come for this long, what ended gets still hold of the window is taken
+# back.
+ABANDON_S = 1.0
+
+
+class Window(Protocol):
+    """What was asked for and has not come, over all gets."""
+
+    @property
+    def batches(self) -> Sized: ...
+
+    @property
+    def has_leftovers(self) -> bool: ...
+
+    def check(self, transfers: Iterable[GetTransfer]) -> None: ...
+
+
+class GetLane(ABC):
+    """All gets of one client that travel one way, oldest first."""
+
+    _window: Window
+
+    def __init__(self, wiring: Wiring) -> None:
+        """Whoever inherits sets `_window`."""
+        self._session = wiring.session
+        self._config = wiring.config
+        self._counters = wiring.counters
+        self._next_request_id = wiring.next_request_id
+        self._queue = GetQueue()
+        self._last_heard = 0.0
+        self.wake_at = inf
+
+    # ── special to the way ───────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def _require_way(self) -> None:
+        """Raises `ServerUnavailable` when a get that comes now could not be asked for."""
+
+    @abstractmethod
+    def _ask_next(self, transfer: GetTransfer) -> list[int]:
+        """Ask for the next of `to_ask` and give them; none when that must wait."""
+
+    @abstractmethod
+    def _take_back(self) -> None:
+        """What ended gets still hold of the window will never come."""
+
+    # ── taking over, and asking ──────────────────────────────────────────────────────────
+
+    def accept(self, transfer: GetTransfer, now: float) -> None:
+        """Take over `transfer`; it ends at once when it cannot be asked for."""
+        try:
+            declaration = self._session.declaration(transfer.namespace)
+            rows = check_rows(transfer.keys, transfer.rows, declaration.block_bytes, writable=True)
+            self._session.require(transfer.namespace)
+            self._require_way()
+        except LocalProtocolError as error:
+            self._counters["local_errors"] += 1
+            transfer.end(error, GetOutcome.REFUSED)
+            return
+        except ServerUnavailable as error:
+            self._counters["unavailable"] += 1
+            transfer.end(error, GetOutcome.UNAVAILABLE)
+            return
+        if not transfer.keys:
+            transfer.end(None, GetOutcome.MISS)
+            return
+        transfer.prepare(rows)
+        self._queue.add(transfer, now)
+        self.wake_at = min(self.wake_at, transfer.deadline, now + transfer.stall_s)
+
+    def pump(self, now: float) -> None:
+        """Ask for as much as the window allows, oldest get first."""
+        for transfer in self._queue:
+            while transfer.to_ask:
+                silent = not self._window.batches
+                num_asked = len(self._ask_next(transfer))
+                if not num_asked:
+                    return
+                if silent:
+                    self._last_heard = now  # silence counts from here
+                for _ in range(num_asked):
+                    transfer.to_ask.popleft()
+                transfer.num_asked += num_asked
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────
+
+    def _refused(
+        self, transfer: GetTransfer, reply: protocol.Error, indices: Sequence[int] = ()
+    ) -> None:
+        """The server refused a batch, of which `indices` have no fate yet."""
+        if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
+            self._session.forgotten(transfer.namespace)
+        if transfer.ended:
+            return
+        self._counters["refused"] += 1
+        transfer.error = RequestRefused(reply.code, reply.message)
+        # What was refused now would be refused again: ask for no more of it.
+        for index in (*indices, *transfer.to_ask):
+            transfer.settle(index, GetOutcome.REFUSED)
+        transfer.to_ask.clear()
+
+    def _answered(self, transfer: GetTransfer, now: float) -> None:
+        """Something came for it, and what that means for its blocks is settled."""
+        self._session.answered()
+        self._queue.progressed(transfer, now)
+        self._end_if_settled(transfer)
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────
+
+    def _end_if_settled(self, transfer: GetTransfer) -> None:
+        if not transfer.ended and not transfer.num_open:
+            self._end(transfer, None, GetOutcome.MISS)
+
+    def _end(self, transfer: GetTransfer, error: KVFerryError | None, outcome: GetOutcome) -> None:
+        """End it with what has landed; every other key gets `outcome`."""
+        self._queue.remove(transfer)
+        transfer.end(error, outcome)
+
+    def expire(self, now: float) -> None:
+        """End the gets that waited long enough, and take back what nobody will ever send."""
+        if now < self.wake_at:
+            return
+        for transfer, stalled in self._queue.late(now):
+            self._counters["timeouts_get"] += 1
+            if transfer.num_asked and stalled:
+                self._session.timed_out(now)
+            why = f"nothing came for {transfer.stall_s:g} s" if stalled else "deadline passed"
+            self._end(transfer, DeadlineExceeded(f"get: {why}"), GetOutcome.LATE)
+        if self.has_leftovers and self._last_heard + ABANDON_S <= now:
+            self._take_back()
+        self._set_wake_at()
+
+    def _set_wake_at(self) -> None:
+        self.wake_at = self._queue.wake_at()
+        if self.has_leftovers:
+            self.wake_at = min(self.wake_at, self._last_heard + ABANDON_S)
+
+    def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
+        """End every get. What is still on its way goes nowhere."""
+        for transfer in self._queue:
+            self._end(transfer, error, outcome)
+        self._set_wake_at()
+
+    # ── what it answers ──────────────────────────────────────────────────────────────────
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the rows of all gets that have not ended."""
+        return self._queue.num_bytes
+
+    @property
+    def num_waiting(self) -> int:
+        """Gets that callers wait for."""
+        return len(self._queue)
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Whether what gets that ended had asked for is still on its way."""
+        return self._window.has_leftovers
+
+    def check(self) -> None:
+        """Nobody who ended is here, and every block without a fate is in exactly one place."""
+        self._queue.check()
+        self._window.check(self._queue)

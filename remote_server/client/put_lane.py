@@ -1,0 +1,206 @@
+"""What puts have in common, whatever carries their bytes: taken over, sent oldest first, and given
+up at their deadlines.
+
+A put is sent in batches, and the window bounds what was sent and not answered, over all puts. Its
+fate is settled when every batch was answered, or when it is given up.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from math import inf
+
+from remote_server import protocol
+from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.wiring import Wiring
+from remote_server.errors import (
+    DeadlineExceeded,
+    KVFerryError,
+    LocalProtocolError,
+    RemoteProtocolError,
+    RequestRefused,
+)
+
+
+@dataclass(slots=True, eq=False)
+class PutBatch:
+    """One message on its way."""
+
+    transfer: PutTransfer
+    part: range
+    lengths: list[int]
+    num_bytes: int
+    ticket: int = -1
+    """The word that says whose the rows are; none when they go over tcp."""
+
+
+class PutLane(ABC):
+    """All puts of one client that travel one way, oldest first."""
+
+    def __init__(self, wiring: Wiring, most_bytes: int) -> None:
+        """`most_bytes` is the window."""
+        self._session = wiring.session
+        self._config = wiring.config
+        self._counters = wiring.counters
+        self._next_request_id = wiring.next_request_id
+        self._transfers: dict[PutTransfer, None] = {}
+        self._batches: dict[int, PutBatch] = {}
+        self._window_bytes = 0
+        self._most_bytes = most_bytes
+        self.wake_at = inf
+        self.has_more = False
+        """The next turn may have something to send."""
+        self.queued_bytes = 0
+        """Bytes of the rows of all puts that have not ended."""
+
+    # ── special to the way ───────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def _prepare(self, transfer: PutTransfer, block_bytes: int) -> None:
+        """Cut it into batches. Raises `LocalProtocolError`."""
+
+    @abstractmethod
+    def _require_way(self) -> None:
+        """Raises `ServerUnavailable` when a put that comes now could not be sent."""
+
+    @abstractmethod
+    def _send_batch(self, batch: PutBatch) -> int:
+        """Send it and give the request's id; 0 when that must wait, and then nothing is sent."""
+
+    # ── taking over, and sending ─────────────────────────────────────────────────────────
+
+    def accept(self, transfer: PutTransfer) -> None:
+        """Take over `transfer`; it ends at once when it cannot be sent."""
+        try:
+            declaration = self._session.declaration(transfer.namespace)
+            self._prepare(transfer, declaration.block_bytes)
+            self._session.require(transfer.namespace)
+            self._require_way()
+        except KVFerryError as error:
+            local = isinstance(error, LocalProtocolError)
+            self._counters["local_errors" if local else "unavailable"] += 1
+            transfer.abandon(error)
+            return
+        if not transfer.keys:
+            transfer.resolve()
+            return
+        self._transfers[transfer] = None
+        self.queued_bytes += transfer.total_bytes
+        self.wake_at = min(self.wake_at, transfer.deadline)
+
+    def pump(self) -> None:
+        """Send the next message if the window allows it, oldest put first.
+
+        One a turn: hashing a window's worth of small blocks would keep lookups waiting.
+        """
+        self.has_more = False
+        for transfer in self._transfers:
+            if transfer.to_send:
+                self._send_next(transfer)
+                return
+
+    def _send_next(self, transfer: PutTransfer) -> None:
+        part = transfer.to_send[0]
+        lengths = [row.nbytes for row in transfer.rows[part.start : part.stop]]
+        batch = PutBatch(transfer, part, lengths, sum(lengths))
+        if self._batches and self._window_bytes + batch.num_bytes > self._most_bytes:
+            return
+        request_id = self._send_batch(batch)
+        if not request_id:
+            return
+        transfer.to_send.popleft()
+        transfer.num_in_flight += 1
+        transfer.bytes_sent += batch.num_bytes
+        self._batches[request_id] = batch
+        self._window_bytes += batch.num_bytes
+        self._counters["bytes_out"] += batch.num_bytes
+        self._counters["blocks_out"] += len(part)
+        self.has_more = True
+
+    # ── answers ──────────────────────────────────────────────────────────────────────────
+
+    def awaits(self, request_id: int) -> bool:
+        """Whether a reply to this request would be in time."""
+        return request_id in self._batches
+
+    def take(self, reply: protocol.Reply) -> None:
+        """The answer to a batch that is awaited. Raises `RemoteProtocolError` for no answer."""
+        batch = self._batches[reply.request_id]
+        transfer = batch.transfer
+        if isinstance(reply, protocol.Stored):
+            transfer.add(batch.part, reply)
+        elif isinstance(reply, protocol.Error):
+            self._counters["refused"] += 1
+            if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
+                self._session.forgotten(transfer.namespace)
+            transfer.error = RequestRefused(reply.code, reply.message)
+            transfer.to_send.clear()
+        else:
+            raise RemoteProtocolError(f"a put was answered with {type(reply).__name__}")
+        self._session.answered()
+        self._forget(reply.request_id, answered=True)
+        if transfer.settled:
+            self._leave(transfer)
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────
+
+    def _forget(self, request_id: int, *, answered: bool = False) -> None:
+        """Nothing more is expected for this batch."""
+        batch = self._batches.pop(request_id)
+        batch.transfer.num_in_flight -= 1
+        self._window_bytes -= batch.num_bytes
+
+    def _leave(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
+        """Its fate is settled; `error` when it was given up."""
+        del self._transfers[transfer]
+        transfer.error = transfer.error or error
+        self._finish(transfer)
+
+    def _finish(self, transfer: PutTransfer) -> None:
+        self.queued_bytes -= transfer.total_bytes
+        transfer.resolve()
+
+    def _give_up(self, transfers: list[PutTransfer], error: KVFerryError) -> None:
+        given_up = set(transfers)
+        for request_id, batch in list(self._batches.items()):
+            if batch.transfer in given_up:
+                self._forget(request_id)
+        for transfer in transfers:
+            transfer.to_send.clear()
+            self._leave(transfer, error)
+
+    def expire(self, now: float) -> None:
+        """Give up the puts whose deadline has passed."""
+        if now < self.wake_at:
+            return
+        late = [transfer for transfer in self._transfers if transfer.deadline <= now]
+        for transfer in late:
+            self._counters["timeouts_put"] += 1
+            if transfer.num_in_flight:
+                self._session.timed_out(now)
+        self._give_up(late, DeadlineExceeded("no answer to put in time"))
+        deadlines = (transfer.deadline for transfer in self._waiting)
+        self.wake_at = min((deadline for deadline in deadlines if deadline > now), default=inf)
+
+    def end_all(self, error: KVFerryError) -> None:
+        """Give up every put."""
+        self._give_up(list(self._transfers), error)
+
+    # ── what it answers ──────────────────────────────────────────────────────────────────
+
+    @property
+    def _waiting(self) -> list[PutTransfer]:
+        """The puts that have not ended."""
+        return list(self._transfers)
+
+    @property
+    def num_waiting(self) -> int:
+        """Puts that callers wait for."""
+        return len(self._waiting)
+
+    def check(self) -> None:
+        """The window is exactly what the batches in flight carry, and so on down."""
+        in_flight = [batch.num_bytes for batch in self._batches.values()]
+        assert self._window_bytes == sum(in_flight), (self._window_bytes, in_flight)
+        assert self.queued_bytes == sum(transfer.total_bytes for transfer in self._waiting)
+        assert sum(transfer.num_in_flight for transfer in self._waiting) == len(self._batches)
+        assert not any(transfer.settled for transfer in self._transfers), "settled and kept"
