@@ -3,6 +3,8 @@
 import os
 import platform
 from importlib import metadata
+from pathlib import Path
+from typing import NamedTuple
 
 import zmq
 
@@ -19,6 +21,23 @@ def describe() -> dict[str, int]:
     """Cores this process may use, and memory, rounded so that a reboot does not change it."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return {"cores": len(os.sched_getaffinity(0)), "memory_gib": round(memory / GiB)}
+
+
+class CpuTimes(NamedTuple):
+    """Clock ticks of all cores together since the machine started."""
+
+    total: int
+    stolen: int
+    """Somebody wanted to run, and the host let another machine run instead."""
+
+
+def cpu_times() -> CpuTimes:
+    """Zeros where /proc does not say."""
+    try:
+        ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
+    except (OSError, ValueError):
+        return CpuTimes(0, 0)
+    return CpuTimes(sum(ticks), ticks[7])
 
 
 def versions() -> dict[str, str]:

@@ -51,6 +51,7 @@ def write(
 ) -> None:
     """The files that were asked for. Before any printing: a closed pipe must not cost them."""
     record.interrupted = runner.interrupted
+    record.end()
     if arguments.json is not None:
         record.write(arguments.json)
     if arguments.plot is not None:
@@ -63,6 +64,8 @@ def finish(record: Record, runner: Runner) -> int:
     130 after Ctrl-C or SIGTERM, as shells say it of the first; 1 when something failed; else 0.
     """
     print(f"\n{record.describe_machine()}; {record.command}")
+    if record.stolen_percent:
+        print(f"the host gave {record.stolen_percent:g} % of the CPU time to other machines")
     if runner.interrupted:
         print("interrupted: only what was measured until then", file=sys.stderr)
         return 130

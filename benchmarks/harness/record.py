@@ -1,7 +1,8 @@
 """One run as one JSON file: every value, and what somebody needs to judge it later.
 
     {"schema": 1, "benchmark": "…", "command": "…", "started": "…", "interrupted": false,
-     "machine": {"cores": 2, "memory_gib": 24}, "versions": {…}, "parameters": {…},
+     "machine": {"cores": 2, "memory_gib": 24}, "stolen_percent": 0.4, "versions": {…},
+     "parameters": {…},
      "rows": [{"model", "operation", "transport", "integrity",
                "seconds": {"median", "min", "max"}, "gb_per_s", "ratio_to_memcpy",
                "bytes", "values", "warm_ups", …}],
@@ -130,6 +131,16 @@ class Record:
     parameters: dict[str, Any] = field(default_factory=dict)
     rows: list[Row] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
+    stolen_percent: float | None = None
+    """Of all CPU time of the run, what the host gave to other machines; None until `end`."""
+    _begun: here.CpuTimes = field(default_factory=here.cpu_times)
+
+    def end(self) -> None:
+        """The measurement is over."""
+        now = here.cpu_times()
+        total = now.total - self._begun.total
+        if total > 0:
+            self.stolen_percent = round(100 * (now.stolen - self._begun.stolen) / total, 1)
 
     @classmethod
     def begin(cls, benchmark: str, argv: Sequence[str]) -> "Record":
@@ -147,6 +158,7 @@ class Record:
             "started": self.started,
             "interrupted": self.interrupted,
             "machine": dict(self.machine),
+            "stolen_percent": self.stolen_percent,
             "versions": self.versions,
             "parameters": self.parameters,
             "rows": [row.to_json() for row in self.rows],
@@ -169,7 +181,8 @@ class Record:
             )}  # fmt: skip
         except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
             raise RecordError(f"{path}: not a record of a benchmark: {error!r}") from None
-        return cls(**known, rows=rows, figures=figures)
+        stolen = document.get("stolen_percent")
+        return cls(**known, rows=rows, figures=figures, stolen_percent=stolen)
 
 
 def _row_from_json(row: Mapping[str, Any]) -> Row:

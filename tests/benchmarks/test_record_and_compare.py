@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main
+from benchmarks.harness import machine as here
 from benchmarks.harness.compare import compare_records
 from benchmarks.harness.record import Figure, Record, RecordError, Row
 from benchmarks.harness.runner import Sample
@@ -120,3 +121,19 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert "different machines, not compared" in capsys.readouterr().out
     assert main(["compare", str(first), str(tmp_path / "none.json")]) == 2
     assert "none.json" in capsys.readouterr().err
+
+
+def test_a_record_says_how_much_the_host_took(monkeypatch, tmp_path):
+    times = iter([here.CpuTimes(1000, 10), here.CpuTimes(1200, 15)])
+    monkeypatch.setattr(here, "cpu_times", lambda: next(times))
+    record = Record("b", "command", _begun=here.cpu_times())
+    record.end()
+    assert record.stolen_percent == 2.5
+    record.write(tmp_path / "a.json")
+    assert Record.read(tmp_path / "a.json").stolen_percent == 2.5
+
+
+def test_a_machine_that_does_not_say_what_was_stolen_has_stolen_nothing():
+    record = Record("b", "command", _begun=here.cpu_times())
+    assert record.stolen_percent is None
+    assert here.cpu_times().total >= here.cpu_times().stolen >= 0
