@@ -12,6 +12,7 @@ import pytest
 from benchmarks.remote_kv_cache.baseline import redis_work, small_operations
 from benchmarks.remote_kv_cache.baseline import test_disk as disk
 from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
+from benchmarks.remote_kv_cache.baseline import test_profile as profile
 from benchmarks.remote_kv_cache.baseline import test_server as server
 from benchmarks.remote_kv_cache.baseline import test_zmq_transfer as zmq_transfer
 from examples.processes import REPOSITORY
@@ -149,3 +150,21 @@ def test_without_redis_every_row_of_it_says_so(monkeypatch: pytest.MonkeyPatch, 
     assert len(redis) == 8
     assert all(row["skipped"] == "no redis-server on the PATH" for row in redis)
     assert "redis-server" not in record["versions"]
+
+
+def test_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    files = ["--json", str(tmp_path / "a.json"), "--plot", str(tmp_path / "a.svg")]
+    arguments = ["--sizes", "64KiB,128KiB", "--total", "1MiB", "--trials", "2", *files]
+    assert profile.main(arguments) == 0
+    assert (tmp_path / "a.svg").read_text().startswith("<svg")
+    figures = json.loads((tmp_path / "a.json").read_text())["figures"]
+    # Per size: a copy, and a put and a get over each transport with integrity and without.
+    assert len(figures) == 2 * (1 + 2 * 2 * 2)
+    assert "64.0 KiB" in capsys.readouterr().out
+    for figure in figures:
+        ran = figure["values"]
+        assert ran["time"] > 0
+        if "stream_get" in figure["name"]:
+            assert ran["client"] > 0 and ran["server"] > 0
+        if figure["transport"] == "":
+            assert ran["caller"] > 0 and ran["client's libzmq"] == 0
