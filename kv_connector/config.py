@@ -49,7 +49,7 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """A put that takes longer is given up; until then its rows are pinned in the pool."""
 
     window: int | str = "16MiB"
-    """Bytes asked for and not yet received, over all loads of an engine."""
+    """Bytes asked for over TCP and not yet received, over all loads of an engine."""
 
     transport: str = "auto"
     """`auto` uses shared memory when the server is on this host and TCP otherwise; `tcp` and

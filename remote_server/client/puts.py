@@ -77,7 +77,7 @@ class TcpPuts(PutLane):
     def _leave(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
         """It ends now, or as soon as libzmq has let go of its rows."""
         del self._transfers[transfer]
-        transfer.error = error or transfer.error  # the last reason; over shared memory the first
+        transfer.error = transfer.error or error
         if transfer.let_go():
             self._finish(transfer)
         else:

@@ -66,7 +66,10 @@ class ClientConfig:
     """This many timeouts in a row, and the server is taken to be away."""
 
     breaker_backoff_s: float = 0.25
-    breaker_longest_backoff_s: float = 5.0
+    breaker_longest_backoff_s: float = 2.0
+    """With `hello_timeout_s` and `longest_reconnect_s` it bounds how late a server that is back is
+    noticed."""
+
     hello_timeout_s: float = 1.0
 
     reconnect_s: float = 0.05
