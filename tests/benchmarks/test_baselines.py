@@ -158,8 +158,8 @@ def test_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     assert profile.main(arguments) == 0
     assert (tmp_path / "a.svg").read_text().startswith("<svg")
     figures = json.loads((tmp_path / "a.json").read_text())["figures"]
-    # Per size: a copy, and a put and a get over each transport with integrity and without.
-    assert len(figures) == 2 * (1 + 2 * 2 * 2)
+    # Per size: three copies, and a put and a get over each transport, checked and unchecked.
+    assert len(figures) == 2 * (3 + 2 * 2 * 2)
     assert "64.0 KiB" in capsys.readouterr().out
     for figure in figures:
         ran = figure["values"]

@@ -19,23 +19,29 @@ from benchmarks.harness import machine, options, plot, table
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, Work, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, SharedPool, Work, shared_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     TRANSPORTS,
     FerryWork,
     connect,
     server_for,
 )
+from benchmarks.remote_kv_cache.baseline.hasher import Hasher
 from benchmarks.remote_kv_cache.baseline.server_cases import SET, STREAM_GET
 from benchmarks.remote_kv_cache.baseline.thread_times import WHO, ThreadTimes
 from benchmarks.remote_kv_cache.models import Model
 from remote_server.config import MiB, format_bytes
 from remote_server.malloc import keep_freed_memory
+from remote_server.shared.copying import copy_and_hash_group, group_blocks
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_profile"
 
 SIZES = (64 << 10, 512 << 10, MiB, 2 * MiB, 4 * MiB)
 COPY = "plain copy"
+COPY_AND_HASH = "copy and hash"
+BESIDE = "copy and hash, while another process hashes"
+"""The wall of a checked put over shared memory: what the server does for one message while the
+client hashes the next."""
 TIME = "time"
 
 _BATCH_BYTES = 16 * MiB  # two outstanding, at every size of block
@@ -105,7 +111,13 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> N
         came = partial(blocks.verify, source.pool, target.pool, work.everything)
         poison = partial(blocks.poison, target.pool)
         copy = partial(blocks.copy_naive, source.pool, target.pool, work)
-        cases = [timed(Way(COPY), copy, poison, came)]
+        copy_and_hash = partial(_copy_and_hash, source.pool, target.pool, work)
+        hasher = stack.enter_context(Hasher(work.num_bytes))
+        cases = [
+            timed(Way(COPY), copy, poison, came),
+            timed(Way(COPY_AND_HASH), copy_and_hash, poison, came),
+            timed(Way(BESIDE), partial(hasher.beside, copy_and_hash), poison, came),
+        ]
         for transport in TRANSPORTS:
             for integrity in (True, False):
                 client = connect(server.endpoint, name, work.block_bytes, transport=transport,
@@ -140,6 +152,22 @@ def _be_present(ferry: FerryWork, source: SharedPool, target: SharedPool) -> Non
     blocks.poison(target.pool)
 
 
+def _copy_and_hash(source: Pool, target: Pool, work: Work) -> None:
+    """As server and client do it, without either."""
+    sources, targets = int(source.ctypes.data), int(target.ctypes.data)
+    block_bytes, at_once = work.block_bytes, group_blocks(work.block_bytes)
+    for batch in work.batches:
+        for first in range(0, len(batch.source), at_once):
+            places = batch.target[first : first + at_once].tolist()
+            copy_and_hash_group(
+                [targets + place * block_bytes for place in places],
+                [sources + int(place) * block_bytes
+                 for place in batch.source[first : first + at_once]],
+                [memoryview(target[place]) for place in places],
+                [0] * len(places),
+            )  # fmt: skip
+
+
 def _title(name: str, way: Way) -> str:
     checked = "" if way.integrity is None else ", checked" if way.integrity else ", unchecked"
     return f"{name}: {way.operation}{checked}"
@@ -148,7 +176,7 @@ def _title(name: str, way: Way) -> str:
 def show(record: Record) -> None:
     """One line a way: the time and who ran in it, in microseconds per MiB."""
     lines: list[list[table.Cell]] = []
-    copies = {_size_of(figure): figure for figure in record.figures if COPY in figure.name}
+    copies = {_size_of(figure): figure for figure in record.figures if _is_copy(figure)}
     for figure in record.figures:
         size, _, way = figure.name.partition(": ")
         copied = copies[size].values[TIME]
@@ -164,7 +192,7 @@ def chart(record: Record) -> str:
     """Times to the plain copy, by size."""
     sizes = list(dict.fromkeys(map(_size_of, record.figures)))
     ways = dict.fromkeys((figure.name.partition(": ")[2], figure.transport)
-                         for figure in record.figures if COPY not in figure.name)  # fmt: skip
+                         for figure in record.figures if not _is_copy(figure))  # fmt: skip
     found = {(figure.name, figure.transport): figure.values[TIME] for figure in record.figures}
     copies = [found.get((f"{size}: {COPY}", "")) for size in sizes]
     series = {
@@ -180,6 +208,10 @@ def chart(record: Record) -> str:
 
 def _ratio(time: float | None, copied: float | None) -> float | None:
     return time / copied if time is not None and copied else None
+
+
+def _is_copy(figure: Figure) -> bool:
+    return figure.name.endswith(f": {COPY}")
 
 
 def _size_of(figure: Figure) -> str:
