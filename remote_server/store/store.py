@@ -4,6 +4,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ from remote_server.protocol import (
     PutOutcome,
     TierStats,
 )
+from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.slabs import Block, BlockState, memory_for_block
 from remote_server.store.tier import Tier
@@ -85,11 +87,15 @@ class Store:
         tier: Tier,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskTier | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        """`tier` is memory, which serves everything; `disk` what is below it, if anything is."""
+        """`tier` is memory, which serves everything; `disk` what is below it, if anything is,
+        and `admission` which blocks get there."""
         self.tier = tier
         self.disk = disk
-        self.waterfall = None if disk is None else Waterfall(tier, disk, self._block_bytes_of)
+        self.waterfall = (
+            None if disk is None else Waterfall(tier, disk, self._block_bytes_of, admission)
+        )
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.namespaces: dict[str, NamespaceInfo] = {}  # most recently declared last
@@ -221,6 +227,7 @@ class Store:
         draining: bool,
     ) -> Reserved:
         """Reserve a slot for each key worth writing. The namespace must be declared."""
+        all_keys = keys
         states = self._states(namespace, keys)
         reasons: Counter[str] = Counter()
         outcomes = bytearray([PutOutcome.CREATED]) * len(keys)
@@ -240,6 +247,9 @@ class Store:
             reasons[Declined.NO_SLOT] += 1
         reserved = Reserved(outcomes, [*indices[: len(blocks)]], blocks, reasons)
         self._count_put(reserved)
+        if self.waterfall is not None and PutOutcome.EXISTED in outcomes:
+            existed = [outcome == PutOutcome.EXISTED for outcome in outcomes]
+            self.waterfall.asked_again(namespace, [*compress(all_keys, existed)])
         return reserved
 
     def end_put(

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
+from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.files import Written
+from remote_server.store.disk.layout import PAGE, padded
 from remote_server.store.disk.segments import DiskBlock
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.slabs import Block, BlockState
@@ -16,8 +18,10 @@ BLOCKS_PER_DEMOTION = 64
 
 OnFetched = Callable[[list[Block | None]], None]
 
-COUNTERS = ("demoted", "demoted_late", "demote_declined", "promoted", "promote_no_slot",
-            "promote_failed")  # fmt: skip
+COUNTERS = (
+    "demoted", "demoted_late", "demote_declined", "declined_first_time", "declined_write_rate",
+    "promoted", "promote_no_slot", "promote_failed",
+)  # fmt: skip
 """`demoted_late`: gone from memory before the disk had time for it."""
 
 
@@ -27,15 +31,23 @@ class Waterfall:
     A block is written to disk soon after it was published, not when it is evicted: so eviction
     never waits for a disk, and a server that is killed has its blocks. Blocks that wait for the
     disk are not pinned; those that memory evicts first are counted and lost. While a block is
-    being written it is pinned in memory, and at most `disk`'s bound of bytes are.
+    being written it is pinned in memory, and at most `disk`'s bound of bytes are. What
+    `admission` turns away is offered again when it is got from memory, or put once more.
     """
 
-    def __init__(self, memory: Tier, disk: DiskTier, block_bytes_of: Callable[[str], int]) -> None:
-        """`block_bytes_of` a namespace that holds blocks."""
+    def __init__(
+        self,
+        memory: Tier,
+        disk: DiskTier,
+        block_bytes_of: Callable[[str], int],
+        admission: Admission | None = None,
+    ) -> None:
+        """`block_bytes_of` a namespace that holds blocks. Without `admission` all are admitted."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._memory = memory
         self._disk = disk
         self._block_bytes_of = block_bytes_of
+        self._admission = admission or Admission()
         self._to_demote: deque[Block] = deque()
         self._num_demoting = 0
         self._fetching: dict[tuple[str, bytes], list[Callable[[Block | None], None]]] = {}
@@ -70,9 +82,26 @@ class Waterfall:
     def published(self, blocks: Sequence[Block]) -> None:
         """These have just become readable in memory, and did not come from the disk, which
         forgets what it has of their keys: a forced put must not be undone by an eviction."""
-        for block in blocks:
-            self._disk.remove_other(block.namespace, block.key, self._checksum(block))
-        self._to_demote.extend(blocks)
+        seen = [
+            block
+            for block in blocks
+            if self._disk.remove_other(block.namespace, block.key, self._checksum(block))
+            or self._admission.is_seen_enough(block.namespace, block.key)
+        ]
+        self.counters["declined_first_time"] += len(blocks) - len(seen)
+        self.counters["demote_declined"] += len(blocks) - len(seen)
+        self._to_demote.extend(seen)
+        self.demote_some()
+
+    def asked_again(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """These were put again, or got: those of them that were turned away, and that memory
+        has, are offered to the disk once more."""
+        if not self._admission.remembers:
+            return
+        keys = [key for key in keys if self._admission.is_due_again(namespace, key)]
+        again = [block for block in self._memory.pin_all(namespace, keys) if block is not None]
+        self._memory.unpin_all(again)
+        self._to_demote.extend(again)
         self.demote_some()
 
     def demote_some(self) -> None:
@@ -101,7 +130,12 @@ class Waterfall:
                 blocks.append(block)
         return blocks
 
-    def _demote(self, blocks: list[Block]) -> None:
+    def _demote(self, offered: list[Block]) -> None:
+        blocks = [block for block in offered if self._may_write(block)]
+        self.counters["declined_write_rate"] += len(offered) - len(blocks)
+        self.counters["demote_declined"] += len(offered) - len(blocks)
+        if not blocks:
+            return
         namespace = blocks[0].namespace
         places = self._disk.begin_puts(
             namespace,
@@ -130,6 +164,10 @@ class Waterfall:
 
         self._disk.write(places, [self._memory.view(block) for block in taken], finish)
 
+    def _may_write(self, block: Block) -> bool:
+        num_bytes = PAGE + padded(block.length)
+        return self._admission.may_write(block.namespace, block.key, num_bytes)
+
     def _checksum(self, block: Block) -> int:
         if block.checksum is None:
             view = self._memory.view(block)
@@ -145,6 +183,7 @@ class Waterfall:
         once, and then this returns True, when nothing has to be read. Ask for no more at a time
         than memory can hold beside what else is pinned: what finds no place is a miss.
         """
+        self.asked_again(namespace, keys)
         blocks = self._memory.pin_all(namespace, keys)
         missing = [place for place, block in enumerate(blocks) if block is None]
         waiting = 1

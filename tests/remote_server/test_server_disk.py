@@ -94,6 +94,46 @@ def test_a_client_on_this_host_is_leased_what_was_on_disk(server, connect):
     peer.stats_once(lambda s: s.tiers["memory"].pinned == 0 and s.counters["disk_promoted"] == 3)
 
 
+def small_server(tmp_path, **settings):
+    return Server(ServerConfig(
+        bind="tcp://127.0.0.1:*", memory=MiB, populate=False, disk=str(tmp_path / "disk"),
+        disk_bytes=64 * MiB, **settings,
+    ))  # fmt: skip
+
+
+def test_a_server_told_so_writes_only_what_is_put_or_got_twice(tmp_path, context):
+    with small_server(tmp_path, disk_admit="twice") as server:
+        peer = Peer(context, server.endpoint)
+        peer.hello(namespace="big", block_bytes=LENGTH)
+        peer.put([1, 2, 3], namespace="big", length=LENGTH)
+        assert peer.stats().counters["disk_declined_first_time"] == 3
+        assert peer.put([1, 9], namespace="big", length=LENGTH).existed == 1
+        peer.get([2], "big")
+        stats = peer.stats_once(lambda s: s.tiers["disk"].blocks == 2)
+        assert stats.counters["disk_declined_first_time"] == 4
+        assert stats.tiers["memory"].blocks == 4
+
+
+def test_a_server_writes_no_more_than_its_write_rate_allows(tmp_path, context):
+    first = 64 * MiB // LENGTH
+    with small_server(tmp_path, disk_write_rate=1) as server:
+        peer = Peer(context, server.endpoint)
+        put_all(peer, 10)
+        server.store.waterfall._admission._budget.take((first - 15) * LENGTH)
+        peer.put(range(10, 20), namespace="big", length=LENGTH)
+        stats = peer.stats_once(
+            lambda s: s.counters["disk_declined_write_rate"] + s.counters["disk_demoted"] == 20
+        )
+        assert 10 < stats.counters["disk_demoted"] < 20
+        written = stats.counters["disk_demoted"]
+    with small_server(tmp_path, disk_write_rate=1) as server:
+        peer = Peer(context, server.endpoint)
+        peer.stats_once(lambda s: s.counters["disk_recovered"] == written)
+        left = server.store.waterfall._admission._budget
+        assert not left.take(64 * MiB), "what was found counts as written"
+        assert left.take(32 * MiB)
+
+
 def test_a_clear_reaches_the_disk(peer):
     peer.hello(namespace="big", block_bytes=LENGTH)
     peer.put([1, 2], namespace="big", length=LENGTH)

@@ -246,12 +246,15 @@ class DiskTier:
         self._counters["removed"] += 1
         return True
 
-    def remove_other(self, namespace: str, key: bytes, checksum: int) -> None:
-        """Remove the block of `key`, verified or not, unless it holds these very bytes."""
+    def remove_other(self, namespace: str, key: bytes, checksum: int) -> bool:
+        """Remove the block of `key`, verified or not, unless it holds these very bytes. Whether
+        there was one."""
         block = self._index.find(namespace, key)
-        if block is not None and block.checksum != checksum:
-            self._leaving.let_go(block)
-            self._counters["removed"] += 1
+        if block is None or block.checksum == checksum:
+            return False
+        self._leaving.let_go(block)
+        self._counters["removed"] += 1
+        return True
 
     def clear(self, namespace: str | None) -> int:
         """Remove all blocks of one namespace, or of all; what is being written is dropped too.
