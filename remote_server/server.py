@@ -248,7 +248,7 @@ class Server:
     def _patience_ms(self, more_to_do: bool) -> int:
         if more_to_do:
             return 0
-        if self._outboxes.waiting:
+        if self._outboxes.stuck:
             return STUCK_RETRY_MS
         if self._outboxes.in_flight or self._drain_until is not None:
             return RELEASE_MS

@@ -20,7 +20,7 @@ OnFetched = Callable[[list[Block | None]], None]
 
 COUNTERS = (
     "demoted", "demoted_late", "demote_declined", "declined_first_time", "declined_write_rate",
-    "promoted", "promote_no_slot", "promote_failed",
+    "promoted", "promote_no_slot", "promote_failed", "lost",
 )  # fmt: skip
 """`demoted_late`: gone from memory before the disk had time for it."""
 
@@ -63,6 +63,11 @@ class Waterfall:
         if not states.strip(b"\2"):
             return states
         return bytes(map(max, states, self._disk.lookup_all(namespace, keys)))
+
+    def touch(self, namespace: str, key: bytes) -> bool:
+        """Mark as used now in both tiers; False when it is readable in neither."""
+        on_disk = self._disk.touch(namespace, key)
+        return self._memory.touch(namespace, key) or on_disk
 
     def clear(self, namespace: str | None) -> None:
         """Clear the disk as well, and write nothing of it that still waits."""
@@ -176,12 +181,45 @@ class Waterfall:
 
     # ── up ───────────────────────────────────────────────────────────────────────────────
 
-    def fetch(self, namespace: str, keys: Sequence[bytes], on_fetched: OnFetched) -> bool:
+    def find(self, namespace: str, keys: Sequence[bytes]) -> list[Block | bool]:
+        """Of each distinct key a pinned block, or whether `fetch` would find it on disk.
+
+        When anything must be read, what the disk has is not pinned in memory either: the pins
+        of a large get's end would leave no room for its beginning.
+        """
+        self.asked_again(namespace, keys)
+        blocks = self._memory.pin_all(namespace, keys)
+        found: list[Block | bool] = [block or False for block in blocks]
+        if False not in found:
+            return found
+        states = self._disk.lookup_all(namespace, keys)
+        on_disk = [state == KeyState.READABLE for state in states]
+        if not any(here for block, here in zip(blocks, on_disk, strict=True) if block is None):
+            return found
+        for place, here in enumerate(on_disk):
+            if here:
+                self._disk.touch(namespace, keys[place])
+                self._memory.unpin_all(block for block in blocks[place : place + 1] if block)
+                found[place] = True
+        return found
+
+    def is_readable(self, namespace: str, key: bytes) -> bool:
+        """In either tier."""
+        return self.lookup_all(namespace, (key,))[0] == KeyState.READABLE
+
+    def block_bytes_of(self, namespace: str) -> int:
+        """Of a namespace with blocks on disk. Nobody may have said hello since a start."""
+        return self._disk.block_bytes_of(namespace) or self._block_bytes_of(namespace)
+
+    def fetch(
+        self, namespace: str, keys: Sequence[bytes], on_fetched: OnFetched, *, final: bool = True
+    ) -> bool:
         """`pin_all`, reading into memory what only the disk has.
 
         `keys` are distinct. `on_fetched` gets a pinned block of memory, or None, for each; at
         once, and then this returns True, when nothing has to be read. Ask for no more at a time
-        than memory can hold beside what else is pinned: what finds no place is a miss.
+        than memory can hold beside what else is pinned: what finds no place is a miss, and
+        counted unless the caller will ask again (not `final`) or call `gave_up`.
         """
         self.asked_again(namespace, keys)
         blocks = self._memory.pin_all(namespace, keys)
@@ -210,12 +248,16 @@ class Waterfall:
                 wait_for(place)  # somebody else is reading it
             else:
                 to_read.append(place)
-        for place in self._read([(place, keys[place]) for place in to_read], namespace):
+        for place in self._read([(place, keys[place]) for place in to_read], namespace, final):
             wait_for(place)
         one_is_here()
         return not waiting
 
-    def _read(self, wanted: list[tuple[int, bytes]], namespace: str) -> Iterator[int]:
+    def gave_up(self, num_blocks: int) -> None:
+        """These found no room in memory, and nobody will ask for them again."""
+        self.counters["promote_no_slot"] += num_blocks
+
+    def _read(self, wanted: list[tuple[int, bytes]], namespace: str, final: bool) -> Iterator[int]:
         """Begin to read what the disk has of `wanted`; the places of those that will come."""
         pinned = self._disk.pin_all(namespace, [key for _, key in wanted])
         found: list[tuple[int, DiskBlock]] = [
@@ -234,7 +276,8 @@ class Waterfall:
             [block.checksum for block in sources],
         )
         self._disk.unpin_all(sources[len(targets) :])
-        self.counters["promote_no_slot"] += len(sources) - len(targets)
+        if final:
+            self.gave_up(len(sources) - len(targets))
         if not targets:
             return
         for target in targets:

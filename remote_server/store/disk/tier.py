@@ -138,10 +138,11 @@ class DiskTier:
     def block_bytes_of(self, namespace: str) -> int | None:
         """What a namespace was declared with when its blocks came here, perhaps by an earlier
         server; None when there is nothing of it."""
-        for slot_class in self.segments.classes.values():
-            if slot_class.namespace == namespace:
-                return slot_class.block_bytes
-        return None
+        return self.namespaces().get(namespace)
+
+    def namespaces(self) -> dict[str, int]:
+        """What has segments here, found at start or made since, and its `block_bytes`."""
+        return {c.namespace: c.block_bytes for c in self.segments.classes.values() if c.segments}
 
     def num_unverified(self) -> int:
         """Blocks found at start whose bytes have not been hashed yet."""
@@ -220,6 +221,10 @@ class DiskTier:
         memory that the caller fills.
         """
         self._reading.read(blocks, views, on_read)
+
+    def verify(self, blocks: Sequence[DiskBlock], on_read: OnRead) -> None:
+        """`read` to nowhere, at least one block: whether the file still holds the bytes of each."""
+        self._reading.verify(blocks, on_read)
 
     def unpin(self, block: DiskBlock) -> None:
         """Give back one pin without reading."""
