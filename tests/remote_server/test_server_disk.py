@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from functools import partial
 
 import pytest
 from shared_peer import SharedPeer
@@ -22,11 +23,19 @@ from remote_server.protocol import (
 )
 from remote_server.server import Server
 from remote_server.store import store as store_module
+from remote_server.store.disk import opening
 from remote_server.store.disk.layout import PAGE
+from remote_server.store.disk.pool import ThreadPool
 
 LENGTH = 65_536  # sixteen of them are all of the memory
 IN_MEMORY = 16
 COUNT = 4 * IN_MEMORY
+
+
+@pytest.fixture
+def one_disk_thread(monkeypatch):
+    """Ask for it before `server`: what waits for the disk is read in the order asked."""
+    monkeypatch.setattr(opening, "ThreadPool", partial(ThreadPool, num_threads=1))
 
 
 @pytest.fixture
@@ -102,7 +111,9 @@ def test_a_streamed_get_of_four_memories_brings_every_block_in_order(peer):
     assert counters["get_hit"] == 2 * COUNT
 
 
-def test_the_first_blocks_of_a_get_leave_while_later_ones_are_read(server, connect):
+def test_the_first_blocks_of_a_get_leave_while_later_ones_are_read(
+    one_disk_thread, server, connect
+):
     peer = connect()
     put_all(peer, COUNT)
     server._disk.pool.gate = permits = Permits(0)
@@ -148,7 +159,9 @@ def test_what_is_found_and_turns_out_damaged_is_left_out_of_the_stream(peer, tmp
     assert peer.lookup(range(8), "big").states.count(0) == len(bad)
 
 
-def test_what_is_cleared_in_the_middle_of_a_stream_is_left_out_and_the_stream_ends(server, connect):
+def test_what_is_cleared_in_the_middle_of_a_stream_is_left_out_and_the_stream_ends(
+    one_disk_thread, server, connect
+):
     peer, other = connect(), connect()
     put_all(peer, COUNT)
     server._disk.pool.gate = permits = Permits(0)
@@ -309,7 +322,9 @@ def test_a_stream_waits_for_room_that_its_own_blocks_on_their_way_will_leave(tmp
         server.store.check()
 
 
-def test_a_client_that_leaves_in_the_middle_of_a_stream_leaves_no_pin(server, connect):
+def test_a_client_that_leaves_in_the_middle_of_a_stream_leaves_no_pin(
+    one_disk_thread, server, connect
+):
     peer, leaving = connect(), connect()
     put_all(peer, COUNT)
     server._disk.pool.gate = permits = Permits(0)
