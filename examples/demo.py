@@ -3,10 +3,10 @@
     make demo
 
 A cache server and `vllm serve` engines with the connector run on this machine. The same long
-prompt is sent six times: cold, from the engine's own prefix cache, from the CPU pool, from the
-server after the engine was restarted, to a second engine on the same server, and once more when
-the server was killed. Exits 0 only if every answer is the same and every token came from where it
-should have.
+prompt is sent seven times: cold, from the engine's own prefix cache, from the CPU pool, from the
+server after the engine was restarted, to a second engine on the same server, from the server's
+disk after kill -9 and a new start of both, and once more when the server is gone. Exits 0 only if
+every answer is the same and every token came from where it should have.
 """
 
 import argparse
@@ -44,6 +44,8 @@ class Row:
     tokens: dict[str, int]
     expected: dict[str, int]
     served_blocks: int  # what the server says it handed out for this case
+    from_disk: int  # blocks of these that its disk had, and its memory had not
+    expected_from_disk: int
 
     def wrong(self, cold: "Row") -> list[str]:
         """Everything about this row that is not as it must be."""
@@ -61,43 +63,70 @@ class Row:
                 f"{self.case}: the engine says {self.tokens['server']} tokens came from the "
                 f"server, which says it handed out {self.served_blocks} blocks"
             )
+        if self.from_disk != self.expected_from_disk:
+            found.append(
+                f"{self.case}: {self.from_disk} blocks from the server's disk, expected "
+                f"{self.expected_from_disk}"
+            )
         return found
 
 
 class Demo:
-    """The six cases, in order, on processes that are gone when `run` has returned."""
+    """The seven cases, in order, on processes that are gone when `run` has returned."""
 
     def __init__(self, model: Path, prompt: list[int], logs: Path) -> None:
         self._model = model
         self._prompt = prompt
         self._logs = logs
-        self._engines = 0
+        self._engines = self._servers = 0
         self._rows: list[Row] = []
-        self._served_before = 0
         self._client: RemoteClient | None = None
 
     def run(self) -> list[Row]:
-        server = RemoteServer("1GiB", log=self._logs / "server.log")
-        with started("starting the cache server", server), ExitStack() as cleanup:
+        full = len(self._prompt) // BLOCK_TOKENS * BLOCK_TOKENS
+        with tempfile.TemporaryDirectory(prefix="kvferry-demo-disk-") as disk:
+            with self._server("starting the cache server", disk) as server:
+                self._with_server(server, full)
+                with step("killing the server with kill -9"):
+                    server.stop(kill=True)
+            with self._server("starting it again", disk) as server:
+                with step("waiting until what its disk holds was verified"):
+                    self._wait_for_blocks("disk", full // BLOCK_TOKENS)
+                with self._engine("restarting the engine", server.endpoint) as engine:
+                    self._ask(engine, "server's disk", server_tokens=full, from_disk=True)
+                    with step("killing the server, emptying the engine's caches"):
+                        server.stop(kill=True)
+                        engine.reset_prefix_cache(external=True)
+                    self._ask(engine, "server killed")
+        return self._rows
+
+    def _with_server(self, server: RemoteServer, full: int) -> None:
+        """The cases until its end."""
+        with self._engine("starting the engine", server.endpoint) as engine:
+            self._ask(engine, "cold")
+            self._ask(engine, "engine prefix cache", engine_tokens=full)
+            engine.reset_prefix_cache()
+            self._ask(engine, "CPU pool", pool_tokens=full)
+            with step("waiting until the server can read every block"):
+                self._wait_for_blocks("memory", full // BLOCK_TOKENS)
+                self._wait_for_blocks("disk", full // BLOCK_TOKENS)
+        with self._engine("restarting the engine", server.endpoint) as engine:
+            self._ask(engine, "server, engine restarted", server_tokens=full)
+        with self._engine("starting a second engine", server.endpoint) as engine:
+            self._ask(engine, "server, second engine", server_tokens=full)
+
+    @contextmanager
+    def _server(self, label: str, disk: str) -> Iterator[RemoteServer]:
+        """A server over `disk`, and our own client of it."""
+        self._servers += 1
+        server = RemoteServer(
+            "1GiB", args=["--disk", disk, "--disk-bytes", "1GiB"],
+            log=self._logs / f"server-{self._servers}.log",
+        )  # fmt: skip
+        with started(label, server), ExitStack() as cleanup:
             self._client = RemoteClient(ClientConfig(endpoint=server.endpoint))
             cleanup.callback(self._client.close)
-            full = len(self._prompt) // BLOCK_TOKENS * BLOCK_TOKENS
-            with self._engine("starting the engine", server.endpoint) as engine:
-                self._ask(engine, "cold")
-                self._ask(engine, "engine prefix cache", engine_tokens=full)
-                engine.reset_prefix_cache()
-                self._ask(engine, "CPU pool", pool_tokens=full)
-                with step("waiting until the server can read every block"):
-                    self._wait_for_blocks(full // BLOCK_TOKENS)
-            with self._engine("restarting the engine", server.endpoint) as engine:
-                self._ask(engine, "server, engine restarted", server_tokens=full)
-            with self._engine("starting a second engine", server.endpoint) as engine:
-                self._ask(engine, "server, second engine", server_tokens=full)
-                with step("killing the server, emptying the engine's caches"):
-                    server.stop(kill=True)
-                    engine.reset_prefix_cache(external=True)
-                self._ask(engine, "server killed")
-        return self._rows
+            yield server
 
     def _engine(self, label: str, endpoint: str) -> AbstractContextManager[VllmServer]:
         self._engines += 1
@@ -124,8 +153,11 @@ class Demo:
         engine_tokens: int = 0,
         pool_tokens: int = 0,
         server_tokens: int = 0,
+        from_disk: bool = False,
     ) -> None:
         before = engine.cached_by_level()
+        # An engine's own test block, at its start, has been handed out as well.
+        served_before, promoted_before = self._handed_out(case)
         with step(case):
             answer = engine.complete(self._prompt, ANSWER_TOKENS)
         after = engine.cached_by_level()
@@ -133,17 +165,30 @@ class Demo:
         tokens["computed"] = answer.prompt_tokens - sum(tokens.values())
         cached = {"engine": engine_tokens, "pool": pool_tokens, "server": server_tokens}
         expected = cached | {"computed": len(self._prompt) - sum(cached.values())}
-        served = 0
-        if case != "server killed":
-            total = self._stats().counters["get_hit"]
-            served, self._served_before = total - self._served_before, total
-        self._rows.append(Row(case, answer, tokens, expected, served))
+        served, promoted = self._handed_out(case)
+        of_disk = server_tokens // BLOCK_TOKENS if from_disk else 0
+        self._rows.append(
+            Row(
+                case, answer, tokens, expected, served - served_before,
+                promoted - promoted_before, of_disk,
+            )
+        )  # fmt: skip
 
-    def _wait_for_blocks(self, count: int) -> None:
+    def _handed_out(self, case: str) -> tuple[int, int]:
+        """Blocks that the server has handed out, and read from disk, since its start."""
+        if case == "server killed":
+            return 0, 0
+        counters = self._stats().counters
+        return counters["get_hit"], counters["disk_promoted"]
+
+    def _wait_for_blocks(self, name: str, count: int) -> None:
+        """In the server's tier of this name."""
         deadline = time.monotonic() + 30
-        while (tier := self._stats().tiers["memory"]).blocks < count or tier.pending:
+        while (tier := self._stats().tiers[name]).blocks < count or tier.pending:
             if time.monotonic() > deadline:
-                raise StartFailed(f"the server holds {tier.blocks} of {count} blocks after 30 s")
+                raise StartFailed(
+                    f"the server's {name} holds {tier.blocks} of {count} blocks after 30 s"
+                )
             time.sleep(0.05)
 
     def _stats(self) -> StatsReply:

@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from remote_server.config import GiB, ServerConfig, format_bytes, parse_bytes
+from remote_server.config import GiB, MiB, ServerConfig, format_bytes, parse_bytes
 from remote_server.errors import ConfigError
 from remote_server.malloc import keep_freed_memory
 from remote_server.server import Server
@@ -22,6 +22,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             memory=parse_bytes(flags.memory, "memory"),
             disk=flags.disk,
             disk_bytes=parse_bytes(flags.disk_bytes, "disk_bytes"),
+            disk_write_rate=parse_bytes(flags.disk_write_rate, "disk_write_rate"),
+            disk_admit=flags.disk_admit,
             drain_timeout_s=flags.drain_timeout_s,
             populate=flags.populate,
             shared_memory=flags.shared_memory,
@@ -68,6 +70,10 @@ def _parser() -> argparse.ArgumentParser:
         help="keep blocks beyond memory there, also over a restart (default: nowhere)")  # fmt: skip
     add("--disk-bytes", default=f"{defaults.disk_bytes // GiB}GiB", metavar="SIZE",
         help="budget for all files in it")  # fmt: skip
+    add("--disk-write-rate", default=f"{defaults.disk_write_rate // MiB}MiB", metavar="SIZE",
+        help="written there per second, on average; 0 is without limit")  # fmt: skip
+    add("--disk-admit", default=defaults.disk_admit, metavar="WHICH",
+        help="all new blocks, or those put or got twice")  # fmt: skip
     add("--drain-timeout-s", type=float, default=defaults.drain_timeout_s, metavar="SECONDS",
         help="how long the first signal lets streams and writes finish")  # fmt: skip
     add("--populate", action=argparse.BooleanOptionalAction, default=defaults.populate,

@@ -15,6 +15,7 @@ _UNITS = {
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_ADMIT = ("all", "twice")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # Sixteen slabs of a page each would be 64 KiB; below this a cache is a mistake, not a choice.
@@ -63,6 +64,15 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     disk_bytes: int = 16 * GiB
     """Bytes of files in `disk`, all namespaces together. A hard budget."""
 
+    disk_write_rate: int = 20 * MiB
+    """Bytes per second written to `disk` on average, 0 for no limit. What would fill the directory
+    may be saved up and written at once. The default is 1.8 TB a day, what a device of 2 TB made
+    for one drive write a day stands."""
+
+    disk_admit: str = "all"
+    """`all`: every new block is written, soon after its put. `twice`: only those that are put or
+    got again, which wears the device less; a killed server has lost the others."""
+
     drain_timeout_s: float = 5.0
     """How long the first SIGTERM lets streams and writes finish."""
 
@@ -83,6 +93,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"memory: {self.memory} bytes is below the least useful budget, "
                 f"{format_bytes(MIN_MEMORY_BYTES)}"
             )
+        if self.disk_write_rate < 0:
+            raise ConfigError(
+                f"disk_write_rate: {self.disk_write_rate} bytes per second; 0 is without limit"
+            )
+        if self.disk_admit not in _ADMIT:
+            raise ConfigError(f"disk_admit: {self.disk_admit!r} is none of {', '.join(_ADMIT)}")
         if not 0 <= self.drain_timeout_s <= 3600:
             raise ConfigError(
                 f"drain_timeout_s: {self.drain_timeout_s} is outside 0 to 3600 seconds"

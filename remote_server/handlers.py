@@ -9,6 +9,7 @@ import msgspec
 
 from remote_server import protocol
 from remote_server.copier import Copier, Job
+from remote_server.disk_stream import DiskStream
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.outbox import Outboxes, Parcel
 from remote_server.payload import blocks_of, checksums_of, copy_in, is_intact, stored_reply
@@ -17,7 +18,6 @@ from remote_server.protocol import (
     Cleared,
     Error,
     ErrorCode,
-    Found,
     Get,
     GetShared,
     Got,
@@ -35,7 +35,7 @@ from remote_server.protocol import (
     Welcome,
 )
 from remote_server.shared.handlers import SharedHandlers
-from remote_server.store.store import NamespaceInfo, Pinned, Store
+from remote_server.store.store import Found, NamespaceInfo, Pinned, Store
 from remote_server.streams import BlockStream, blocks_per_frame, frames_of
 
 log = logging.getLogger(__name__)
@@ -165,7 +165,7 @@ class Handlers:
 
     def _lookup(self, client: bytes, request: Lookup, _: Sequence[memoryview]) -> None:
         states, prefix = self._store.lookup(request.namespace, request.keys)
-        found = Found(
+        found = protocol.Found(
             request_id=request.request_id,
             epoch=self._store.epoch,
             prefix=prefix,
@@ -210,11 +210,31 @@ class Handlers:
         self._copier.submit(Job(copy, len(sources), num_bytes, finish))
 
     def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> None:
-        self._store.fetch(request.namespace, request.keys, partial(self._send, client, request))
+        if request.stream:
+            self._get_stream(client, request)
+        else:
+            self._store.fetch(request.namespace, request.keys, partial(self._send, client, request))
 
-    def _send(self, client: bytes, request: Get, found: Pinned) -> None:
-        """Answer a get, maybe some time after it came: what was on disk is in memory now."""
-        got = Got(
+    def _get_stream(self, client: bytes, request: Get) -> None:
+        store = self._store
+        found = store.find(request.namespace, request.keys)
+        self._reply(client, self._got(request, found))
+        if isinstance(found, Pinned):
+            if found.blocks:
+                stream = BlockStream(request.request_id, store.epoch, found, store.tier)
+                self._outboxes.post_stream(client, stream)
+            return
+        assert store.waterfall is not None, "nothing else finds what is not in memory"
+        self._outboxes.post_stream(
+            client,
+            DiskStream(
+                request.request_id, store.epoch, request.namespace, found, store.waterfall,
+                store.tier,
+            ),
+        )  # fmt: skip
+
+    def _got(self, request: Get, found: Pinned | Found) -> Got:
+        return Got(
             request_id=request.request_id,
             epoch=self._store.epoch,
             total=len(request.keys),
@@ -223,12 +243,10 @@ class Handlers:
             duplicate=found.duplicate,
             found=found.indices,
         )
-        if request.stream:
-            self._reply(client, got)
-            if found.blocks:
-                stream = BlockStream(request.request_id, self._store.epoch, found, self._store.tier)
-                self._outboxes.post_stream(client, stream)
-            return
+
+    def _send(self, client: bytes, request: Get, found: Pinned) -> None:
+        """Answer a get in one message, maybe some time after it came: what was on disk is in
+        memory now."""
         num_bytes = sum(block.length for block in found.blocks)
         if num_bytes > protocol.MAX_MESSAGE_BYTES:
             for block in found.blocks:
@@ -241,7 +259,7 @@ class Handlers:
             self._answer_refusal(client, request.request_id, refusal)
             return
         got = msgspec.structs.replace(
-            got,
+            self._got(request, found),
             lengths=[block.length for block in found.blocks],
             checksums=checksums_of(found.blocks, self._store.tier),
             blocks_per_frame=blocks_per_frame(found.blocks),
@@ -270,12 +288,17 @@ class Handlers:
                 if not good:
                     self._store.remove_corrupt(block)
                 tier.unpin(block)
-            removed = verdicts.count(False)
+            in_memory = {block.key: ok for block, ok in zip(blocks, verdicts, strict=True)}
+            self._store.verify_on_disk(request.namespace, request.keys, partial(answer, in_memory))
+
+        def answer(in_memory: dict[bytes, bool], on_disk: dict[bytes, bool]) -> None:
+            keys = in_memory | on_disk
+            intact = sum(in_memory.get(key, True) and on_disk.get(key, True) for key in keys)
             verified = Verified(
                 request_id=request.request_id,
                 epoch=self._store.epoch,
-                removed=removed,
-                intact=len(blocks) - removed,
+                removed=len(keys) - intact,
+                intact=intact,
             )
             self._reply(client, verified)
 

@@ -42,6 +42,12 @@ class Parcel:
 class Stream(Protocol):
     """Makes one parcel after another. Owns the pins of the blocks it has not yet parcelled."""
 
+    def go_on(self, last_resort: bool) -> bool:
+        """Prepare what comes next. Whether `next_parcel` may be called now.
+
+        `last_resort`: nothing that this client is being sent will free memory for it.
+        """
+
     def next_parcel(self) -> Parcel | None:
         """The next message, which takes its blocks' pins along, or None when all have gone."""
 
@@ -50,7 +56,8 @@ class Stream(Protocol):
 
 
 class Outbox:
-    """What waits for one client: replies first, then its streams one after another."""
+    """What waits for one client: replies first, then its streams one after another, but for
+    those that wait for a disk."""
 
     __slots__ = ("client", "in_flight", "replies", "streams", "stuck")
 
@@ -70,11 +77,16 @@ class Outbox:
             return parcel
         if self.replies:
             return self.replies.popleft()
-        while self.streams:
-            next_of_stream = self.streams[0].next_parcel()
+        waiting = 0  # for a disk: whoever is behind them goes first
+        while waiting < len(self.streams):
+            stream = self.streams[waiting]
+            if not stream.go_on(last_resort=not waiting and not self.in_flight):
+                waiting += 1
+                continue
+            next_of_stream = stream.next_parcel()
             if next_of_stream is not None:
                 return next_of_stream
-            self.streams.popleft()
+            del self.streams[waiting]
         return None
 
 
@@ -94,7 +106,13 @@ class Outboxes:
         self.clients_gone = 0
 
     @property
+    def stuck(self) -> bool:
+        """Some client's queue was full."""
+        return any(outbox.stuck is not None for outbox in self._outboxes.values())
+
+    @property
     def waiting(self) -> bool:
+        """Something has not been handed to libzmq yet; maybe it waits for a disk."""
         return any(len(outbox) for outbox in self._outboxes.values())
 
     @property

@@ -22,7 +22,9 @@ from remote_server.shared.leases import Leases
 from remote_server.shared.local_socket import LocalSocket
 from remote_server.shared.puts import SharedPuts
 from remote_server.store.arena import Arena, warn_if_dev_shm_is_small
+from remote_server.store.disk.admission import Admission, Admit, WriteBudget
 from remote_server.store.disk.opening import OpenDisk
+from remote_server.store.disk.tier import DiskTier
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Store
 
@@ -101,7 +103,7 @@ class Server:
             self._arena.populate()
         tier = MemoryTier(self._arena)
         disk = self._disk.tier if self._disk is not None else None
-        self.store = Store(tier, self._clock, disk)
+        self.store = Store(tier, self._clock, disk, self._admission(disk))
         self._outboxes = Outboxes(self._router, tier.unpin_all)
         self._poller = zmq.Poller()
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
@@ -192,6 +194,15 @@ class Server:
             return None
         return OpenDisk(Path(config.disk), config.disk_bytes, self._copier.wake)
 
+    def _admission(self, disk: DiskTier | None) -> Admission | None:
+        if disk is None:
+            return None
+        config, found = self.config, sum(s.num_bytes for s in disk.segments.all)
+        budget = WriteBudget(
+            config.disk_write_rate, config.disk_bytes, config.disk_bytes - found, self._clock
+        )
+        return Admission(Admit(config.disk_admit), budget)
+
     def _map(self) -> Arena:
         try:
             return Arena(self.config.memory)
@@ -237,7 +248,7 @@ class Server:
     def _patience_ms(self, more_to_do: bool) -> int:
         if more_to_do:
             return 0
-        if self._outboxes.waiting:
+        if self._outboxes.stuck:
             return STUCK_RETRY_MS
         if self._outboxes.in_flight or self._drain_until is not None:
             return RELEASE_MS

@@ -57,35 +57,48 @@ class BlockStream:
         self._tier = tier
         self._left = deque(zip(found.indices, found.blocks, strict=True))
 
+    def go_on(self, last_resort: bool) -> bool:
+        return True
+
     def next_parcel(self) -> Parcel | None:
         if not self._left:
             return None
-        indices, blocks = self._next_batch()
-        header = protocol.Blocks(
-            request_id=self._request_id,
-            epoch=self._epoch,
-            indices=indices,
-            lengths=[block.length for block in blocks],
-            checksums=checksums_of(blocks, self._tier),
-            more=bool(self._left),
-            blocks_per_frame=len(blocks),
+        indices, blocks = next_batch(self._left)
+        return blocks_parcel(
+            self._request_id, self._epoch, indices, blocks, self._tier, more=bool(self._left)
         )
-        num_bytes = sum(header.lengths)
-        frames, pinned = frames_of(blocks, len(blocks), self._tier)
-        return Parcel([*protocol.encode(header), *frames], pinned, num_bytes)
 
     def cancel(self) -> None:
         self._tier.unpin_all([block for _, block in self._left])
         self._left.clear()
 
-    def _next_batch(self) -> tuple[list[int], list[Block]]:
-        """One large block, or small ones until their frame is full."""
-        indices: list[int] = []
-        blocks: list[Block] = []
-        room = SHARED_FRAME_BYTES
-        while self._left and (not blocks or self._left[0][1].length <= room):
-            index, block = self._left.popleft()
-            indices.append(index)
-            blocks.append(block)
-            room = room - block.length if block.length < OWN_FRAME_BYTES else 0
-        return indices, blocks
+
+def next_batch(left: deque[tuple[int, Block]]) -> tuple[list[int], list[Block]]:
+    """One large block of `left`, or small ones until their frame is full: indices and blocks."""
+    indices: list[int] = []
+    blocks: list[Block] = []
+    room = SHARED_FRAME_BYTES
+    while left and (not blocks or left[0][1].length <= room):
+        index, block = left.popleft()
+        indices.append(index)
+        blocks.append(block)
+        room = room - block.length if block.length < OWN_FRAME_BYTES else 0
+    return indices, blocks
+
+
+def blocks_parcel(
+    request_id: int, epoch: str, indices: list[int], blocks: list[Block], tier: Tier, *, more: bool
+) -> Parcel:
+    """One `Blocks` message. Takes over the pins of `blocks`, which may be none in the last one."""
+    header = protocol.Blocks(
+        request_id=request_id,
+        epoch=epoch,
+        indices=indices,
+        lengths=[block.length for block in blocks],
+        checksums=checksums_of(blocks, tier),
+        more=more,
+        blocks_per_frame=max(1, len(blocks)),
+    )
+    num_bytes = sum(header.lengths)
+    frames, pinned = frames_of(blocks, max(1, len(blocks)), tier)
+    return Parcel([*protocol.encode(header), *frames], pinned, num_bytes)

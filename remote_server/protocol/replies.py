@@ -122,9 +122,13 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """`blocks` and `used_bytes` are those in memory."""
+
     block_bytes: int
     blocks: int
     used_bytes: int
+    disk_blocks: int = 0
+    disk_used_bytes: int = 0
     client: str
     fingerprint: dict[str, str]
 

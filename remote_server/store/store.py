@@ -4,6 +4,7 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import msgspec
@@ -18,6 +19,7 @@ from remote_server.protocol import (
     PutOutcome,
     TierStats,
 )
+from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.slabs import Block, BlockState, memory_for_block
 from remote_server.store.tier import Tier
@@ -68,6 +70,17 @@ class Pinned(NamedTuple):
     duplicate: int
 
 
+class Found(NamedTuple):
+    """What a streamed get can serve, each of its blocks pinned for the caller, or None where it
+    must be fetched by its key first."""
+
+    indices: list[int]  # into the keys asked; a key asked twice is named once
+    keys: list[bytes]
+    blocks: list[Block | None]
+    miss: int
+    duplicate: int
+
+
 class Reserved(NamedTuple):
     """Where the blocks of a put go. The caller fills each and completes or fails it once."""
 
@@ -85,11 +98,15 @@ class Store:
         tier: Tier,
         clock: Callable[[], float] = time.monotonic,
         disk: DiskTier | None = None,
+        admission: Admission | None = None,
     ) -> None:
-        """`tier` is memory, which serves everything; `disk` what is below it, if anything is."""
+        """`tier` is memory, which serves everything; `disk` what is below it, if anything is,
+        and `admission` which blocks get there."""
         self.tier = tier
         self.disk = disk
-        self.waterfall = None if disk is None else Waterfall(tier, disk, self._block_bytes_of)
+        self.waterfall = (
+            None if disk is None else Waterfall(tier, disk, self._block_bytes_of, admission)
+        )
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self.namespaces: dict[str, NamespaceInfo] = {}  # most recently declared last
@@ -130,7 +147,8 @@ class Store:
     def _forget_an_empty_namespace(self) -> None:
         """Its client, if it ever comes back, is told UNKNOWN_NAMESPACE and says hello again."""
         for name in self.namespaces:
-            if self.tier.num_blocks(name) == 0:
+            on_disk = self.disk is not None and self.disk.block_bytes_of(name) is not None
+            if self.tier.num_blocks(name) == 0 and not on_disk:
                 del self.namespaces[name]
                 return
         raise RequestRefused(
@@ -170,6 +188,27 @@ class Store:
 
         self.waterfall.fetch(namespace, [*reversed(first)], fetched)
 
+    def find(self, namespace: str, keys: Sequence[bytes]) -> Pinned | Found:
+        """`get`, when all of it is in memory or there is no disk; else what is to be streamed
+        as it comes from there. Counted as hits are those that were found."""
+        if self.waterfall is None:
+            return self.get(namespace, keys)
+        first = _first_places(keys)
+        found = self.waterfall.find(namespace, [*reversed(first)])
+        if True not in found:
+            pinned = [block if isinstance(block, Block) else None for block in found]
+            return self._found(keys, first, pinned)
+        found.reverse()
+        places = [
+            (index, key, block if isinstance(block, Block) else None)
+            for (key, index), block in zip(first.items(), found, strict=True)
+            if block
+        ]
+        miss, duplicate = len(first) - len(places), len(keys) - len(first)
+        self._count_get(len(keys), len(places), miss, duplicate)
+        indices, wanted, blocks = zip(*places, strict=True)
+        return Found([*indices], [*wanted], [*blocks], miss, duplicate)
+
     def _found(
         self, keys: Sequence[bytes], first: dict[bytes, int], pinned: list[Block | None]
     ) -> Pinned:
@@ -187,11 +226,14 @@ class Store:
             miss=len(first) - len(blocks),
             duplicate=len(keys) - len(first),
         )
-        self.counters["get_total"] += len(keys)
-        self.counters["get_hit"] += len(blocks)
-        self.counters["get_miss"] += found.miss
-        self.counters["get_duplicate"] += found.duplicate
+        self._count_get(len(keys), len(blocks), found.miss, found.duplicate)
         return found
+
+    def _count_get(self, total: int, hit: int, miss: int, duplicate: int) -> None:
+        self.counters["get_total"] += total
+        self.counters["get_hit"] += hit
+        self.counters["get_miss"] += miss
+        self.counters["get_duplicate"] += duplicate
 
     def _states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         return (self.waterfall or self.tier).lookup_all(namespace, keys)
@@ -204,9 +246,30 @@ class Store:
         blocks = self.tier.pin_all(namespace, [*_first_places(keys)])
         return [block for block in blocks if block is not None]
 
+    def verify_on_disk(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        on_verified: Callable[[dict[bytes, bool]], None],
+    ) -> None:
+        """Hash what the disk has of `keys` where it lies, and remove there what is bad.
+        `on_verified` is called once, at once when there is nothing."""
+        pinned = [] if self.disk is None else self.disk.pin_all(namespace, [*_first_places(keys)])
+        blocks = [block for block in pinned if block is not None]
+        if self.disk is None or not blocks:
+            on_verified({})
+            return
+
+        def verified(good: list[bool]) -> None:
+            self.counters["integrity_checksum"] += good.count(False)
+            on_verified({block.key: ok for block, ok in zip(blocks, good, strict=True)})
+
+        self.disk.verify(blocks, verified)
+
     def touch(self, namespace: str, keys: Sequence[bytes]) -> int:
         """How many distinct keys were readable, and are the most recently used now."""
-        return sum(self.tier.touch(namespace, key) for key in reversed(_first_places(keys)))
+        place = self.waterfall or self.tier
+        return sum(place.touch(namespace, key) for key in reversed(_first_places(keys)))
 
     # ── writing ──────────────────────────────────────────────────────────────────────────
 
@@ -221,6 +284,7 @@ class Store:
         draining: bool,
     ) -> Reserved:
         """Reserve a slot for each key worth writing. The namespace must be declared."""
+        all_keys = keys
         states = self._states(namespace, keys)
         reasons: Counter[str] = Counter()
         outcomes = bytearray([PutOutcome.CREATED]) * len(keys)
@@ -240,6 +304,9 @@ class Store:
             reasons[Declined.NO_SLOT] += 1
         reserved = Reserved(outcomes, [*indices[: len(blocks)]], blocks, reasons)
         self._count_put(reserved)
+        if self.waterfall is not None and PutOutcome.EXISTED in outcomes:
+            existed = [outcome == PutOutcome.EXISTED for outcome in outcomes]
+            self.waterfall.asked_again(namespace, [*compress(all_keys, existed)])
         return reserved
 
     def end_put(
@@ -303,15 +370,22 @@ class Store:
         return memory if self.disk is None else {**memory, "disk": self.disk.stats()}
 
     def namespace_stats(self) -> dict[str, NamespaceStats]:
+        """Those declared, and those found on disk that nobody has declared since the start."""
+        found = {} if self.disk is None else self.disk.namespaces()
+        undeclared = {
+            name: NamespaceInfo(block_bytes=block_bytes) for name, block_bytes in found.items()
+        }
         return {
             name: NamespaceStats(
                 block_bytes=info.block_bytes,
                 blocks=self.tier.num_blocks(name),
                 used_bytes=self.tier.used_bytes(name),
+                disk_blocks=0 if self.disk is None else self.disk.num_blocks(name),
+                disk_used_bytes=0 if self.disk is None else self.disk.used_bytes(name),
                 client=info.client,
                 fingerprint=info.fingerprint,
             )
-            for name, info in self.namespaces.items()
+            for name, info in (undeclared | self.namespaces).items()
         }
 
     def all_counters(self) -> dict[str, int]:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
+from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.files import Written
+from remote_server.store.disk.layout import PAGE, padded
 from remote_server.store.disk.segments import DiskBlock
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.slabs import Block, BlockState
@@ -16,8 +18,10 @@ BLOCKS_PER_DEMOTION = 64
 
 OnFetched = Callable[[list[Block | None]], None]
 
-COUNTERS = ("demoted", "demoted_late", "demote_declined", "promoted", "promote_no_slot",
-            "promote_failed")  # fmt: skip
+COUNTERS = (
+    "demoted", "demoted_late", "demote_declined", "declined_first_time", "declined_write_rate",
+    "promoted", "promote_no_slot", "promote_failed", "lost",
+)  # fmt: skip
 """`demoted_late`: gone from memory before the disk had time for it."""
 
 
@@ -27,15 +31,23 @@ class Waterfall:
     A block is written to disk soon after it was published, not when it is evicted: so eviction
     never waits for a disk, and a server that is killed has its blocks. Blocks that wait for the
     disk are not pinned; those that memory evicts first are counted and lost. While a block is
-    being written it is pinned in memory, and at most `disk`'s bound of bytes are.
+    being written it is pinned in memory, and at most `disk`'s bound of bytes are. What
+    `admission` turns away is offered again when it is got from memory, or put once more.
     """
 
-    def __init__(self, memory: Tier, disk: DiskTier, block_bytes_of: Callable[[str], int]) -> None:
-        """`block_bytes_of` a namespace that holds blocks."""
+    def __init__(
+        self,
+        memory: Tier,
+        disk: DiskTier,
+        block_bytes_of: Callable[[str], int],
+        admission: Admission | None = None,
+    ) -> None:
+        """`block_bytes_of` a namespace that holds blocks. Without `admission` all are admitted."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._memory = memory
         self._disk = disk
         self._block_bytes_of = block_bytes_of
+        self._admission = admission or Admission()
         self._to_demote: deque[Block] = deque()
         self._num_demoting = 0
         self._fetching: dict[tuple[str, bytes], list[Callable[[Block | None], None]]] = {}
@@ -51,6 +63,11 @@ class Waterfall:
         if not states.strip(b"\2"):
             return states
         return bytes(map(max, states, self._disk.lookup_all(namespace, keys)))
+
+    def touch(self, namespace: str, key: bytes) -> bool:
+        """Mark as used now in both tiers; False when it is readable in neither."""
+        on_disk = self._disk.touch(namespace, key)
+        return self._memory.touch(namespace, key) or on_disk
 
     def clear(self, namespace: str | None) -> None:
         """Clear the disk as well, and write nothing of it that still waits."""
@@ -70,9 +87,26 @@ class Waterfall:
     def published(self, blocks: Sequence[Block]) -> None:
         """These have just become readable in memory, and did not come from the disk, which
         forgets what it has of their keys: a forced put must not be undone by an eviction."""
-        for block in blocks:
-            self._disk.remove_other(block.namespace, block.key, self._checksum(block))
-        self._to_demote.extend(blocks)
+        seen = [
+            block
+            for block in blocks
+            if self._disk.remove_other(block.namespace, block.key, self._checksum(block))
+            or self._admission.is_seen_enough(block.namespace, block.key)
+        ]
+        self.counters["declined_first_time"] += len(blocks) - len(seen)
+        self.counters["demote_declined"] += len(blocks) - len(seen)
+        self._to_demote.extend(seen)
+        self.demote_some()
+
+    def asked_again(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """These were put again, or got: those of them that were turned away, and that memory
+        has, are offered to the disk once more."""
+        if not self._admission.remembers:
+            return
+        keys = [key for key in keys if self._admission.is_due_again(namespace, key)]
+        again = [block for block in self._memory.pin_all(namespace, keys) if block is not None]
+        self._memory.unpin_all(again)
+        self._to_demote.extend(again)
         self.demote_some()
 
     def demote_some(self) -> None:
@@ -101,7 +135,12 @@ class Waterfall:
                 blocks.append(block)
         return blocks
 
-    def _demote(self, blocks: list[Block]) -> None:
+    def _demote(self, offered: list[Block]) -> None:
+        blocks = [block for block in offered if self._may_write(block)]
+        self.counters["declined_write_rate"] += len(offered) - len(blocks)
+        self.counters["demote_declined"] += len(offered) - len(blocks)
+        if not blocks:
+            return
         namespace = blocks[0].namespace
         places = self._disk.begin_puts(
             namespace,
@@ -130,6 +169,10 @@ class Waterfall:
 
         self._disk.write(places, [self._memory.view(block) for block in taken], finish)
 
+    def _may_write(self, block: Block) -> bool:
+        num_bytes = PAGE + padded(block.length)
+        return self._admission.may_write(block.namespace, block.key, num_bytes)
+
     def _checksum(self, block: Block) -> int:
         if block.checksum is None:
             view = self._memory.view(block)
@@ -138,13 +181,47 @@ class Waterfall:
 
     # ── up ───────────────────────────────────────────────────────────────────────────────
 
-    def fetch(self, namespace: str, keys: Sequence[bytes], on_fetched: OnFetched) -> bool:
+    def find(self, namespace: str, keys: Sequence[bytes]) -> list[Block | bool]:
+        """Of each distinct key a pinned block, or whether `fetch` would find it on disk.
+
+        When anything must be read, what the disk has is not pinned in memory either: the pins
+        of a large get's end would leave no room for its beginning.
+        """
+        self.asked_again(namespace, keys)
+        blocks = self._memory.pin_all(namespace, keys)
+        found: list[Block | bool] = [block or False for block in blocks]
+        if False not in found:
+            return found
+        states = self._disk.lookup_all(namespace, keys)
+        on_disk = [state == KeyState.READABLE for state in states]
+        if not any(here for block, here in zip(blocks, on_disk, strict=True) if block is None):
+            return found
+        for place, here in enumerate(on_disk):
+            if here:
+                self._disk.touch(namespace, keys[place])
+                self._memory.unpin_all(block for block in blocks[place : place + 1] if block)
+                found[place] = True
+        return found
+
+    def is_readable(self, namespace: str, key: bytes) -> bool:
+        """In either tier."""
+        return self.lookup_all(namespace, (key,))[0] == KeyState.READABLE
+
+    def block_bytes_of(self, namespace: str) -> int:
+        """Of a namespace with blocks on disk. Nobody may have said hello since a start."""
+        return self._disk.block_bytes_of(namespace) or self._block_bytes_of(namespace)
+
+    def fetch(
+        self, namespace: str, keys: Sequence[bytes], on_fetched: OnFetched, *, final: bool = True
+    ) -> bool:
         """`pin_all`, reading into memory what only the disk has.
 
         `keys` are distinct. `on_fetched` gets a pinned block of memory, or None, for each; at
         once, and then this returns True, when nothing has to be read. Ask for no more at a time
-        than memory can hold beside what else is pinned: what finds no place is a miss.
+        than memory can hold beside what else is pinned: what finds no place is a miss, and
+        counted unless the caller will ask again (not `final`) or call `gave_up`.
         """
+        self.asked_again(namespace, keys)
         blocks = self._memory.pin_all(namespace, keys)
         missing = [place for place, block in enumerate(blocks) if block is None]
         waiting = 1
@@ -171,12 +248,16 @@ class Waterfall:
                 wait_for(place)  # somebody else is reading it
             else:
                 to_read.append(place)
-        for place in self._read([(place, keys[place]) for place in to_read], namespace):
+        for place in self._read([(place, keys[place]) for place in to_read], namespace, final):
             wait_for(place)
         one_is_here()
         return not waiting
 
-    def _read(self, wanted: list[tuple[int, bytes]], namespace: str) -> Iterator[int]:
+    def gave_up(self, num_blocks: int) -> None:
+        """These found no room in memory, and nobody will ask for them again."""
+        self.counters["promote_no_slot"] += num_blocks
+
+    def _read(self, wanted: list[tuple[int, bytes]], namespace: str, final: bool) -> Iterator[int]:
         """Begin to read what the disk has of `wanted`; the places of those that will come."""
         pinned = self._disk.pin_all(namespace, [key for _, key in wanted])
         found: list[tuple[int, DiskBlock]] = [
@@ -195,7 +276,8 @@ class Waterfall:
             [block.checksum for block in sources],
         )
         self._disk.unpin_all(sources[len(targets) :])
-        self.counters["promote_no_slot"] += len(sources) - len(targets)
+        if final:
+            self.gave_up(len(sources) - len(targets))
         if not targets:
             return
         for target in targets:

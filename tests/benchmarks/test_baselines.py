@@ -60,7 +60,7 @@ def test_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(small_operations, "NUM_STREAMS", 1)  # processes take their time to start
-    record, rows = run(server, tmp_path, "--sizes-bytes", "4MiB")
+    record, rows = run(server, tmp_path, "--sizes-bytes", "4MiB", "--directory", str(tmp_path))
     for integrity in (True, False):
         for operation in (
             "set deferred=False", "set deferred=True", "set deferred=True, until readable", "get",
@@ -77,6 +77,14 @@ def test_the_server(
     assert figures["64 KiB blocks, of the throughput of 1 MiB"].keys() == {
         "set deferred=False", "stream_get"
     }  # fmt: skip
+    below = {row["operation"]: row for row in record["rows"] if row["model"].startswith("tiers")}
+    for column in ("memory", "disk", "memory+disk"):
+        for operation in ("put", "get"):
+            assert below[f"{column}: {operation}"]["seconds"], below
+    assert figures["16 MiB from memory, beside the disk"].keys() == {
+        "alone, ms", "disk saturated, ms", "slower, %"
+    }  # fmt: skip
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.svg"], "left behind"
     assert "delta-stream_get" in capsys.readouterr().out
 
 

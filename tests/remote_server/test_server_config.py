@@ -33,6 +33,8 @@ def test_the_defaults_are_loopback_and_one_gibibyte():
         ({"memory": -1}, "memory: -1 bytes"),
         ({"drain_timeout_s": -1.0}, "drain_timeout_s: -1"),
         ({"drain_timeout_s": float("nan")}, "drain_timeout_s: nan"),
+        ({"disk_write_rate": -1}, "disk_write_rate: -1 bytes per second"),
+        ({"disk_admit": "often"}, "disk_admit: 'often' is none of all, twice"),
         ({"log_level": "loud"}, "log_level: 'loud'"),
         ({"bind": "127.0.0.1:5757"}, "bind: '127.0.0.1:5757' is not an address"),
         ({"bind": "tcp://127.0.0.1:99999"}, "is not an address"),

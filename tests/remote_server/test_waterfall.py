@@ -19,11 +19,11 @@ def data_of(number: int) -> bytes:
 
 
 class Both:
-    def __init__(self, folder, **options):
+    def __init__(self, folder, admission=None, **options):
         self.arena = Arena(IN_MEMORY * BLOCK)
         self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK)
         self.disk = RealDisk(folder, BUDGET, SEGMENT_BYTES, **options)
-        self.waterfall = Waterfall(self.memory, self.disk.tier, lambda namespace: BLOCK)
+        self.waterfall = Waterfall(self.memory, self.disk.tier, lambda namespace: BLOCK, admission)
 
     def put(self, *numbers: int, settle: bool = True) -> None:
         keys = [b"%d" % number for number in numbers]

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from benchmarks.harness import machine, options, table
 from benchmarks.harness.record import Record
@@ -23,6 +24,7 @@ from benchmarks.remote_kv_cache.baseline import (
     results,
     server_cases,
     small_operations,
+    tiers,
 )
 from benchmarks.remote_kv_cache.baseline.blocks import Work, shared_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import server_for
@@ -32,7 +34,7 @@ from remote_server.malloc import keep_freed_memory
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
 
-SECTIONS = ("models", "lookups", "sizes", "fairness")
+SECTIONS = ("models", "lookups", "sizes", "fairness", "tiers")
 SOURCE_OPERATIONS = (
     server_cases.SET, server_cases.SET_DEFERRED, server_cases.GET, server_cases.STREAM_GET
 )  # fmt: skip
@@ -55,7 +57,11 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
-        help="moved by each trial of `sizes` and `fairness` (default: 128MiB)",
+        help="moved by each trial of `sizes`, `fairness` and `tiers` (default: 128MiB)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--directory", type=Path, default=Path(), metavar="DIR",
+        help="on the disk of `tiers`; what is written there is removed (default: this one)",
     )  # fmt: skip
     arguments = parser.parse_args(argv)
     keep_freed_memory()  # as every engine that has the client does
@@ -92,6 +98,12 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> N
         record.figures += small_operations.measure_fairness(
             runner, arguments.memory, arguments.sizes_bytes
         )
+    if "tiers" in arguments.only and not runner.interrupted:
+        rows, figures = tiers.measure(
+            runner, arguments.memory, arguments.sizes_bytes, arguments.directory
+        )
+        record.rows += rows
+        record.figures += figures
 
 
 def measure_model(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
@@ -150,6 +162,7 @@ def show(record: Record, heading: str) -> None:
                *(f"delta-{operation}" for operation in SOURCE_OPERATIONS)]  # fmt: skip
     if lines:
         print(f"{heading}\n{table.render(headers, lines)}")
+    show_tiers(record)
     if record.rows:
         print(f"\n{results.details(record.rows)}")
     if record.figures:
@@ -159,6 +172,17 @@ def show(record: Record, heading: str) -> None:
             for name, value in figure.values.items()
         ]
         print(f"\n{table.render(['', 'transport', '', 'measured', 'unit'], small)}")
+
+
+def show_tiers(record: Record) -> None:
+    """GB/s of each tier, side by side."""
+    speeds = {row.operation: row.gb_per_s for row in record.rows if row.model == tiers.TIERS.name}
+    if speeds:
+        lines: list[list[table.Cell]] = [
+            [operation, *(speeds.get(f"{column}: {operation}") for column in tiers.COLUMNS)]
+            for operation in ("put", "get")
+        ]
+        print(f"\nGB/s over tcp, integrity on\n{table.render(['', *tiers.COLUMNS], lines)}")
 
 
 def _sections(text: str) -> list[str]:

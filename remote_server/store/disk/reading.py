@@ -9,13 +9,20 @@ from remote_server.store.disk.index import Index
 from remote_server.store.disk.leaving import Leaving
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.segments import BlockState, DiskBlock, Segments
-from remote_server.store.disk.transfers import Piece, ReadResult, pieces_of, read_piece
+from remote_server.store.disk.transfers import (
+    Piece,
+    ReadResult,
+    pieces_of,
+    read_piece,
+    runs_of,
+    verify_piece,
+)
 
 OnRead = Callable[[list[bool]], None]
 
 
 class Reading:
-    """What `DiskTier` says of `pin_all` and `read`."""
+    """What `DiskTier` says of `pin_all`, `read` and `verify`."""
 
     def __init__(
         self,
@@ -59,11 +66,32 @@ class Reading:
         for piece in pieces_of(blocks, views):
             self._submit(piece, finish)
 
+    def verify(self, blocks: Sequence[DiskBlock], on_read: OnRead) -> None:
+        good: dict[DiskBlock, bool] = {}
+
+        def finish(run: list[DiskBlock], found: list[ReadResult] | None) -> None:
+            verdicts = found or [ReadResult.IO_ERROR] * len(run)
+            for block, verdict in zip(run, verdicts, strict=True):
+                good[block] = verdict is ReadResult.OK
+                self._judge(block, verdict)
+            if len(good) == len(blocks):
+                on_read([good[block] for block in blocks])
+
+        for run in runs_of(blocks):
+            file = run[0].segment.file
+            assert file is not None
+            work = partial(verify_piece, file, run)
+            self._pool.submit(Job(Priority.READ, work, partial(finish, run)))
+
     def _end(self, block: DiskBlock, verdict: ReadResult) -> None:
         if verdict is ReadResult.OK:
             self._counters["read"] += 1
             self._counters["read_bytes"] += block.length
-        else:
+        self._judge(block, verdict)
+
+    def _judge(self, block: DiskBlock, verdict: ReadResult) -> None:
+        """Gives back the pin."""
+        if verdict is not ReadResult.OK:
             self._counters[f"read_{verdict}"] += 1
             if block.state is BlockState.READABLE:
                 self._leaving.let_go(block)

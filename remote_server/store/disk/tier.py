@@ -138,10 +138,11 @@ class DiskTier:
     def block_bytes_of(self, namespace: str) -> int | None:
         """What a namespace was declared with when its blocks came here, perhaps by an earlier
         server; None when there is nothing of it."""
-        for slot_class in self.segments.classes.values():
-            if slot_class.namespace == namespace:
-                return slot_class.block_bytes
-        return None
+        return self.namespaces().get(namespace)
+
+    def namespaces(self) -> dict[str, int]:
+        """What has segments here, found at start or made since, and its `block_bytes`."""
+        return {c.namespace: c.block_bytes for c in self.segments.classes.values() if c.segments}
 
     def num_unverified(self) -> int:
         """Blocks found at start whose bytes have not been hashed yet."""
@@ -221,6 +222,10 @@ class DiskTier:
         """
         self._reading.read(blocks, views, on_read)
 
+    def verify(self, blocks: Sequence[DiskBlock], on_read: OnRead) -> None:
+        """`read` to nowhere, at least one block: whether the file still holds the bytes of each."""
+        self._reading.verify(blocks, on_read)
+
     def unpin(self, block: DiskBlock) -> None:
         """Give back one pin without reading."""
         self._leaving.unpin(block)
@@ -246,12 +251,15 @@ class DiskTier:
         self._counters["removed"] += 1
         return True
 
-    def remove_other(self, namespace: str, key: bytes, checksum: int) -> None:
-        """Remove the block of `key`, verified or not, unless it holds these very bytes."""
+    def remove_other(self, namespace: str, key: bytes, checksum: int) -> bool:
+        """Remove the block of `key`, verified or not, unless it holds these very bytes. Whether
+        there was one."""
         block = self._index.find(namespace, key)
-        if block is not None and block.checksum != checksum:
-            self._leaving.let_go(block)
-            self._counters["removed"] += 1
+        if block is None or block.checksum == checksum:
+            return False
+        self._leaving.let_go(block)
+        self._counters["removed"] += 1
+        return True
 
     def clear(self, namespace: str | None) -> int:
         """Remove all blocks of one namespace, or of all; what is being written is dropped too.

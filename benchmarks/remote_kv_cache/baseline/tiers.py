@@ -1,0 +1,276 @@
+"""The server's tiers beside each other: in memory, on disk alone, and in memory written behind.
+
+    memory         a server without a disk
+    disk           put: until every block is on disk; get: from a server that was just started
+                   again, so that nothing is in its memory, and read past the page cache
+    memory+disk    as a client sees it: put until readable, written behind; got from memory
+
+The wall of a disk is the raw loop of `test_disk`. And one figure: what a get from memory costs
+while the server's disk threads read and hash as fast as they can.
+"""
+
+import tempfile
+import threading
+import time
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import zmq
+
+from benchmarks.harness import machine
+from benchmarks.harness.record import Figure, Row
+from benchmarks.harness.runner import Case, Runner, Skipped
+from benchmarks.harness.statistics import percentile
+from benchmarks.remote_kv_cache.baseline import blocks, disk_cases, results
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
+from benchmarks.remote_kv_cache.baseline.ferry_client import (
+    PATIENCE_S,
+    FerryWork,
+    connect,
+    key_of,
+    server_for,
+)
+from benchmarks.remote_kv_cache.baseline.results import Variant
+from benchmarks.remote_kv_cache.models import Model
+from examples.processes import RemoteServer
+from remote_server import protocol
+from remote_server.client import RemoteClient
+from remote_server.config import MiB
+
+TIERS = Model("tiers, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
+COLUMNS = ("memory", "disk", "memory+disk", "raw loop")
+_BATCH_BYTES = 16 * MiB
+_PROBES = 5  # gets from memory in one trial
+_NUM_OUTSTANDING = 2  # requests to verify everything
+
+
+def measure(
+    runner: Runner, memory: int | None, num_bytes: int, directory: Path
+) -> tuple[list[Row], list[Figure]]:
+    """`num_bytes` of blocks in each tier; the disk below `directory` needs five times as much."""
+    num_batches = max(1, num_bytes // _BATCH_BYTES)
+    work = blocks.plan(TIERS, num_batches, _BATCH_BYTES // TIERS.block_bytes())
+    try:
+        machine.skip_unless_fits(work.num_bytes * 6, memory)
+        with ExitStack() as stack:
+            folder = Path(
+                stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-", dir=directory))
+            )
+            source = disk_cases.aligned(work.num_blocks, work.block_bytes)
+            target = disk_cases.aligned(work.num_blocks, work.block_bytes)
+            blocks.fill(source)
+            below = stack.enter_context(DiskServer(folder / "server", work))
+            cases = _cases(stack, work, source, target, folder, below)
+            rows = results.rows_of(work, runner.measure(TIERS.name, cases), Variant("b2b naive"))
+            if runner.interrupted:
+                return rows, []
+            return rows, [_saturated(runner, below, work, source, target)]
+    except Skipped as reason:
+        return results.skipped_rows(work, "disk: get", str(reason)), []
+
+
+class DiskServer:
+    """A server with a disk, whose memory holds the work as well, and a client of it."""
+
+    def __init__(self, folder: Path, work: Work) -> None:
+        self._work = work
+        memory = work.num_bytes + work.num_bytes // 4 + 64 * MiB
+        disk = max(4 * work.num_bytes, 256 * MiB)
+        self._server = RemoteServer(
+            str(memory),
+            args=["--disk", str(folder), "--disk-bytes", str(disk), "--disk-write-rate", "0"],
+        )
+        self.ferry: FerryWork
+        self.client: RemoteClient
+
+    @property
+    def endpoint(self) -> str:
+        return self._server.endpoint
+
+    def __enter__(self) -> "DiskServer":
+        self._start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def empty_memory(self, source: Pool) -> None:
+        """Everything is on disk, and nothing in memory: the server was stopped and started."""
+        self.ferry.make_present(source)
+        self.wait_until_on_disk()
+        self._stop()
+        self._start()
+        self.ferry.wait_until_readable()
+        if self.client.stats(timeout_s=PATIENCE_S).result().tiers["memory"].blocks:
+            raise AssertionError("a server that was just started has blocks in memory")
+
+    def put_until_on_disk(self, source: Pool) -> None:
+        self.ferry.put(source, deferred=True)
+        self.wait_until_on_disk()
+
+    def wait_until_on_disk(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while self._num_on_disk() < self._work.num_blocks:
+            if time.monotonic() > deadline:
+                raise AssertionError(f"{self._num_on_disk()} blocks on disk after {PATIENCE_S} s")
+            time.sleep(0.001)
+
+    def _num_on_disk(self) -> int:
+        stats = self.client.stats(timeout_s=PATIENCE_S).result()
+        return stats.namespaces[TIERS.name].disk_blocks
+
+    def _start(self) -> None:
+        self._server.start()
+        try:
+            self.client = connect(self.endpoint, TIERS.name, self._work.block_bytes)
+        except BaseException:
+            self._server.stop()
+            raise
+        self.ferry = FerryWork(self.client, TIERS.name, self._work)
+
+    def _stop(self) -> None:
+        self.client.close()
+        self._server.stop()
+
+
+def _cases(
+    stack: ExitStack, work: Work, source: Pool, target: Pool, folder: Path, below: DiskServer
+) -> list[Case]:
+    alone = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
+    client = connect(alone.endpoint, TIERS.name, work.block_bytes)
+    stack.callback(client.close)
+    memory = FerryWork(client, TIERS.name, work)
+    raw = disk_cases.RawLoop(folder, work.num_blocks, work.block_bytes, threads=1)
+    stack.callback(raw.close)
+    raw.write(source)
+    poison = partial(blocks.poison, target)
+    came = partial(blocks.verify, source, target, work.everything)
+    in_place = blocks.Batch(work.everything.source, work.everything.source)
+
+    def present(ferry: FerryWork) -> None:
+        ferry.make_present(source)
+        poison()
+
+    def present_below() -> None:
+        """In its memory as well: what a restart left on disk alone is got first."""
+        present(below.ferry)
+        below.ferry.get(target)
+        poison()
+
+    def cold() -> None:
+        below.empty_memory(source)
+        poison()
+
+    def kept_below() -> None:
+        below.ferry.verify_kept(source, target)
+
+    naive = partial(blocks.copy_naive, source, target, work)
+    return [
+        Case(Variant("b2b naive"), naive, poison, came),
+        Case(
+            Variant("memory: put", "tcp", True), partial(memory.put, source, deferred=False),
+            memory.clear, partial(memory.verify_kept, source, target),
+        ),
+        Case(
+            Variant("memory: get", "tcp", True), partial(memory.get, target),
+            partial(present, memory), came,
+        ),
+        Case(
+            Variant("memory+disk: put", "tcp", True),
+            lambda: below.ferry.put(source, deferred=False), lambda: below.ferry.clear(),
+            kept_below,
+        ),
+        Case(
+            Variant("memory+disk: get", "tcp", True), lambda: below.ferry.get(target),
+            present_below, came,
+        ),
+        Case(
+            Variant("disk: put", "tcp", True), lambda: below.put_until_on_disk(source),
+            lambda: below.ferry.clear(), kept_below,
+        ),
+        Case(Variant("disk: get", "tcp", True), lambda: below.ferry.get(target), cold, came),
+        Case(Variant("raw loop: put"), partial(raw.write, source)),
+        Case(
+            Variant("raw loop: get"), partial(raw.read, target), poison,
+            partial(blocks.verify, source, target, in_place),
+        ),
+    ]  # fmt: skip
+
+
+class Saturation:
+    """Has a server read and hash, again and again, what only its disk holds. No block travels."""
+
+    def __init__(self, endpoint: str, work: Work) -> None:
+        self._endpoint = endpoint
+        self._keys = [key_of(number) for number in range(work.num_blocks)]
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.num_verified = 0
+
+    def start(self) -> None:
+        self._stopping.clear()
+        self._thread = threading.Thread(target=self._run, name="saturation")
+        self._thread.start()
+
+    def stop(self) -> None:
+        if self._thread is not None:
+            self._stopping.set()
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        socket = context.socket(zmq.DEALER)
+        socket.linger = 0
+        socket.connect(self._endpoint)
+        request_id = 0
+        for _ in range(_NUM_OUTSTANDING):
+            request_id = self._ask(socket, request_id)
+        while not self._stopping.is_set():
+            if socket.poll(100):
+                reply = protocol.decode_reply(socket.recv_multipart()[1])
+                assert isinstance(reply, protocol.Verified), reply
+                self.num_verified += reply.intact
+                request_id = self._ask(socket, request_id)
+        context.destroy(linger=0)
+
+    def _ask(self, socket: "zmq.Socket[bytes]", last_id: int) -> int:
+        message = protocol.Verify(request_id=last_id + 1, namespace=TIERS.name, keys=self._keys)
+        socket.send_multipart([*protocol.encode(message)])
+        return last_id + 1
+
+
+def _saturated(runner: Runner, below: DiskServer, work: Work, source: Pool, target: Pool) -> Figure:
+    """Gets from memory, alone and while the disk is busy, in turns."""
+    below.empty_memory(source)
+    name = "hits in memory"
+    some = blocks.plan(TIERS, 1, min(_BATCH_BYTES // work.block_bytes, work.num_blocks))
+    client = connect(below.endpoint, name, work.block_bytes)
+    hits = FerryWork(client, name, some)
+    saturation = Saturation(below.endpoint, work)
+    seconds: dict[bool, list[float]] = {False: [], True: []}
+    try:
+        hits.put(source, deferred=False)
+        hits.get(target)
+        for _ in range(runner.trials):
+            for busy in (False, True):
+                if busy:
+                    saturation.start()
+                    time.sleep(0.05)
+                for _ in range(_PROBES):
+                    started = time.perf_counter()
+                    hits.get(target)
+                    seconds[busy].append((time.perf_counter() - started) * 1000)
+                saturation.stop()
+    finally:
+        saturation.stop()
+        client.close()
+    blocks.verify(source, target, some.everything)
+    if not saturation.num_verified:
+        raise AssertionError("the disk was never busy")
+    alone, beside = (percentile(seconds[busy], 50) for busy in (False, True))
+    values = {
+        "alone, ms": alone, "disk saturated, ms": beside, "slower, %": 100 * (beside / alone - 1),
+    }  # fmt: skip
+    return Figure(f"{some.num_blocks} MiB from memory, beside the disk", "", values, "tcp")
