@@ -80,7 +80,9 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "Seconds from a request's first lookup on the server until the engine could admit it, "
         "the load included.",
         buckets=(
-            *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2),
+            *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03),
+            # Finer about the deadline of a lookup and the budget of a request.
+            *(0.05, 0.055, 0.06, 0.075, 0.1, 0.125, 0.2),
             *(0.5, 1.0, 2.0, 5.0, 10.0),
         ),
     ),
