@@ -32,10 +32,11 @@ ENGINE_ARGS = [
     *("--num-gpu-blocks-override", str(ENGINE_BLOCKS)),
     *("--max-num-batched-tokens", "512"),
 ]
+SHORT = (100, 190)
 MAX_TOKENS = 4
 FILLER_TOKENS = 960
 AT_ONCE = 8
-HANG_GUARD_S = 60.0
+HANG_GUARD_S = 20.0
 
 # Nothing is looked up and nothing kept: the prompt is computed, as without a connector.
 OPT_OUT = {"kv_transfer_params": {"kvferry": {"load": False, "store": False}}}
@@ -115,6 +116,19 @@ class Reading:
             if sample.partition("{")[0] == name and label in sample
         )
 
+    def grown(self, engine: Engine) -> dict[str, float]:
+        """What of ours has changed since, for a message."""
+        old, new = self._samples, engine.metrics()
+        return {
+            name: value - old.get(name, 0)
+            for name, value in new.items()
+            if name.startswith("kvferry_") and "_bucket" not in name and value != old.get(name)
+        }
+
+    def only(self, part: str) -> dict[str, float]:
+        """The samples whose names contain `part`, for a message."""
+        return {name: value for name, value in self._samples.items() if part in name}
+
     def event(self, name: str) -> float:
         return self.get("kvferry_client_events_total", f'event="{name}"')
 
@@ -144,17 +158,20 @@ class Scene:
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────
 
-    def new_prompts(self, count: int, tokens: tuple[int, int] = (100, 190)) -> list[list[int]]:
-        """Prompts that nobody has asked, and what an engine without a connector answers."""
+    def new_prompts(
+        self, count: int, tokens: tuple[int, int] = SHORT, max_tokens: int = MAX_TOKENS
+    ) -> list[list[int]]:
+        """Prompts that nobody has asked, and what an engine without a connector answers. Each
+        has between `tokens[0]` and `tokens[1]` tokens."""
         prompts = [
             prompt_tokens(self._rng.randint(*tokens), next(self._seeds)) for _ in range(count)
         ]
         for prompt in prompts:
-            answer = self.engine.ask(prompt, MAX_TOKENS, logprobs=None, **OPT_OUT)
+            answer = self.engine.ask(prompt, max_tokens, logprobs=None, **OPT_OUT)
             self._expected[tuple(prompt)] = answer.token_ids
         return prompts
 
-    def stored_prompts(self, count: int, tokens: tuple[int, int] = (100, 190)) -> list[list[int]]:
+    def stored_prompts(self, count: int, tokens: tuple[int, int] = SHORT) -> list[list[int]]:
         """Prompts that are on the server, and neither in the pool nor in the engine."""
         prompts = self.new_prompts(count, tokens)
         for prompt in prompts:
@@ -166,8 +183,9 @@ class Scene:
 
     def ask(self, prompt: list[int]) -> None:
         """The answer is right, wherever the prompt's blocks come from."""
-        answer = self.engine.ask(prompt, MAX_TOKENS, logprobs=None)
-        assert answer.token_ids == self._expected[tuple(prompt)], "not what was computed"
+        expected = self._expected[tuple(prompt)]
+        answer = self.engine.ask(prompt, len(expected), logprobs=None)
+        assert answer.token_ids == expected, "not what was computed"
 
     def ask_and_look(self, prompt: list[int]) -> Waited | None:
         """Ask, and say what was waited; None when nothing below the pool was needed."""
@@ -210,13 +228,17 @@ class Scene:
         keys = [key for prompt in prompts for key in keys_of(prompt)]
         client = self.client()
         try:
-
-            def all_there() -> bool:
+            deadline = time.monotonic() + HANG_GUARD_S
+            while True:
                 self.tick()
-                found = client.lookup(self._namespace, keys, timeout_s=5).result()
-                return set(found.states) == {KeyState.READABLE}
-
-            eventually(all_there, f"{len(keys)} blocks are on the server", HANG_GUARD_S)
+                states = client.lookup(self._namespace, keys, timeout_s=5).result().states
+                there = states.count(KeyState.READABLE)
+                if there == len(keys):
+                    break
+                assert time.monotonic() < deadline, (
+                    f"{there} of {len(keys)} blocks are on the server; "
+                    f"{Reading(self.engine).only('backfill')}"
+                )
         finally:
             client.close()
         return len(keys)
@@ -251,22 +273,34 @@ class Scene:
         self.tick()
         return Reading(self.engine).ready
 
-    def end(self, outage: Outage, witnesses: Sequence[list[int]]) -> float:
-        """Give the server back; seconds until the blocks of a witness, a prompt that it has and
-        the pool has not, came from it."""
-        empty = not self.server.alive()
-        blocks = self._witnessed if empty else {}
+    def until_away(self) -> None:
+        eventually(lambda: not self.is_ready(), "the engine takes the server to be away")
+
+    def give_back(self, outage: Outage) -> None:
         outage.end(self.server, self.proxy)
+        self.proxy.target = self.server.endpoint
+
+    def end(
+        self, outage: Outage, witnesses: Sequence[list[int]], blocks: Mapping[bytes, bytearray]
+    ) -> float:
+        """Give the server back; seconds until the blocks of a witness, a prompt that it has and
+        the pool has not, came from it. One that starts empty is given `blocks`."""
+        empty = not self.server.alive()
+        self.give_back(outage)
         if empty:
             self.give(blocks)
-        self.proxy.target = self.server.endpoint
         began = time.monotonic()
         self.until_ready()
+        came_from = []
+        before = Reading(self.engine)
         for prompt in witnesses:
             _, tokens = self.engine.ask_from(prompt, MAX_TOKENS)
             if tokens["server"]:
                 return time.monotonic() - began
-        raise AssertionError("the server is there and nothing comes from it")
+            came_from.append(tokens)
+        raise AssertionError(
+            f"it is there and nothing comes from it: {came_from}; {before.grown(self.engine)}"
+        )
 
     def suffer(
         self,
@@ -274,13 +308,13 @@ class Scene:
         new: Sequence[list[int]],
         returning: Sequence[list[int]],
         witnesses: Sequence[list[int]],
+        blocks: Mapping[bytes, bytearray],
         *,
         idle_s: float,
         books: Books,
     ) -> None:
         """Take the server away, ask all of these in a random order, give it back."""
         self.until_ready()
-        self._witnessed = self.blocks_of(witnesses)
         prompts = [*new, *returning]
         self._rng.shuffle(prompts)
         outage.strike(self.server, self.proxy)
@@ -289,7 +323,7 @@ class Scene:
             waited = self.ask_and_look(prompt)
             if waited is not None:
                 books.waits.append(waited)
-        books.resumed_s.append(self.end(outage, witnesses))
+        books.resumed_s.append(self.end(outage, witnesses, blocks))
         books.backfilled += self.until_on_the_server(new)
 
     def check(self) -> None:
@@ -312,7 +346,7 @@ def report(books: Mapping[str, Books]) -> str:
                 line.append(_ms(waits, percent))
             line.append(max((int(wait.steps) for wait in waits), default=None))
             line.append(sum(wait.sent for wait in waits))
-        lines.append([*line, max(book.resumed_s), book.backfilled])
+        lines.append([*line, max(book.resumed_s, default=None), book.backfilled])
     headers = ["outage"]
     for phase in ("learning", "open"):
         headers += [phase, "p50 ms", "p99 ms", "steps, most", "late lookups"]

@@ -1,14 +1,14 @@
 """What a request waits for a server that is away, on a real engine with everyday time limits."""
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from chaos_server import ChaosServer
 from cluster import Engine
-from fault_proxy import FaultProxy
+from fault_proxy import TO_CLIENT, FaultProxy
 from outage import (
-    AT_ONCE,
     ENGINE_ARGS,
     OUTAGES,
     Books,
@@ -19,6 +19,7 @@ from outage import (
     report,
     rounds,
 )
+from weather import Weather
 
 NEW, RETURNING = 25, 17
 """Prompts asked in one outage."""
@@ -28,6 +29,9 @@ IDLE_S = (0.35, 0.0, 0.0)
 the client tries less and less often."""
 
 WITNESSES = 4
+
+LONG = (440, 480)
+"""Of prompts that keep the engine computing, eight at a time."""
 
 
 @pytest.fixture(scope="module")
@@ -50,26 +54,114 @@ def scene(model: Path, seed: int, tmp_path_factory: pytest.TempPathFactory) -> I
         proxy.clear()
 
 
-@pytest.mark.timeout(300)
-def test_no_request_fails_waits_long_or_differs_while_the_server_is_away(scene: Scene, whole: bool):
-    """And when it is back, hits are, and so are the blocks that were made meanwhile."""
-    outages = OUTAGES if whole else {"frozen": OUTAGES["frozen"]}
-    idle_s = IDLE_S if whole else IDLE_S[1:2]
-    share = 1 if whole else 2
-    num_outages = len(outages) * len(idle_s)
-    stored = scene.stored_prompts(4 * RETURNING // share + WITNESSES * num_outages)
-    witnesses = rounds(stored[: WITNESSES * num_outages], WITNESSES)
-    returning = rounds(stored[WITNESSES * num_outages :], RETURNING // share)
-    books = {name: Books() for name in outages}
-    for name, outage in outages.items():
-        for pause_s in idle_s:
-            scene.suffer(
-                outage,
-                scene.new_prompts(NEW // share),
-                next(returning),
-                next(witnesses),
-                idle_s=pause_s,
-                books=books[name],
-            )
-        scene.check()
+@pytest.fixture(scope="module")
+def books() -> Iterator[dict[str, Books]]:
+    """What all outages cost, printed when they are over (`-s` shows it)."""
+    books: dict[str, Books] = {}
+    yield books
     print(f"\n{report(books)}")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "frozen" else pytest.param(name, marks=pytest.mark.whole) for name in OUTAGES],
+)
+def test_while_the_server_is_away_requests_are_answered_and_hits_come_back_with_it(
+    name: str, scene: Scene, books: dict[str, Books], whole: bool
+):
+    """With the right tokens, and without a step of waiting once the client knows. Blocks made
+    meanwhile reach the server."""
+    book = books[name] = Books()
+    idle_s, share = (IDLE_S, 1) if whole else (IDLE_S[1:2], 2)
+    num_witnesses = WITNESSES * len(idle_s)
+    stored = scene.stored_prompts(num_witnesses + 4 * RETURNING // share)
+    blocks = scene.blocks_of(stored[:num_witnesses])
+    witnesses = rounds(stored[:num_witnesses], WITNESSES)
+    returning = rounds(stored[num_witnesses:], RETURNING // share)
+    for pause_s in idle_s:
+        new = scene.new_prompts(NEW // share)
+        scene.suffer(
+            OUTAGES[name],
+            new,
+            next(returning),
+            next(witnesses),
+            blocks,
+            idle_s=pause_s,
+            books=book,
+        )
+    scene.check()
+    known = [wait for wait in book.waits if not wait.learning]
+    assert len(known) > len(book.waits) / 2
+    assert {(wait.steps, wait.sent) for wait in known} == {(0, 0)}, "asked, though it is away"
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(300)
+def test_under_load_nobody_waits_for_a_server_that_is_known_to_be_away(scene: Scene):
+    """Eight at once. Those who meet it first wait for a deadline; all others for not one step."""
+    learning, known = 8, 24
+    stored = rounds(scene.stored_prompts(32, LONG), (learning + known) // 2)
+    for name, outage in OUTAGES.items():
+        scene.until_ready()
+        mixed = zip(scene.new_prompts((learning + known) // 2, LONG), next(stored), strict=True)
+        prompts = [prompt for pair in mixed for prompt in pair]
+        outage.strike(scene.server, scene.proxy)
+        before = Reading(scene.engine)
+        scene.ask_all_at_once(prompts[:learning])
+        scene.until_away()
+        between = Reading(scene.engine)
+        scene.ask_all_at_once(prompts[learning:])
+        after = Reading(scene.engine)
+        print(
+            f"\n{name}: while learning", describe(before, between), "then", describe(between, after)
+        )
+        assert most(between, after, "kvferry_wait_steps") == 0
+        scene.give_back(outage)
+    scene.check()
+
+
+def describe(before: Reading, after: Reading) -> str:
+    waits = after.get("kvferry_wait_steps_count") - before.get("kvferry_wait_steps_count")
+    steps = most(before, after, "kvferry_wait_steps")
+    seconds = most(before, after, "kvferry_wait_seconds")
+    return f"{waits:g} waits of at most {steps:g} steps, {seconds * 1e3:g} ms"
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(300)
+def test_requests_aborted_in_the_middle_of_their_load_leave_nothing_behind(
+    scene: Scene, rng: random.Random
+):
+    """Fifty of them. The rest of what was coming comes, or the connection breaks."""
+    prompts = scene.stored_prompts(50, (300, 330))
+    for prompt in prompts:
+        scene.until_ready()
+        caught = scene.proxy.catch(TO_CLIENT, "blocks", fraction=rng.random())
+        scene.engine.start_and_abort(prompt, caught.event)
+        caught.let_go(deliver=rng.random() < 0.5)
+    for prompt in prompts:
+        scene.ask(prompt)
+    scene.check()
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(300)
+def test_a_storm_of_preemptions_under_faults_ends_with_every_answer_right(scene: Scene, seed: int):
+    """Eight prompts just fit the engine's cache; their answers do not. Meanwhile everything that
+    can happen to the server and on the way to it does."""
+    before = Reading(scene.engine)
+    prompts = scene.new_prompts(16, (600, 607), max_tokens=72)
+    weather = Weather(seed, scene.server, [scene.proxy])
+    weather.start()
+    try:
+        for _ in range(3):
+            scene.ask_all_at_once(prompts)
+    finally:
+        weather.stop()
+    grown = Reading(scene.engine).get("vllm:num_preemptions_total")
+    preemptions = grown - before.get("vllm:num_preemptions_total")
+    print(f"\n{preemptions:g} preemptions;", dict(weather.faults))
+    assert preemptions > 0
+    scene.until_ready()
+    scene.check()
