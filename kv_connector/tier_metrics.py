@@ -29,6 +29,7 @@ INTEGRITY = "kvferry_integrity_failures"
 CANARIES = "kvferry_canaries"
 HOOK_ERRORS = "kvferry_hook_errors"
 SERVER_READY = "kvferry_server_ready"
+LOOKUPS_PAUSED = "kvferry_lookups_paused"
 BACKFILL_BLOCKS = "kvferry_backfill_blocks"
 BACKFILL_WAITING = "kvferry_backfill_waiting"
 WAIT_SECONDS = "kvferry_wait_seconds"
@@ -69,6 +70,9 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "Exceptions caught before they reached the engine, by hook. Always a bug.", ("hook",)
     ),
     SERVER_READY: OffloadingGaugeMetadata("1 while the server answers, 0 while it does not."),
+    LOOKUPS_PAUSED: OffloadingGaugeMetadata(
+        "1 while the server answers, but lookups always too late, so that none is waited for."
+    ),
     BACKFILL_BLOCKS: OffloadingCounterMetadata(
         "Blocks that the server lacked after an outage, by what became of them: `offered` again, "
         "or dropped because they `left_pool`, in an `overflow` of the list, because a put "

@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write. Returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
     parser = options.parser(
-        MODULE, "what the connector costs a request that finds nothing", trials=40, warm_ups=3
+        MODULE, "what the connector costs a request that finds nothing", trials=60, warm_ups=3
     )
     parser.add_argument("--preset", choices=sorted(tiny_model.PRESETS), default="wide")
     parser.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR")

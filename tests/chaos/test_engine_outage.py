@@ -28,7 +28,7 @@ IDLE_S = (0.35, 0.0, 0.0)
 """Before each request of the first, second and third outage of a kind: the first is long, and
 the client tries less and less often."""
 
-WITNESSES = 4
+WITNESSES = 6
 
 LONG = (440, 480)
 """Of prompts that keep the engine computing, eight at a time."""
@@ -93,7 +93,7 @@ def test_while_the_server_is_away_requests_are_answered_and_hits_come_back_with_
     scene.check()
     known = [wait for wait in book.waits if not wait.learning]
     assert len(known) > len(book.waits) / 2
-    assert {(wait.steps, wait.sent) for wait in known} == {(0, 0)}, "asked, though it is away"
+    assert {(wait.steps, wait.late) for wait in known} == {(0, 0)}, "asked, though it is away"
 
 
 @pytest.mark.whole
