@@ -24,7 +24,7 @@ from weather import Weather
 NEW, RETURNING = 25, 17
 """Prompts asked in one outage."""
 
-IDLE_S = (0.35, 0.0, 0.0)
+IDLE_S = (0.25, 0.0, 0.0)
 """Before each request of the first, second and third outage of a kind: the first is long, and
 the client tries less and less often."""
 
