@@ -253,7 +253,7 @@ class Scene:
         keys = [key for prompt in prompts for key in keys_of(prompt)]
         rows = [bytearray(ROW_BYTES) for _ in keys]
         client = self.client()
-        got = client.get(self._namespace, keys, [memoryview(row) for row in rows], timeout_s=10)
+        got = client.get(self._namespace, keys, [memoryview(row) for row in rows], stall_s=5)
         assert set(got.result().outcomes) == {GetOutcome.HIT}
         client.close()
         return dict(zip(keys, rows, strict=True))
@@ -322,6 +322,7 @@ class Scene:
     ) -> None:
         """Take the server away, ask all of these in a random order, give it back."""
         self.until_ready()
+        self.engine.forget()  # it has just answered the new ones, to know what is right
         prompts = [*new, *returning]
         self._rng.shuffle(prompts)
         outage.strike(self.server, self.proxy)

@@ -133,13 +133,16 @@ def describe(before: Reading, after: Reading) -> str:
 def test_requests_aborted_in_the_middle_of_their_load_leave_nothing_behind(
     scene: Scene, rng: random.Random
 ):
-    """Fifty of them. The rest of what was coming comes, or the connection breaks."""
-    prompts = scene.stored_prompts(50, (300, 330))
+    """Fifty of them. The rest of what was coming comes, or the connection breaks. On a busy
+    machine a lookup may be late, and then nothing is loaded: such a request does not count."""
+    prompts = scene.stored_prompts(60, (300, 330))
+    aborted = 0
     for prompt in prompts:
         scene.until_ready()
         caught = scene.proxy.catch(TO_CLIENT, "blocks", fraction=rng.random())
-        scene.engine.start_and_abort(prompt, caught.event)
+        aborted += scene.engine.start_and_abort(prompt, caught.event, patience_s=2)
         caught.let_go(deliver=rng.random() < 0.5)
+    assert aborted >= 50
     for prompt in prompts:
         scene.ask(prompt)
     scene.check()
