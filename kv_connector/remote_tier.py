@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
@@ -41,6 +41,7 @@ from kv_connector.backlog import Backlog
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, client_config, read_config
 from kv_connector.guard import never_raises
+from kv_connector.lookup_pause import LookupPause
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
 from kv_connector.pool_rows import PoolRows
 from kv_connector.tier_metrics import TierCounters
@@ -64,6 +65,15 @@ BYPASS_KEY = "kvferry_bypass"
 
 # How long `drain_jobs` may hold the scheduler while transfers are cancelled.
 DRAIN_TIMEOUT_S = 2.0
+
+
+class RoundTrip(NamedTuple):
+    """A lookup that was answered, or given up, after `seconds`."""
+
+    seconds: float
+    in_time: bool
+    probe: bool = False
+    """Nobody waited for it."""
 
 
 class RemoteTier(SecondaryTierManager):
@@ -107,8 +117,11 @@ class RemoteTier(SecondaryTierManager):
         self._step = 0
         self._engine_waits = False
         """Whether a request of this step waits for the server."""
-        self._round_trips: deque[float] = deque()
-        """Seconds of lookups, from the I/O thread to the scheduler's."""
+        self._round_trips: deque[RoundTrip] = deque()
+        """Lookups that ended, from the I/O thread to the scheduler's."""
+        self._pause = LookupPause(clock)
+        self._probe_key: OffloadKey | None = None
+        """What a lookup that nobody waits for may ask."""
         self._was_ready = False
         self._epoch: str | None = None
         self.break_even = BreakEven(clock, enabled=config.break_even)
@@ -187,6 +200,9 @@ class RemoteTier(SecondaryTierManager):
             wait.give_up([key], Missed.UNAVAILABLE)
         elif self._rows.beyond_one_prompt(key, req_context):
             wait.give_up([key], Missed.BEYOND_POOL)
+        elif self._pause.paused and not wait.asked:
+            self._probe_key = key
+            wait.give_up([key], Missed.LOOKUP_PAUSED)
         verdict = wait.verdict(key, now_s=self._clock(), step=self._step)
         if verdict is Verdict.HIT and not wait.judged:
             wait.judged = True
@@ -206,8 +222,7 @@ class RemoteTier(SecondaryTierManager):
         """Send what this step's lookups could not answer: one question per prompt."""
         self._step += 1
         self._engine_waits = False
-        while self._round_trips:
-            self.break_even.link.lookup_took(self._round_trips.popleft())
+        self._learn_from_lookups()
         for request_id in context.new_req_ids:
             self.admitted(request_id)
         for wait in self._waits.values():
@@ -223,6 +238,29 @@ class RemoteTier(SecondaryTierManager):
             )
             reply.add_done_callback(partial(self._on_found, wait, keys, self._clock()))
 
+    def _learn_from_lookups(self) -> None:
+        while self._round_trips:
+            ended = self._round_trips.popleft()
+            if ended.probe:
+                self._pause.probed(in_time=ended.in_time)
+            else:
+                self.break_even.link.lookup_took(ended.seconds)
+                self._pause.ended(in_time=ended.in_time)
+        if self._probe_key is None or self._namespace is None or not self._client.ready:
+            return
+        if self._pause.take_probe():
+            reply = self._client.lookup(
+                self._namespace,
+                [self._probe_key],
+                timeout_s=self._config.lookup_timeout_ms / 1000,
+            )
+            reply.add_done_callback(partial(self._on_probed, self._clock()))
+
+    @never_raises(lambda: None)
+    def _on_probed(self, asked_s: float, reply: "Future[Found]") -> None:
+        in_time = not reply.cancelled() and reply.exception() is None
+        self._round_trips.append(RoundTrip(self._clock() - asked_s, in_time, probe=True))
+
     def _worth_fetching(self, keys: list[bytes], *, round_trips: int) -> bool:
         num_bytes = len(keys) * self._rows.block_bytes
         num_tokens = self._rows.tokens_of(len(keys))
@@ -236,10 +274,10 @@ class RemoteTier(SecondaryTierManager):
             wait.give_up(keys, Missed.LOOKUP_FAILED)
         elif (error := reply.exception()) is None:
             wait.answer(keys, reply.result().states)
-            self._round_trips.append(self._clock() - asked_s)
+            self._round_trips.append(RoundTrip(self._clock() - asked_s, in_time=True))
         elif isinstance(error, DeadlineExceeded):
             wait.give_up(keys, Missed.LOOKUP_LATE)
-            self._round_trips.append(self._clock() - asked_s)
+            self._round_trips.append(RoundTrip(self._clock() - asked_s, in_time=False))
         elif isinstance(error, ServerUnavailable):
             wait.give_up(keys, Missed.UNAVAILABLE)
         else:
@@ -316,6 +354,7 @@ class RemoteTier(SecondaryTierManager):
         ready, epoch = self._client.ready, self._client.epoch
         if ready and not self._was_ready:
             self.break_even.link.forget()
+            self._pause.forget()
             self._backfill.server_came_back()
         self._was_ready = ready
         if ready and epoch != self._epoch:
@@ -378,6 +417,7 @@ class RemoteTier(SecondaryTierManager):
         stats = self._counters.take_stats()
         gauges = {
             metrics.SERVER_READY: int(self._client.ready),
+            metrics.LOOKUPS_PAUSED: int(self._pause.paused),
             metrics.BACKFILL_WAITING: len(self._backfill.backlog),
             metrics.LINK_SPEED: self.break_even.link.bytes_per_s,
             metrics.LOOKUP_SECONDS: self.break_even.link.round_trip_s,

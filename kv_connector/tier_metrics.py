@@ -29,6 +29,7 @@ INTEGRITY = "kvferry_integrity_failures"
 CANARIES = "kvferry_canaries"
 HOOK_ERRORS = "kvferry_hook_errors"
 SERVER_READY = "kvferry_server_ready"
+LOOKUPS_PAUSED = "kvferry_lookups_paused"
 BACKFILL_BLOCKS = "kvferry_backfill_blocks"
 BACKFILL_WAITING = "kvferry_backfill_waiting"
 WAIT_SECONDS = "kvferry_wait_seconds"
@@ -69,6 +70,9 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "Exceptions caught before they reached the engine, by hook. Always a bug.", ("hook",)
     ),
     SERVER_READY: OffloadingGaugeMetadata("1 while the server answers, 0 while it does not."),
+    LOOKUPS_PAUSED: OffloadingGaugeMetadata(
+        "1 while the server answers, but lookups always too late, so that none is waited for."
+    ),
     BACKFILL_BLOCKS: OffloadingCounterMetadata(
         "Blocks that the server lacked after an outage, by what became of them: `offered` again, "
         "or dropped because they `left_pool`, in an `overflow` of the list, because a put "
@@ -80,7 +84,9 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "Seconds from a request's first lookup on the server until the engine could admit it, "
         "the load included.",
         buckets=(
-            *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2),
+            *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03),
+            # Finer about the deadline of a lookup and the budget of a request.
+            *(0.05, 0.055, 0.06, 0.075, 0.1, 0.125, 0.2),
             *(0.5, 1.0, 2.0, 5.0, 10.0),
         ),
     ),

@@ -26,6 +26,7 @@ class Missed(StrEnum):
     ABSENT = auto()  # the server does not hold it: the ordinary miss
     UNAVAILABLE = auto()  # no server, or the breaker is open
     LOOKUP_LATE = auto()  # the answer took longer than lookup_timeout_ms
+    LOOKUP_PAUSED = auto()  # lookups are always late just now: not asked
     LOOKUP_FAILED = auto()  # the server refused the lookup
     BUDGET_SPENT = auto()  # the request has waited long enough
     BEYOND_POOL = auto()  # so far into the prompt that the pool could not hold what is before it

@@ -90,6 +90,34 @@ def compare(before: Sequence[float], after: Sequence[float]) -> Comparison:
     return Comparison(ratio, low, high, mann_whitney(first, second))
 
 
+class PairedRatio(NamedTuple):
+    """How two variants compare that ran in the same rounds."""
+
+    ratio: float
+    """Median over the rounds of before / after: above 1, `after` is faster."""
+
+    low: float
+    high: float
+    """Where that lies with 95% confidence, by bootstrap over the rounds."""
+
+
+def compare_pairs(before: Sequence[float], after: Sequence[float]) -> PairedRatio:
+    """Judge two samples whose values at one place come from one round, one behind the other.
+
+    A machine that is slower for some rounds is slower for both, and their ratio does not see it:
+    where rounds differ more than variants do, this tells smaller differences than `compare`.
+    """
+    first, second = np.asarray(before, float), np.asarray(after, float)
+    if len(first) != len(second) or not len(first):
+        raise ValueError("each value needs the other of its round")
+    if not ((first > 0).all() and (second > 0).all()):
+        raise ValueError("both samples must hold positive durations")
+    ratios = first / second
+    draws = np.random.default_rng(0).choice(ratios, (_BOOTSTRAP_DRAWS, len(ratios)))
+    low, high = np.percentile(np.median(draws, axis=1), (2.5, 97.5))
+    return PairedRatio(float(np.median(ratios)), float(low), float(high))
+
+
 def mann_whitney(first: Values, second: Values) -> float:
     """The two-sided p-value: how often chance alone ranks one sample so far above the other.
 

@@ -69,3 +69,20 @@ def test_the_same_samples_always_get_the_same_answer():
 def test_what_is_no_sample_of_durations_is_refused(bad: list[float]):
     with pytest.raises(ValueError, match="positive durations"):
         statistics.compare(bad, FAST)
+
+
+def test_pairs_tell_a_difference_that_drift_hides():
+    """In some rounds the machine is half as fast, and one variant takes 5 % longer in each."""
+    draws = np.random.default_rng(1)
+    fast = draws.uniform(1.0, 2.0, 30)
+    slow = 1.05 * fast * draws.uniform(0.99, 1.01, 30)
+    found = statistics.compare_pairs(slow, fast)
+    assert 1.04 < found.low <= found.ratio <= found.high < 1.06
+    assert not statistics.compare(slow, fast).significant
+    assert statistics.compare_pairs(fast, slow).ratio == pytest.approx(1 / found.ratio, rel=0.01)
+
+
+@pytest.mark.parametrize(("first", "second"), [([1.0], []), ([], []), ([1.0, 0.0], [1.0, 1.0])])
+def test_pairs_need_two_positive_durations_each(first: list[float], second: list[float]):
+    with pytest.raises(ValueError, match=r"each value|positive"):
+        statistics.compare_pairs(first, second)

@@ -90,13 +90,15 @@ class Catch:
     fraction: float
     skip: int
     _let_go: Callable[["Catch", bool], None]
-    _caught: threading.Event = field(default_factory=threading.Event)
+    event: threading.Event = field(default_factory=threading.Event)
+    """Set once it has been caught."""
+
     pipe: "_Pipe | None" = None
     rest: bytes = b""
 
     def wait(self, timeout_s: float = _PATIENCE_S) -> None:
         """Until it has been caught."""
-        assert self._caught.wait(timeout_s), f"no {self.type} came by: nothing was caught"
+        assert self.event.wait(timeout_s), f"no {self.type} came by: nothing was caught"
 
     def let_go(self, *, deliver: bool) -> None:
         """Send the rest of it and go on; or else end the connection where it is."""
@@ -364,7 +366,7 @@ class FaultProxy:
             pipe.sink.setblocking(False)
         caught.pipe, caught.rest = pipe, unit.raw[passed:]
         pipe.held = True
-        caught._caught.set()
+        caught.event.set()
         return True
 
     def _flush(self, pipe: _Pipe) -> None:

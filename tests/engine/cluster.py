@@ -127,15 +127,34 @@ class Engine(VllmServer):
             time.sleep(0.1)
         return now
 
-    def start_and_abort(self, prompt: list[int], when: threading.Event) -> None:
-        """Send a request and hang up, without reading, when `when` is set."""
+    def start_and_abort(
+        self, prompt: list[int], when: threading.Event, patience_s: float = 30
+    ) -> bool:
+        """Send a request and hang up, without reading, when `when` is set. False if it never is."""
         connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
         body = {"model": self.model, "prompt": prompt, "max_tokens": 8, "stream": True}
         connection.request(
             "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
         )
-        assert when.wait(30), "the load never reached the gate"
+        reached = when.wait(patience_s)
         connection.close()
+        return reached
+
+
+def keys_of(prompt: list[int]) -> list[bytes]:
+    """The keys under which an engine stores this prompt's blocks, computed in this process."""
+    from vllm.utils.hashing import sha256
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.kv_offload.base import make_offload_key
+
+    kv_cache_utils.init_none_hash(sha256)
+    keys, parent = [], None
+    for start in range(0, len(prompt) // BLOCK * BLOCK, BLOCK):
+        parent = kv_cache_utils.hash_block_tokens(
+            sha256, parent, tuple(prompt[start : start + BLOCK]), None
+        )
+        keys.append(bytes(make_offload_key(parent, 0)))
+    return keys
 
 
 def connector(endpoint: str | None, **settings: Any) -> dict[str, Any]:

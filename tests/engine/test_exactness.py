@@ -178,6 +178,7 @@ def test_an_abort_in_the_middle_of_a_load_harms_nobody(engine: Engine, cluster: 
         given_up.start()
         given_up.join(30)
         assert not given_up.is_alive()
+        assert blocked.is_set(), "the load never reached the gate"
     # Of this request alone: the engine may still count the aborted one as admitted.
     answer = engine.ask(prompt)
     assert answer.token_ids == cold.token_ids

@@ -4,26 +4,10 @@ import hashlib
 from typing import Any
 
 import pytest
-from cluster import BLOCK, ROW_BYTES, Cluster, Engine
+from cluster import BLOCK, ROW_BYTES, Cluster, Engine, keys_of
 
 from examples.tiny_model import prompt_tokens
 from remote_server.client import GetOutcome
-
-
-def keys_of(prompt: list[int]) -> list[bytes]:
-    """The keys under which an engine stores this prompt's blocks, computed in this process."""
-    from vllm.utils.hashing import sha256
-    from vllm.v1.core import kv_cache_utils
-    from vllm.v1.kv_offload.base import make_offload_key
-
-    kv_cache_utils.init_none_hash(sha256)
-    keys, parent = [], None
-    for start in range(0, len(prompt) // BLOCK * BLOCK, BLOCK):
-        parent = kv_cache_utils.hash_block_tokens(
-            sha256, parent, tuple(prompt[start : start + BLOCK]), None
-        )
-        keys.append(bytes(make_offload_key(parent, 0)))
-    return keys
 
 
 def blocks_of(cluster: Cluster, namespace: str, keys: list[bytes]) -> list[bytearray]:

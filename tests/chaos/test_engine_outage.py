@@ -1,0 +1,170 @@
+"""What a request waits for a server that is away, on a real engine with everyday time limits."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from chaos_server import ChaosServer
+from cluster import Engine
+from fault_proxy import TO_CLIENT, FaultProxy
+from outage import (
+    ENGINE_ARGS,
+    OUTAGES,
+    Books,
+    Reading,
+    Scene,
+    default_connector,
+    most,
+    report,
+    rounds,
+)
+from weather import Weather
+
+NEW, RETURNING = 25, 17
+"""Prompts asked in one outage."""
+
+IDLE_S = (0.25, 0.0, 0.0)
+"""Before each request of the first, second and third outage of a kind: the first is long, and
+the client tries less and less often."""
+
+WITNESSES = 6
+
+LONG = (440, 480)
+"""Of prompts that keep the engine computing, eight at a time."""
+
+
+@pytest.fixture(scope="module")
+def scene(model: Path, seed: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
+    """One engine for all outages: it is never restarted."""
+    with (
+        ChaosServer("256MiB") as server,
+        FaultProxy(server.endpoint, seed) as proxy,
+        Engine(
+            model,
+            connector=default_connector(proxy.endpoint),
+            args=ENGINE_ARGS,
+            log=tmp_path_factory.mktemp("outage") / "engine.log",
+        ) as engine,
+    ):
+        scene = Scene(engine, server, proxy, seed)
+        scene.until_ready()
+        yield scene
+        server.thaw()
+        proxy.clear()
+
+
+@pytest.fixture(scope="module")
+def books() -> Iterator[dict[str, Books]]:
+    """What all outages cost, printed when they are over (`-s` shows it)."""
+    books: dict[str, Books] = {}
+    yield books
+    print(f"\n{report(books)}")
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "frozen" else pytest.param(name, marks=pytest.mark.whole) for name in OUTAGES],
+)
+def test_while_the_server_is_away_requests_are_answered_and_hits_come_back_with_it(
+    name: str, scene: Scene, books: dict[str, Books], whole: bool
+):
+    """With the right tokens, and without a step of waiting once the client knows. Blocks made
+    meanwhile reach the server."""
+    book = books[name] = Books()
+    idle_s, share = (IDLE_S, 1) if whole else (IDLE_S[1:2], 2)
+    num_witnesses = WITNESSES * len(idle_s)
+    stored = scene.stored_prompts(num_witnesses + 4 * RETURNING // share)
+    blocks = scene.blocks_of(stored[:num_witnesses])
+    witnesses = rounds(stored[:num_witnesses], WITNESSES)
+    returning = rounds(stored[num_witnesses:], RETURNING // share)
+    for pause_s in idle_s:
+        new = scene.new_prompts(NEW // share)
+        scene.suffer(
+            OUTAGES[name],
+            new,
+            next(returning),
+            next(witnesses),
+            blocks,
+            idle_s=pause_s,
+            books=book,
+        )
+    scene.check()
+    known = [wait for wait in book.waits if not wait.learning]
+    assert len(known) > len(book.waits) / 2
+    assert {(wait.steps, wait.late) for wait in known} == {(0, 0)}, "asked, though it is away"
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(300)
+def test_under_load_nobody_waits_for_a_server_that_is_known_to_be_away(scene: Scene):
+    """Eight at once. Those who meet it first wait for a deadline; all others for not one step."""
+    learning, known = 8, 24
+    stored = rounds(scene.stored_prompts(32, LONG), (learning + known) // 2)
+    for name, outage in OUTAGES.items():
+        scene.until_ready()
+        mixed = zip(scene.new_prompts((learning + known) // 2, LONG), next(stored), strict=True)
+        prompts = [prompt for pair in mixed for prompt in pair]
+        outage.strike(scene.server, scene.proxy)
+        before = Reading(scene.engine)
+        scene.ask_all_at_once(prompts[:learning])
+        scene.until_away()
+        between = Reading(scene.engine)
+        scene.ask_all_at_once(prompts[learning:])
+        after = Reading(scene.engine)
+        print(
+            f"\n{name}: while learning", describe(before, between), "then", describe(between, after)
+        )
+        assert most(between, after, "kvferry_wait_steps") == 0
+        scene.give_back(outage)
+    scene.check()
+
+
+def describe(before: Reading, after: Reading) -> str:
+    waits = after.get("kvferry_wait_steps_count") - before.get("kvferry_wait_steps_count")
+    steps = most(before, after, "kvferry_wait_steps")
+    seconds = most(before, after, "kvferry_wait_seconds")
+    return f"{waits:g} waits of at most {steps:g} steps, {seconds * 1e3:g} ms"
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(300)
+def test_requests_aborted_in_the_middle_of_their_load_leave_nothing_behind(
+    scene: Scene, rng: random.Random
+):
+    """Fifty of them. The rest of what was coming comes, or the connection breaks. On a busy
+    machine a lookup may be late, and then nothing is loaded: such a request does not count."""
+    prompts = scene.stored_prompts(60, (300, 330))
+    aborted = 0
+    for prompt in prompts:
+        scene.until_ready()
+        caught = scene.proxy.catch(TO_CLIENT, "blocks", fraction=rng.random())
+        aborted += scene.engine.start_and_abort(prompt, caught.event, patience_s=2)
+        caught.let_go(deliver=rng.random() < 0.5)
+    assert aborted >= 50
+    for prompt in prompts:
+        scene.ask(prompt)
+    scene.check()
+
+
+@pytest.mark.whole
+@pytest.mark.timeout(300)
+def test_a_storm_of_preemptions_under_faults_ends_with_every_answer_right(scene: Scene, seed: int):
+    """Eight prompts just fit the engine's cache; their answers do not. Meanwhile everything that
+    can happen to the server and on the way to it does."""
+    before = Reading(scene.engine)
+    prompts = scene.new_prompts(16, (600, 607), max_tokens=72)
+    weather = Weather(seed, scene.server, [scene.proxy])
+    weather.start()
+    try:
+        for _ in range(3):
+            scene.ask_all_at_once(prompts)
+    finally:
+        weather.stop()
+    grown = Reading(scene.engine).get("vllm:num_preemptions_total")
+    preemptions = grown - before.get("vllm:num_preemptions_total")
+    print(f"\n{preemptions:g} preemptions;", dict(weather.faults))
+    assert preemptions > 0
+    scene.until_ready()
+    scene.check()

@@ -1,0 +1,120 @@
+"""A server that answers, but lookups always too late, makes a few requests wait and no more."""
+
+import pytest
+from scripted_client import Clock, Engine
+
+from kv_connector import tier_metrics as metrics
+from kv_connector.lookup_pause import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupPause
+from remote_server.errors import DeadlineExceeded, ServerUnavailable
+from remote_server.protocol import KeyState
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+def ask(engine: Engine, name: str) -> list[str]:
+    """A request looks up its two blocks, and the step ends."""
+    found = engine.lookup(*engine.request(name, 2))
+    engine.step()
+    return found
+
+
+def fail_lookups(engine: Engine, number: int = LATE_IN_A_ROW) -> None:
+    for i in range(number):
+        assert ask(engine, f"late {i}") == ["RETRY"] * 2
+        engine.client.last("lookup").reply.set_exception(DeadlineExceeded("late"))
+    engine.step()
+
+
+def test_after_a_few_late_lookups_in_a_row_requests_are_misses_at_once(engine: Engine):
+    fail_lookups(engine)
+    asked = engine.client.count("lookup")
+    assert ask(engine, "next") == ["MISS"] * 2
+    assert engine.client.count("lookup") == asked, "nothing is sent for it"
+    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "lookup_paused"] == 2
+    stats = engine.tier.get_stats()
+    assert stats is not None
+    assert stats.data["data"][metrics.LOOKUPS_PAUSED][()] == 1
+
+
+def test_an_answer_in_time_starts_the_count_again(engine: Engine):
+    fail_lookups(engine, LATE_IN_A_ROW - 1)
+    ask(engine, "well")
+    engine.client.last("lookup").found(KeyState.ABSENT, KeyState.ABSENT)
+    fail_lookups(engine, LATE_IN_A_ROW - 1)
+    assert ask(engine, "next") == ["RETRY"] * 2
+
+
+def test_one_key_is_asked_for_nobody_and_an_answer_in_time_ends_the_pause(engine: Engine):
+    fail_lookups(engine)
+    assert ask(engine, "paused") == ["MISS"] * 2
+    engine.clock.now += FIRST_PAUSE_S
+    asked = engine.client.count("lookup")
+    assert ask(engine, "still paused") == ["MISS"] * 2, "it does not wait for the answer"
+    for _ in range(3):
+        engine.step()
+    assert engine.client.count("lookup") == asked + 1, "one at a time"
+    assert len(engine.client.last("lookup").keys) == 1
+    engine.client.last("lookup").found(KeyState.ABSENT)
+    engine.step()
+    assert ask(engine, "after") == ["RETRY"] * 2
+
+
+@pytest.mark.parametrize("error", [DeadlineExceeded("late"), ServerUnavailable("gone")])
+def test_a_probe_that_fails_makes_the_pause_longer(engine: Engine, error: Exception):
+    fail_lookups(engine)
+    ask(engine, "paused")
+    engine.clock.now += FIRST_PAUSE_S
+    engine.step()
+    engine.client.last("lookup").reply.set_exception(error)
+    engine.step()
+    asked = engine.client.count("lookup")
+    engine.clock.now += 1.5 * FIRST_PAUSE_S
+    assert ask(engine, "paused again") == ["MISS"] * 2
+    assert engine.client.count("lookup") == asked
+    engine.clock.now += 0.5 * FIRST_PAUSE_S
+    engine.step()
+    assert engine.client.count("lookup") == asked + 1
+
+
+def test_a_server_that_was_away_and_came_back_is_asked_at_once(engine: Engine):
+    fail_lookups(engine)
+    engine.client.ready = False
+    engine.tier.serve_external_requests(None)  # type: ignore[arg-type]
+    engine.client.ready = True
+    engine.tier.serve_external_requests(None)  # type: ignore[arg-type]
+    assert ask(engine, "after") == ["RETRY"] * 2
+
+
+def test_a_request_that_has_asked_before_the_pause_may_use_its_answer(engine: Engine):
+    early, keys = engine.request("early", 2)
+    engine.lookup(early, keys)
+    engine.step()
+    question = engine.client.last("lookup")
+    fail_lookups(engine)
+    assert engine.lookup(early, keys) == ["RETRY"] * 2
+    question.found(KeyState.READABLE, KeyState.READABLE)
+    assert engine.lookup(early, keys) == ["HIT"] * 2
+
+
+def test_pauses_grow_to_a_limit_and_late_answers_meanwhile_change_nothing():
+    clock = Clock()
+    pause = LookupPause(clock)
+    for _ in range(LATE_IN_A_ROW):
+        pause.ended(in_time=False)
+    lengths = []
+    for _ in range(6):
+        began = clock.now
+        pause.ended(in_time=False)
+        while not pause.take_probe():
+            clock.now += FIRST_PAUSE_S / 2
+        lengths.append(clock.now - began)
+        pause.probed(in_time=False)
+    assert lengths == [0.25, 0.5, 1.0, 2.0, 2.0, 2.0]
+    assert lengths[-1] == LONGEST_PAUSE_S
+    pause.forget()
+    assert not pause.paused and not pause.take_probe()
+    pause.probed(in_time=False)
+    assert not pause.paused, "a probe of before says nothing about now"
