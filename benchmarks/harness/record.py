@@ -133,7 +133,7 @@ class Record:
     figures: list[Figure] = field(default_factory=list)
     stolen_percent: float | None = None
     """Of all CPU time of the run, what the host gave to other machines; None until `end`."""
-    _begun: here.CpuTimes = field(default_factory=here.cpu_times)
+    _begun: here.CpuTimes = field(default_factory=here.cpu_times, compare=False)
 
     def end(self) -> None:
         """The measurement is over."""
