@@ -175,4 +175,4 @@ def test_the_profile(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
         if "stream_get" in figure["name"]:
             assert ran["client"] > 0 and ran["server"] > 0
         if figure["transport"] == "":
-            assert ran["caller"] > 0 and ran["client's libzmq"] == 0
+            assert ran["caller"] > 0
