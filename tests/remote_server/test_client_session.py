@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import zmq
 from client_helpers import (
     BLOCK_BYTES,
     NAMESPACE,
@@ -489,3 +490,13 @@ def test_limits_beyond_the_protocol_are_not_believed(client, fake):
     eventually(lambda: client.ready)
     assert client._loop.session.limits.max_keys == protocol.MAX_KEYS_PER_MESSAGE
     assert client.put(NAMESPACE, [key(1)], rows_of(range(1))).result(PATIENCE_S).created == 1
+
+
+def test_what_happens_to_a_connection_is_read_without_keeping_anything(fake, make_client):
+    """Every pause before reconnecting is another number; none of them may stay behind."""
+    client = make_client(fake.endpoint)
+    members = len(zmq.Event._value2member_map_)
+    fake.close()
+    eventually(lambda: client._loop.lanes.connections[0].nobody_there)
+    assert client.counters()["disconnects"]
+    assert len(zmq.Event._value2member_map_) == members
