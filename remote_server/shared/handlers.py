@@ -1,6 +1,6 @@
 """The requests of clients that share this host. Runs on the server's one loop thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import add
 
 from remote_server.errors import RequestRefused
@@ -61,10 +61,8 @@ class SharedHandlers:
         """Answered when the blocks are readable, deferred or not: hashing and publishing add
         a tenth to the time of the copy, and until that is over the rows are in use anyway."""
         region = self._region(request.region)
-        if not request.checksums:  # unchecked: somebody measures what checking costs
-            checksums: list[int | None] = [None] * len(request.keys)
-        else:
-            checksums = [*request.checksums]
+        # Without checksums somebody measures what checking costs.
+        checksums: Sequence[int | None] = request.checksums or [None] * len(request.keys)
         check_put(request, len(checksums), self._store.namespaces.get(request.namespace))
         if len(request.offsets) != len(request.keys):
             raise RequestRefused(

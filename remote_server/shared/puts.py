@@ -74,8 +74,8 @@ class SharedPut:
 class SharedPuts:
     """The puts under way, copied in the order they came, on the loop thread.
 
-    Not on the copy thread: these copies wait for nobody, and between two of them a thread of
-    its own had to get hold of the interpreter again, against a loop that was preparing the next
+    Not on a thread of their own: these copies wait for nobody, and between two of them that
+    thread had to get hold of the interpreter again, against a loop that was preparing the next
     put. That cost more than the overlap gained: puts took 10 to 30 % longer. A lookup meanwhile
     waits for one turn at most.
     """

@@ -106,10 +106,10 @@ class HandlerBench:
                 os.close(fd)
 
     def turn(self) -> None:
-        """What the loop does after requests, once the copy thread has done what it had."""
+        """What the loop does after requests, until nothing is left to be copied or sent."""
         deadline = time.monotonic() + PATIENCE_S
         while self.copier.busy:
-            assert time.monotonic() < deadline, "the copy thread is stuck"
+            assert time.monotonic() < deadline, "a copy never ends"
             self.copier.copy_some()
         while self.puts.copy_some():
             pass
