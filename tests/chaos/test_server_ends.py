@@ -64,7 +64,8 @@ def test_a_request_ends_by_its_deadline_when_its_server_stands_still_and_late_by
     client.check()  # looks at them again
     declined = server.stats().counters["put_declined_checksum"]
     assert declined == 0, "a row was read after it was taken back"
-    assert client.finish(client.get(LARGE, BLOCKS)) in ("hit", "miss")
+    # a put that its deadline cut short may have stored some of its blocks, but only right ones
+    assert client.finish(client.get(LARGE, BLOCKS)) in ("hit", "miss", "part hit")
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["empty", "full"])
