@@ -1,7 +1,7 @@
 """The remote tier: vLLM's secondary-tier interface in front of a `RemoteClient`.
 
 Runs in the scheduler process. Every method here decides from what is known and hands over; none
-waits on a socket, copies or hashes. Lookups are answered by `waiting`, transfers are moved by
+waits on a socket, copies or hashes. Lookups are answered by `lookups`, transfers are moved by
 `tier_transfers`, what the server lacks after an outage is offered again by `backfill`, what is
 not worth fetching is told by `break_even`, and this class is where they meet vLLM.
 
@@ -11,11 +11,8 @@ with `TieringOffloadingSpec`; bare it sees less of the engine and needs `namespa
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
@@ -41,15 +38,14 @@ from kv_connector.backlog import Backlog
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, client_config, read_config
 from kv_connector.guard import never_raises
-from kv_connector.lookup_pause import LookupPause
+from kv_connector.lookups import Lookups
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
 from kv_connector.pool_rows import PoolRows
+from kv_connector.request_options import BYPASS_KEY
 from kv_connector.tier_metrics import TierCounters
 from kv_connector.tier_transfers import UNAVAILABLE, Ended, Transfers
-from kv_connector.waiting import Missed, Verdict, Waiting
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.errors import ConfigError, DeadlineExceeded, ServerUnavailable
-from remote_server.protocol import Found
+from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -60,20 +56,8 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvferry.remote_tier")
 
-BYPASS_KEY = "kvferry_bypass"
-"""In a request's `kv_transfer_params`: the reason why it must not use the server."""
-
 # How long `drain_jobs` may hold the scheduler while transfers are cancelled.
 DRAIN_TIMEOUT_S = 2.0
-
-
-class RoundTrip(NamedTuple):
-    """A lookup that was answered, or given up, after `seconds`."""
-
-    seconds: float
-    in_time: bool
-    probe: bool = False
-    """Nobody waited for it."""
 
 
 class RemoteTier(SecondaryTierManager):
@@ -110,18 +94,8 @@ class RemoteTier(SecondaryTierManager):
             raise ConfigError("RemoteTier: set 'server', the cache server's tcp://host:port")
         self.locality = Locality.REMOTE
         self._config = config
-        self._clock = clock
         self._counters = TierCounters()
         self._rows = PoolRows(primary_kv_view, offloading_spec)
-        self._waits: dict[str, Waiting] = {}
-        self._step = 0
-        self._engine_waits = False
-        """Whether a request of this step waits for the server."""
-        self._round_trips: deque[RoundTrip] = deque()
-        """Lookups that ended, from the I/O thread to the scheduler's."""
-        self._pause = LookupPause(clock)
-        self._probe_key: OffloadKey | None = None
-        """What a lookup that nobody waits for may ask."""
         self._was_ready = False
         self._epoch: str | None = None
         self.break_even = BreakEven(clock, enabled=config.break_even)
@@ -136,6 +110,9 @@ class RemoteTier(SecondaryTierManager):
         pool = getattr(offloading_spec, "_scheduler_mmap", None)
         if pool is not None and pool.fd is not None:
             self._client.register(self._rows.memory, pool.fd)
+        self._lookups = Lookups(
+            self._client, self._rows, config, self._counters, self.break_even, clock
+        )
         self._transfers = Transfers(self._client, self._rows, config, self._counters, clock)
         self._backfill = Backfill(
             Backlog(self._rows.count),
@@ -176,130 +153,35 @@ class RemoteTier(SecondaryTierManager):
         if (old := self._namespace) is not None:
             self.declare(self._label, self._facts | {"weight_epoch": new_weight_epoch()})
             self._client.forget(old)
-        for wait in self._waits.values():
-            wait.states = {}
+        self._lookups.forget_answers()
         self._backfill.forget()
 
     # ── lookup ───────────────────────────────────────────────────────────────────────────
 
     @never_raises(RequestOffloadingContext)
     def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
-        params = req_context.kv_transfer_params or {}
-        self._waits[req_context.req_id] = Waiting(
-            budget_s=self._config.wait_budget_ms / 1000, bypass=params.get(BYPASS_KEY)
-        )
+        self._lookups.begin(req_context)
         return RequestOffloadingContext()
 
     @never_raises(lambda: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """MISS, HIT or RETRY, from what is known now; never waits."""
-        wait = self._waits.get(req_context.req_id)
-        if wait is None:
-            return self._missed(Missed.BYPASS)
-        if not self._client.ready or self._namespace is None:
-            wait.give_up([key], Missed.UNAVAILABLE)
-        elif self._rows.beyond_one_prompt(key, req_context):
-            wait.give_up([key], Missed.BEYOND_POOL)
-        elif self._pause.paused and not wait.asked:
-            self._probe_key = key
-            wait.give_up([key], Missed.LOOKUP_PAUSED)
-        verdict = wait.verdict(key, now_s=self._clock(), step=self._step)
-        if verdict is Verdict.HIT and not wait.judged:
-            wait.judged = True
-            if not self._worth_fetching(wait.readable(), round_trips=1):
-                wait.give_up(wait.readable(), Missed.BREAK_EVEN)
-                verdict = Missed.BREAK_EVEN
-        if isinstance(verdict, Missed):
-            return self._missed(verdict)
-        self._engine_waits = True
-        if verdict is Verdict.RETRY:
-            return LookupResult.RETRY
-        self._counters.count(metrics.HIT_BLOCKS)
-        return LookupResult.HIT
+        return self._lookups.answer(self._namespace, key, req_context)
 
     @never_raises(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send what this step's lookups could not answer: one question per prompt."""
-        self._step += 1
-        self._engine_waits = False
-        self._learn_from_lookups()
-        for request_id in context.new_req_ids:
-            self.admitted(request_id)
-        for wait in self._waits.values():
-            keys = wait.take_wanted()
-            if not keys or self._namespace is None:
-                continue
-            if not wait.asked and not self._worth_fetching(keys, round_trips=2):
-                wait.give_up(keys, Missed.BREAK_EVEN)
-                continue
-            wait.asked = True
-            reply = self._client.lookup(
-                self._namespace, keys, timeout_s=self._config.lookup_timeout_ms / 1000
-            )
-            reply.add_done_callback(partial(self._on_found, wait, keys, self._clock()))
-
-    def _learn_from_lookups(self) -> None:
-        while self._round_trips:
-            ended = self._round_trips.popleft()
-            if ended.probe:
-                self._pause.probed(in_time=ended.in_time)
-            else:
-                self.break_even.link.lookup_took(ended.seconds)
-                self._pause.ended(in_time=ended.in_time)
-        if self._probe_key is None or self._namespace is None or not self._client.ready:
-            return
-        if self._pause.take_probe():
-            reply = self._client.lookup(
-                self._namespace,
-                [self._probe_key],
-                timeout_s=self._config.lookup_timeout_ms / 1000,
-            )
-            reply.add_done_callback(partial(self._on_probed, self._clock()))
-
-    @never_raises(lambda: None)
-    def _on_probed(self, asked_s: float, reply: "Future[Found]") -> None:
-        in_time = not reply.cancelled() and reply.exception() is None
-        self._round_trips.append(RoundTrip(self._clock() - asked_s, in_time, probe=True))
-
-    def _worth_fetching(self, keys: list[bytes], *, round_trips: int) -> bool:
-        num_bytes = len(keys) * self._rows.block_bytes
-        num_tokens = self._rows.tokens_of(len(keys))
-        return self.break_even.admits(num_bytes, num_tokens, round_trips=round_trips)
-
-    @never_raises(lambda: None)
-    def _on_found(
-        self, wait: Waiting, keys: list[bytes], asked_s: float, reply: "Future[Found]"
-    ) -> None:
-        if reply.cancelled():
-            wait.give_up(keys, Missed.LOOKUP_FAILED)
-        elif (error := reply.exception()) is None:
-            wait.answer(keys, reply.result().states)
-            self._round_trips.append(RoundTrip(self._clock() - asked_s, in_time=True))
-        elif isinstance(error, DeadlineExceeded):
-            wait.give_up(keys, Missed.LOOKUP_LATE)
-            self._round_trips.append(RoundTrip(self._clock() - asked_s, in_time=False))
-        elif isinstance(error, ServerUnavailable):
-            wait.give_up(keys, Missed.UNAVAILABLE)
-        else:
-            wait.give_up(keys, Missed.LOOKUP_FAILED)
-
-    def _missed(self, reason: Missed) -> LookupResult:
-        self._counters.count(metrics.MISSED_BLOCKS, label=reason)
-        return LookupResult.MISS
+        self._lookups.end_step(self._namespace, context.new_req_ids)
 
     @never_raises(lambda: None)
     def admitted(self, request_id: str) -> None:
         """The engine could schedule this request. Our connector says so as soon as it is so;
         a bare tier learns it when the request is first scheduled."""
-        wait = self._waits.get(request_id)
-        if wait and (waited := wait.admit(now_s=self._clock(), step=self._step)):
-            seconds, steps = waited
-            self._counters.observe(metrics.WAIT_SECONDS, seconds)
-            self._counters.observe(metrics.WAIT_STEPS, steps)
+        self._lookups.admitted(request_id)
 
     @never_raises(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
-        self._waits.pop(req_context.req_id, None)
+        self._lookups.finished(req_context.req_id)
 
     # ── transfers ────────────────────────────────────────────────────────────────────────
 
@@ -335,8 +217,7 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def _learn_from(self, ended: Ended) -> None:
-        for wait in self._waits.values() if ended.lost else ():
-            wait.load_failed(ended.lost)
+        self._lookups.load_failed(ended.lost)
         if ended.measured:
             result = ended.result
             self.break_even.link.load_took(result.transfer_bytes or 0, result.transfer_time or 0.0)
@@ -354,14 +235,14 @@ class RemoteTier(SecondaryTierManager):
         ready, epoch = self._client.ready, self._client.epoch
         if ready and not self._was_ready:
             self.break_even.link.forget()
-            self._pause.forget()
+            self._lookups.server_came_back()
             self._backfill.server_came_back()
         self._was_ready = ready
         if ready and epoch != self._epoch:
             self._epoch = epoch
             self._backfill.server_restarted()
         if ready and self._namespace is not None:
-            self._backfill.serve(parent, self._namespace, engine_waits=self._engine_waits)
+            self._backfill.serve(parent, self._namespace, engine_waits=self._lookups.engine_waits)
 
     @never_raises(lambda: False)
     def has_pending_work(self) -> bool:
@@ -417,7 +298,7 @@ class RemoteTier(SecondaryTierManager):
         stats = self._counters.take_stats()
         gauges = {
             metrics.SERVER_READY: int(self._client.ready),
-            metrics.LOOKUPS_PAUSED: int(self._pause.paused),
+            metrics.LOOKUPS_PAUSED: int(self._lookups.paused),
             metrics.BACKFILL_WAITING: len(self._backfill.backlog),
             metrics.LINK_SPEED: self.break_even.link.bytes_per_s,
             metrics.LOOKUP_SECONDS: self.break_even.link.round_trip_s,

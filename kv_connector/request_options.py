@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
 
-from kv_connector.remote_tier import BYPASS_KEY
-
 if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = init_logger("vllm.kvferry.request_options")
 
 OPTIONS_KEY = "kvferry"
+
+BYPASS_KEY = "kvferry_bypass"
+"""In a request's `kv_transfer_params`: the reason why it must not use the server."""
 
 # vLLM's own words for "nothing of this request".
 _VLLM_LIMITS = {"load": "max_load_tokens", "store": "max_offload_tokens"}

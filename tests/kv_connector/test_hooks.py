@@ -29,7 +29,8 @@ from kv_connector import tier_metrics as metrics
 from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector, WorkerFacts
 from kv_connector.host_worker import HostWorker
-from kv_connector.remote_tier import BYPASS_KEY, RemoteTier
+from kv_connector.remote_tier import RemoteTier
+from kv_connector.request_options import BYPASS_KEY
 from kv_connector.spec import FerrySpec
 from kv_connector.traffic import Traffic
 from remote_server.errors import ConfigError
@@ -116,7 +117,9 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
 """What a hook may answer that could not do its work; None for those that answer nothing."""
 
 TIER_FAULTS = [
-    *("_client", "_rows", "_counters", "_waits", "_clock", "_config", "_transfers._ended"),
+    *("_client", "_rows", "_counters", "_lookups", "_config", "_transfers._ended"),
+    *("_lookups._client", "_lookups._rows", "_lookups._counters", "_lookups._waits"),
+    *("_lookups._clock", "_lookups._config", "_lookups._pause", "_lookups._break_even"),
     *("_transfers._client", "_transfers._rows", "_transfers._counters", "_transfers._clock"),
     *("_client.lookup", "_client.get", "_client.put"),
     *("_client.touch", "_client.close", "_client.cancel_all", "_client.declare", "_client.ready"),
@@ -251,7 +254,7 @@ def test_a_job_that_was_taken_is_reported_though_its_keys_cannot_be_remembered(
     for asked in tier.engine.client.asked:
         asked.landed()
     with monkeypatch.context() as breaking:
-        tier.break_("_waits", breaking)
+        tier.break_("_lookups._waits", breaking)
         first = [job for job, _, _ in tier.engine.finished()]
     assert first == [1, 2]
     assert tier.engine.finished() == []

@@ -5,7 +5,7 @@ import pytest
 from scripted_client import BLOCK_BYTES, ROW_BYTES, Engine
 
 from kv_connector import tier_metrics as metrics
-from kv_connector.remote_tier import BYPASS_KEY
+from kv_connector.request_options import BYPASS_KEY
 from remote_server.client.results import new_counters
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState

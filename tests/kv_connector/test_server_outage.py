@@ -9,7 +9,7 @@ from tiered_engine import PATIENCE_S, TieredEngine, block_of
 
 from examples.processes import RemoteServer, free_port
 from kv_connector import tier_metrics as metrics
-from kv_connector.remote_tier import BYPASS_KEY
+from kv_connector.request_options import BYPASS_KEY
 from remote_server.client import RemoteClient
 from remote_server.config import MiB, ServerConfig
 from remote_server.server import Server
