@@ -2,9 +2,10 @@
 
 import ctypes
 
-from fake_server import FakeServer
+from fake_server import PATIENCE_S, FakeServer
 
-from remote_server.client import RemoteClient, SharedRegion
+from remote_server.client import GetOutcome, RemoteClient, SharedRegion
+from remote_server.errors import ServerUnavailable
 
 NAMESPACE = "ns"
 BLOCK_BYTES = 4096
@@ -108,3 +109,29 @@ def hold_blocks(fake: FakeServer, numbers: range, length: int = BLOCK_BYTES) -> 
     """Let the fake have these blocks; returns their keys."""
     fake.hold(NAMESPACE, {key(number): block(number, length) for number in numbers})
     return [key(number) for number in numbers]
+
+
+def assert_unavailable(client):
+    """Every kind of request ends at once, without a server."""
+    keys = [key(0)]
+    rows = empty_rows(1)
+    got = client.get(NAMESPACE, keys, rows, stall_s=60, timeout_s=60).result(PATIENCE_S)
+    assert got.outcomes == [GetOutcome.UNAVAILABLE]
+    assert isinstance(got.error, ServerUnavailable)
+    assert_untouched(rows)
+    put = client.put(NAMESPACE, keys, rows_of(range(1)), timeout_s=60).result(PATIENCE_S)
+    assert isinstance(put.error, ServerUnavailable)
+    for future in (
+        client.lookup(NAMESPACE, keys, timeout_s=60),
+        client.touch(NAMESPACE, keys, timeout_s=60),
+    ):
+        assert isinstance(future.exception(PATIENCE_S), ServerUnavailable)
+
+
+def assert_works(client, fake):
+    """What the fake holds is got whole."""
+    keys = hold_blocks(fake, range(3))
+    rows = empty_rows(3)
+    got = client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
+    assert got.landed == [0, 1, 2]
+    assert all(row == block(number) for number, row in enumerate(rows))

@@ -1,0 +1,220 @@
+"""Every request of the client ends exactly once: closed, cancelled, dropped, or broken inside."""
+
+import gc
+import subprocess
+import sys
+import threading
+from concurrent.futures import wait
+
+import pytest
+from client_helpers import (
+    BLOCK_BYTES,
+    NAMESPACE,
+    assert_untouched,
+    empty_rows,
+    hold_blocks,
+    key,
+    rows_of,
+)  # fmt: skip
+from fake_server import PATIENCE_S, eventually
+
+from remote_server import protocol
+from remote_server.client import ClientConfig, GetOutcome, RemoteClient
+from remote_server.config import MiB
+from remote_server.errors import (
+    DeadlineExceeded,
+    ServerUnavailable,
+)  # fmt: skip
+from remote_server.protocol import Get, Lookup, Put
+
+pytest_plugins = ["client_fixtures"]
+
+HIT, MISS = GetOutcome.HIT, GetOutcome.MISS
+
+
+def _everything(client, keys, rows, sources):
+    return [
+        client.get(NAMESPACE, keys, rows, stall_s=60, timeout_s=60),
+        client.put(NAMESPACE, keys, sources, timeout_s=60),
+        client.lookup(NAMESPACE, keys, timeout_s=60),
+        client.touch(NAMESPACE, keys, timeout_s=60),
+        client.stats(timeout_s=60),
+        client.clear(timeout_s=60),
+    ]
+
+
+def _silence_all(fake):
+    kinds = (Get, Put, Lookup, protocol.Touch, protocol.Stats, protocol.Clear)
+    fake.silence(*kinds)
+    return kinds
+
+
+def test_close_ends_every_request_exactly_once(client, fake):
+    kinds = _silence_all(fake)
+    keys = [key(number) for number in range(4)]
+    futures = _everything(client, keys, empty_rows(4), rows_of(range(4)))
+    for kind in kinds:
+        fake.wait_for(kind)
+    ends = []
+    for future in futures:
+        future.add_done_callback(ends.append)
+    client.close()
+    assert sorted(map(id, ends)) == sorted(map(id, futures))
+    got, put, *others = futures
+    assert got.result().outcomes == [GetOutcome.UNAVAILABLE] * 4
+    assert isinstance(put.result().error, ServerUnavailable)
+    assert all(isinstance(future.exception(), ServerUnavailable) for future in others)
+
+
+def test_a_closed_client_answers_unavailable_at_once(client):
+    client.close()
+    client.close()
+    assert not client.ready
+    got, put, *others = _everything(client, [key(1)], empty_rows(1), rows_of(range(1)))
+    assert got.result(0).outcomes == [GetOutcome.UNAVAILABLE]
+    assert isinstance(put.result(0).error, ServerUnavailable)
+    assert all(isinstance(future.exception(0), ServerUnavailable) for future in others)
+    assert client.cancel_all(0.1)
+
+
+def test_requests_racing_with_close_all_end(fake, make_client):
+    client = make_client(fake.endpoint)
+    keys = hold_blocks(fake, range(2))
+    futures = []
+
+    def ask():
+        for _ in range(300):
+            futures.append(client.get(NAMESPACE, keys, empty_rows(2)))
+            futures.append(client.lookup(NAMESPACE, keys))
+
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    eventually(lambda: len(futures) > 100)
+    client.close()
+    for thread in threads:
+        thread.join(PATIENCE_S)
+    assert not wait(futures, PATIENCE_S).not_done
+
+
+def test_close_from_a_callback_does_not_wait_for_itself(client, fake):
+    future = client.lookup(NAMESPACE, [key(1)], timeout_s=1)
+    closed = threading.Event()
+    future.add_done_callback(lambda _: (client.close(), closed.set()))
+    assert closed.wait(PATIENCE_S)
+    client.close()
+
+
+def test_cancel_all_frees_every_row(client, fake):
+    kinds = _silence_all(fake)
+    keys = hold_blocks(fake, range(4))
+    rows = empty_rows(4)
+    futures = _everything(client, keys, rows, rows_of(range(4)))
+    for kind in kinds:
+        fake.wait_for(kind)
+    assert client.cancel_all(PATIENCE_S)
+    assert all(future.done() for future in futures)
+    got, put, *others = futures
+    assert got.result().outcomes == [GetOutcome.LATE] * 4
+    assert isinstance(put.result().error, DeadlineExceeded)
+    assert all(isinstance(future.exception(), DeadlineExceeded) for future in others)
+    assert client.counters()["cancelled"] == 6
+
+    (asked,) = fake.all_asked(Get)
+    fake.do(lambda: fake.answer(asked))  # late: the rows belong to somebody else by now
+    eventually(lambda: client.counters()["late_replies"] >= 5)
+    assert_untouched(rows)
+    fake.behave()
+    assert client.ready
+    assert client.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S).landed == [0, 1, 2, 3]
+
+
+def test_cancel_all_waits_until_libzmq_lets_go_of_the_rows(fake, make_client):
+    client = make_client(fake.endpoint, block_bytes=MiB)
+    fake.stop_reading()
+    rows = rows_of(range(24), MiB)
+    future = client.put(NAMESPACE, [key(n) for n in range(24)], rows, timeout_s=60)
+    eventually(lambda: client.counters()["bytes_out"] == 24 * MiB)
+    assert client.cancel_all(PATIENCE_S)
+    assert future.done()
+    assert client.counters()["put_resets"] == 1
+
+
+def test_a_future_cannot_be_cancelled_behind_the_clients_back(client, fake):
+    fake.silence(Get)
+    future = client.get(NAMESPACE, [key(1)], empty_rows(1))
+    assert not future.cancel()
+    assert future.result(PATIENCE_S).outcomes == [GetOutcome.LATE]
+
+
+@pytest.mark.parametrize("op", ["get", "put"])
+def test_an_error_in_a_result_keeps_no_row_alive(op, make_client):
+    """Its traceback would, until the garbage is collected: a pool could not be unmapped."""
+    client = make_client("tcp://127.0.0.1:1", wait=False)
+    memory = bytearray(BLOCK_BYTES)
+    gc.disable()
+    try:
+        result = getattr(client, op)(NAMESPACE, [key(1)], [memoryview(memory)]).result(PATIENCE_S)
+        assert isinstance(result.error, ServerUnavailable)
+        eventually(lambda: not client.queued_bytes)
+        memory.append(0)  # a BufferError while any view of it exists
+    finally:
+        gc.enable()
+
+
+def test_a_client_that_is_dropped_ends_its_thread(fake):
+    client = RemoteClient(ClientConfig(fake.endpoint))
+    thread = client._loop._thread
+    del client
+    thread.join(PATIENCE_S)
+    assert not thread.is_alive()
+
+
+def test_an_exception_inside_the_loop_ends_requests_and_not_the_thread(
+    client, fake, make_client, monkeypatch, caplog
+):
+    fake.silence(Get, Put)
+    keys = [key(1)]
+    futures = [
+        client.get(NAMESPACE, keys, empty_rows(1), stall_s=60),
+        client.put(NAMESPACE, keys, rows_of(range(1))),
+    ]
+    fake.wait_for(Get)
+    fake.wait_for(Put)
+
+    def fail(*_):
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(client._loop.lanes.control, "receive", fail)
+        client._loop.mailbox.wake()
+        got, put = (future.result(PATIENCE_S) for future in futures)
+    assert isinstance(got.error, ServerUnavailable)
+    assert isinstance(put.error, ServerUnavailable)
+    eventually(lambda: "a bug" in caplog.text)
+    fake.behave()
+    eventually(lambda: client.ready)
+    assert client.put(NAMESPACE, keys, rows_of(range(1))).result(PATIENCE_S).created == 1
+    assert client.counters()["internal_errors"] >= 1
+    client._loop.counters["internal_errors"] = 0  # expected here, and nowhere else
+
+
+def test_a_request_that_breaks_the_loop_ends_too(client, fake, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(client._loop.lanes.gets, "accept", fail)
+    got = client.get(NAMESPACE, [key(1)], empty_rows(1), stall_s=5).result(PATIENCE_S)
+    assert got.outcomes == [GetOutcome.UNAVAILABLE]
+    monkeypatch.undo()
+    eventually(lambda: client.counters()["internal_errors"] == 1)
+    eventually(lambda: client.ready)
+    client._loop.counters["internal_errors"] = 0
+
+
+def test_the_client_needs_neither_torch_nor_vllm():
+    code = (
+        "import sys, remote_server.client;"
+        "sys.exit(bool({'torch', 'vllm', 'kv_connector'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
