@@ -1,0 +1,42 @@
+"""Bytes of blocks: the same for the same key, and of no use to a drive that compresses.
+
+Noise is made once; a block is a piece of it, from a place that its key says, with a stamp in each
+page. So filling a block costs one copy, no page of one block is equal to any of another, and what
+repeats is further apart than a drive looks.
+"""
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from remote_server.config import MiB
+
+Bytes = npt.NDArray[np.uint8]
+
+NOISE_BYTES = 64 * MiB
+STAMPED_BYTES = 4096
+_STEP = 64  # where a piece may begin: neighbours in the noise do not fall on each other's pages
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+class Payload:
+    """Blocks of at most `block_bytes` bytes."""
+
+    def __init__(self, seed: int, block_bytes: int, noise_bytes: int = NOISE_BYTES) -> None:
+        self._seed = seed & 0xFFFF_FFFF_FFFF_FFFF
+        self._places = noise_bytes // _STEP
+        draw = np.random.default_rng(self._seed)
+        self._noise: Bytes = np.frombuffer(draw.bytes(noise_bytes + block_bytes + _STEP), np.uint8)
+
+    def fill(self, view: memoryview, key: bytes) -> None:
+        """Write the bytes of `key`'s block into `view`, which is as long as the block."""
+        mark = xxhash.xxh3_64_intdigest(key, self._seed)
+        start = mark % self._places * _STEP
+        block = np.frombuffer(view, np.uint8)
+        np.copyto(block, self._noise[start : start + len(block)])
+        whole = len(block) // STAMPED_BYTES
+        stamps = (np.arange(whole, dtype=np.uint64) + np.uint64(mark)) * _ODD
+        pages = block[: whole * STAMPED_BYTES].reshape(whole, STAMPED_BYTES)
+        pages[:, :8] = stamps.view(np.uint8).reshape(whole, 8)
+        rest = block[whole * STAMPED_BYTES :][:8]
+        rest[:] = np.frombuffer(mark.to_bytes(8, "little"), np.uint8)[: len(rest)]
