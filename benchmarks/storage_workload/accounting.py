@@ -1,0 +1,88 @@
+"""What each tier says it holds and has moved, against arithmetic over what was asked of it.
+
+Three books are kept by different hands: the driver's samples, the store's counters, and the tiers'
+occupancy. They agree at the end of every run, to the block and to the byte, or the run has failed.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from benchmarks.storage_workload.backend import Occupancy
+from benchmarks.storage_workload.samples import TransferSample
+
+
+class Line(NamedTuple):
+    """Two ways to the same number."""
+
+    tier: str
+    what: str
+    counted: int
+    arithmetic: int
+
+    @property
+    def agrees(self) -> bool:
+        return self.counted == self.arithmetic
+
+
+class Slots(NamedTuple):
+    """Bytes of budget that a block takes in each tier, whatever its length."""
+
+    memory: int
+    disk: int
+
+
+def lines_of(
+    transfers: Sequence[TransferSample],
+    counters: Mapping[str, int],
+    occupancy: Mapping[str, Occupancy],
+    slots: Slots,
+    *,
+    has_memory: bool,
+) -> list[Line]:
+    """Of a store in this process, when nothing is on its way any more."""
+    memory = occupancy["memory"]
+    there = (
+        counters["put_created"] + counters.get("disk_promoted", 0)
+        - counters["evicted"] - counters["staged_out"]
+    )  # fmt: skip
+    lines = [
+        Line("memory", "blocks: created + promoted - evicted - let go", memory.blocks, there),
+        Line("memory", "bytes: blocks x slot", memory.used_bytes, memory.blocks * slots.memory),
+        Line("memory", "bytes within budget", min(memory.used_bytes, memory.budget_bytes),
+             memory.used_bytes),
+        Line("memory", "blocks got: the store's and the samples'",
+             counters["get_hit"], _blocks(transfers, "read")),
+        Line("memory", "no damaged block", counters["corrupt"], 0),
+    ]  # fmt: skip
+    created = _blocks(transfers, "write", "memory" if has_memory else "disk")
+    lines.append(
+        Line("memory" if has_memory else "disk", "blocks created: the store's and the samples'",
+             counters["put_created"] - (0 if has_memory else counters["disk_demote_declined"]),
+             created)
+    )  # fmt: skip
+    if "disk" in occupancy:
+        disk = occupancy["disk"]
+        kept = (
+            counters["disk_written"] - counters["disk_evicted"] - counters["disk_removed"]
+            - counters["disk_read_damaged"] - counters["disk_read_io_error"]
+        )  # fmt: skip
+        lines += [
+            Line("disk", "blocks: written - evicted - removed", disk.blocks, kept),
+            Line("disk", "bytes: blocks x slot", disk.used_bytes, disk.blocks * slots.disk),
+            Line("disk", "bytes within budget", min(disk.used_bytes, disk.budget_bytes),
+                 disk.used_bytes),
+            Line("disk", "blocks written: the store's and the samples'",
+                 counters["disk_written"], _blocks(transfers, "write", "disk")),
+            Line("disk", "put = written + too late + declined", counters["put_created"],
+                 counters["disk_demoted"] + counters["disk_demoted_late"]
+                 + counters["disk_demote_declined"]),
+        ]  # fmt: skip
+    return lines
+
+
+def _blocks(transfers: Sequence[TransferSample], direction: str, tier: str = "") -> int:
+    return sum(
+        transfer.blocks
+        for transfer in transfers
+        if transfer.direction == direction and tier in ("", transfer.tier)
+    )

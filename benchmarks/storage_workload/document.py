@@ -1,0 +1,99 @@
+"""One run as one JSON document: the source's keys, and what somebody needs to judge it later."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.record import Record
+from benchmarks.storage_workload.accounting import Line
+from benchmarks.storage_workload.options import Options
+from benchmarks.storage_workload.samples import Samples
+from benchmarks.storage_workload.summary import summarize, throughput_timeline
+from benchmarks.storage_workload.verdict import Criterion, judge, passed
+
+SCHEMA = 1
+BENCHMARK = "benchmarks.storage_workload"
+
+
+@dataclass
+class Run:
+    """What one run leaves behind."""
+
+    options: Options
+    record: Record
+    request_digest: str
+    samples: Samples = field(default_factory=Samples)
+    tiers: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+    """What the reader must know: a tier that is not there, reads that were not cold."""
+
+    occupancy: dict[str, dict[str, int]] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    accounting: list[Line] = field(default_factory=list)
+    device: dict[str, Any] = field(default_factory=dict)
+    autoscaling: dict[str, Any] | None = None
+    validation: dict[str, Any] | None = None
+    interrupted: bool = False
+
+    @property
+    def agrees(self) -> bool:
+        return all(line.agrees for line in self.accounting)
+
+    def document(self) -> dict[str, Any]:
+        """Figures are made of the samples, here and nowhere else."""
+        summary = summarize(self.samples)
+        for tier, state in self.occupancy.items():
+            summary["cache_stats"][f"{tier}_entries"] = state["blocks"]
+            summary["cache_stats"][f"{tier}_used_gb"] = state["used_bytes"] / (1 << 30)
+        scaling = self.autoscaling or {}
+        summary["autoscaling_stats"] = scaling.get("steps", [])
+        summary["autoscaling_summary"] = scaling.get("summary")
+        criteria = judge(summary, self.options.performance_profile)
+        record = self.record
+        return {
+            "schema": SCHEMA,
+            "benchmark": BENCHMARK,
+            "command": record.command,
+            "started": record.started,
+            "interrupted": self.interrupted,
+            "machine": dict(record.machine),
+            "stolen_percent": record.stolen_percent,
+            "versions": record.versions,
+            "options": _plain(asdict(self.options)),
+            "seed": self.options.seed,
+            "request_digest": self.request_digest,
+            "tiers": list(self.tiers),
+            "notes": self.notes,
+            "summary": summary,
+            "verdict": {
+                "passed": passed(criteria) and self.agrees,
+                "profile": self.options.performance_profile,
+                "criteria": [criterion._asdict() for criterion in criteria],
+            },
+            "accounting": [{**line._asdict(), "agrees": line.agrees} for line in self.accounting],
+            "device": self.device,
+            "counters": self.counters,
+            "validation": self.validation,
+            "throughput_timeline": throughput_timeline(self.samples),
+            "samples": self.samples.to_json() if self.options.samples else None,
+        }
+
+
+def criteria_of(document: Mapping[str, Any]) -> list[Criterion]:
+    """As they were judged."""
+    return [Criterion(**criterion) for criterion in document["verdict"]["criteria"]]
+
+
+def write(document: Mapping[str, Any], path: Path) -> None:
+    """Raw samples on a line each list, the rest for people to read."""
+    text = json.dumps({**document, "samples": None}, indent=1)
+    samples = json.dumps(document["samples"], separators=(",", ":"))
+    path.write_text(text.replace('"samples": null', f'"samples": {samples}') + "\n")
+
+
+def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
+
+

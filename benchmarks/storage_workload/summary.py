@@ -1,0 +1,207 @@
+"""Every figure of a report, from the raw samples and nothing else. Names are the source's.
+
+Figures of tiers are the source's too: `cpu` is the memory tier and `nvme` the disk. Percentiles are
+values that were measured. Rates are over the time that passed, not the time that was asked for.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.harness.statistics import percentile
+from benchmarks.storage_workload.personas import COMPLIANCE_TO_MEET, QOS_CLASSES
+from benchmarks.storage_workload.samples import RequestSample, Samples, TransferSample
+from remote_server.config import GiB
+
+SOURCE_NAMES = {"gpu": "gpu", "memory": "cpu", "disk": "nvme"}
+"""What the source calls a tier; others keep their names."""
+
+PERCENTILES = (50, 95, 99)
+
+REUSE = ("reuse", "chunk")
+"""Reads of what might save computing; a decode reads again what its request has just stored."""
+
+
+def source_name(tier: str) -> str:
+    return SOURCE_NAMES.get(tier, tier)
+
+
+def summarize(samples: Samples) -> dict[str, Any]:
+    """The `summary` of a record. Transfers that ended after the last moment count in no rate."""
+    requests, elapsed_s = samples.requests, samples.elapsed_s
+    within = [t for t in samples.transfers if t.ended_s <= elapsed_s and t.purpose != "ingest"]
+    tokens = sum(request.generation_tokens for request in requests)
+    return {
+        "elapsed_s": elapsed_s,
+        "total_requests": len(requests),
+        "unfinished_requests": samples.num_unfinished,
+        "total_tokens": tokens,
+        "avg_throughput_tokens_per_sec": _rate(tokens, elapsed_s),
+        "requests_per_second": _rate(len(requests), elapsed_s),
+        "end_to_end_latency_ms": latency(r.total_s for r in requests),
+        "storage_io_latency_ms": latency(r.storage_s for r in requests),
+        "generation_latency_ms": latency(r.generation_s for r in requests),
+        "queue_wait_ms": latency(r.queue_s for r in requests),
+        "dominates": dominating(requests),
+        "cache_stats": cache_stats(requests, within, elapsed_s),
+        "tier_latency_ms": tier_latency(within),
+        "phases": phases(requests),
+        "qos_metrics": qos_metrics(requests),
+        "prefix_cache_stats": prefix_stats(requests),
+        "multi_turn_stats": multi_turn_stats(requests),
+        "rag_stats": {
+            "chunk_blocks": sum(r.document_asked for r in requests),
+            "chunk_hits": sum(r.document_hit for r in requests),
+        },
+    }
+
+
+def throughput_timeline(samples: Samples) -> list[dict[str, Any]]:
+    """From one moment to the next."""
+    timeline = []
+    for before, now in zip(samples.moments, samples.moments[1:], strict=False):
+        passed = now.time_s - before.time_s
+        timeline.append(
+            {
+                "timestamp": now.time_s,
+                "num_users": now.users,
+                "in_flight": now.in_flight,
+                "throughput_tokens_per_sec": _rate(now.tokens - before.tokens, passed),
+                "read_gb_per_sec": _rate(now.read_bytes - before.read_bytes, passed * 1e9),
+                "write_gb_per_sec": _rate(now.written_bytes - before.written_bytes, passed * 1e9),
+                "used_bytes": now.used_bytes,
+            }
+        )
+    return timeline
+
+
+def latency(seconds: Iterable[float]) -> dict[str, float] | None:
+    """In ms; None when nothing was measured."""
+    values = [1000 * each for each in seconds]
+    if not values:
+        return None
+    return {
+        "mean": sum(values) / len(values),
+        **{f"p{percent}": percentile(values, percent) for percent in PERCENTILES},
+        "max": max(values),
+    }
+
+
+def dominating(requests: Sequence[RequestSample]) -> dict[str, Any]:
+    """Where the time of all requests together went, in shares of it."""
+    total = sum(request.total_s for request in requests)
+    if not total:
+        return {"component": None, "shares": {}}
+    shares = {
+        "queue": sum(request.queue_s for request in requests) / total,
+        "storage": sum(request.storage_s for request in requests) / total,
+        "generation": sum(request.generation_s for request in requests) / total,
+    }
+    component = max(shares, key=lambda name: shares[name])
+    return {"component": component, "shares": {**shares, "driver": 1 - sum(shares.values())}}
+
+
+def cache_stats(
+    requests: Sequence[RequestSample], transfers: Sequence[TransferSample], elapsed_s: float
+) -> dict[str, Any]:
+    asked = sum(request.asked for request in requests)
+    hits = sum(request.hit for request in requests)
+    moved = [t for t in transfers if t.purpose != "behind"]
+    reads = [t for t in moved if t.direction == "read"]
+    writes = [t for t in moved if t.direction == "write"]
+    read_bytes, written_bytes = (sum(t.num_bytes for t in each) for each in (reads, writes))
+    decoded = sum(t.num_bytes for t in reads if t.purpose == "decode")
+    return {
+        "cache_hit_rate": hits / asked if asked else None,
+        "cache_hits": hits,
+        "cache_misses": asked - hits,
+        "total_read_gb": read_bytes / GiB,
+        "total_write_gb": written_bytes / GiB,
+        "decode_read_gb": decoded / GiB,
+        "read_write_ratio": read_bytes / written_bytes if written_bytes else None,
+        "read_gb_per_sec": _rate(read_bytes, elapsed_s * 1e9),
+        "write_gb_per_sec": _rate(written_bytes, elapsed_s * 1e9),
+        "read_iops": _rate(sum(t.blocks for t in reads), elapsed_s),
+        "write_iops": _rate(sum(t.blocks for t in writes), elapsed_s),
+        "read_share_by_tier": {
+            source_name(tier): sum(t.num_bytes for t in reads if t.tier == tier) / read_bytes
+            for tier in _tiers(reads)
+        },
+    }
+
+
+def tier_latency(transfers: Sequence[TransferSample]) -> dict[str, dict[str, Any]]:
+    """Of each tier and direction: how long one read or write of it took, in all, on the device,
+    and on the host."""
+    found: dict[str, dict[str, Any]] = {}
+    for tier in _tiers(transfers):
+        for direction in ("read", "write"):
+            here = [t for t in transfers if t.tier == tier and t.direction == direction]
+            if here:
+                found[f"{source_name(tier)}_{direction}"] = {
+                    "count": len(here),
+                    "gb": sum(t.num_bytes for t in here) / GiB,
+                    "total": latency(t.total_s for t in here),
+                    "device": latency(t.device_s for t in here),
+                    "host": latency(t.host_s for t in here),
+                }
+    return found
+
+
+def phases(requests: Sequence[RequestSample]) -> dict[str, int]:
+    names = [request.phase for request in requests]
+    return {name: names.count(name) for name in ("prefill", "prefill_decode")}
+
+
+def qos_metrics(requests: Sequence[RequestSample]) -> dict[str, Any]:
+    """Each class against its target, for what waiting and storage cost: the time an answer takes
+    to generate is not the store's."""
+    metrics: dict[str, Any] = {}
+    for qos in QOS_CLASSES:
+        served = [1000 * r.served_s for r in requests if r.qos == qos.name]
+        if not served:
+            continue
+        compliance = sum(value <= qos.target_p95_ms for value in served) / len(served)
+        metrics[qos.name] = {
+            "total_requests": len(served),
+            "latency_ms": latency(value / 1000 for value in served),
+            "end_to_end_latency_ms": latency(r.total_s for r in requests if r.qos == qos.name),
+            "sla": {
+                "target_p95_ms": qos.target_p95_ms,
+                "actual_p95_ms": percentile(served, 95),
+                "compliance": compliance,
+                "met": compliance >= COMPLIANCE_TO_MEET,
+            },
+        }
+    return metrics
+
+
+def prefix_stats(requests: Sequence[RequestSample]) -> dict[str, Any]:
+    begun = [request for request in requests if request.system_asked]
+    whole = sum(request.system_hit == request.system_asked for request in begun)
+    return {
+        "prefix_hits": whole,
+        "prefix_misses": len(begun) - whole,
+        "system_prompt_blocks": sum(request.system_asked for request in begun),
+        "system_prompt_block_hits": sum(request.system_hit for request in begun),
+    }
+
+
+def multi_turn_stats(requests: Sequence[RequestSample]) -> dict[str, Any]:
+    later = [request for request in requests if request.history_asked]
+    whole = sum(request.history_hit == request.history_asked for request in later)
+    return {
+        "cache_hits": whole,
+        "cache_misses": len(later) - whole,
+        "hit_rate": whole / len(later) if later else None,
+        "history_blocks": sum(request.history_asked for request in later),
+        "history_block_hits": sum(request.history_hit for request in later),
+        "longest_conversation": max((request.turn for request in requests), default=0),
+    }
+
+
+def _tiers(transfers: Sequence[TransferSample]) -> list[str]:
+    return sorted({transfer.tier for transfer in transfers})
+
+
+def _rate(count: float, seconds: float) -> float:
+    return count / seconds if seconds > 0 else 0.0
