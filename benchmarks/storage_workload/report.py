@@ -142,7 +142,7 @@ def _tiers(document: Mapping[str, Any]) -> Iterator[str]:
     for name, row in summary["tier_latency_ms"].items():
         total, device, host = (row[part]["p95"] for part in ("total", "device", "host"))
         yield (
-            f"  {name.replace('_', ' ')}: {total:.1f}ms = device {device:.1f}ms, host {host:.1f}ms "
+            f"  {name.replace('_', ' ')}: {total:.1f}ms in all, device {device:.1f}ms, host {host:.1f}ms "
             f"({row['count']:,} of them, {row['gb']:.2f} GiB)"
         )
 

@@ -1,0 +1,120 @@
+"""Carries out what the autoscaler decides: users really come and go, and each step is written down."""
+
+import asyncio
+import math
+from typing import Any
+
+from benchmarks.storage_workload import autoscale
+from benchmarks.storage_workload.autoscale import CapacityState, Decision, QosState
+from benchmarks.storage_workload.driver import Driver
+from benchmarks.storage_workload.samples import RequestSample
+
+MIN_ANSWERS = 10
+MAX_PATIENCE = 3
+"""Looks without that many answers, and the store is overloaded."""
+
+
+class Scaling:
+    """One search. `steps` and `summary` are for the record."""
+
+    def __init__(
+        self, driver: Driver, mode: str, users: int, target: float, interval_s: float
+    ) -> None:
+        self.steps: list[dict[str, Any]] = []
+        self._driver = driver
+        self._mode = mode
+        self._target = target
+        self._interval_s = interval_s
+        self._qos = QosState(users)
+        self._capacity = CapacityState(users)
+        self._users = users
+        self._changed_s = 0.0
+        self._looks = 0
+        self._done = False
+
+    async def run(self) -> None:
+        """Look every `interval_s` and change the number of users, until it is found; then the run
+        is over."""
+        while not self._done:
+            await asyncio.sleep(self._interval_s)
+            self._look()
+        self._driver.stop()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """`says` is for people. Without `converged` it is what was known when the time was up."""
+        if self._mode == "capacity":
+            state = self._capacity
+            return {
+                "mode": "capacity", "converged": self._done,
+                "peak_throughput": state.peak, "peak_throughput_unit": "GB/s",
+                "peak_user_count": state.peak_users,
+                "says": f"Peak: {state.peak:.3f} GB/s with {state.peak_users} users"
+                + ("" if self._done else "; still growing when the time was up"),
+            }  # fmt: skip
+        users = self._qos.good
+        says = f"{users} users within {self._target:.0%} of their targets"
+        if not users:
+            says = "not even one user within the targets"
+        return {
+            "mode": "qos", "converged": self._done, "final_user_count": users,
+            "target_saturation": self._target,
+            "says": says + ("" if self._done else "; still looking when the time was up"),
+        }  # fmt: skip
+
+    def _look(self) -> None:
+        now = self._driver.elapsed_s
+        since = max(self._changed_s, now - self._interval_s)
+        throughput = self._bytes_since(since) / (now - since) / 1e9
+        saturation = self._saturation()
+        if self._mode == "capacity":
+            self._capacity, decision = autoscale.decide_capacity(self._capacity, throughput)
+        elif saturation is None:
+            decision = Decision(self._users, "too few answers to judge")
+        else:
+            self._qos, decision = autoscale.decide_qos(self._qos, saturation, self._target)
+        self.steps.append(
+            {
+                "timestamp": now, "users": self._users, "active": self._driver.num_active,
+                "saturation": -1.0 if saturation is None else min(saturation, 1e6),
+                "throughput_gb_per_sec": throughput,
+                "next_users": decision.users, "reason": decision.reason,
+            }
+        )  # fmt: skip
+        if decision.users != self._users:
+            self._driver.set_users(decision.users)
+            self._users = decision.users
+            self._changed_s = now
+        self._looks = 0 if saturation is not None else self._looks
+        self._done = decision.done
+
+    def _saturation(self) -> float | None:
+        """Of who came since the number of users changed. None: nobody can say yet."""
+        found: dict[str, list[float]] = {}
+        count = 0
+        for request in self._recent():
+            found.setdefault(request.qos, []).append(1000 * request.served_s)
+            count += 1
+        if count >= MIN_ANSWERS:
+            return autoscale.saturation(found)
+        self._looks += 1
+        return math.inf if self._looks > MAX_PATIENCE else None
+
+    def _recent(self) -> list[RequestSample]:
+        since = max(self._changed_s, self._driver.elapsed_s - 2 * self._interval_s)
+        recent = []
+        for request in reversed(self._driver.samples.requests):
+            if request.ended_s < since:
+                break
+            if request.arrived_s >= since:
+                recent.append(request)
+        return recent
+
+    def _bytes_since(self, since: float) -> int:
+        total = 0
+        for transfer in reversed(self._driver.samples.transfers):
+            if transfer.ended_s < since:
+                break
+            if transfer.purpose != "behind":
+                total += transfer.num_bytes
+        return total
