@@ -5,6 +5,7 @@ So a run with the same seed asks for the same things in the same order, user by 
 threads and the device behave; only how far each user gets depends on those.
 """
 
+import functools
 import hashlib
 import itertools
 import json
@@ -46,6 +47,9 @@ DOCUMENT_TOKENS_LARGE_MODEL = (1_024, 4_096)
 PREFILL_ONLY_TOKENS = 10_000
 DECODE_BATCH_TOKENS = 32
 """The source reads a request's own entry once for so many generated tokens."""
+
+_GOLDEN = (5**0.5 - 1) / 2
+_SQUARE_ROOT = 2**0.5 - 1
 
 DIGEST_REQUESTS = 100
 """Of each user: what the digest of a workload covers."""
@@ -103,21 +107,9 @@ class Workload(NamedTuple):
     system_prompts: bool = True
     num_documents: int = 0
 
-    def documents(self) -> list[list[Entry]]:
+    def documents(self) -> tuple[tuple[Entry, ...], ...]:
         """The chunks of each document."""
-        draw = Random(f"{self.seed} documents")
-        lowest, highest = (
-            DOCUMENT_TOKENS_LARGE_MODEL if self.model.is_large else DOCUMENT_TOKENS
-        )
-        size = chunk_tokens(self.model)
-        documents = []
-        for number in range(self.num_documents):
-            tokens = draw.randint(lowest, highest)
-            sizes = [size] * (tokens // size) + ([tokens % size] if tokens % size else [])
-            documents.append(
-                [Entry(Kind.CHUNK, each, number, place) for place, each in enumerate(sizes)]
-            )
-        return documents
+        return _documents(self)
 
     def requests_of(self, user: int) -> Iterator[Request]:
         """Without end."""
@@ -130,6 +122,22 @@ class Workload(NamedTuple):
             for request in itertools.islice(self.requests_of(user), DIGEST_REQUESTS):
                 sha.update(encode(request))
         return sha.hexdigest()
+
+
+@functools.cache
+def _documents(workload: Workload) -> tuple[tuple[Entry, ...], ...]:
+    draw = Random(f"{workload.seed} documents")
+    is_large = workload.model.is_large
+    lowest, highest = DOCUMENT_TOKENS_LARGE_MODEL if is_large else DOCUMENT_TOKENS
+    size = chunk_tokens(workload.model)
+    documents = []
+    for number in range(workload.num_documents):
+        tokens = draw.randint(lowest, highest)
+        sizes = [size] * (tokens // size) + ([tokens % size] if tokens % size else [])
+        documents.append(
+            tuple(Entry(Kind.CHUNK, each, number, place) for place, each in enumerate(sizes))
+        )
+    return tuple(documents)
 
 
 def chunk_tokens(model: Model) -> int:
@@ -165,6 +173,24 @@ def retrieve(draw: Random, num_chunks: int) -> list[int]:
     return chosen
 
 
+def _kind_of(seed: int, user: int) -> tuple[Persona, QosClass]:
+    """Drawn so that the first users, however many, are as mixed as all of them.
+
+    Each draw is the one before plus an irrational part of the range, from a place that the seed
+    says: one of ten users would otherwise be interactive in one run and five in another, and the
+    most users that a machine can serve would depend on that rather than on the machine.
+    """
+    start = Random(f"{seed} users")
+    place = (start.random() + user * _GOLDEN) % 1
+    persona = PERSONAS[int((start.random() + user * _SQUARE_ROOT) % 1 * len(PERSONAS))]
+    reached = 0.0
+    for qos in QOS_CLASSES:
+        reached += qos.share
+        if place < reached:
+            return persona, qos
+    return persona, QOS_CLASSES[-1]
+
+
 class _User:
     """One user: who it is, and the conversation it is in."""
 
@@ -172,9 +198,8 @@ class _User:
         self._draw = Random(f"{workload.seed} user {number}")
         self._number = number
         self._workload = workload
-        self._documents = workload.documents()
-        self.persona: Persona = self._draw.choice(PERSONAS)
-        self.qos = self._draw.choices(QOS_CLASSES, [qos.share for qos in QOS_CLASSES])[0]
+        self._documents = _documents(workload)
+        self.persona, self.qos = _kind_of(workload.seed, number)
         self._context = self._draw.randint(*self.persona.context_tokens)
         self._generation = self._draw.randint(*self.persona.generation_tokens)
         self._think_s = self._draw.uniform(*self.persona.think_s)

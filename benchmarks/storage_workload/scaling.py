@@ -9,9 +9,11 @@ from benchmarks.storage_workload.autoscale import CapacityState, Decision, QosSt
 from benchmarks.storage_workload.driver import Driver
 from benchmarks.storage_workload.samples import RequestSample
 
-MIN_ANSWERS = 10
+MIN_ANSWERS = 20
+"""Of each class: the P95 of fewer is their worst."""
+
 MAX_PATIENCE = 3
-"""Looks without that many answers, and the store is overloaded."""
+"""Looks without that many answers; then what there is must do, and none at all is an overload."""
 
 
 class Scaling:
@@ -85,23 +87,25 @@ class Scaling:
             self._driver.set_users(decision.users)
             self._users = decision.users
             self._changed_s = now
-        self._looks = 0 if saturation is not None else self._looks
+            self._looks = 0
         self._done = decision.done
 
     def _saturation(self) -> float | None:
         """Of who came since the number of users changed. None: nobody can say yet."""
         found: dict[str, list[float]] = {}
-        count = 0
         for request in self._recent():
             found.setdefault(request.qos, []).append(1000 * request.served_s)
-            count += 1
-        if count >= MIN_ANSWERS:
-            return autoscale.saturation(found)
         self._looks += 1
-        return math.inf if self._looks > MAX_PATIENCE else None
+        if found and min(map(len, found.values())) >= MIN_ANSWERS:
+            return autoscale.saturation(found)
+        if self._looks <= MAX_PATIENCE:
+            return None
+        return autoscale.saturation(found) if found else math.inf
 
     def _recent(self) -> list[RequestSample]:
-        since = max(self._changed_s, self._driver.elapsed_s - 2 * self._interval_s)
+        """Of the last looks, as many as there is patience for."""
+        oldest = self._driver.elapsed_s - MAX_PATIENCE * self._interval_s
+        since = max(self._changed_s, oldest)
         recent = []
         for request in reversed(self._driver.samples.requests):
             if request.ended_s < since:
