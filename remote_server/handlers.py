@@ -1,6 +1,7 @@
 """What the server does for each type of request. Runs on the server's one loop thread."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -314,6 +315,7 @@ class Handlers:
             epoch=self._store.epoch,
             server=self._server,
             uptime_s=self._store.uptime_s,
+            time_s=time.time(),
             tiers=self._store.tier_stats(),
             namespaces=self._store.namespace_stats(),
             counters=counters,

@@ -131,6 +131,8 @@ class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
     disk_used_bytes: int = 0
     client: str
     fingerprint: dict[str, str]
+    engines: dict[str, dict[str, str]] = {}
+    """Who declared it, the last one last: where each differs from `fingerprint`."""
 
 
 class StatsReply(_Reply, frozen=True, tag="stats_reply"):
@@ -138,6 +140,8 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
 
     server: str
     uptime_s: float
+    time_s: float
+    """The server's wall clock, in seconds since 1970."""
     tiers: dict[str, TierStats]
     namespaces: dict[str, NamespaceStats]
     counters: dict[str, int]

@@ -11,6 +11,7 @@ import msgspec
 
 from remote_server.config import format_bytes
 from remote_server.errors import RequestRefused
+from remote_server.gaps import compare
 from remote_server.protocol import (
     Declined,
     ErrorCode,
@@ -42,6 +43,9 @@ COUNTERS = (
 """Always present in Stats, from zero, with the tier's own. PROTOCOL.md says what each counts."""
 
 
+# Of one namespace, for whoever asks why two of them share nothing.
+MAX_ENGINES_REMEMBERED = 16
+
 _READABLE = bytes([KeyState.READABLE])
 _TO_WRITE = (PutOutcome.CREATED, PutOutcome.FORCED)
 
@@ -52,6 +56,22 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
     client: str = ""
     fingerprint: dict[str, str] = {}
+    engines: dict[str, dict[str, str]] = {}
+    """Who declared it, the last one last: where each differs from `fingerprint`."""
+
+    def after(self, known: "NamespaceInfo | None") -> "NamespaceInfo":
+        """This, remembering who declared `known` before."""
+        said: dict[str, dict[str, str]] = {}
+        if known is not None:
+            said = {name: known.fingerprint | differs for name, differs in known.engines.items()}
+            said.pop(self.client, None)
+        said[self.client] = self.fingerprint
+        recent = dict(list(said.items())[-MAX_ENGINES_REMEMBERED:])
+        engines = {
+            name: {field: there for field, (_, there) in compare(self.fingerprint, facts).items()}
+            for name, facts in recent.items()
+        }
+        return msgspec.structs.replace(self, engines=engines)
 
 
 class KeyStates(NamedTuple):
@@ -141,8 +161,7 @@ class Store:
             )
         if known is None and len(self.namespaces) >= MAX_NAMESPACES:
             self._forget_an_empty_namespace()
-        self.namespaces.pop(name, None)
-        self.namespaces[name] = info
+        self.namespaces[name] = info.after(self.namespaces.pop(name, None))
 
     def _forget_an_empty_namespace(self) -> None:
         """Its client, if it ever comes back, is told UNKNOWN_NAMESPACE and says hello again."""
@@ -384,6 +403,7 @@ class Store:
                 disk_used_bytes=0 if self.disk is None else self.disk.used_bytes(name),
                 client=info.client,
                 fingerprint=info.fingerprint,
+                engines=info.engines,
             )
             for name, info in (undeclared | self.namespaces).items()
         }

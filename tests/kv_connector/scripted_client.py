@@ -56,6 +56,7 @@ class ScriptedClient:
         self.ready = True
         self.epoch: str | None = "boot-1"
         self.asked: list[Asked] = []
+        self.stats_asked: list[Future[Any]] = []
         self.declared: list[tuple[str, int, dict[str, str]]] = []
         self.forgotten: list[str] = []
         self.closed = False
@@ -79,6 +80,10 @@ class ScriptedClient:
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> "Future[Any]":
         return self._ask("touch", namespace, keys)
+
+    def stats(self, *, timeout_s: float) -> "Future[Any]":
+        self.stats_asked.append(Future())
+        return self.stats_asked[-1]
 
     def counters(self) -> dict[str, int]:
         return {"bytes_in": 0}
