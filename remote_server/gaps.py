@@ -85,9 +85,10 @@ def _others(
     namespace: str, engine: str, fingerprint: Mapping[str, str], known: Mapping[str, NamespaceStats]
 ) -> Iterable[Gap]:
     for other, stats in known.items():
-        if other != namespace and stats.fingerprint and (blocks := _blocks(stats)):
-            if fields := compare(fingerprint, stats.fingerprint):
-                yield Gap(engine, stats.client, namespace, other, fields, blocks)
+        if other == namespace or not stats.fingerprint or not (blocks := _blocks(stats)):
+            continue
+        if fields := compare(fingerprint, stats.fingerprint):
+            yield Gap(engine, stats.client, namespace, other, fields, blocks)
 
 
 def _distance(gap: Gap) -> tuple[int, int]:

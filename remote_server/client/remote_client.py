@@ -139,7 +139,9 @@ class RemoteClient:
         With `transport` set to "shm" and a region registered, attached as well. True is no
         promise: a request may still find the server gone.
         """
-        return self._loop.ready and not self._num_undeclared
+        # In this order: the other way round, what is declared between the two looks would be
+        # ready although nobody has greeted the server for it.
+        return not self._num_undeclared and self._loop.ready
 
     @property
     def absent(self) -> bool:

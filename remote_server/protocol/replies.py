@@ -140,11 +140,11 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
 
     server: str
     uptime_s: float
-    time_s: float
-    """The server's wall clock, in seconds since 1970."""
     tiers: dict[str, TierStats]
     namespaces: dict[str, NamespaceStats]
     counters: dict[str, int]
+    time_s: float = 0.0
+    """The server's wall clock, in seconds since 1970; 0 from a server that does not say."""
 
 
 class Cleared(_Reply, frozen=True, tag="cleared"):
