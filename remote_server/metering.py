@@ -57,7 +57,7 @@ STREAM = "stream"
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """A histogram over `BOUNDS_S`: `counts` has one element more, and each is of its bucket alone."""
+    """A histogram over `BOUNDS_S`: `counts` has one more, and each is of its bucket alone."""
 
     counts: list[int]
     sum_s: float
@@ -111,8 +111,10 @@ class Meters:
         """`is_declared` says which namespaces are worth a place of their own: anybody may ask
         for any name."""
         self.clock = clock
-        self.open: dict[tuple[bytes, int], _Open] = {}
+        self.open: dict[tuple[bytes, int], Open] = {}
         """Requests that have not been answered."""
+        self.pending_keys = 0
+        """Keys that lookups answered as being written."""
         self._is_declared = is_declared
         self._histograms: dict[str, Histogram] = {}
         self._traffic: OrderedDict[str, Traffic] = OrderedDict()  # the longest quiet is first
@@ -209,6 +211,8 @@ class MeteredHandlers(Handlers):
             if count is not None:
                 count(answered.traffic, message)
                 answered.traffic.bytes_out += parcel.num_bytes
+            if isinstance(message, Found):
+                self._meters.pending_keys += message.states.count(KeyState.PENDING)
 
     def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
         traffic = self._meters.traffic_of(request.namespace, self._arrived)

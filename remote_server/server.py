@@ -215,7 +215,11 @@ class Server:
             namespaces=store.namespace_stats(),
             traffic=self._meters.traffic(),
             operations=self._meters.timings(),
-            counters=self._handlers.counters() | {"connections_opened": self._connections.opened},
+            counters=self._handlers.counters()
+            | {
+                "connections_opened": self._connections.opened,
+                "lookup_pending": self._meters.pending_keys,
+            },
         )
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
