@@ -11,7 +11,7 @@ OFF = "off"
 DEFAULT = "http://127.0.0.1:5758"
 
 # Connections that the kernel keeps until they are accepted.
-BACKLOG = 64
+BACKLOG = 1024
 
 
 class Address(NamedTuple):

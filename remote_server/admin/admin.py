@@ -40,6 +40,7 @@ class Admin:
             self.url = self._address.url
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leave = asyncio.Event()
+        self._stopping = False
         self._thread: threading.Thread | None = None
 
     def serve(self, server: Server) -> None:
@@ -52,6 +53,7 @@ class Admin:
 
     def stop(self) -> None:
         """Close the address and end the thread, within `STOP_S` and a little."""
+        self._stopping = True  # before the loop is looked for: it may just be beginning
         if self._thread is not None:
             if self._loop is not None:
                 try:
@@ -70,6 +72,8 @@ class Admin:
 
             async def serve() -> None:
                 self._loop = asyncio.get_running_loop()
+                if self._stopping:
+                    return
                 assert self._listener is not None
                 await serve_site(
                     server, self._listener, self._address, self._token, self._leave, STOP_S

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from remote_server.admin.address import Address
+from remote_server.admin.address import BACKLOG, Address
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
 from remote_server.admin.settings import shown
 from remote_server.admin.summary import summary
@@ -302,7 +302,10 @@ async def serve_site(
         since[protocol] = monotonic()
         return protocol
 
-    listening = await asyncio.get_running_loop().create_server(connect, sock=listener)
+    # A few at a time, so that those accepted are counted before the next ones are; the others
+    # wait in the kernel, where they cost nobody anything.
+    listening = await asyncio.get_running_loop().create_server(connect, sock=listener, backlog=8)
+    listener.listen(BACKLOG)
     try:
         while not leave.is_set():
             with suppress(TimeoutError):
