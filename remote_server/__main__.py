@@ -5,7 +5,9 @@ import difflib
 import logging
 import sys
 from collections.abc import Sequence
+from functools import partial
 
+from remote_server.admin.admin import Admin
 from remote_server.config import GiB, MiB, ServerConfig, format_bytes, parse_bytes
 from remote_server.errors import ConfigError
 from remote_server.malloc import keep_freed_memory
@@ -28,29 +30,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
             populate=flags.populate,
             shared_memory=flags.shared_memory,
             insecure=flags.insecure,
+            admin=flags.admin,
+            admin_token_file=flags.admin_token_file,
             log_level=flags.log_level,
         )
         logging.basicConfig(
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
         )
         keep_freed_memory()
-        Server(config).run(on_ready=_say_ready)
+        with Admin(config) as admin:
+            Server(config).run(on_ready=partial(_say_ready, admin))
     except ConfigError as error:
         print(f"remote_server: {error}", file=sys.stderr)
         return 1
     return 0
 
 
-def _say_ready(server: Server) -> None:
+def _say_ready(admin: Admin, server: Server) -> None:
     tiers = server.store.tier_stats()
     memory = tiers["memory"]
     disk = f"disk {format_bytes(tiers['disk'].budget_bytes)}  " if "disk" in tiers else ""
     print(
         f"remote_server ready on {server.endpoint}  "
         f"memory {format_bytes(memory.budget_bytes)} in {memory.free_slabs} slabs  {disk}"
-        f"epoch {server.store.epoch}",
+        f"epoch {server.store.epoch}" + (f"  admin {admin.url}" if admin.url else ""),
         flush=True,
     )
+    admin.serve(server)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -82,6 +88,10 @@ def _parser() -> argparse.ArgumentParser:
         help="move the blocks of clients on this host through shared memory")  # fmt: skip
     add("--insecure", action="store_true",
         help="allow an address that other machines can reach")  # fmt: skip
+    add("--admin", default=defaults.admin, metavar="ADDRESS",
+        help="HTTP for metrics, state and a page; or off")  # fmt: skip
+    add("--admin-token-file", default=defaults.admin_token_file, metavar="FILE",
+        help="the token that clearing and draining over HTTP takes (default: refused)")  # fmt: skip
     add("--log-level", default=defaults.log_level, metavar="LEVEL",
         help="debug, info, warning or error")  # fmt: skip
     return parser

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from remote_server.admin import address as admin_address
 from remote_server.errors import ConfigError
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
@@ -85,6 +86,14 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     insecure: bool = False
     """Allow a bind that other machines can reach: nothing is encrypted or authenticated."""
 
+    admin: str = admin_address.DEFAULT
+    """Where to answer people and their tools over HTTP: metrics, state, a page. Port `*` picks a
+    free one, `off` does without. The default one, when it is taken, is done without as well."""
+
+    admin_token_file: str = ""
+    """A file with the token that `POST /clear` and `/drain` take, and everything where other
+    machines can reach it. Empty: these two are refused."""
+
     log_level: str = "info"
 
     def __post_init__(self) -> None:
@@ -105,6 +114,12 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError(f"log_level: {self.log_level!r} is none of {', '.join(_LOG_LEVELS)}")
+        admin = admin_address.parse(self.admin)
+        if admin and not (admin.is_loopback or self.admin_token_file or self.insecure):
+            raise ConfigError(
+                f"admin: {self.admin} can be reached from other machines: set admin_token_file, "
+                "or pass --insecure if that network is yours alone"
+            )
         if not is_loopback(self.bind) and not self.insecure:
             raise ConfigError(
                 f"bind: {self.bind} can be reached from other machines, and nothing on the wire "

@@ -12,7 +12,7 @@ from remote_server import protocol
 from remote_server.copier import Copier, Job
 from remote_server.disk_stream import DiskStream
 from remote_server.errors import RemoteProtocolError, RequestRefused
-from remote_server.outbox import Outboxes, Parcel
+from remote_server.outbox import Outboxes, Parcel, Stream
 from remote_server.payload import blocks_of, checksums_of, copy_in, is_intact, stored_reply
 from remote_server.protocol import (
     Clear,
@@ -97,6 +97,13 @@ class Handlers:
             Release: self._release,
         }
 
+    def counters(self) -> dict[str, int]:
+        """Everything counted since the start; names as in PROTOCOL.md."""
+        counters = self._store.all_counters()
+        counters["bytes_out"] = self._outboxes.bytes_out
+        counters["clients_gone"] = self._outboxes.clients_gone
+        return counters
+
     def handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
         """Answer one message: its frames without the routing id, which libzmq prepended.
 
@@ -129,6 +136,11 @@ class Handlers:
         payload = frames[2:]
         if payload and not isinstance(request, Put):
             raise RequestRefused(ErrorCode.BAD_REQUEST, "only a put carries payload frames")
+        self._dispatch(client, request, payload)
+
+    def _dispatch(
+        self, client: bytes, request: protocol.Request, payload: Sequence[memoryview]
+    ) -> None:
         self._by_type[type(request)](client, request, payload)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
@@ -223,11 +235,12 @@ class Handlers:
         if isinstance(found, Pinned):
             if found.blocks:
                 stream = BlockStream(request.request_id, store.epoch, found, store.tier)
-                self._outboxes.post_stream(client, stream)
+                self._post_stream(client, request, stream)
             return
         assert store.waterfall is not None, "nothing else finds what is not in memory"
-        self._outboxes.post_stream(
+        self._post_stream(
             client,
+            request,
             DiskStream(
                 request.request_id, store.epoch, request.namespace, found, store.waterfall,
                 store.tier,
@@ -266,7 +279,8 @@ class Handlers:
             blocks_per_frame=blocks_per_frame(found.blocks),
         )
         frames, pinned = frames_of(found.blocks, got.blocks_per_frame, self._store.tier)
-        self._outboxes.post(client, Parcel([*protocol.encode(got), *frames], pinned, num_bytes))
+        parcel = Parcel([*protocol.encode(got), *frames], pinned, num_bytes)
+        self._post(client, got, parcel)
 
     def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> None:
         touched = self._store.touch(request.namespace, request.keys)
@@ -307,9 +321,6 @@ class Handlers:
         self._copier.submit(Job(rehash, len(blocks), num_bytes, finish))
 
     def _stats(self, client: bytes, request: Stats, _: Sequence[memoryview]) -> None:
-        counters = self._store.all_counters()
-        counters["bytes_out"] = self._outboxes.bytes_out
-        counters["clients_gone"] = self._outboxes.clients_gone
         reply = StatsReply(
             request_id=request.request_id,
             epoch=self._store.epoch,
@@ -318,7 +329,7 @@ class Handlers:
             time_s=time.time(),
             tiers=self._store.tier_stats(),
             namespaces=self._store.namespace_stats(),
-            counters=counters,
+            counters=self.counters(),
         )
         self._reply(client, reply)
 
@@ -343,7 +354,14 @@ class Handlers:
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
     def _reply(self, client: bytes, message: protocol.Reply) -> None:
-        self._outboxes.post(client, Parcel([*protocol.encode(message)]))
+        self._post(client, message, Parcel([*protocol.encode(message)]))
+
+    def _post(self, client: bytes, message: protocol.Reply, parcel: Parcel) -> None:
+        """Every reply leaves here: `parcel` is `message`, encoded, with its payload."""
+        self._outboxes.post(client, parcel)
+
+    def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
+        self._outboxes.post_stream(client, stream)
 
     def _refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
         self._answer_refusal(client, self._request_id_of(frames), refusal)

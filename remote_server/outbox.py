@@ -115,6 +115,14 @@ class Outboxes:
         """Something has not been handed to libzmq yet; maybe it waits for a disk."""
         return any(len(outbox) for outbox in self._outboxes.values())
 
+    def num_waiting(self) -> tuple[int, int]:
+        """Replies, and streams, that have not been handed to libzmq as a whole."""
+        replies = streams = 0
+        for outbox in self._outboxes.values():
+            replies += len(outbox.replies) + (outbox.stuck is not None)
+            streams += len(outbox.streams)
+        return replies, streams
+
     @property
     def in_flight(self) -> bool:
         return any(outbox.in_flight for outbox in self._outboxes.values())

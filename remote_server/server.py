@@ -13,14 +13,18 @@ import zmq
 
 from remote_server import protocol
 from remote_server.config import ServerConfig, check_memory_fits, format_bytes
+from remote_server.connections import Connections
 from remote_server.copier import Copier, Gate
+from remote_server.desk import Desk
 from remote_server.errors import ConfigError
-from remote_server.handlers import Handlers
+from remote_server.handlers import server_name
+from remote_server.metering import MeteredHandlers, Meters
 from remote_server.outbox import SEND_HIGH_WATER_MARK, Outboxes
 from remote_server.shared.handlers import SharedHandlers
 from remote_server.shared.leases import Leases
 from remote_server.shared.local_socket import LocalSocket
 from remote_server.shared.puts import SharedPuts
+from remote_server.snapshot import Queues, Recovery, Snapshot
 from remote_server.store.arena import Arena, warn_if_dev_shm_is_small
 from remote_server.store.disk.admission import Admission, Admit, WriteBudget
 from remote_server.store.disk.opening import OpenDisk
@@ -108,18 +112,29 @@ class Server:
         self._poller = zmq.Poller()
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
         self._poller.register(self._router, zmq.POLLIN)
+        self._poller.register(self._connections.wakeup, zmq.POLLIN)
         self.leases = Leases(tier.unpin_all, self._clock)
         self._shared_puts = SharedPuts(self._arena, self._copier.gate)
         self._shared = SharedHandlers(self.store, self._shared_puts, self._arena, self.leases)
         self._local = self._listen_locally() if self.config.shared_memory else None
         name = self._local.name if self._local is not None else ""
-        self._handlers = Handlers(self.store, self._copier, self._outboxes, self._shared, name)
+        self._meters = Meters(self.store.namespaces.__contains__)
+        self._handlers = MeteredHandlers(
+            self._meters, self.store, self._copier, self._outboxes, self._shared, name
+        )
+        self.desk = Desk(self._copier.wake)
         self._next_check = self._clock() + CHECK_INTERVAL_S
         self._next_report = self._clock() + REPORT_INTERVAL_S
         self._reported: dict[str, int] = {}
 
     def serve(self) -> None:
         """Answer requests until told to leave, or drained."""
+        try:
+            self._serve()
+        finally:
+            self.desk.close()
+
+    def _serve(self) -> None:
         more_to_do = False
         while not self._leave.is_set() and not self._drained():
             events = dict(self._poller.poll(self._patience_ms(more_to_do)))
@@ -136,6 +151,9 @@ class Server:
             more_to_do = self._outboxes.send_some() or more_to_copy
             self._outboxes.release()
             self._shared.expire_leases()
+            if self._connections.wakeup in events:
+                self._connections.read_events()
+            self.desk.answer_one()
             self._apply_back_pressure()
             self._look_after(idle=not events and not more_to_do)
 
@@ -157,12 +175,52 @@ class Server:
         if self._local is not None:
             self._local.close()
         self._outboxes.cancel_all()
+        self._connections.close()
         # The last replies are still in libzmq when we drained; they get a moment to leave.
         self._router.close(linger=200 if drained else 0)
         self._context.term()
         if self._disk is not None:  # before the arena, which its threads read from and into
             self._disk.close()
         self._arena.close()
+
+    # ── seeing inside, through `desk` ────────────────────────────────────────────────────
+
+    def snapshot(self) -> Snapshot:
+        """On the loop thread: everything that can be seen of this server now."""
+        store, waterfall, disk = self.store, self.store.waterfall, self.store.disk
+        replies, streams = self._outboxes.num_waiting()
+        return Snapshot(
+            server=server_name(),
+            endpoint=self.endpoint,
+            epoch=store.epoch,
+            uptime_s=store.uptime_s,
+            draining=self._handlers.draining,
+            connections=len(self._connections),
+            regions=store.counters["regions_attached"] - store.counters["regions_gone"],
+            leases=len(self.leases),
+            queues=Queues(
+                requests=len(self._meters.open),
+                copies=self._copier.num_jobs,
+                copy_bytes=self._copier.queued_bytes,
+                shared_puts=len(self._shared_puts),
+                replies=replies,
+                streams=streams,
+                demotions=waterfall.num_to_demote if waterfall is not None else 0,
+            ),
+            recovery=Recovery(
+                segments=disk.recovery.scanning if disk is not None else 0,
+                blocks=disk.num_unverified() if disk is not None else 0,
+            ),
+            tiers=store.tier_stats(),
+            namespaces=store.namespace_stats(),
+            traffic=self._meters.traffic(),
+            operations=self._meters.timings(),
+            counters=self._handlers.counters()
+            | {
+                "connections_opened": self._connections.opened,
+                "lookup_pending": self._meters.pending_keys,
+            },
+        )
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
 
@@ -177,6 +235,7 @@ class Server:
         router.heartbeat_timeout = SILENCE_MS
         router.tcp_maxrt = SILENCE_MS
         router.ipv6 = "[" in self.config.bind
+        self._connections = Connections(router)
         try:
             router.bind(self.config.bind)
         except zmq.ZMQError as error:

@@ -7,6 +7,7 @@ from remote_server.errors import RequestRefused
 from remote_server.payload import check_put, checksums_of
 from remote_server.protocol import (
     MAX_TICKETS,
+    Error,
     ErrorCode,
     GetShared,
     Leased,
@@ -107,6 +108,14 @@ class SharedHandlers:
                 self._lease(request, region, found, answer)
             else:  # its client left while the disk was read
                 self._store.tier.unpin_all(found.blocks)
+                answer(
+                    Error(
+                        request_id=request.request_id,
+                        epoch=self._store.epoch,
+                        code=ErrorCode.UNKNOWN_REGION,
+                        message="the local connection ended while the disk was read",
+                    )
+                )
 
         self._store.fetch(request.namespace, request.keys, lease)
 

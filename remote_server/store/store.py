@@ -32,7 +32,7 @@ MAX_NAMESPACES = 1024
 
 COUNTERS = (
     "lookup_keys", "lookup_hits",
-    "get_total", "get_hit", "get_miss", "get_duplicate",
+    "get_total", "get_hit", "get_miss", "get_duplicate", "hits_memory", "hits_disk",
     "put_total", "put_created", "put_existed", "put_forced", "put_duplicate",
     "put_declined_no_slot", "put_declined_checksum", "put_declined_draining",
     "put_declined_withdrawn",
@@ -190,7 +190,7 @@ class Store:
         # From the last key to the first, so that the head of a prefix is the most recently
         # used: without its head the rest of a prefix is worth nothing.
         pinned = self.tier.pin_all(namespace, [*reversed(first)])
-        return self._found(keys, first, pinned)
+        return self._found_in_memory(keys, first, pinned)
 
     def fetch(
         self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
@@ -216,7 +216,7 @@ class Store:
         found = self.waterfall.find(namespace, [*reversed(first)])
         if True not in found:
             pinned = [block if isinstance(block, Block) else None for block in found]
-            return self._found(keys, first, pinned)
+            return self._found_in_memory(keys, first, pinned)
         found.reverse()
         places = [
             (index, key, block if isinstance(block, Block) else None)
@@ -227,6 +227,13 @@ class Store:
         self._count_get(len(keys), len(places), miss, duplicate)
         indices, wanted, blocks = zip(*places, strict=True)
         return Found([*indices], [*wanted], [*blocks], miss, duplicate)
+
+    def _found_in_memory(
+        self, keys: Sequence[bytes], first: dict[bytes, int], pinned: list[Block | None]
+    ) -> Pinned:
+        found = self._found(keys, first, pinned)
+        self.counters["hits_memory"] += len(found.blocks)
+        return found
 
     def _found(
         self, keys: Sequence[bytes], first: dict[bytes, int], pinned: list[Block | None]
@@ -411,6 +418,8 @@ class Store:
     def all_counters(self) -> dict[str, int]:
         counters = {**self.counters, **self.tier.counters()}
         if self.disk is not None and self.waterfall is not None:
+            counters["hits_memory"] += self.waterfall.hits_memory
+            counters["hits_disk"] += self.waterfall.hits_disk
             below = {**self.disk.counters(), **self.waterfall.counters}
             counters |= {f"disk_{name}": count for name, count in below.items()}
         return counters

@@ -51,6 +51,14 @@ class Waterfall:
         self._to_demote: deque[Block] = deque()
         self._num_demoting = 0
         self._fetching: dict[tuple[str, bytes], list[Callable[[Block | None], None]]] = {}
+        self.hits_memory = 0
+        self.hits_disk = 0
+        """Blocks that `fetch` handed over: found in memory; read for it, whoever asked first."""
+
+    @property
+    def num_to_demote(self) -> int:
+        """Blocks that wait until the disk has time for them."""
+        return len(self._to_demote)
 
     @property
     def busy(self) -> bool:
@@ -224,6 +232,7 @@ class Waterfall:
         self.asked_again(namespace, keys)
         blocks = self._memory.pin_all(namespace, keys)
         missing = [place for place, block in enumerate(blocks) if block is None]
+        self.hits_memory += len(blocks) - len(missing)
         waiting = 1
 
         def one_is_here() -> None:
@@ -238,6 +247,7 @@ class Waterfall:
 
             def here(block: Block | None) -> None:
                 blocks[place] = block
+                self.hits_disk += block is not None
                 one_is_here()
 
             self._fetching[namespace, keys[place]].append(here)
