@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -50,22 +51,26 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+Size = Annotated[int, msgspec.Meta(ge=0)]
+"""Bytes; an operator may write `8GiB`."""
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of one server. Building one checks it: raises `ConfigError`."""
 
     bind: str = "tcp://127.0.0.1:5757"
     """Where to listen. Port `*` picks a free one; `Server.endpoint` names it."""
 
-    memory: int = 1 * GiB
+    memory: Size = 1 * GiB
     """Bytes of blocks kept in memory, all namespaces together. A hard budget."""
 
     disk: str = ""
     """A directory for blocks beyond memory, still there after a restart. Empty: none."""
 
-    disk_bytes: int = 16 * GiB
+    disk_bytes: Size = 16 * GiB
     """Bytes of files in `disk`, all namespaces together. A hard budget."""
 
-    disk_write_rate: int = 20 * MiB
+    disk_write_rate: Size = 20 * MiB
     """Bytes per second written to `disk` on average, 0 for no limit. What would fill the directory
     may be saved up and written at once. The default is 1.8 TB a day, what a device of 2 TB made
     for one drive write a day stands."""
@@ -95,6 +100,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     machines can reach it. Empty: these two are refused."""
 
     log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
 
     def __post_init__(self) -> None:
         if self.memory < MIN_MEMORY_BYTES:

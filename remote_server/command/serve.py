@@ -16,4 +16,4 @@ def add(commands: Any) -> None:
 
 def run_with(arguments: Sequence[str]) -> int:
     """The exit status of the server."""
-    return server_main.main(arguments)
+    return server_main.main(arguments, prog="kvferry serve")
