@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 from remote_server import settings
 from remote_server.admin.admin import Admin
