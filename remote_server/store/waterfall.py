@@ -69,13 +69,15 @@ class Waterfall:
         on_disk = self._disk.touch(namespace, key)
         return self._memory.touch(namespace, key) or on_disk
 
-    def clear(self, namespace: str | None) -> None:
-        """Clear the disk as well, and write nothing of it that still waits."""
-        self._disk.clear(namespace)
+    def clear(self, namespace: str | None) -> int:
+        """Clear the disk as well, and write nothing of it that still waits. Returns how many
+        blocks left the disk."""
+        removed = self._disk.clear(namespace)
         if namespace is None:
             self._to_demote.clear()
         else:
             self._to_demote = deque(b for b in self._to_demote if b.namespace != namespace)
+        return removed
 
     def finish_jobs(self) -> None:
         """Whenever the disk's pool wakes the loop."""

@@ -244,6 +244,7 @@ def test_clearing_during_verification_does_too(tmp_path):
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, num_threads=1) as disk:
         wait_for(disk.tier, disk.event, lambda: not disk.tier.recovery.scanning)
         assert disk.tier.clear("ns") == CAPACITY
+        assert disk.tier.counters()["cleared"] == CAPACITY
         assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
         disk.drain()
         assert disk.tier.stats().blocks == 0

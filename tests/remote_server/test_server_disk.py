@@ -410,6 +410,24 @@ def test_a_clear_reaches_the_disk(peer):
     assert peer.stats().tiers["disk"].blocks == 0
 
 
+def test_a_clear_says_how_many_blocks_left_each_tier_and_counts_them_apart(peer):
+    put_all(peer, COUNT)
+    peer.hello(namespace="other")
+    peer.put([1], namespace="other")
+    peer.stats_once(lambda s: s.tiers["disk"].blocks == COUNT + 1)
+    in_memory = peer.stats().namespaces["big"].blocks
+    assert 0 < in_memory < COUNT
+    cleared = peer.ask(Clear(request_id=peer.next_id(), namespace="big"))
+    assert (cleared.removed, cleared.disk_removed) == (in_memory, COUNT)
+    stats = peer.stats()
+    assert (stats.counters["removed"], stats.counters["disk_cleared"]) == (in_memory, COUNT)
+    assert stats.counters["disk_removed"] == stats.counters["disk_evicted"] == 0
+    assert stats.tiers["memory"].blocks == stats.tiers["disk"].blocks == 1, "the other's"
+    cleared = peer.ask(Clear(request_id=peer.next_id()))
+    assert (cleared.removed, cleared.disk_removed) == (1, 1)
+    assert peer.stats().counters["disk_cleared"] == COUNT + 1
+
+
 def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, context):
     flags = ["--memory", "64MiB", "--disk", str(tmp_path), "--disk-bytes", "64MiB", "--no-populate"]
     first = Process(*flags)

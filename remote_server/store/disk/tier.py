@@ -31,8 +31,8 @@ log = logging.getLogger(__name__)
 MAX_WRITING_BYTES = 64 << 20
 
 COUNTERS = (
-    "evicted", "removed", "segments_made", "segments_taken", "segments_failed", "erase_failed",
-    "declined_no_slot", "declined_busy", "declined_recovering",
+    "evicted", "removed", "cleared", "segments_made", "segments_taken", "segments_failed",
+    "erase_failed", "declined_no_slot", "declined_busy", "declined_recovering",
     "written", "written_bytes", "write_no_space", "write_io_error", "write_cleared",
     "read", "read_bytes", "read_damaged", "read_io_error",
     "recovered", "recovered_damaged", "recovered_older",
@@ -275,6 +275,7 @@ class DiskTier:
         kept = (BlockState.READABLE, BlockState.UNVERIFIED)
         removed = sum(block.state in kept for segment in segments for block in segment.blocks)
         self._growth.clear(segments)
+        self._counters["cleared"] += removed
         return removed
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────
