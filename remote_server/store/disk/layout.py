@@ -89,7 +89,7 @@ def has_damaged_prefix(page: bytes | memoryview) -> bool:
     or version: the rest of it and its checksum say so."""
     repaired = bytearray(page)
     _PREFIX.pack_into(repaired, 0, SEGMENT_MAGIC, FORMAT_VERSION)
-    return _is_sealed(repaired)
+    return _is_sealed(memoryview(repaired))
 
 
 def unpack_segment_header(page: bytes | memoryview) -> SegmentHeader | None:
