@@ -337,10 +337,13 @@ class Handlers:
         if request.forget and request.namespace is None:
             raise RequestRefused(ErrorCode.BAD_REQUEST, "forget which namespace? name one")
         removed = self._store.clear(request.namespace, forget=request.forget)
-        self._reply(
-            client,
-            Cleared(request_id=request.request_id, epoch=self._store.epoch, removed=removed),
+        reply = Cleared(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            removed=removed.from_memory,
+            disk_removed=removed.from_disk,
         )
+        self._reply(client, reply)
 
     def _put_shared(self, client: bytes, request: PutShared, _: Sequence[memoryview]) -> None:
         self._shared.put(request, partial(self._reply, client), draining=self.draining)

@@ -245,13 +245,14 @@ class RemoteClient:
 
     def clear(
         self, namespace: str | None = None, *, forget: bool = False, timeout_s: float = 5.0
-    ) -> "Future[int]":
-        """Remove every block of `namespace`, or of all; gives how many were removed.
+    ) -> "Future[protocol.Cleared]":
+        """Remove every block of `namespace`, or of all, from memory and disk; gives how many
+        left each.
 
         `forget` ends the namespace on the server too. Call `forget` of this client first, or it
         will be declared again.
         """
-        future = _future(int)
+        future = _future(protocol.Cleared)
         deadline = self._clock() + timeout_s
         self._loop.mailbox.submit(requests.clear(future, namespace, deadline, forget=forget))
         return future

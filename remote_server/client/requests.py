@@ -109,12 +109,16 @@ def stats(future: "Future[protocol.StatsReply]", deadline: float) -> Ask:
 
 
 def clear(
-    future: "Future[int]", namespace: str | None, deadline: float, *, forget: bool = False
+    future: "Future[protocol.Cleared]",
+    namespace: str | None,
+    deadline: float,
+    *,
+    forget: bool = False,
 ) -> Ask:
     """`future` gets how many blocks were removed. Any namespace, declared here or not."""
 
-    def merge(replies: list[protocol.Cleared]) -> int:
-        return replies[0].removed
+    def merge(replies: list[protocol.Cleared]) -> protocol.Cleared:
+        return replies[0]
 
     build = partial(protocol.Clear, namespace=namespace, forget=forget)
     fits = _is(protocol.Cleared)

@@ -148,7 +148,10 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
 
 
 class Cleared(_Reply, frozen=True, tag="cleared"):
+    """How many blocks left memory, and how many left the disk: one that was in both is in both."""
+
     removed: int
+    disk_removed: int = 0
 
 
 class Error(_Reply, frozen=True, tag="error"):

@@ -110,6 +110,13 @@ class Reserved(NamedTuple):
     reasons: Counter[str]  # why keys were declined
 
 
+class Removed(NamedTuple):
+    """How many blocks a clear removed. One that was in both tiers counts in both."""
+
+    from_memory: int
+    from_disk: int
+
+
 class Store:
     """Everything the server remembers, without a socket. One thread calls it."""
 
@@ -379,15 +386,14 @@ class Store:
         self.tier.remove(block)
         self.counters["integrity_checksum"] += 1
 
-    def clear(self, namespace: str | None, *, forget: bool = False) -> int:
+    def clear(self, namespace: str | None, *, forget: bool = False) -> Removed:
         """Drop the blocks of `namespace`, or of all. With `forget` it is not declared any more."""
-        removed = self.tier.clear(namespace)
+        from_memory = self.tier.clear(namespace)
         if forget and namespace is not None:
             self.namespaces.pop(namespace, None)
-        if self.waterfall is not None:
-            self.waterfall.clear(namespace)
-        self.counters["removed"] += removed
-        return removed
+        from_disk = 0 if self.waterfall is None else self.waterfall.clear(namespace)
+        self.counters["removed"] += from_memory
+        return Removed(from_memory, from_disk)
 
     # ── seeing inside ────────────────────────────────────────────────────────────────────
 

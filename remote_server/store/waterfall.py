@@ -77,13 +77,15 @@ class Waterfall:
         on_disk = self._disk.touch(namespace, key)
         return self._memory.touch(namespace, key) or on_disk
 
-    def clear(self, namespace: str | None) -> None:
-        """Clear the disk as well, and write nothing of it that still waits."""
-        self._disk.clear(namespace)
+    def clear(self, namespace: str | None) -> int:
+        """Clear the disk as well, and write nothing of it that still waits. Returns how many
+        blocks left the disk."""
+        removed = self._disk.clear(namespace)
         if namespace is None:
             self._to_demote.clear()
         else:
             self._to_demote = deque(b for b in self._to_demote if b.namespace != namespace)
+        return removed
 
     def finish_jobs(self) -> None:
         """Whenever the disk's pool wakes the loop."""
@@ -159,6 +161,7 @@ class Waterfall:
         )
         taken = blocks[: len(places)]
         self.counters["demote_declined"] += len(blocks) - len(taken)
+        self._admission.not_written(sum(map(_written_bytes, blocks[len(taken) :])))
         if not taken:
             return
         pinned = self._memory.pin_all(namespace, [block.key for block in taken])
@@ -174,12 +177,14 @@ class Waterfall:
             self._memory.unpin_all(taken)
             self.counters["demoted"] += results.count(Written.OK)
             self.counters["demote_declined"] += len(results) - results.count(Written.OK)
+            for block, written in zip(taken, results, strict=True):
+                if written is Written.NO_SPACE:  # after another error part of it may be there
+                    self._admission.not_written(_written_bytes(block))
 
         self._disk.write(places, [self._memory.view(block) for block in taken], finish)
 
     def _may_write(self, block: Block) -> bool:
-        num_bytes = PAGE + padded(block.length)
-        return self._admission.may_write(block.namespace, block.key, num_bytes)
+        return self._admission.may_write(block.namespace, block.key, _written_bytes(block))
 
     def _checksum(self, block: Block) -> int:
         if block.checksum is None:
@@ -309,3 +314,8 @@ class Waterfall:
             self.counters["promoted" if good else "promote_failed"] += 1
             for here in self._fetching.pop((target.namespace, target.key)):
                 here(self._memory.pin(target.namespace, target.key))
+
+
+def _written_bytes(block: Block) -> int:
+    """What it takes on disk, with its header."""
+    return PAGE + padded(block.length)

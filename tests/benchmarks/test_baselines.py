@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.remote_kv_cache.baseline import redis_work, small_operations
+from benchmarks.remote_kv_cache.baseline import redis_work, saturation, small_operations
 from benchmarks.remote_kv_cache.baseline import test_disk as disk
 from benchmarks.remote_kv_cache.baseline import test_memory_io as memory_io
 from benchmarks.remote_kv_cache.baseline import test_profile as profile
@@ -60,6 +60,7 @@ def test_the_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     monkeypatch.setattr(small_operations, "NUM_STREAMS", 1)  # processes take their time to start
+    monkeypatch.setattr(saturation, "ROUNDS_PER_TRIAL", 2)
     record, rows = run(server, tmp_path, "--sizes-bytes", "4MiB", "--directory", str(tmp_path))
     for integrity in (True, False):
         for operation in (
@@ -81,9 +82,18 @@ def test_the_server(
     for column in ("memory", "disk", "memory+disk"):
         for operation in ("put", "get"):
             assert below[f"{column}: {operation}"]["seconds"], below
-    assert figures["16 MiB from memory, beside the disk"].keys() == {
-        "alone, ms", "disk saturated, ms", "slower, %"
-    }  # fmt: skip
+    for transport in ("tcp", "shm"):
+        (beside,) = [
+            figure["values"]
+            for figure in record["figures"]
+            if (figure["name"], figure["transport"]) == ("16 MiB from memory", transport)
+        ]
+        assert beside["disk saturated, GB/s read"] > 0
+        assert beside["beside a raw reader, GB/s read"] > 0
+        low, high = (
+            beside[f"disk saturated, slower than alone, %, {end}"] for end in ("low", "high")
+        )
+        assert low <= beside["disk saturated, slower than alone, %"] <= high
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.svg"], "left behind"
     assert "delta-stream_get" in capsys.readouterr().out
 

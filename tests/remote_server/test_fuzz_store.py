@@ -340,7 +340,7 @@ class StoreMachine(RuleBasedStateMachine):
     def clear(self, name, seldom):
         if seldom == 5:
             removed = self.model.clear(name)
-            assert self.store.clear(name) == removed
+            assert self.store.clear(name) == (removed, 0)
             self.counters["removed"] += removed
 
     @rule(name=namespaces, more=st.integers(-1, 1))

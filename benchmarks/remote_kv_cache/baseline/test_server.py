@@ -22,6 +22,7 @@ from benchmarks.remote_kv_cache.baseline import (
     lookups,
     redis_work,
     results,
+    saturation,
     server_cases,
     small_operations,
     tiers,
@@ -172,6 +173,10 @@ def show(record: Record, heading: str) -> None:
             for name, value in figure.values.items()
         ]
         print(f"\n{table.render(['', 'transport', '', 'measured', 'unit'], small)}")
+        for verdict in [
+            verdict for each in record.figures for verdict in saturation.verdicts(each)
+        ]:
+            print(verdict)
 
 
 def show_tiers(record: Record) -> None:

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 MAX_WRITING_BYTES = 64 << 20
 
 COUNTERS = (
-    "evicted", "removed", "segments_made", "segments_taken", "segments_failed", "erase_failed",
+    "evicted", "removed", "cleared", "segments_made", "segments_taken", "segments_failed",
+    "segments_damaged", "headers_damaged", "erase_failed",
     "declined_no_slot", "declined_busy", "declined_recovering",
     "written", "written_bytes", "write_no_space", "write_io_error", "write_cleared",
     "read", "read_bytes", "read_damaged", "read_io_error",
@@ -57,15 +58,20 @@ class DiskTier:
         pool: Pool,
         budget: int,
         *,
+        num_damaged: int = 0,
         segment_bytes: int | None = None,
         max_writing_bytes: int = MAX_WRITING_BYTES,
         clock: Callable[[], float] = time.monotonic,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`found` must fit the budget. Ends with `close`; `files` and `pool` are the caller's."""
+        """`found` must fit the budget; `num_damaged` segments beside them could not be used.
+
+        Ends with `close`; `files` and `pool` are the caller's.
+        """
         self.segments = Segments(budget, segment_bytes or segment_bytes_for(budget), wall_clock_ns)
         self._pool = pool
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._counters["segments_damaged"] = num_damaged
         self._index = Index()
         self._leaving = Leaving(
             self._index, self.segments, pool, self._counters,
@@ -275,6 +281,7 @@ class DiskTier:
         kept = (BlockState.READABLE, BlockState.UNVERIFIED)
         removed = sum(block.state in kept for segment in segments for block in segment.blocks)
         self._growth.clear(segments)
+        self._counters["cleared"] += removed
         return removed
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────
