@@ -48,9 +48,7 @@ class Endpoint:
         except ValueError:
             port = -1
         if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-            raise EndpointError(
-                f"--url {url}: not an address; write it like http://127.0.0.1:8000"
-            )
+            raise EndpointError(f"--url {url}: not an address; write it like http://127.0.0.1:8000")
         self.url = f"{parts.scheme}://{parts.netloc}"
         self._path = parts.path.rstrip("/").removesuffix("/v1")
         self._host, self._port = parts.hostname, port

@@ -24,6 +24,15 @@ from remote_server.protocol import StatsReply
 BLOCK_TOKENS = 32
 _SLABS = 16  # of a server's memory, below 1 GiB
 
+# What is measured is how long a level takes: on a busy machine it is to take long, and not to be
+# given up for computing.
+_PATIENT = {
+    "lookup_timeout_ms": 5_000,
+    "load_stall_ms": 10_000,
+    "load_timeout_ms": 20_000,
+    "wait_budget_ms": 20_000,
+}
+
 OPT_OUT = {"kv_transfer_params": {"kvferry": {"load": False, "store": False}}}
 
 
@@ -88,9 +97,7 @@ class LocalStack:
 
     def __enter__(self) -> Self:
         with ExitStack() as cleanup:
-            self._disk = cleanup.enter_context(
-                tempfile.TemporaryDirectory(prefix="kvferry-disk-")
-            )
+            self._disk = cleanup.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-disk-"))
             cleanup.callback(self._running.close)
             with step("the model (built once)"):
                 tiny_model.build(self._models / self._preset, self._preset)
@@ -198,5 +205,6 @@ class LocalStack:
                 "server": self._server.endpoint,
                 "cpu_pool": self._sizes.pool_bytes,
                 "break_even": False,  # a model this small may well compute sooner than load
+                **_PATIENT,
             },
         }

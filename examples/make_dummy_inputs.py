@@ -108,9 +108,7 @@ def _prompt(line: str, where: str) -> Prompt:
     raise BadInputs(f"{where}: the prompt is neither text nor token ids; make the file anew")
 
 
-def _check(
-    count: int, length: int, shared: int, question: int, block_size: int, seed: int
-) -> None:
+def _check(count: int, length: int, shared: int, question: int, block_size: int, seed: int) -> None:
     if block_size < 1:
         raise BadInputs(f"--block-size {block_size}: a block has at least one token")
     if not 0 <= seed < _SEEDS:
@@ -189,7 +187,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=1, metavar="N",
                         help="prompts (default: %(default)s)")  # fmt: skip
     parser.add_argument("--shared", type=int, default=0, metavar="TOKENS",
-                        help="at the beginning of all documents (default: %(default)s)")  # fmt: skip
+                        help="first in all documents (default: %(default)s)")  # fmt: skip
     parser.add_argument("--question", type=int, default=QUESTION_TOKENS, metavar="TOKENS",
                         help="behind each document (default: %(default)s)")  # fmt: skip
     parser.add_argument("--block-size", type=int, default=32, metavar="TOKENS",

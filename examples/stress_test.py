@@ -15,7 +15,6 @@ as far as they have any. Nobody else should use them meanwhile.
 """
 
 import argparse
-import shlex
 import sys
 import time
 from collections.abc import Sequence
@@ -99,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     target.add_flags(parser)
     parser.add_argument("--n", type=int, default=6,
                         help="documents, and rounds (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--length", type=int, default=4096, metavar="TOKENS",
+    parser.add_argument("--length", type=int, default=8000, metavar="TOKENS",
                         help="of each document (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N",
                         help="other seeds give other documents (default: %(default)s)")  # fmt: skip
@@ -162,7 +161,7 @@ def _report(
         print(f"WRONG  {line}")
     if wrong:
         print()
-    print(f"{record.describe_machine()}; {shlex.join(['python', '-m', MODULE, *sys.argv[1:]])}")
+    print(f"{record.describe_machine()}; {record.command}")
     print(f"next: {_advice(given, triangle)}")
 
 
@@ -179,7 +178,9 @@ def _advice(given: argparse.Namespace, triangle: Triangle) -> str:
     if not triangle.complete:
         return "run it again to the end"
     if given.start:
-        return "the same with your own engine: --url http://HOST:PORT --cache-server tcp://HOST:PORT"
+        return (
+            "the same with your own engine: --url http://HOST:PORT --cache-server tcp://HOST:PORT"
+        )
     if not given.cache_server:
         return "--cache-server tcp://HOST:PORT tells the server's memory and disk apart"
     return "a longer --length outgrows more levels"

@@ -43,13 +43,20 @@ class Target:
         answer = self.endpoint.first_token(self.model, prompt)
         return answer, tokens_from(answer, before, self.sources.counts())
 
+    def restarted(self) -> "Target":
+        """The same over the same disk, after its cache server was killed and its engine ended.
+        Only for what was started here."""
+        assert self.stack is not None
+        self.stack.restart()
+        return _of_stack(self.stack)
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Those that choose the target."""
     parser.add_argument("--url", help="ask this OpenAI-compatible server, "
                         "http://127.0.0.1:8000 say")  # fmt: skip
     parser.add_argument("--start", action="store_true",
-                        help="or start a small model, a cache server and an engine here")  # fmt: skip
+                        help="or start a small model, cache server and engine here")  # fmt: skip
     parser.add_argument("--model", metavar="NAME",
                         help="with --url: of several that it serves")  # fmt: skip
     parser.add_argument("--cache-server", metavar="tcp://HOST:PORT",
@@ -100,6 +107,10 @@ def _start(given: argparse.Namespace, sizes: Sizes, cleanup: ExitStack) -> Targe
     # They are for reading after a failure, and in the way after anything else.
     cleanup.push(lambda kind, *_: _drop(logs) if kind in (None, KeyboardInterrupt) else None)
     stack = cleanup.enter_context(LocalStack(given.preset, sizes, given.models, logs))
+    return _of_stack(stack)
+
+
+def _of_stack(stack: LocalStack) -> Target:
     return Target(stack.endpoint, stack.model, TokenSources(stack.endpoint, stack.client), stack)
 
 

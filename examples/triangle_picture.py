@@ -89,6 +89,7 @@ def _draw_levels(axes: Any, triangle: "Triangle") -> None:
         )  # fmt: skip
     drawn = [value for seconds in levels.values() for value in seconds] or [0.1, 1.0]
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:g}")
     axes.set(
         xlim=(min(drawn) / 2, max(drawn) * 4), yticks=range(len(levels)), yticklabels=levels,
         xlabel="seconds, and the median of each level", title="the same by level",
