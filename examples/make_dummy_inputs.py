@@ -120,9 +120,9 @@ def _check(count: int, length: int, shared: int, question: int, block_size: int,
     for flag, tokens in (("--length", length), ("--shared", shared)):
         if tokens % block_size:
             below = tokens // block_size * block_size
+            nearest = f"{below} or {below + block_size}" if below > 0 else f"{block_size}"
             raise BadInputs(
-                f"{flag} {tokens}: not whole blocks of {block_size} tokens; "
-                f"take {below or block_size} or {below + block_size}"
+                f"{flag} {tokens}: not whole blocks of {block_size} tokens; take {nearest}"
             )
     if length < 1:
         raise BadInputs(f"--length {length}: at least one block, {block_size} tokens")
