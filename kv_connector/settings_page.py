@@ -3,15 +3,16 @@
 Rewrites what stands between the markers of each table and leaves the rest of the page alone.
 """
 
-import re
 import sys
 from pathlib import Path
+
+import msgspec
 
 from kv_connector.config import ConnectorConfig
 from remote_server.config import ServerConfig
 from remote_server.settings_text import table
 
-TABLES = {"server": ServerConfig, "connector": ConnectorConfig}
+TABLES: dict[str, type[msgspec.Struct]] = {"server": ServerConfig, "connector": ConnectorConfig}
 
 
 def rewritten(page: str) -> str:
@@ -19,7 +20,8 @@ def rewritten(page: str) -> str:
     for name, kind in TABLES.items():
         begin, end = f"<!-- {name} settings -->", f"<!-- end of {name} settings -->"
         between = "\n".join([begin, *table(kind), end])
-        page = re.sub(f"{begin}.*?{end}", lambda _, text=between: text, page, flags=re.DOTALL)
+        before, _, rest = page.partition(begin)
+        page = before + between + rest.partition(end)[2]
     return page
 
 

@@ -35,7 +35,7 @@ def run(flags: argparse.Namespace) -> int:
         removed = client.clear(
             flags.namespace, forget=flags.forget, timeout_s=flags.timeout_s
         ).result(flags.timeout_s + 1)
-    print(f"removed {removed:,} blocks")
+    print(f"removed {removed.removed:,} blocks from memory, {removed.disk_removed:,} from disk")
     return 0
 
 
