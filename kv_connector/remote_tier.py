@@ -244,6 +244,7 @@ class RemoteTier(SecondaryTierManager):
             if ended.probe:
                 self._pause.probed(in_time=ended.in_time)
             else:
+                self._counters.observe(metrics.LOOKUP_DURATION, ended.seconds)
                 self.break_even.link.lookup_took(ended.seconds)
                 self._pause.ended(in_time=ended.in_time)
         if self._probe_key is None or self._namespace is None or not self._client.ready:
@@ -337,8 +338,11 @@ class RemoteTier(SecondaryTierManager):
     def _learn_from(self, ended: Ended) -> None:
         for wait in self._waits.values() if ended.lost else ():
             wait.load_failed(ended.lost)
+        result = ended.result
+        if result.transfer_time is not None:
+            duration = metrics.LOAD_DURATION if ended.is_load else metrics.PUT_DURATION
+            self._counters.observe(duration, result.transfer_time)
         if ended.measured:
-            result = ended.result
             self.break_even.link.load_took(result.transfer_bytes or 0, result.transfer_time or 0.0)
         if ended.namespace != self._namespace:
             ended = ended._replace(held=(), unsent=())
@@ -417,6 +421,11 @@ class RemoteTier(SecondaryTierManager):
         stats = self._counters.take_stats()
         gauges = {
             metrics.SERVER_READY: int(self._client.ready),
+            metrics.BREAKER_STATE: metrics.BREAKER_STATES[self._client.breaker],
+            metrics.OPEN_LOADS: self._transfers.num_loads,
+            metrics.OPEN_PUTS: self._transfers.num_puts,
+            metrics.PINNED_ROWS: self._transfers.num_pinned_rows,
+            metrics.QUEUED_BYTES: self._client.queued_bytes,
             metrics.LOOKUPS_PAUSED: int(self._pause.paused),
             metrics.BACKFILL_WAITING: len(self._backfill.backlog),
             metrics.LINK_SPEED: self.break_even.link.bytes_per_s,
