@@ -220,8 +220,11 @@ class RemoteTier(SecondaryTierManager):
     @never_raises(lambda: None)
     def _learn_from(self, ended: Ended) -> None:
         self._lookups.load_failed(ended.lost)
+        result = ended.result
+        if result.transfer_time is not None:
+            duration = metrics.LOAD_DURATION if ended.is_load else metrics.PUT_DURATION
+            self._counters.observe(duration, result.transfer_time)
         if ended.measured:
-            result = ended.result
             self.break_even.link.load_took(result.transfer_bytes or 0, result.transfer_time or 0.0)
         if ended.namespace != self._namespace:
             ended = ended._replace(held=(), unsent=())

@@ -27,6 +27,7 @@ from typing import TypeVar
 
 from remote_server import protocol
 from remote_server.client import requests
+from remote_server.client.breaker import BreakerState
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.loop import Loop
 from remote_server.client.mailbox import Call
@@ -148,6 +149,11 @@ class RemoteClient:
         """An attempt to connect was turned down before anything had ever answered: nobody
         listens there, or did not when this client was made."""
         return self._loop.session.absent
+
+    @property
+    def breaker(self) -> BreakerState:
+        """Whether requests flow, or are answered "unavailable" without being sent."""
+        return self._loop.session.breaker.state
 
     @property
     def epoch(self) -> str | None:

@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, 
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
 from kv_connector.remote_tier import RemoteTier
-from remote_server.client import GetOutcome, GetResult, PutResult
+from remote_server.client import BreakerState, GetOutcome, GetResult, PutResult
 from remote_server.protocol import Found, KeyState, PutOutcome
 
 STEP_END = ScheduleEndContext((), ())
@@ -55,6 +55,8 @@ class ScriptedClient:
         self.config = config
         self.ready = True
         self.epoch: str | None = "boot-1"
+        self.breaker = BreakerState.CLOSED
+        self.queued_bytes = 0
         self.asked: list[Asked] = []
         self.stats_asked: list[Future[Any]] = []
         self.declared: list[tuple[str, int, dict[str, str]]] = []
