@@ -27,6 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             drain_timeout_s=flags.drain_timeout_s,
             populate=flags.populate,
             shared_memory=flags.shared_memory,
+            keys=flags.keys,
+            tenants=flags.tenants,
+            ttl_s=flags.ttl_s,
+            max_connections=flags.max_connections,
+            max_inflight=parse_bytes(flags.max_inflight, "max_inflight"),
             insecure=flags.insecure,
             log_level=flags.log_level,
         )
@@ -80,8 +85,18 @@ def _parser() -> argparse.ArgumentParser:
         help="fault the memory in from the background")  # fmt: skip
     add("--shared-memory", action=argparse.BooleanOptionalAction, default=defaults.shared_memory,
         help="move the blocks of clients on this host through shared memory")  # fmt: skip
+    add("--keys", default=defaults.keys, metavar="FILE",
+        help="the server's key file: encrypt, and let in only tenants (default: none)")  # fmt: skip
+    add("--tenants", default=defaults.tenants, metavar="FILE",
+        help="who may connect with which keys, and their quotas (default: none)")  # fmt: skip
+    add("--ttl-s", type=float, default=defaults.ttl_s, metavar="SECONDS",
+        help="blocks older than this are gone; 0 is without end")  # fmt: skip
+    add("--max-connections", type=int, default=defaults.max_connections, metavar="COUNT",
+        help="connections at a time; an engine has four")  # fmt: skip
+    add("--max-inflight", default=str(defaults.max_inflight), metavar="SIZE",
+        help="bytes on their way to one client; 0 is half of the memory")  # fmt: skip
     add("--insecure", action="store_true",
-        help="allow an address that other machines can reach")  # fmt: skip
+        help="allow an address that other machines can reach, without keys")  # fmt: skip
     add("--log-level", default=defaults.log_level, metavar="LEVEL",
         help="debug, info, warning or error")  # fmt: skip
     return parser

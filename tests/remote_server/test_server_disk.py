@@ -116,7 +116,7 @@ def test_the_first_blocks_of_a_get_leave_while_later_ones_are_read(
 ):
     peer = connect()
     put_all(peer, COUNT)
-    server._disk.pool.gate = permits = Permits(0)
+    server.quarters[""].disk.pool.gate = permits = Permits(0)
     peer.send_get(range(8), "big")
     assert peer.receive()[0].hit == 8, "what is found is told before anything is read"
     for place in range(8):
@@ -128,7 +128,7 @@ def test_the_first_blocks_of_a_get_leave_while_later_ones_are_read(
 def test_a_get_that_waits_for_the_disk_lets_another_of_its_client_pass(server, connect):
     peer = connect()
     put_all(peer, 2 * IN_MEMORY)
-    with server._disk.pool.gate.shut():
+    with server.quarters[""].disk.pool.gate.shut():
         first = peer.send_get([0, 1], "big")
         second = peer.send_get([2 * IN_MEMORY - 1], "big")
         replies = [peer.receive()[0] for _ in range(3)]
@@ -164,7 +164,7 @@ def test_what_is_cleared_in_the_middle_of_a_stream_is_left_out_and_the_stream_en
 ):
     peer, other = connect(), connect()
     put_all(peer, COUNT)
-    server._disk.pool.gate = permits = Permits(0)
+    server.quarters[""].disk.pool.gate = permits = Permits(0)
     peer.send_get(range(8), "big")
     permits.allow(1)
     assert peer.receive()[0].hit == 8
@@ -216,7 +216,7 @@ def test_a_reader_that_pauses_in_a_get_of_four_memories_loses_nothing(server, co
 def test_a_whole_get_waits_for_the_disk_while_others_are_answered(server, connect):
     peer, other = connect(), connect()
     put_all(peer, 2 * IN_MEMORY)
-    with server._disk.pool.gate.shut():
+    with server.quarters[""].disk.pool.gate.shut():
         request_id = peer.send_get([0, 99, 1], "big", stream=False)
         assert other.lookup([0], "big").prefix == 1, "the loop stood still"
     got, frames = peer.receive()
@@ -228,7 +228,7 @@ def test_a_client_that_leaves_while_the_disk_is_read_leaves_no_pin(server, conne
     peer, leaving = connect(), connect()
     put_all(peer, 2 * IN_MEMORY)
     leaving.lookup([0], "big")
-    with server._disk.pool.gate.shut():
+    with server.quarters[""].disk.pool.gate.shut():
         leaving.send_get([0, 1], "big")
         peer.stats_once(lambda s: s.tiers["disk"].pinned == 2)
         leaving.socket.close()
@@ -244,7 +244,7 @@ def test_a_client_on_this_host_is_leased_what_was_on_disk(server, connect):
     assert shared.read(leased) == [block(0, LENGTH), block(1, LENGTH)]
     assert shared.words(leased) == leased.generations
     shared.release(leased)
-    with server._disk.pool.gate.shut():
+    with server.quarters[""].disk.pool.gate.shut():
         get = GetShared(
             request_id=shared.peer.next_id(), namespace="big", keys=[key(2)], region=shared.token
         )
@@ -327,7 +327,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_stream_leaves_no_pin(
 ):
     peer, leaving = connect(), connect()
     put_all(peer, COUNT)
-    server._disk.pool.gate = permits = Permits(0)
+    server.quarters[""].disk.pool.gate = permits = Permits(0)
     leaving.send_get(range(8), "big")
     leaving.receive()
     leaving.socket.close()
