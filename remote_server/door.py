@@ -38,9 +38,9 @@ RELOAD_S = 1.0
 _OK, _REFUSED, _FULL = b"200", b"400", b"500"
 """What a refused peer is told. 500 rather than 300, of which libzmq tells the peer nothing."""
 
-_OPENED, _CLOSED, _BROKEN = (
-    int(zmq.Event.ACCEPTED), int(zmq.Event.DISCONNECTED), int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL)
-)  # fmt: skip
+_OPENED, _CLOSED = int(zmq.Event.ACCEPTED), int(zmq.Event.DISCONNECTED)
+# Whichever side notices first that the other has no keys, or others, ends the handshake.
+_BROKEN = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 
 COUNTERS = (
     "peers_refused_unknown_key", "peers_refused_connections", "peers_refused_handshake",

@@ -22,7 +22,7 @@ class ClientConfig:
     """`tcp://host:port`. The server need not exist yet."""
 
     keys: str = ""
-    """A client key file, as `remote_server.keys` makes it, for a server that has keys. Read once."""
+    """A client key file, made by `remote_server.keys`, for a server that has keys. Read once."""
 
     client_name: str = ""
     """Shown by the server's stats next to the namespaces this client declared."""

@@ -193,7 +193,7 @@ def test_disk_given_to_tenants_fits_the_disk(tmp_path):
     path = tmp_path / "tenants.toml"
     path.write_text(f"[a]\n{entry(disk='40MiB')}[b]\n{entry(disk='40MiB')}")
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="--disk-bytes is 64.0 MiB"):
+    with pytest.raises(ConfigError, match=r"--disk-bytes is 64\.0 MiB"):
         read_tenants(config(path, disk="somewhere", disk_bytes=64 << 20))
 
 

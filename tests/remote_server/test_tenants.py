@@ -1,4 +1,4 @@
-"""Tenants of one server, over real sockets: what one of them can do to another, which is nothing."""
+"""Tenants of one server, over real sockets: what one can do to another, which is nothing."""
 
 import mmap
 import os
