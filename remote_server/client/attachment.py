@@ -174,6 +174,7 @@ class Attachment:
                 os.close(file)
 
     def _take(self, reply: protocol.LocalMessage, files: list[int], epoch: str | None) -> None:
+        assert self._socket is not None
         match reply:
             case Attached():
                 if len(files) != 1 or reply.epoch != epoch:

@@ -67,6 +67,15 @@ def test_nothing_that_exists_is_overwritten(tmp_path, capsys):
         make_keys(tmp_path, ["c"])
 
 
+def test_a_file_that_appears_in_between_is_not_overwritten_either(tmp_path, monkeypatch):
+    make_keys(tmp_path, ["a"])
+    before = (tmp_path / "client-a.key").read_bytes()
+    monkeypatch.setattr(os.path, "lexists", lambda path: "client" not in str(path))
+    with pytest.raises(ConfigError, match="File exists"):
+        make_keys(tmp_path, ["a"])
+    assert (tmp_path / "client-a.key").read_bytes() == before
+
+
 def test_a_second_pair_for_a_tenant_goes_beside_the_first_and_is_added_by_hand(tmp_path):
     make_keys(tmp_path, ["a"])
     tenants = (tmp_path / "tenants.toml").read_bytes()

@@ -197,7 +197,8 @@ def test_a_namespace_whose_quota_is_pinned_takes_no_more(tenancy):
         for number in range(8):
             peer.put([number], deferred=True)
         assert peer.put(range(8, 12)).declined == {"quota": 4}
-        peer.put([0], force=True, deferred=True)
+        assert peer.put([0], force=True).declined == {"quota": 1}
+    peer.stats_once(lambda stats: stats.tiers["memory"].pending == 0)
     assert peer.put(range(8, 12)).created == 4
 
 

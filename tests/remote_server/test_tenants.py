@@ -325,10 +325,14 @@ def test_a_tenants_file_that_breaks_while_the_server_runs_changes_nothing(tenanc
     peer.stats()
     assert peer.put([1]).created == 1
     assert "is not used" in caplog.text
-    tenancy.write(a="", c=f'keys = ["{zmq.curve_keypair()[0].decode()}"]')
+    make_keys(tenancy.folder, ["c"])
+    tenancy.write(a="", c="")
     now[0] += 10
     peer.stats()
-    peer.stats()
+    newcomer = tenancy.peer("c")
+    newcomer.send(protocol.Stats(request_id=1))
+    peer.stats_once(lambda stats: stats.counters["peers_refused_unknown_key"] >= 1)
+    assert silent(newcomer)
     assert "tenants c get a place when the server starts again" in caplog.text
 
 
