@@ -2,15 +2,16 @@
 
 import pytest
 from shared_peer import SharedPeer
-from tenancy import tenancy
+from tenancy import Guest, tenancy
 from wire_peer import BLOCK_BYTES, Peer, block, key
 
 from remote_server import inflight, protocol
 from remote_server.config import KiB, MiB, ServerConfig
-from remote_server.protocol import Error, Lookup, Touch
+from remote_server.protocol import Clear, Error, Lookup, Touch
 from remote_server.server import Server
 from remote_server.store import store as store_module
 from remote_server.store.age import TimeToLive
+from remote_server.streams import BlockStream
 
 assert tenancy
 
@@ -144,6 +145,20 @@ def test_a_client_that_reads_no_reply_is_not_answered_without_end(start, context
     assert other.lookup([1]).states == ABSENT
 
 
+def test_what_a_stream_has_handed_over_is_no_longer_its_own(start, context):
+    server = start()
+    peer = Peer(context, server.endpoint)
+    peer.hello(block_bytes=256 * KiB)
+    peer.put(range(4), length=256 * KiB)
+    found = server.store.get("ns", [key(number) for number in range(4)])
+    stream = BlockStream(1, "", found, server.store.tier)
+    left = []
+    while (parcel := stream.next_parcel()) is not None:
+        left.append(stream.num_bytes)
+        server.store.tier.unpin_all(parcel.blocks)
+    assert left == [768 * KiB, 512 * KiB, 256 * KiB, 0]
+
+
 # ── connections ──────────────────────────────────────────────────────────────────────────────
 
 
@@ -200,6 +215,18 @@ def test_a_namespace_whose_quota_is_pinned_takes_no_more(tenancy):
         assert peer.put([0], force=True).declined == {"quota": 1}
     peer.stats_once(lambda stats: stats.tiers["memory"].pending == 0)
     assert peer.put(range(8, 12)).created == 4
+
+
+def test_what_was_cleared_and_is_still_read_counts_in_the_quota_of_its_namespace(tenancy):
+    tenancy.write(a=f'memory = "4MiB"\nnamespace_memory = {8 * BLOCK_BYTES}')
+    tenancy.start()
+    guest = Guest(tenancy.peer("a"))
+    guest.put(range(8))
+    leased = guest.lease(range(6))
+    guest.peer.ask(Clear(request_id=guest.peer.next_id(), namespace="ns"))
+    assert guest.put(range(10, 18)).declined == {"quota": 6}
+    guest.release(leased)
+    assert guest.put(range(20, 28)).created == 8
 
 
 def test_a_replaced_block_counts_as_the_newest_of_its_namespace(tenancy):

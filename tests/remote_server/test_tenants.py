@@ -1,12 +1,10 @@
 """Tenants of one server, over real sockets: what one can do to another, which is nothing."""
 
-import mmap
 import os
 
 import pytest
 import zmq
-from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, SharedPeer, memfd
-from tenancy import tenancy
+from tenancy import Guest, tenancy
 from wire_peer import BLOCK_BYTES, Peer, block, key
 
 from remote_server import protocol
@@ -14,7 +12,6 @@ from remote_server.config import MiB
 from remote_server.errors import ConfigError
 from remote_server.keys import make_keys
 from remote_server.protocol import (
-    Attach,
     Attached,
     Clear,
     Error,
@@ -34,30 +31,6 @@ from remote_server.server import Server
 assert tenancy
 
 ABSENT, READABLE = bytes([0]), bytes([2])
-
-
-class Guest(SharedPeer):
-    """A shared peer that says the secret of its welcome, or another one."""
-
-    def __init__(self, peer: Peer, namespace: str = "ns", secret: bytes | None = None) -> None:
-        welcome = peer.hello(namespace)
-        said = welcome.local_secret if secret is None else secret
-        connect = LocalConnection(welcome.local_socket)
-        files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
-        attach = Attach(protocol=1, client="test", region_bytes=REGION_BYTES, secret=said)
-        connect.send(protocol.encode_local(attach), files)
-        self.answer, got = connect.receive()
-        if not isinstance(self.answer, Attached):
-            for fd in files:
-                os.close(fd)
-            connect.close()
-            return
-        self.peer, self.connection, self.token = peer, connect, self.answer.region
-        self.rows = mmap.mmap(files[0], REGION_BYTES)
-        self.tickets = memoryview(mmap.mmap(files[1], TICKETS_BYTES)).cast("Q")
-        self.arena = mmap.mmap(got[0], self.answer.arena_bytes, prot=mmap.PROT_READ)
-        for fd in (*files, *got):
-            os.close(fd)
 
 
 @pytest.fixture
