@@ -103,6 +103,8 @@ class Door:
         self._known = known
         self._router = router
         self._poller = poller
+        self.opened = 0
+        """Connections accepted since the start, whatever became of them."""
         self._open: set[int] = set()  # descriptors of libzmq's connections
         self._log_at = self._reload_at = clock()
         router.handshake_ivl = HANDSHAKE_MS
@@ -164,6 +166,7 @@ class Door:
             value = int.from_bytes(head[2:6], sys.byteorder)
             if event == _OPENED:
                 self._open.add(value)
+                self.opened += 1
             elif event == _CLOSED:
                 self._open.discard(value)
             else:
