@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
 
 
 def _say_ready(admin: Admin, server: Server) -> None:
-    tiers = server.store.tier_stats()
+    tiers = server.tiers()
     memory = tiers["memory"]
     disk = f"disk {format_bytes(tiers['disk'].budget_bytes)}  " if "disk" in tiers else ""
     print(

@@ -88,8 +88,25 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shared_memory: bool = True
     """Let clients on this host move blocks through shared memory instead of TCP."""
 
+    keys: str = ""
+    """The server's key file: connections are encrypted and only known keys are let in. Made by
+    `python -m remote_server.keys`. Needs `tenants`."""
+
+    tenants: str = ""
+    """Who may connect with which keys, and what each may have. Needs `keys`."""
+
+    ttl_s: float = 0.0
+    """Blocks older than this are gone, 0 for never. A tenant may have its own."""
+
+    max_connections: int = 512
+    """Connections at a time; an engine has four, and a few more while it starts."""
+
+    max_inflight: Size = 0
+    """Bytes of blocks that may be on their way to one client, or be lent to it; they are pinned.
+    0: half of the memory, and at least 256 MiB."""
+
     insecure: bool = False
-    """Allow a bind that other machines can reach: nothing is encrypted or authenticated."""
+    """Allow a bind that other machines can reach although nothing is encrypted or authenticated."""
 
     admin: str = admin_address.DEFAULT
     """Where to answer people and their tools over HTTP: metrics, state, a page. Port `*` picks a
@@ -126,10 +143,24 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"admin: {self.admin} can be reached from other machines: set admin_token_file, "
                 "or pass --insecure if that network is yours alone"
             )
-        if not is_loopback(self.bind) and not self.insecure:
+        if bool(self.keys) != bool(self.tenants):
+            there, missing = ("keys", "tenants") if self.keys else ("tenants", "keys")
             raise ConfigError(
-                f"bind: {self.bind} can be reached from other machines, and nothing on the wire "
-                "is encrypted or authenticated; pass --insecure if that network is yours alone"
+                f"{there}: {getattr(self, there)!r} needs --{missing} as well; "
+                "python -m remote_server.keys makes both files"
+            )
+        if not 0 <= self.ttl_s < float("inf"):
+            raise ConfigError(f"ttl_s: {self.ttl_s} seconds; 0 is without end")
+        if self.max_connections < 1:
+            raise ConfigError(f"max_connections: {self.max_connections} lets nobody in")
+        if self.max_inflight < 0:
+            raise ConfigError(f"max_inflight: {self.max_inflight} bytes; 0 is the default")
+        if not is_loopback(self.bind) and not (self.keys or self.insecure):
+            raise ConfigError(
+                f"bind: {self.bind} can be reached from other machines, and without keys nothing "
+                "on the wire is encrypted or authenticated; make keys with python -m "
+                "remote_server.keys DIR TENANT and pass --keys and --tenants, or pass --insecure "
+                "if that network is yours alone"
             )
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -12,6 +12,7 @@ from remote_server import protocol
 from remote_server.copier import Copier, Job
 from remote_server.disk_stream import DiskStream
 from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.inflight import InFlight
 from remote_server.outbox import Outboxes, Parcel, Stream
 from remote_server.payload import blocks_of, checksums_of, copy_in, is_intact, stored_reply
 from remote_server.protocol import (
@@ -36,6 +37,7 @@ from remote_server.protocol import (
     Welcome,
 )
 from remote_server.shared.handlers import SharedHandlers
+from remote_server.store.slabs import Block
 from remote_server.store.store import Found, NamespaceInfo, Pinned, Store
 from remote_server.streams import BlockStream, blocks_per_frame, frames_of
 
@@ -74,8 +76,19 @@ class Handlers:
         outboxes: Outboxes,
         shared: SharedHandlers,
         local_socket: str,
+        local_secret: bytes = b"",
+        *,
+        may_name: Callable[[str], bool] = lambda namespace: True,
+        in_flight: InFlight | None = None,
+        server_counters: Mapping[str, int] = {},
     ) -> None:
-        """`local_socket` is where regions are attached; empty when they cannot be."""
+        """`local_socket` is where regions are attached, by who knows `local_secret`; empty when
+        they cannot be. `may_name` says which namespaces exist for these clients.
+        `server_counters` are shown beside those of `store`."""
+        self._local_secret = local_secret
+        self._may_name = may_name
+        self._in_flight = in_flight or InFlight(store.tier, 0)
+        self._server_counters = server_counters
         self.draining = False
         self._shared = shared
         self._local_socket = local_socket
@@ -112,13 +125,13 @@ class Handlers:
         try:
             self._handle(client, frames)
         except RequestRefused as refusal:
-            self._refuse(client, frames, refusal)
+            self.refuse(client, frames, refusal)
         except RemoteProtocolError as error:
-            self._refuse(client, frames, RequestRefused(ErrorCode.BAD_MESSAGE, str(error)))
+            self.refuse(client, frames, RequestRefused(ErrorCode.BAD_MESSAGE, str(error)))
         except Exception as error:  # one request must never end the server for all others
             log.exception("a request failed inside the server")
             text = f"{type(error).__name__}: {error}"
-            self._refuse(client, frames, RequestRefused(ErrorCode.INTERNAL, text))
+            self.refuse(client, frames, RequestRefused(ErrorCode.INTERNAL, text))
 
     def _handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
         if not frames or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
@@ -136,6 +149,12 @@ class Handlers:
         payload = frames[2:]
         if payload and not isinstance(request, Put):
             raise RequestRefused(ErrorCode.BAD_REQUEST, "only a put carries payload frames")
+        namespace = getattr(request, "namespace", None)
+        if namespace is not None and not self._may_name(namespace):
+            raise RequestRefused(
+                ErrorCode.FORBIDDEN_NAMESPACE,
+                f"your key does not allow the namespace {namespace!r}",
+            )
         self._dispatch(client, request, payload)
 
     def _dispatch(
@@ -173,6 +192,7 @@ class Handlers:
             transports=["tcp", "shm"] if self._local_socket else ["tcp"],
             draining=self.draining,
             local_socket=self._local_socket,
+            local_secret=self._local_secret,
         )
         self._reply(client, welcome)
 
@@ -231,6 +251,7 @@ class Handlers:
     def _get_stream(self, client: bytes, request: Get) -> None:
         store = self._store
         found = store.find(request.namespace, request.keys)
+        self._check_in_flight(client, [block for block in found.blocks if block is not None])
         self._reply(client, self._got(request, found))
         if isinstance(found, Pinned):
             if found.blocks:
@@ -246,6 +267,15 @@ class Handlers:
                 store.tier,
             ),
         )  # fmt: skip
+
+    def _check_in_flight(self, client: bytes, pinned: Sequence[Block]) -> None:
+        """Unpins them all when it raises `RequestRefused`."""
+        try:
+            more = sum(block.length for block in pinned)
+            self._in_flight.check(self._outboxes.bytes_of(client), more)
+        except RequestRefused:
+            self._store.tier.unpin_all(pinned)
+            raise
 
     def _got(self, request: Get, found: Pinned | Found) -> Got:
         return Got(
@@ -270,6 +300,11 @@ class Handlers:
                 f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
                 "ask for a stream, or for fewer keys",
             )
+            self._answer_refusal(client, request.request_id, refusal)
+            return
+        try:
+            self._check_in_flight(client, found.blocks)
+        except RequestRefused as refusal:
             self._answer_refusal(client, request.request_id, refusal)
             return
         got = msgspec.structs.replace(
@@ -329,7 +364,7 @@ class Handlers:
             time_s=time.time(),
             tiers=self._store.tier_stats(),
             namespaces=self._store.namespace_stats(),
-            counters=self.counters(),
+            counters=self.counters() | dict(self._server_counters),
         )
         self._reply(client, reply)
 
@@ -349,7 +384,8 @@ class Handlers:
         self._shared.put(request, partial(self._reply, client), draining=self.draining)
 
     def _get_shared(self, client: bytes, request: GetShared, _: Sequence[memoryview]) -> None:
-        self._shared.get(request, partial(self._reply, client))
+        refuse = partial(self._answer_refusal, client, request.request_id)
+        self._shared.get(request, partial(self._reply, client), refuse)
 
     def _release(self, _client: bytes, request: Release, _: Sequence[memoryview]) -> None:
         self._shared.release(request)
@@ -366,7 +402,8 @@ class Handlers:
     def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
         self._outboxes.post_stream(client, stream)
 
-    def _refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
+    def refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
+        """Answer the message `frames` with an error, whatever it asks for, and count it."""
         self._answer_refusal(client, self._request_id_of(frames), refusal)
 
     def _answer_refusal(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:

@@ -8,14 +8,13 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from remote_server import protocol
-from remote_server.copier import Copier
 from remote_server.handlers import Handlers
-from remote_server.outbox import Outboxes, Parcel, Stream
+from remote_server.outbox import Parcel, Stream
 from remote_server.protocol import (
     Found,
     Get,
@@ -29,8 +28,6 @@ from remote_server.protocol import (
     Release,
     Stored,
 )
-from remote_server.shared.handlers import SharedHandlers
-from remote_server.store.store import Store
 
 BOUNDS_S = (
     50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5,
@@ -164,16 +161,9 @@ class MeteredHandlers(Handlers):
     """The same answers, and each request is timed from its arrival to its answer's leaving for
     ZeroMQ; a streamed get's blocks once more, until the last of them has left."""
 
-    def __init__(
-        self,
-        meters: Meters,
-        store: Store,
-        copier: Copier,
-        outboxes: Outboxes,
-        shared: SharedHandlers,
-        local_socket: str,
-    ) -> None:
-        super().__init__(store, copier, outboxes, shared, local_socket)
+    def __init__(self, meters: Meters, *given: Any, **named: Any) -> None:
+        """What `Handlers` takes, behind the meters."""
+        super().__init__(*given, **named)
         self._meters = meters
         self._clock = meters.clock
         self._arrived = 0.0
@@ -238,6 +228,10 @@ class MeteredStream:
         self._traffic = traffic
         self.go_on = stream.go_on
         self.cancel = stream.cancel
+
+    @property
+    def num_bytes(self) -> int:
+        return self._stream.num_bytes
 
     def next_parcel(self) -> Parcel | None:
         parcel = self._stream.next_parcel()

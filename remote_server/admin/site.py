@@ -10,6 +10,7 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from importlib.resources import files
 from time import monotonic
 from typing import Any
@@ -140,20 +141,16 @@ class Site:
             raise web.HTTPBadRequest(text=f"{_CLEAR_HELP}: {error}\n") from error
         if (wanted.namespace is None) is not wanted.all:
             raise web.HTTPBadRequest(text=f"{_CLEAR_HELP}\n")
-        store = self._server.store
-
-        def clear() -> int | None:
-            if not wanted.all and wanted.namespace not in store.namespace_stats():
-                return None
-            return store.clear(wanted.namespace)
-
-        removed = await self._ask(clear)
+        removed = await self._ask(partial(self._server.clear, wanted.namespace))
         self._taken = None
         if removed is None:
             raise web.HTTPNotFound(text=f"there is no namespace {wanted.namespace!r}\n")
         what = "everything" if wanted.all else repr(wanted.namespace)
-        log.warning("admin: %s cleared %s: %d blocks left", request.remote, what, removed)
-        return _json({"removed": removed})
+        log.warning(
+            "admin: %s cleared %s: %d blocks left memory, %d the disk",
+            request.remote, what, *removed,
+        )  # fmt: skip
+        return _json({"removed": removed.from_memory, "disk_removed": removed.from_disk})
 
     async def _drain(self, request: web.Request) -> web.Response:
         await self._ask(self._server.drain)

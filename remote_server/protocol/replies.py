@@ -27,6 +27,7 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
     transports: list[str]
     draining: bool = False
     local_socket: str = ""  # name of an abstract Unix socket; who reaches it shares this host
+    local_secret: bytes = b""  # to be said there
 
 
 class Found(_Reply, frozen=True, tag="found"):

@@ -2,10 +2,11 @@
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, TierStats
 from remote_server.store.arena import Arena
-from remote_server.store.slabs import Block, BlockState, SizeClass, Slab, Slabs
+from remote_server.store.slabs import Block, BlockState, SizeClass, Slab, Slabs, slot_bytes_for
 
 _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
@@ -25,7 +26,11 @@ class MemoryTier:
     without a pin, or past the end of its lease, sees by it whether the bytes were still those.
     """
 
-    def __init__(self, arena: Arena, slab_bytes: int | None = None) -> None:
+    def __init__(
+        self, arena: Arena, slab_bytes: int | None = None, namespace_bytes: int = 0
+    ) -> None:
+        """`namespace_bytes` is what the blocks of one namespace may take, 0 for everything."""
+        self._namespace_bytes = namespace_bytes
         self.slabs = Slabs(arena.num_bytes, slab_bytes)
         self._evicted = 0
         self._slabs_recut = 0
@@ -69,6 +74,9 @@ class MemoryTier:
         checksums: Sequence[int | None],
     ) -> list[Block]:
         size_class = self.slabs.size_class(block_bytes)
+        if self._namespace_bytes:
+            room = self._make_room_in_quota(namespace, size_class.slot_bytes, len(keys))
+            keys, lengths, checksums = keys[:room], lengths[:room], checksums[:room]
         wanted = zip(keys, lengths, checksums, strict=True)
         blocks: list[Block] = []
         tick = self._next_tick()
@@ -108,7 +116,7 @@ class MemoryTier:
             key, slab = block.key, block.slab
             self._forget_writing(block)
             if key in index:
-                self._detach(index[key])
+                self._detach(index.pop(key))  # popped, so that the oldest stay the first
             index[key] = block
             block.state = readable
             generation += 1
@@ -200,6 +208,29 @@ class MemoryTier:
                     self._set_detached(block)
         return removed
 
+    def expire(self, namespace: str, keys: Sequence[bytes], before: float) -> int:
+        index = self._index.get(namespace, {})
+        found = [index[key] for key in {*keys} if key in index]
+        return sum(self.remove(block) for block in found if block.born <= before)
+
+    def expire_some(self, before: float, at_most: int) -> int:
+        removed = 0
+        for index in self._index.values():
+            # Few are out of order: those that came back from a disk. They are found when asked for.
+            old = takewhile(lambda block: block.born <= before, index.values())
+            for block in [*islice(old, at_most - removed)]:
+                removed += self.remove(block)
+        return removed
+
+    def at_quota(self, namespace: str, block_bytes: int) -> bool:
+        slot_bytes = slot_bytes_for(block_bytes)
+        taken = self._num_slots_of(namespace) * slot_bytes
+        return 0 < self._namespace_bytes < taken + slot_bytes
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(slab.num_pinned * slab.slot_bytes for slab in self.slabs.slabs)
+
     def num_blocks(self, namespace: str) -> int:
         return len(self._index.get(namespace, ()))
 
@@ -249,6 +280,26 @@ class MemoryTier:
             assert not any(words[slab.first_word + slot] for slot in slab.free)
 
     # ── making room ──────────────────────────────────────────────────────────────────────
+
+    def _make_room_in_quota(self, namespace: str, slot_bytes: int, wanted: int) -> int:
+        """How many of `wanted` slots its quota allows, once its longest published blocks that
+        nobody uses have left for them."""
+        quota = self._namespace_bytes // slot_bytes
+        wanted = min(wanted, quota)
+        too_many = self._num_slots_of(namespace) + wanted - quota
+        if too_many <= 0:
+            return wanted
+        idle = (block for block in self._index.get(namespace, {}).values() if not block.pins)
+        leaving = [*islice(idle, too_many)]
+        for block in leaving:
+            self._evict(block)
+        return max(0, wanted - too_many + len(leaving))
+
+    def _num_slots_of(self, namespace: str) -> int:
+        """Those of what is being written, and of what was removed and is still being sent, too."""
+        writing = self._writing.get(namespace, {}).values()
+        detached = sum(block.namespace == namespace for block in self._detached)
+        return len(self._index.get(namespace, ())) + sum(map(len, writing)) + detached
 
     def _has_room(self, size_class: SizeClass, wanted: int) -> bool:
         """Leave `size_class` with a free slot, or say that everything is in use.

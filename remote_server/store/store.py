@@ -20,6 +20,7 @@ from remote_server.protocol import (
     PutOutcome,
     TierStats,
 )
+from remote_server.store.age import TimeToLive
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.slabs import Block, BlockState, memory_for_block
@@ -30,13 +31,18 @@ from remote_server.store.waterfall import Waterfall
 # only bounds what a broken client can make us remember.
 MAX_NAMESPACES = 1024
 
+# Blocks that grew too old leave when they are asked for; the others at this pace, which costs less
+# than a millisecond each time.
+SWEEP_S = 0.1
+MAX_SWEPT = 512
+
 COUNTERS = (
     "lookup_keys", "lookup_hits",
     "get_total", "get_hit", "get_miss", "get_duplicate", "hits_memory", "hits_disk",
     "put_total", "put_created", "put_existed", "put_forced", "put_duplicate",
     "put_declined_no_slot", "put_declined_checksum", "put_declined_draining",
-    "put_declined_withdrawn",
-    "removed", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
+    "put_declined_withdrawn", "put_declined_quota",
+    "removed", "expired", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
     "shared_bytes_in", "shared_bytes_out", "regions_attached", "regions_gone",
     "regions_refused", "leases_expired", "releases_unknown",
 )  # fmt: skip
@@ -126,13 +132,16 @@ class Store:
         clock: Callable[[], float] = time.monotonic,
         disk: DiskTier | None = None,
         admission: Admission | None = None,
+        ttl: TimeToLive | None = None,
     ) -> None:
         """`tier` is memory, which serves everything; `disk` what is below it, if anything is,
-        and `admission` which blocks get there."""
+        and `admission` which blocks get there. `ttl` is how old one may become."""
         self.tier = tier
         self.disk = disk
+        self._ttl = ttl
+        self._sweep_at = clock()
         self.waterfall = (
-            None if disk is None else Waterfall(tier, disk, self._block_bytes_of, admission)
+            None if disk is None else Waterfall(tier, disk, self._block_bytes_of, admission, ttl)
         )
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
@@ -184,6 +193,7 @@ class Store:
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
     def lookup(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
+        self._expire(namespace, keys)
         states = self._states(namespace, keys)
         hits = states.count(KeyState.READABLE)
         prefix = len(states) - len(states.lstrip(_READABLE))
@@ -193,6 +203,7 @@ class Store:
 
     def get(self, namespace: str, keys: Sequence[bytes]) -> Pinned:
         """Pin what is readable of `keys` in memory, for the caller to unpin."""
+        self._expire(namespace, keys)
         first = _first_places(keys)
         # From the last key to the first, so that the head of a prefix is the most recently
         # used: without its head the rest of a prefix is worth nothing.
@@ -207,6 +218,7 @@ class Store:
         if self.waterfall is None:
             on_found(self.get(namespace, keys))
             return
+        self._expire(namespace, keys)
         first = _first_places(keys)
 
         def fetched(pinned: list[Block | None]) -> None:
@@ -219,6 +231,7 @@ class Store:
         as it comes from there. Counted as hits are those that were found."""
         if self.waterfall is None:
             return self.get(namespace, keys)
+        self._expire(namespace, keys)
         first = _first_places(keys)
         found = self.waterfall.find(namespace, [*reversed(first)])
         if True not in found:
@@ -301,6 +314,7 @@ class Store:
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> int:
         """How many distinct keys were readable, and are the most recently used now."""
+        self._expire(namespace, keys)
         place = self.waterfall or self.tier
         return sum(place.touch(namespace, key) for key in reversed(_first_places(keys)))
 
@@ -317,6 +331,7 @@ class Store:
         draining: bool,
     ) -> Reserved:
         """Reserve a slot for each key worth writing. The namespace must be declared."""
+        self._expire(namespace, keys)
         all_keys = keys
         states = self._states(namespace, keys)
         reasons: Counter[str] = Counter()
@@ -332,9 +347,11 @@ class Store:
                 reasons[Declined.DRAINING] = declined
         block_bytes = self.namespaces[namespace].block_bytes
         blocks = self.tier.begin_puts(namespace, keys, block_bytes, lengths, checksums)
-        for index in indices[len(blocks) :]:
-            outcomes[index] = PutOutcome.DECLINED
-            reasons[Declined.NO_SLOT] += 1
+        if refused := indices[len(blocks) :]:
+            at_quota = self.tier.at_quota(namespace, block_bytes)
+            reasons[Declined.QUOTA if at_quota else Declined.NO_SLOT] += len(refused)
+            for index in refused:
+                outcomes[index] = PutOutcome.DECLINED
         reserved = Reserved(outcomes, [*indices[: len(blocks)]], blocks, reasons)
         self._count_put(reserved)
         if self.waterfall is not None and PutOutcome.EXISTED in outcomes:
@@ -364,6 +381,10 @@ class Store:
                     reserved.outcomes[index] = PutOutcome.DECLINED
             reserved.reasons[reason] += len(verdicts) - len(good)
             self.counters[f"put_declined_{reason}"] += len(verdicts) - len(good)
+        if self._ttl is not None:
+            born = self._ttl.now()
+            for block in good:
+                block.born = born
         self.tier.complete_puts(good[::-1])
         if self.waterfall is not None:  # some may have been cleared meanwhile
             self.waterfall.published([b for b in good if b.state is BlockState.READABLE])
@@ -385,6 +406,23 @@ class Store:
         """`block` no longer hashes to its checksum: nobody may read it again."""
         self.tier.remove(block)
         self.counters["integrity_checksum"] += 1
+
+    def _expire(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """Remove those of `keys` that are too old, before anything is said about them."""
+        if self._ttl is None:
+            return
+        self.counters["expired"] += self.tier.expire(namespace, keys, self._ttl.last_birth)
+        if self.disk is not None:
+            self.disk.expire(namespace, keys, self._ttl.last_generation)
+
+    def expire_some(self) -> None:
+        """Now and then some of what is too old and nobody asks for."""
+        if self._ttl is None or self._clock() < self._sweep_at:
+            return
+        self._sweep_at = self._clock() + SWEEP_S
+        self.counters["expired"] += self.tier.expire_some(self._ttl.last_birth, MAX_SWEPT)
+        if self.disk is not None:
+            self.disk.expire_some(self._ttl.last_generation, MAX_SWEPT)
 
     def clear(self, namespace: str | None, *, forget: bool = False) -> Removed:
         """Drop the blocks of `namespace`, or of all. With `forget` it is not declared any more."""

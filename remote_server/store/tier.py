@@ -97,6 +97,19 @@ class Tier(Protocol):
     def used_bytes(self, namespace: str) -> int:
         """What the readable blocks of one namespace take out of the budget."""
 
+    @property
+    def pinned_bytes(self) -> int:
+        """What the slots take of all that is pinned or being written."""
+
+    def expire(self, namespace: str, keys: Sequence[bytes], before: float) -> int:
+        """Remove those of `keys` that were born then or earlier. Returns how many."""
+
+    def expire_some(self, before: float, at_most: int) -> int:
+        """Remove up to `at_most` such blocks, wherever they are. Returns how many."""
+
+    def at_quota(self, namespace: str, block_bytes: int) -> bool:
+        """Whether its quota is why `begin_puts` had no room for a block of `namespace`."""
+
     def stats(self) -> TierStats:
         """Occupancy now."""
 

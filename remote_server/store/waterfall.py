@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
+from remote_server.store.age import TimeToLive
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.files import Written
 from remote_server.store.disk.layout import PAGE, padded
@@ -41,8 +42,11 @@ class Waterfall:
         disk: DiskTier,
         block_bytes_of: Callable[[str], int],
         admission: Admission | None = None,
+        ttl: TimeToLive | None = None,
     ) -> None:
-        """`block_bytes_of` a namespace that holds blocks. Without `admission` all are admitted."""
+        """`block_bytes_of` a namespace that holds blocks. Without `admission` all are admitted,
+        and without `ttl` nothing grows old."""
+        self._ttl = ttl
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._memory = memory
         self._disk = disk
@@ -297,6 +301,9 @@ class Waterfall:
             return
         for target in targets:
             self._fetching[namespace, target.key] = []
+        if self._ttl is not None:
+            for target, source in zip(targets, sources, strict=False):
+                target.born = self._ttl.born(source.generation)
         views = [self._memory.view(target) for target in targets]
         self._disk.read(
             sources[: len(targets)], views, lambda results: self._landed(targets, results)

@@ -20,7 +20,7 @@ def server(tmp_path):
 def test_a_whole_get_waits_for_the_disk_while_others_are_answered(server, connect):
     peer, other = connect(), connect()
     put_all(peer, 2 * IN_MEMORY)
-    with server._disk.pool.gate.shut():
+    with server.quarters[""].disk.pool.gate.shut():
         request_id = peer.send_get([0, 99, 1], "big", stream=False)
         assert other.lookup([0], "big").prefix == 1, "the loop stood still"
     got, frames = peer.receive()
@@ -32,7 +32,7 @@ def test_a_client_that_leaves_while_the_disk_is_read_leaves_no_pin(server, conne
     peer, leaving = connect(), connect()
     put_all(peer, 2 * IN_MEMORY)
     leaving.lookup([0], "big")
-    with server._disk.pool.gate.shut():
+    with server.quarters[""].disk.pool.gate.shut():
         leaving.send_get([0, 1], "big")
         peer.stats_once(lambda s: s.tiers["disk"].pinned == 2)
         leaving.socket.close()
@@ -48,7 +48,7 @@ def test_a_client_on_this_host_is_leased_what_was_on_disk(server, connect):
     assert shared.read(leased) == [block(0, LENGTH), block(1, LENGTH)]
     assert shared.words(leased) == leased.generations
     shared.release(leased)
-    with server._disk.pool.gate.shut():
+    with server.quarters[""].disk.pool.gate.shut():
         get = GetShared(
             request_id=shared.peer.next_id(), namespace="big", keys=[key(2)], region=shared.token
         )

@@ -85,7 +85,8 @@ def test_a_signal_ends_an_idle_server_with_status_0(start, number):
 
 
 def test_the_first_signal_lets_a_stream_finish(start, context):
-    process = start("--memory", "64MiB", "--drain-timeout-s", "30")
+    limits = ("--drain-timeout-s", "30", "--max-inflight", "1GiB")
+    process = start("--memory", "64MiB", *limits)
     reader = Peer(context, process.endpoint, rcvhwm=1)
     reader.hello(block_bytes=1 << 20)
     reader.put(range(16), length=1 << 20)

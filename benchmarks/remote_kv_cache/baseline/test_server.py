@@ -19,6 +19,7 @@ from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache import source_figures
 from benchmarks.remote_kv_cache.baseline import (
     blocks,
+    encryption,
     lookups,
     redis_work,
     results,
@@ -35,7 +36,7 @@ from remote_server.malloc import keep_freed_memory
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
 
-SECTIONS = ("models", "lookups", "sizes", "fairness", "tiers")
+SECTIONS = ("models", "lookups", "sizes", "fairness", "tiers", "keys")
 SOURCE_OPERATIONS = (
     server_cases.SET, server_cases.SET_DEFERRED, server_cases.GET, server_cases.STREAM_GET
 )  # fmt: skip
@@ -58,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
-        help="moved by each trial of `sizes`, `fairness` and `tiers` (default: 128MiB)",
+        help="moved by each trial of `sizes`, `fairness`, `tiers` and `keys` (default: 128MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR",
@@ -105,6 +106,8 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> N
         )
         record.rows += rows
         record.figures += figures
+    if "keys" in arguments.only and not runner.interrupted:
+        record.rows += encryption.measure(runner, arguments.memory, arguments.sizes_bytes)
 
 
 def measure_model(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
