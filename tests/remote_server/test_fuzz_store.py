@@ -400,7 +400,10 @@ class StoreMachine(RuleBasedStateMachine):
             assert known.used_bytes == sum(copy.slot_bytes for copy in own)
         counters = self.store.all_counters()
         expected = {
-            **self.counters, "evicted": model.evicted, "slabs_recut": model.slabs_recut
+            **self.counters,
+            "hits_memory": self.counters["get_hit"],
+            "evicted": model.evicted,
+            "slabs_recut": model.slabs_recut,
         }  # fmt: skip
         assert {name: n for name, n in counters.items() if n} == {
             name: n for name, n in expected.items() if n
