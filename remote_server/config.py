@@ -90,7 +90,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     keys: str = ""
     """The server's key file: connections are encrypted and only known keys are let in. Made by
-    `python -m remote_server.keys`. Needs `tenants`."""
+    `kvferry keys`. Needs `tenants`."""
 
     tenants: str = ""
     """Who may connect with which keys, and what each may have. Needs `keys`."""

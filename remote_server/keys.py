@@ -211,10 +211,10 @@ def _write_new(path: Path, text: str) -> None:
         file.write(text)
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_server.keys") -> int:
     """Returns the exit status: 0, or 1 when a file is in the way or cannot be written."""
     parser = argparse.ArgumentParser(
-        prog="python -m remote_server.keys",
+        prog=prog,
         description="Make the key files of a server and its tenants. Overwrites nothing.",
         allow_abbrev=False,
     )

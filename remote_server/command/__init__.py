@@ -14,18 +14,19 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from remote_server.command import bench, clear, doctor, serve, stats, watch, why
+from remote_server.command import bench, clear, doctor, keys, serve, stats, watch, why
 from remote_server.command.connection import NoServer
 from remote_server.errors import KVFerryError
 
-COMMANDS = (serve, stats, why, doctor, watch, clear, bench)
+COMMANDS = (serve, keys, stats, why, doctor, watch, clear, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit status; see above."""
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] == ["serve"]:  # it reads its own flags, as `python -m remote_server` does
-        return serve.run_with(given[1:])
+    read_by_themselves = {"serve": serve.run_with, "keys": keys.run_with}
+    if given and (run_with := read_by_themselves.get(given[0])) is not None:
+        return run_with(given[1:])
     flags = _parser().parse_args(given)
     try:
         return int(flags.run(flags))

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from remote_server.client import ClientConfig, RemoteClient, SharedRegion
-from remote_server.command.connection import NoServer
+from remote_server.client import RemoteClient, SharedRegion
+from remote_server.command.connection import NoServer, client_of
 from remote_server.command.terminal import coloured
 from remote_server.config import GiB, format_bytes, parse_bytes
 
@@ -87,9 +87,7 @@ def run(flags: argparse.Namespace) -> int:
 def _measure(address: str, transport: str, block_bytes: int, seconds: float) -> list[Row]:
     """A put and a get of all blocks, checksums on. Nothing when shm does not reach the server."""
     region = SharedRegion(_NUM_BLOCKS * block_bytes * 2)
-    client = RemoteClient(
-        ClientConfig(address, client_name="kvferry bench", transport=transport, quiet=True)
-    )
+    client = client_of(address, client_name="kvferry bench", transport=transport)
     namespace = f"kvferry/bench/{secrets.token_hex(8)}"
     rows = [region.view[at * block_bytes : (at + 1) * block_bytes] for at in range(2 * _NUM_BLOCKS)]
     out, back = rows[:_NUM_BLOCKS], rows[_NUM_BLOCKS:]

@@ -5,9 +5,11 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
+from remote_server.keys import address_and_keys
 from remote_server.protocol import StatsReply
 
 DEFAULT_SERVER = "tcp://127.0.0.1:5757"
@@ -23,7 +25,8 @@ def add_server(parser: argparse.ArgumentParser) -> None:
         "--server",
         default=os.environ.get("KVFERRY_SERVER", DEFAULT_SERVER),
         metavar="ADDRESS",
-        help="the cache server (KVFERRY_SERVER; default: %(default)s)",
+        help="the cache server, tcp://host:port, of one with keys tcp://host:port?keys=FILE "
+        "(KVFERRY_SERVER; default: %(default)s)",
     )
     parser.add_argument(
         "--timeout-s",
@@ -34,12 +37,18 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def client_of(server: str, **options: Any) -> RemoteClient:
+    """A client of `server`, written as in `--server`; `options` are those of `ClientConfig`.
+    Raises `ConfigError`."""
+    endpoint, keys = address_and_keys(server)
+    return RemoteClient(ClientConfig(endpoint, keys=keys, quiet=True, **options))
+
+
 @contextmanager
 def connected(flags: argparse.Namespace) -> Iterator[RemoteClient]:
     """A client of the server that the flags name. Raises `NoServer` out of the block for what
     ends without an answer."""
-    config = ClientConfig(flags.server, client_name="kvferry", transport="tcp", quiet=True)
-    client = RemoteClient(config)
+    client = client_of(flags.server, client_name="kvferry", transport="tcp")
     try:
         _wait_until_ready(client, flags.timeout_s)
         yield client

@@ -11,8 +11,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from remote_server.client import ClientConfig, RemoteClient, SharedRegion
-from remote_server.command.connection import NoServer, add_server, ask_stats, connected
+from remote_server.client import SharedRegion
+from remote_server.command.connection import (
+    NoServer,
+    add_server,
+    ask_stats,
+    client_of,
+    connected,
+)
 from remote_server.command.terminal import coloured
 from remote_server.config import GiB, MiB, format_bytes
 from remote_server.gaps import all_gaps
@@ -165,7 +171,7 @@ def _shared_memory(address: str, timeout_s: float) -> Finding:
     """Whether a client on this host gets the short way. Leaves nothing on the server."""
     region = SharedRegion(1 * MiB)
     namespace = f"kvferry/doctor/{secrets.token_hex(8)}"
-    client = RemoteClient(ClientConfig(address, client_name="kvferry doctor", quiet=True))
+    client = client_of(address, client_name="kvferry doctor")
     try:
         client.register(region.view, region.fd)
         client.declare(namespace, 4096)
