@@ -335,9 +335,7 @@ class Transfers:
         measured: bool = False,
     ) -> None:
         epoch = self._client.epoch
-        self._ended.append(
-            Ended(result, lost, held, unsent, namespace, epoch, measured=measured)
-        )
+        self._ended.append(Ended(result, lost, held, unsent, namespace, epoch, measured=measured))
 
     def _end_put(
         self,
