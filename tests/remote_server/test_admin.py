@@ -158,7 +158,14 @@ async def test_clear_removes_one_namespace_or_all_and_only_when_told_which(pair,
     for name in ("a", "b"):
         peer.hello(name)
         peer.put(range(3), namespace=name)
-    for refused in ("", "{}", "[]", '{"namespace": "a", "all": true}', '{"all": false}', '{"al": 1}'):
+    for refused in (
+        "",
+        "{}",
+        "[]",
+        '{"namespace": "a", "all": true}',
+        '{"all": false}',
+        '{"al": 1}',
+    ):
         status, _, text = await http.post("/clear", data=refused)
         assert status == 400 and "namespace" in text
     assert (await http.post("/clear", json={"namespace": "nobody"}))[0] == 404
@@ -249,7 +256,12 @@ async def test_a_connection_that_says_nothing_half_a_request_or_reads_nothing_is
     monkeypatch.setattr(site, "LOOK_S", 0.05)
     half = b"POST /clear HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{"
     with served() as (_, admin):
-        for sent in (b"", b"GET /stats HTT", half, b"GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n"):
+        for sent in (
+            b"",
+            b"GET /stats HTT",
+            half,
+            b"GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        ):
             with raw(admin.url, sent) as connection:
                 while await asyncio.to_thread(connection.recv, 65536):
                     pass

@@ -54,9 +54,9 @@ async def test_the_page_shows_what_happens_keeps_names_as_text_and_fits_every_sc
                 await browser.show(width, height, dark=dark)
                 wide = await browser.value("document.documentElement.scrollWidth")
                 assert wide <= width, "nothing is scrolled sideways but a table in its frame"
+            assert await browser.value(UNREADABLE) == []
             colours.add(await browser.value("getComputedStyle(document.body).backgroundColor"))
         assert len(colours) == 2, "light and dark differ"
-        assert await browser.value(UNREADABLE) == []
         assert await browser.value(UNNAMED) == []
         assert browser.problems == []
         await browser.value("fetch('https://example.com/').catch(() => 0).then(() => 0)")
