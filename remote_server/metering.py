@@ -8,7 +8,6 @@ from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import NamedTuple
 
 import msgspec
 
@@ -94,12 +93,8 @@ class Histogram:
         self.sum_s += seconds
 
 
-class Open(NamedTuple):
-    """A request that has not been answered; `traffic` when it is about blocks."""
-
-    histogram: Histogram
-    began: float
-    traffic: Traffic | None
+Open = tuple[Histogram, float, Traffic | None]
+"""A request that has not been answered: when it came, and its namespace if it is about blocks."""
 
 
 class Meters:
@@ -197,8 +192,7 @@ class MeteredHandlers(Handlers):
                     traffic.bytes_in += sum(request.lengths)  # type: ignore[union-attr]
             if len(meters.open) >= MAX_OPEN:
                 del meters.open[next(iter(meters.open))]
-            open_request = Open(self._operations[kind], now, traffic)
-            meters.open[client, request.request_id] = open_request
+            meters.open[client, request.request_id] = self._operations[kind], now, traffic
         super()._dispatch(client, request, payload)
 
     def _post(self, client: bytes, message: protocol.Reply, parcel: Parcel) -> None:
@@ -206,12 +200,13 @@ class MeteredHandlers(Handlers):
         answered = self._meters.open.pop((client, message.request_id), None)
         if answered is None:  # could not be read, or was answered before
             return
-        answered.histogram.observe(self._clock() - answered.began)
-        if answered.traffic is not None:
+        histogram, began, traffic = answered
+        histogram.observe(self._clock() - began)
+        if traffic is not None:
             count = _COUNT.get(type(message))
             if count is not None:
-                count(answered.traffic, message)
-                answered.traffic.bytes_out += parcel.num_bytes
+                count(traffic, message)
+                traffic.bytes_out += parcel.num_bytes
             if type(message) is Found:
                 self._meters.pending_keys += message.states.count(KeyState.PENDING)
 

@@ -1,4 +1,7 @@
-"""A server with its admin HTTP in this process, and what the tests ask it with."""
+"""A server with its admin HTTP in this process, and what the tests ask it with.
+
+Test modules name this file in `pytest_plugins`.
+"""
 
 import contextlib
 import socket
@@ -79,7 +82,7 @@ async def http(pair: tuple[Server, Admin]) -> AsyncIterator[Http]:
         yield Http(session, pair[1].url)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def no_old_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question is answered by a snapshot of its own."""
     from remote_server.admin import site

@@ -12,9 +12,6 @@ import pytest
 from admin_fixtures import (
     TOKEN,
     Http,
-    http,  # noqa: F401
-    no_old_answers,  # noqa: F401
-    pair,  # noqa: F401
     raw,
     served,
     write_token,
@@ -28,6 +25,9 @@ from remote_server.admin.token import read_token
 from remote_server.config import ServerConfig
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Lookup
+
+pytest_plugins = ["admin_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_old_answers")
 
 # ── what it says ─────────────────────────────────────────────────────────────────────────
 
@@ -343,12 +343,12 @@ def test_too_many_questions_are_refused_and_a_stopped_server_answers_none():
               "http://127.0.0.1:70000", "https://127.0.0.1:1", "http://a b:1"],
 )  # fmt: skip
 def test_an_address_that_is_none_is_refused_by_name(wrong):
-    with pytest.raises(ConfigError, match="^admin: "):
+    with pytest.raises(ConfigError, match=r"^admin: "):
         ServerConfig(admin=wrong)
 
 
 def test_an_address_that_others_can_reach_needs_a_token_or_to_be_told_that_it_is_insecure():
-    with pytest.raises(ConfigError, match="admin: http://0.0.0.0:1 can be reached"):
+    with pytest.raises(ConfigError, match=r"admin: http://0.0.0.0:1 can be reached"):
         ServerConfig(admin="http://0.0.0.0:1")
     ServerConfig(admin="http://0.0.0.0:1", insecure=True)
     ServerConfig(admin="http://0.0.0.0:1", admin_token_file="/run/token")
@@ -359,7 +359,7 @@ def test_an_address_in_use_is_fatal_when_it_was_chosen_and_a_warning_when_it_was
     monkeypatch, caplog
 ):
     with served() as (_, admin):
-        with pytest.raises(ConfigError, match="another process listens there"):
+        with pytest.raises(ConfigError, match=r"another process listens there"):
             Admin(ServerConfig(admin=admin.url))
         monkeypatch.setattr(address, "DEFAULT", admin.url)
         with Admin(ServerConfig(admin=admin.url)) as second:
@@ -369,14 +369,14 @@ def test_an_address_in_use_is_fatal_when_it_was_chosen_and_a_warning_when_it_was
 
 @pytest.mark.parametrize("content", ["", "short", "two words are no token", "ü" * 20, "x" * 5000])
 def test_a_token_file_that_cannot_be_meant_is_refused_by_name(tmp_path, content):
-    with pytest.raises(ConfigError, match="^admin_token_file: "):
+    with pytest.raises(ConfigError, match=r"^admin_token_file: "):
         read_token(write_token(tmp_path, content))
 
 
 def test_a_token_file_that_is_missing_is_refused_and_one_that_all_can_read_is_warned_of(
     tmp_path, caplog
 ):
-    with pytest.raises(ConfigError, match="No such file"):
+    with pytest.raises(ConfigError, match=r"No such file"):
         read_token(str(tmp_path / "none"))
     file = write_token(tmp_path)
     token = read_token(file)

@@ -5,12 +5,14 @@ import asyncio
 import pytest
 from admin_fixtures import (
     TOKEN,
-    no_old_answers,  # noqa: F401
     served,
     write_token,
 )
 from browser import Browser, find_chromium
 from wire_peer import Peer
+
+pytest_plugins = ["admin_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_old_answers")
 
 NASTY = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"
 

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from admin_fixtures import Http, http, no_old_answers, pair  # noqa: F401
 from handler_bench import HandlerBench
 from metrics_helpers import OPERATIONS, TIER, a_snapshot
 from prometheus_client import Metric
@@ -27,6 +26,9 @@ from remote_server.metering import (
     Traffic,
 )
 from remote_server.protocol import Get, Hello, Lookup, NamespaceStats, Put, Release
+
+pytest_plugins = ["admin_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_old_answers")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DASHBOARD = REPOSITORY / "examples" / "grafana" / "kvferry.json"
@@ -53,7 +55,7 @@ def test_every_metric_of_the_server_is_documented_as_it_is_and_every_documented_
     assert rows_of("The server") == there
 
 
-async def test_a_real_server_shows_the_documented_metrics_and_those_of_its_process(http):  # noqa: F811
+async def test_a_real_server_shows_the_documented_metrics_and_those_of_its_process(http):
     text = (await http.get("/metrics"))[2]
     shown = {family.name for family in text_string_to_metric_families(text)}
     expected = {family.name for family in families(a_snapshot(), {})}
@@ -316,5 +318,6 @@ def test_what_a_namespace_holds_is_shown_per_tier():
         if family.name.startswith("kvferry_server_namespace_") and "tier" in sample.labels
     ]
     assert samples == [
-        ("bytes", "memory", 3), ("bytes", "disk", 5), ("blocks", "memory", 2), ("blocks", "disk", 4),
+        ("bytes", "memory", 3), ("bytes", "disk", 5),
+        ("blocks", "memory", 2), ("blocks", "disk", 4),
     ]  # fmt: skip
