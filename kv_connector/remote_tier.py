@@ -305,6 +305,11 @@ class RemoteTier(SecondaryTierManager):
         stats = self._counters.take_stats()
         gauges = {
             metrics.SERVER_READY: int(self._client.ready),
+            metrics.BREAKER_STATE: metrics.BREAKER_STATES[self._client.breaker],
+            metrics.OPEN_LOADS: self._transfers.num_loads,
+            metrics.OPEN_PUTS: self._transfers.num_puts,
+            metrics.PINNED_ROWS: self._transfers.num_pinned_rows,
+            metrics.QUEUED_BYTES: self._client.queued_bytes,
             metrics.LOOKUPS_PAUSED: int(self._lookups.paused),
             metrics.BACKFILL_WAITING: len(self._backfill.backlog),
             metrics.LINK_SPEED: self.break_even.link.bytes_per_s,
