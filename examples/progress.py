@@ -15,8 +15,9 @@ def step(label: str) -> Iterator[None]:
     began = time.monotonic()
     try:
         yield
-    except BaseException:
-        print("failed", file=sys.stderr, flush=True)
+    except BaseException as error:
+        how = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        print(how, file=sys.stderr, flush=True)
         raise
     print(f"{time.monotonic() - began:6.1f} s", file=sys.stderr, flush=True)
 

@@ -1,4 +1,4 @@
-"""The triangle: levels follow from counts, and what is printed and written follows from the cells."""
+"""The triangle: levels follow from counts, and what is printed and written from the cells."""
 
 from pathlib import Path
 from xml.etree import ElementTree
@@ -17,7 +17,9 @@ HOLDS = [(ENGINE, 1), (POOL, 2), (MEMORY, 3), (DISK, 6)]
 SECONDS = {COMPUTED: 10.0, ENGINE: 0.1, POOL: 0.2, MEMORY: 0.4, DISK: 0.8}
 
 
-def cell(round_: int, document: int, level: str, *, of_level: int = 640, seconds: float = 0) -> Cell:
+def cell(
+    round_: int, document: int, level: str, *, of_level: int = 640, seconds: float = 0
+) -> Cell:
     tokens = {COMPUTED: 640 + 13 - (of_level if level != COMPUTED else 0), level: of_level}
     if level == COMPUTED:
         tokens = {COMPUTED: 653}
@@ -29,10 +31,7 @@ def whole(n: int = 6) -> Triangle:
     levels = [None, None, ENGINE, POOL, MEMORY, DISK, DISK]
     return Triangle(
         n,
-        [
-            cell(i, j, COMPUTED if i == j else str(levels[i]), seconds=0)
-            for i, j in Triangle.places(n)
-        ],
+        [cell(i, j, COMPUTED if i == j else str(levels[i])) for i, j in Triangle.places(n)],
     )
 
 
@@ -127,7 +126,9 @@ def test_a_mixed_cell_has_a_star_and_its_time_belongs_to_no_level():
     triangle = whole(3)
     triangle.cells[3] = cell(3, 1, POOL, of_level=352, seconds=5.0)
     assert "5.000 p*" in triangle.text()
-    assert triangle.text().endswith("* mixed: 1 cells came from more than one level; not counted here")
+    assert triangle.text().endswith(
+        "* mixed: 1 cells came from more than one level; not counted here"
+    )
     assert triangle.by_level()[POOL] == [0.2]
 
 
