@@ -33,7 +33,7 @@ _PATIENT = {
     "wait_budget_ms": 20_000,
 }
 
-OPT_OUT = {"kv_transfer_params": {"kvferry": {"load": False, "store": False}}}
+_OPT_OUT = {"kv_transfer_params": {"kvferry": {"load": False, "store": False}}}
 
 
 class TooLarge(ValueError):
@@ -194,8 +194,11 @@ class LocalStack:
             engine.start()
         self.endpoint = Endpoint(engine.url)
         with step("warming up"):
+            # The first long step is slow, and so is the first short one behind a cached prefix.
+            # Neither leaves anything below the engine's own cache.
             prompt = tiny_model.prompt_tokens(sizes.max_model_len // 4, seed=987)
-            self.endpoint.first_token(self.model, prompt, extra=OPT_OUT)
+            for _ in range(2):
+                self.endpoint.first_token(self.model, prompt, extra=_OPT_OUT)
 
     def _connector(self) -> dict[str, Any]:
         return {

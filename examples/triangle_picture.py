@@ -4,6 +4,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.harness.table import digits
 from examples.token_sources import CACHED, COMPUTED, DISK, ENGINE, MEMORY, POOL, SERVER
 
 if TYPE_CHECKING:
@@ -61,11 +62,7 @@ def _draw_cells(axes: Any, triangle: "Triangle") -> None:
         axes.add_patch(
             Rectangle(place, 1, 1, facecolor=colour, edgecolor="white", linewidth=2, hatch=hatch)
         )
-        axes.text(
-            cell.document, cell.round, f"{cell.seconds:.2f}" if cell.seconds >= 1
-            else f"{cell.seconds:.3f}",
-            ha="center", va="center",
-        )  # fmt: skip
+        axes.text(cell.document, cell.round, digits(cell.seconds), ha="center", va="center")
     axes.set(
         xlim=(0.5, triangle.n + 0.5), ylim=(triangle.n + 0.5, 0.5),
         xticks=range(1, triangle.n + 1), yticks=range(1, triangle.n + 1),
@@ -84,7 +81,7 @@ def _draw_levels(axes: Any, triangle: "Triangle") -> None:
         axes.plot(seconds, [place] * len(seconds), "o", color="#333333", markersize=4, zorder=2)
         axes.plot([middle] * 2, [place - 0.36, place + 0.36], color="#333333", zorder=2)
         axes.annotate(
-            f"{middle:.3f} s", (max(seconds), place), xytext=(8, 0), textcoords="offset points",
+            f"{digits(middle)} s", (max(seconds), place), xytext=(8, 0), textcoords="offset points",
             va="center",
         )  # fmt: skip
     drawn = [value for seconds in levels.values() for value in seconds] or [0.1, 1.0]
