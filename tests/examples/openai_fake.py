@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,9 +24,10 @@ def usage(prompt: int, cached: int | None = None, completion: int = 1) -> dict[s
 
 class OpenAIFake:
     """`answers` are used up one by one, the last one for ever. Each is a list of what to send:
-    a dict is an event, bytes are sent as they are, `BREAK` hangs up, `HOLD` never goes on."""
+    a dict is an event, bytes are sent as they are, `BREAK` hangs up, `RESET` as a killed host
+    does, `HOLD` never goes on."""
 
-    BREAK, HOLD = object(), object()
+    BREAK, RESET, HOLD = object(), object(), object()
 
     def __init__(self) -> None:
         self.url = ""
@@ -53,8 +56,12 @@ class OpenAIFake:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
         for part in answer:
-            if part is self.BREAK:
+            if part in (self.BREAK, self.RESET):
                 assert request.transport is not None
+                if part is self.RESET:
+                    connection = request.transport.get_extra_info("socket")
+                    at_once = struct.pack("ii", 1, 0)
+                    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
                 request.transport.abort()
                 return response
             if part is self.HOLD:

@@ -83,6 +83,7 @@ def test_the_request_is_what_any_openai_compatible_server_takes(
     [
         ([chunk("a"), OpenAIFake.BREAK], "broke off in the middle of an answer"),
         ([chunk("a")], "broke off in the middle of an answer"),
+        ([chunk("a"), OpenAIFake.RESET], "broke off in the middle of an answer"),
         ([OpenAIFake.BREAK], "broke off in the middle of an answer"),
         ([chunk("a"), {"error": {"message": "out of\nmemory"}}, DONE], "stream: out of memory"),
         ([chunk("", "stop"), usage(3, completion=0), DONE], "without a single token"),

@@ -140,11 +140,11 @@ def test_every_cell_of_another_level_is_told_with_its_counts():
     triangle = whole()
     triangle.cells[1] = cell(2, 1, POOL)
     triangle.cells[2] = cell(2, 2, ENGINE)
-    triangle.cells[6] = cell(4, 1, MEMORY, of_level=320)
+    triangle.cells[6] = cell(4, 1, MEMORY, of_level=352)
     assert triangle.wrong(HOLDS) == [
         "round 2, document 1: not all from engine cache, but 13 computed, 640 CPU pool",
         "round 2, document 2: not all from computed, but 13 computed, 640 engine cache",
-        "round 4, document 1: not all from server memory, but 333 computed, 320 server memory",
+        "round 4, document 1: not all from server memory, but 301 computed, 352 server memory",
     ]
 
 
