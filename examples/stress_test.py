@@ -119,6 +119,10 @@ def _prepare(given: argparse.Namespace) -> tuple[Sequence[Prompt], Sizes]:
     target.check_flags(given)
     for path in given.plot:
         triangle_picture.check(path)
+    if given.json is not None and not given.json.resolve().parent.is_dir():
+        raise BadFlags(
+            f"--json {given.json}: there is no folder {given.json.parent}; make it first"
+        )
     given.question = QUESTION_TOKENS
     if given.filename is not None:
         if given.start:

@@ -59,6 +59,7 @@ def test_wrong_flags_are_one_line_and_start_nothing(program, flags, message, cap
         (["--start", "--n", "1"], "--n 1: a triangle needs at least 2 documents"),
         (["--start", "--length", "8192"], "--length 8192: the model 'wide' takes at most 8160"),
         (["--start", "--plot", "x.gif"], "--plot x.gif: a picture is .svg or .png"),
+        (["--start", "--json", "no/x.json"], "--json no/x.json: there is no folder no; make it"),
         (["--start", "--filename", "x"], "--filename goes with --url"),
     ],
 )
