@@ -141,6 +141,10 @@ def steps() -> list[tuple[str, str]]:
     ]
 
 
+def _words(line: str) -> tuple[str, str, str]:
+    return line.partition(" ")
+
+
 def last(steps: Sequence[tuple[str, str]], name: str) -> str:
     return [rest for each, rest in steps if each == name][-1]
 
