@@ -32,6 +32,7 @@ from typing import Any, Protocol, Self
 import msgspec
 
 LEVELS = ("engine", "pool", "server")
+DIRECTIONS = ("engine_to_pool", "pool_to_engine", "pool_to_server", "server_to_pool")
 
 
 class EngineFailed(RuntimeError):
@@ -44,6 +45,9 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     model: str
     """A directory, or a name that vLLM knows how to find."""
+
+    kv_bytes_per_token: int
+    """All layers, keys and values. vLLM finds it out for itself; the caller does arithmetic."""
 
     max_model_len: int
     max_batched_tokens: int
@@ -61,11 +65,16 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the connector, `kv_connector_extra_config`. None: an engine without one.
     Without `server` in it, the CPU pool works alone."""
 
-    watch_worker: bool = False
-    """Keep when the worker computed and copied, for `take_spans`. Costs a microsecond a step."""
+    watch: bool = False
+    """Keep when the worker computed and copied, for `take_spans`, and time the connector's hooks.
+    Costs some ten microseconds a step."""
 
     extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
     """More of vLLM's engine arguments, by their Python names. They win."""
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_tokens * self.kv_bytes_per_token
 
     @property
     def levels(self) -> tuple[str, ...]:
@@ -111,6 +120,9 @@ class Batch(msgspec.Struct, frozen=True):
     """From the call until the last answer was complete."""
 
     steps: int
+    hooks_s: dict[str, float] = msgspec.field(default_factory=dict)
+    """Seconds that the scheduler's thread spent in the connector: in `ours`, in `vLLM's` own
+    offloading, and, of both, `waiting`. Empty without `watch` or without a connector."""
 
     @property
     def requests_per_s(self) -> float:
@@ -137,6 +149,11 @@ class Counters(msgspec.Struct, frozen=True):
     pool_to_engine_s: float = 0.0
     hook_errors: int = 0
     """Exceptions of the connector that were kept from the engine. Anything but 0 is a bug."""
+
+    @property
+    def moved(self) -> dict[str, int]:
+        """The bytes, by direction."""
+        return {name: getattr(self, name) for name in DIRECTIONS}
 
     def since(self, before: "Counters") -> "Counters":
         """What was counted between `before` and now."""
@@ -189,7 +206,7 @@ class Engine(Protocol):
         ...
 
     def take_spans(self) -> list[Span]:
-        """What the worker did since the last call; empty without `watch_worker`."""
+        """What the worker did since the last call; empty without `watch`."""
         ...
 
     def restart(self) -> None:

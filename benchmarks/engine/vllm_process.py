@@ -45,16 +45,12 @@ from benchmarks.engine.messages import (
     decode_order,
     encode,
 )
+from benchmarks.remote_kv_cache.baseline.hook_timer import HookTimer
+from benchmarks.remote_kv_cache.baseline.stepped_engine import time_hooks
 
 _SERVER_IN_REACH_S = 30.0
 
-# vLLM's names for what its connector hands over, and ours.
-_TRANSFERS = {
-    "vllm:kv_offload_store_bytes": "engine_to_pool",
-    "vllm:kv_offload_load_bytes": "pool_to_engine",
-    "vllm:kv_offload_store_time": "engine_to_pool_s",
-    "vllm:kv_offload_load_time": "pool_to_engine_s",
-}
+# vLLM's names for the levels outside the engine, and ours.
 _SOURCES = {"host": "pool", "external_unspecified": "server"}
 
 
@@ -92,7 +88,7 @@ class VllmInThisProcess:
                 "kv_role": "kv_both",
                 "kv_connector_extra_config": dict(settings.connector),
             }
-        if settings.watch_worker:
+        if settings.watch:
             arguments["worker_extension_cls"] = "benchmarks.engine.worker_watch.WorkerWatch"
         llm: Any = LLM(**(arguments | dict(settings.extra)))
         self._engine: Any = llm.llm_engine
@@ -101,11 +97,13 @@ class VllmInThisProcess:
         self._tier: Any = None
         self._numbers = 0
         self._cached: dict[str, dict[str, int]] = {}
-        self._transferred: Counter[str] = Counter()
+        self._hooks: HookTimer | None = None
+        self._copied: Counter[str] = Counter()
+        self._copying_s = {"engine_to_pool": 0.0, "pool_to_engine": 0.0}
         self._watch_prefills()
         if settings.connector is not None:
             self._watch_connector()
-        if settings.watch_worker:
+        if settings.watch:
             self._core.collective_rpc("watch_begin")
 
     def _watch_prefills(self) -> None:
@@ -128,7 +126,10 @@ class VllmInThisProcess:
         connector = self._scheduler.connector
         tiers = connector.connector_scheduler.manager.secondary_tiers
         self._tier = next((tier for tier in tiers if isinstance(tier, RemoteTier)), None)
-        sources, update = connector.get_external_cache_hit_sources, connector.update_connector_output
+        sources, update = (
+            connector.get_external_cache_hit_sources,
+            connector.update_connector_output,
+        )
 
         def watched_sources(request: Any, tokens: int) -> Any:
             found = sources(request, tokens)
@@ -138,14 +139,18 @@ class VllmInThisProcess:
             return found
 
         def watched_update(output: Any) -> Any:
-            if (stats := output.kv_connector_stats) is not None:
-                for name, by_label in stats.data["data"].items():
-                    if (ours := _TRANSFERS.get(name)) is not None:
-                        self._transferred[ours] += sum(by_label.values())
+            if (told := output.kv_connector_worker_meta) is not None:
+                for name in ("engine_to_pool", "pool_to_engine"):
+                    moved = told.transfer_stats
+                    moved = moved.store if name == "engine_to_pool" else moved.load
+                    self._copied[name] += moved.bytes
+                    self._copying_s[name] += moved.time
             return update(output)
 
         connector.get_external_cache_hit_sources = watched_sources
         connector.update_connector_output = watched_update
+        if self._settings.watch:
+            self._hooks = time_hooks(connector, self._tier)
         if self._tier is not None:
             self._wait_until(lambda: self._tier._client.ready, "the server is not in reach")
 
@@ -159,6 +164,7 @@ class VllmInThisProcess:
         tokens: dict[str, list[int]] = {}
         steps = 0
         self._cached.clear()
+        self._take_hooks()
         began = time.perf_counter()
         while len(done) < len(requests):
             now = time.perf_counter() - began
@@ -185,7 +191,13 @@ class VllmInThisProcess:
             )
             for name, request in zip(names, requests, strict=True)
         ]  # fmt: skip
-        return Batch(answers, seconds, steps)
+        return Batch(answers, seconds, steps, self._take_hooks())
+
+    def _take_hooks(self) -> dict[str, float]:
+        if self._hooks is None:
+            return {}
+        spent = self._hooks.take()
+        return {**spent.by_owner, "waiting": spent.waiting}
 
     def _name(self) -> str:
         self._numbers += 1
@@ -215,7 +227,10 @@ class VllmInThisProcess:
             pool_to_server=total(PUT_BYTES),
             server_to_pool=total(LOADED_BYTES),
             hook_errors=total(HOOK_ERRORS),
-            **{name: self._transferred[name] for name in _TRANSFERS.values()},  # type: ignore[arg-type]
+            engine_to_pool=self._copied["engine_to_pool"],
+            pool_to_engine=self._copied["pool_to_engine"],
+            engine_to_pool_s=self._copying_s["engine_to_pool"],
+            pool_to_engine_s=self._copying_s["pool_to_engine"],
         )
 
     def settle(self, timeout_s: float) -> None:
@@ -248,7 +263,7 @@ class VllmInThisProcess:
         self._scheduler.max_num_scheduled_tokens = tokens
 
     def take_spans(self) -> list[Span]:
-        if not self._settings.watch_worker:
+        if not self._settings.watch:
             return []
         taken = self._core.collective_rpc("watch_take")
         return [Span(*span) for worker in taken for span in worker]
