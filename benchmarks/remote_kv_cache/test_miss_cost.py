@@ -248,7 +248,7 @@ def verdict(cost: Mapping[str, float]) -> str:
     return "not certain: more --trials say more"
 
 
-def chart(record: Record) -> str:
+def chart(record: Record) -> plot.Chart:
     """Both times, a bar each way."""
     seconds = {row.operation: row.seconds for row in record.rows}
     series = {
