@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.engine.kinds import KINDS, VLLM
+from benchmarks.engine.kinds import VLLM, named
 from benchmarks.harness import options
 from benchmarks.remote_kv_cache.models import MODELS, Model
 from examples import tiny_model
@@ -98,7 +98,13 @@ def parser(module: str, question: str, presets: Mapping[str, Numbers]) -> argpar
         "and numbers, for a GPU host with the weights (default: %(default)s)",
     )  # fmt: skip
     made.add_argument(
-        "--engine", choices=sorted(KINDS), default=VLLM, help="(default: %(default)s)"
+        "--engine",
+        type=named,
+        default=VLLM,
+        metavar="KIND",
+        help="vllm; or simulated, which "
+        "computes nothing and takes as long, with the source's ratio of computing to fetching, or "
+        "with the one given as in simulated:12 (default: %(default)s)",
     )
     made.add_argument(
         "--models", type=Path, default=Path(".cache/models"), metavar="DIR",

@@ -10,8 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
+from benchmarks.engine import kinds
 from benchmarks.engine.driver import Batch, Counters, Engine, EngineFailed, EngineSettings, Request
-from benchmarks.engine.kinds import KINDS
 from benchmarks.engine.presets import Numbers, size
 from benchmarks.engine.prompts import Expected, distinct
 from benchmarks.harness import machine
@@ -108,13 +108,13 @@ class Site:
 
     def engine(self, settings: EngineSettings) -> Engine:
         """Started, and warm: its first prompts, which pay for what is done once, are behind it."""
-        engine = self._stack.enter_context(KINDS[self._kind](settings))
+        engine = self._stack.enter_context(kinds.make(self._kind, settings))
         self.warm(engine)
         return engine
 
     def engines(self, settings: Sequence[EngineSettings]) -> list[Engine]:
         """Several, started side by side; each is then warmed alone."""
-        made = [KINDS[self._kind](each) for each in settings]
+        made = [kinds.make(self._kind, each) for each in settings]
         for engine in made:
             self._stack.callback(engine.stop)
         with ThreadPoolExecutor(len(made)) as starters:

@@ -29,9 +29,6 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kv_connector.remote_tier import RemoteTier
 from remote_server.client.region import SharedRegion
 
-PUT_SHARE = 4
-"""A quarter of the pool's rows may be pinned by puts: a prompt that is all new must fit in that."""
-
 MakeTier = Callable[[Any, memoryview], SecondaryTierManager]
 """Of vLLM's offloading spec and the pool's rows."""
 
@@ -59,15 +56,17 @@ class TieredPool:
         num_rows: int,
         block_bytes: int,
         tokens_per_block: int,
-        make_tier: MakeTier,
+        make_tier: MakeTier | None,
         *,
         eviction: str = "lru",
         name: str = "simulated",
     ) -> None:
-        """`eviction` is vLLM's name of the pool's policy: `lru` or `arc`."""
+        """Without `make_tier` the pool works alone. `eviction` is vLLM's name of the pool's
+        policy: `lru` or `arc`."""
         self._tokens_per_block = tokens_per_block
         self._region = SharedRegion(num_rows * block_bytes, "kvferry-simulated-pool")
         flat = np.frombuffer(self._region.view, np.uint8)
+        flat.fill(0)  # an engine page-locks its pool at start; nobody may pay for it later
         self.rows: npt.NDArray[np.uint8] = flat.reshape(num_rows, block_bytes)
         """A block in each: `rows[n]` belongs to the engine between `store` and `stored`, to be
         written, and between `load` and `loaded`, to be read."""
@@ -85,8 +84,10 @@ class TieredPool:
             config=SimpleNamespace(engine_id=name, parallel=SimpleNamespace(world_size=1)),
             _scheduler_mmap=region,
         )
-        self.tier = make_tier(spec, self._primary.get_kv_memoryview())
-        self._manager = TieringOffloadingManager(self._primary, [self.tier])
+        view = self._primary.get_kv_memoryview()
+        self.tier = None if make_tier is None else make_tier(spec, view)
+        tiers = [] if self.tier is None else [self.tier]
+        self._manager = TieringOffloadingManager(self._primary, tiers)
 
     # ── what a scheduler does with one request, in this order ────────────────────────────
 
@@ -185,6 +186,11 @@ class TieredPool:
         policy = self._primary._policy
         held = [getattr(policy, name, {}) for name in ("chunks", "t1", "t2")]
         return {key for group in held for key in group}
+
+    def reset(self) -> None:
+        """Empty the pool, as vLLM's reset of its caches does: the tier begins a new epoch. Only
+        with nothing under way and no request begun."""
+        self._manager.reset_cache()
 
     def close(self) -> None:
         """End the tier and give the memory back."""
