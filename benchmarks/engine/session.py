@@ -35,11 +35,13 @@ def conduct(
     record: Record,
     runner: Runner,
     model: str,
+    operation: str,
     needed: int,
     allowed: int | None,
     measure: Callable[[ExitStack], None],
 ) -> None:
-    """Run `measure`, whose processes end with the stack, and turn what cannot run into a row.
+    """Run `measure`, whose processes end with the stack, and turn what cannot run into a row of
+    this `model` and `operation`.
 
     Interruptions end `measure` and not the program; everything in `record` stays.
     """
@@ -48,10 +50,10 @@ def conduct(
             machine.skip_unless_fits(needed, allowed)
             measure(stack)
         except (Skipped, StartFailed) as reason:
-            record.rows.append(Row(model, "start", 0, Sample(skipped=str(reason))))
+            record.rows.append(Row(model, operation, 0, Sample(skipped=str(reason))))
         except EngineFailed as reason:
             runner.num_failed += 1
-            record.rows.append(Row(model, "engine", 0, Sample(failed=str(reason))))
+            record.rows.append(Row(model, operation, 0, Sample(failed=str(reason))))
 
 
 class Site:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.engine import presets
+from benchmarks.engine import presets, transfer_ratio
 from benchmarks.engine.driver import Batch, Engine, Request
 from benchmarks.engine.kinds import label
 from benchmarks.engine.presets import LAPTOP, PAPER, Numbers
@@ -47,8 +47,8 @@ class TransferOut(Numbers):
 PRESETS: Mapping[str, TransferOut] = {
     LAPTOP: TransferOut(
         model="small", input_len=2049, output_len=1, num_prompts=4, max_num_requests=1,
-        max_num_batched_tokens=(1024, 768, 512, 384, 256, 128), max_model_len=4096,
-        block_size=32, cpu_pool="256MiB", memory_space="1GiB", kv_cache="128MiB", trials=9,
+        max_num_batched_tokens=(1024, 512, 256, 128), max_model_len=4096,
+        block_size=32, cpu_pool="256MiB", memory_space="1GiB", kv_cache="128MiB", trials=8,
     ),
     PAPER: TransferOut(
         model="Qwen/Qwen2.5-3B-Instruct", input_len=8193, output_len=1, num_prompts=4,
@@ -90,14 +90,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench = TransferOutBench(numbers, arguments)
     runner = Runner(numbers.trials, arguments.warm_ups, total=len(numbers.engine_cache))
     needed = needed_bytes(numbers, engines=len(VARIANTS))
-    conduct(
-        record,
-        runner,
-        bench.title,
-        needed,
-        arguments.memory,
-        partial(bench.measure, record, runner),
-    )
+    measure = partial(bench.measure, record, runner)
+    conduct(record, runner, bench.title, "engine", needed, arguments.memory, measure)
     options.write(record, runner, arguments, chart)
     print(bench.describe())
     print(describe(record, bench.trials))
@@ -127,8 +121,15 @@ class TransferOutBench:
             with ExitStack() as engines:
                 site = Site(engines, self._numbers, self._arguments.engine, model)
                 runner.say(f"engine cache {cache}: starting a server and three engines")
-                cases = self._cases(cache, self._engines(site, cache))
-                samples = runner.measure(f"engine cache {cache}", cases, weight=1.0)
+                chosen = self._engines(site, cache)
+                samples = runner.measure(
+                    f"engine cache {cache}", self._cases(cache, chosen), weight=1.0
+                )
+                if cache == self._numbers.engine_cache[-1] and not runner.interrupted:
+                    chosen[SERVER].limit_step(max(self._numbers.max_num_batched_tokens))
+                    record.figures += transfer_ratio.figures(
+                        site, chosen[SERVER], self._numbers.input_len
+                    )
             for key, sample in samples.items():
                 assert isinstance(key, Key)
                 record.rows.append(row_of(self.title, key, sample, self.trials[key]))
@@ -263,6 +264,7 @@ def describe(record: Record, trials: Mapping[Key, Sequence[Trial]]) -> str:
                    "pool / none", "0.95", "pool + server / none", "0.95",
                    "the source's"]  # fmt: skip
         text += [f"engine cache {cache}", table.render(headers, lines), *why, ""]
+    text += transfer_ratio.lines(record)
     text += [f"{row.operation}: {row.reason}" for row in record.rows if row.reason]
     return "\n".join(text)
 
