@@ -212,11 +212,19 @@ def remote_tier(endpoint: str, namespace: str, **settings: Any) -> MakeTier:
     return make
 
 
-def wait_ready(pool: TieredPool, timeout_s: float = 10.0) -> None:
-    """Until the pool's remote tier can use its server. Raises `TimeoutError`."""
+def wait_ready(pool: TieredPool, timeout_s: float = 10.0, attach_s: float = 3.0) -> None:
+    """Until the pool's remote tier can use its server. Raises `TimeoutError`.
+
+    Through shared memory, where both are to be had: mapping them takes a while, and an engine takes
+    longer to start. After `attach_s` it is tcp.
+    """
     assert isinstance(pool.tier, RemoteTier)
-    deadline = time.monotonic() + timeout_s
-    while not pool.tier._client.ready:
-        if time.monotonic() > deadline:
+    client = pool.tier._client
+    began = time.monotonic()
+    while not client.ready:
+        if time.monotonic() - began > timeout_s:
             raise TimeoutError(f"the server did not answer within {timeout_s:g} s")
         time.sleep(0.005)
+    if pool.tier._config.transport == "auto":
+        while client.transport != "shm" and time.monotonic() - began < attach_s:
+            time.sleep(0.005)
