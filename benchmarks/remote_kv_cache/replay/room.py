@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from remote_server.config import MIN_MEMORY_BYTES
 from remote_server.store.disk import layout
+from remote_server.store.disk.opening import MIN_DISK_BYTES
 from remote_server.store.disk.segments import OVERHEAD_BYTES, segment_bytes_for
 from remote_server.store.slabs import slab_bytes_for, slot_bytes_for
 
@@ -39,6 +40,7 @@ def disk_for(blocks: int, block_bytes: int) -> Room:
         return Room(0, 0)
     slot_bytes = layout.slot_bytes_for(block_bytes)
     num_bytes = OVERHEAD_BYTES + _PARTS * (_PAGE + -(-blocks // _PARTS) * slot_bytes)
+    num_bytes = max(num_bytes, MIN_DISK_BYTES)
     while (room := _disk(num_bytes, block_bytes)).places < blocks:
         num_bytes += _PARTS * _PAGE
     return room
