@@ -219,7 +219,9 @@ class SimulatedEngine:
             found, keys = answer, keys[:answer]
             from_pool = self._pool.num_from_pool(each.prompt, keys)
             self._copy_in(each, keys)
-        each.stored = own + found
+        # As vLLM: after a load it offers what comes behind it, else all from the first block on,
+        # so that a pool which has lost what the engine still has is given it again.
+        each.stored = own + found if found else 0
         block = self.settings.block_tokens
         each.computed = (own + found) * block
         each.cached = {

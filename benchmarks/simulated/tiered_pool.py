@@ -174,8 +174,10 @@ class TieredPool:
             self.step()
 
     def check(self) -> None:
-        """With nothing under way: no row is pinned, and each is free or holds one block."""
+        """With nothing under way: no request and no pin is left, and each row is free or holds
+        one block."""
         self.settle()
+        assert not self._manager._req_state, "a request was not finished"
         policy, primary = self._primary._policy, self._primary
         used = sum(policy.get(key) is not None for key in self._keys_seen())
         free = len(primary._free_list) + primary._num_chunks - primary._num_allocated_chunks

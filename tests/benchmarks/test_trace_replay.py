@@ -12,9 +12,10 @@ from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
 from benchmarks.remote_kv_cache.replay import trace_file
 from benchmarks.remote_kv_cache.replay.candidates import FIFO, POLICIES, S3FIFO
-from benchmarks.remote_kv_cache.replay.driver import Replay, WrongBlock
+from benchmarks.remote_kv_cache.replay.driver import Found, Replay, WrongBlock
 from benchmarks.remote_kv_cache.replay.model_tier import model_tier
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
+from benchmarks.remote_kv_cache.replay.points import Setting, point_of
 from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
 from benchmarks.remote_kv_cache.replay.server_model import Level, Place, ServerModel
 from benchmarks.remote_kv_cache.replay.trace_file import Request, TraceError
@@ -217,6 +218,17 @@ def test_the_head_of_a_prompt_outlives_its_end_in_memory():
     model.get("ab")
     model.put("q")
     assert not model.holds("y")
+    model.put("r")
+    model.put("s")
+    assert [key for key in "abxqrs" if model.holds(key)] == [*"aqrs"]
+
+
+def test_what_came_from_the_disk_is_not_counted_as_the_memorys_too():
+    setting = Setting("store", "lru", "lru", 10, 20, 30)
+    found = Found(requests=2, blocks=20, from_pool=3, from_server=7)
+    point = point_of(setting, found, 5, 1.0, {"lost": 0, "late": 2})
+    assert (point.from_pool, point.from_memory, point.from_disk) == (3, 2, 5)
+    assert (point.hit_rate, point.remarks, setting.places) == (50.0, {"late": 2}, 60)
 
 
 def test_what_only_the_disk_has_is_in_memory_after_a_get_and_counted_as_the_disks():
