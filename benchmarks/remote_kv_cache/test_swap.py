@@ -40,19 +40,19 @@ SOURCE = "the source's, 8,192 tokens: computing 0.40 to 3.69 s, swapping 0.06 to
 
 @dataclass(frozen=True, kw_only=True)
 class Swap(Numbers):
-    models: tuple[str, ...]
+    shapes: tuple[str, ...]
     max_num_batched_tokens: int
 
 
 PRESETS: Mapping[str, Swap] = {
     LAPTOP: Swap(
-        model="small", models=("small", "wide"), input_len=2049, num_prompts=4, max_num_requests=2,
+        model="small", shapes=("small", "wide"), input_len=2049, num_prompts=4, max_num_requests=2,
         max_num_batched_tokens=512, max_model_len=4096, block_size=32, cpu_pool="768MiB",
         memory_space="64MiB", kv_cache="512MiB", trials=5,
     ),
     PAPER: Swap(
         model="Qwen/Qwen2.5-3B-Instruct",
-        models=("Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-7B-Instruct"), input_len=8193,
+        shapes=("Qwen/Qwen2.5-3B-Instruct", "Qwen/Qwen2.5-7B-Instruct"), input_len=8193,
         num_prompts=4, max_num_requests=2, max_num_batched_tokens=1024, max_model_len=10_000,
         block_size=16, cpu_pool="40GiB", memory_space="64MiB", kv_cache=None, trials=5,
     ),
@@ -97,7 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_length(numbers.input_len, numbers.block_size)
         if arguments.engine != VLLM:
             raise ConfigError(f"--engine {arguments.engine}: nothing is copied there; use {VLLM}")
-        models = [numbers.model] if arguments.model else list(numbers.models)
+        models = [numbers.model] if arguments.model else list(numbers.shapes)
         for model in models:
             presets.refuse(arguments, replace(numbers, model=model))
     except ConfigError as error:
