@@ -31,6 +31,9 @@ _STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
     "legend.frameon": False,
 }
 _INCHES = (9.0, 4.6)
+_LEGEND_CHARACTERS = 110
+"""That fit beside each other below a chart of that width."""
+
 _DOTS_PER_INCH = 110
 
 Series = Mapping[str, Sequence[float | None]]
@@ -152,7 +155,11 @@ def _finish(axes: Any, title: str, unit: str, mark: float | None, has_series: bo
     axes.set_ylabel(unit)
     axes.set_title(title, loc="left")
     if has_series:
-        axes.figure.legend(loc="outside lower center", ncols=4)
+        names = [text.get_label() for text in axes.get_legend_handles_labels()[0]]
+        widest = max(map(len, names), default=1)
+        # A place is the longest name and its mark: what does not fit is cut off at the edge.
+        fit = _LEGEND_CHARACTERS // (widest + 6)
+        axes.figure.legend(loc="outside lower center", ncols=max(1, min(4, fit)))
 
 
 def _of(choices: Sequence[str], number: int) -> str:

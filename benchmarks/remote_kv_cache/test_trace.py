@@ -79,14 +79,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         "partial blocks": arguments.partial_blocks, "pool blocks": settings[0].pool,
     }  # fmt: skip
     record.figures += report.figures(study)
-    options.write(
-        record, runner, arguments, lambda record: report.chart(study, record.describe_machine())
-    )
-    if arguments.csv is not None:
-        report.write_csv(study, arguments.csv)
+    write(record, runner, arguments, study)
     print(headline(study, settings[0].pool, arguments))
     print(report.describe(study))
     return options.finish(record, runner)
+
+
+def write(record: Record, runner: Runner, arguments: argparse.Namespace, study: Study) -> None:
+    """The files that were asked for; a chart for each size of disk, the first at `--plot`."""
+    first, *others = report.disks(study) or [0]
+    machine = record.describe_machine()
+    options.write(record, runner, arguments, lambda _: report.chart(study, first, machine))
+    if arguments.plot is not None:
+        for disk in others:
+            name = f"{arguments.plot.stem}_disk_{disk * study.block_bytes >> 30}GiB"
+            report.chart(study, disk, machine).write(arguments.plot.with_name(name))
+    if arguments.csv is not None:
+        report.write_csv(study, arguments.csv)
 
 
 class Progress:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.harness import plot, table
+from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Figure
 from benchmarks.remote_kv_cache.models import Model
 from benchmarks.remote_kv_cache.replay.points import STORE, WIRE, Point, Setting
@@ -161,33 +162,32 @@ def write_csv(study: Study, path: Path) -> None:
             ])  # fmt: skip
 
 
-def chart(study: Study, machine: str) -> str:
-    """The hit rate against the server's memory: a line for each policy, and the optimum."""
-    complete = [point for point in study.points if study.complete(point)]
-    memories = sorted({point.setting.memory for point in complete})
-    series: dict[str, list[float | None]] = {}
-    for disk in sorted({point.setting.disk for point in complete}):
-        here = [point for point in complete if point.setting.disk == disk]
-        below = f", disk {study.size(disk)}" if disk else ""
-        series[f"optimum{below}"] = _by_memory(
-            memories, ((point.setting.memory, study.optimum_of(point)) for point in here)
+def disks(study: Study) -> list[int]:
+    """The sizes of disk that were replayed: a chart for each."""
+    return sorted({point.setting.disk for point in study.points})
+
+
+def chart(study: Study, disk: int, machine: str) -> Chart:
+    """The hit rate against the server's memory, with this disk below it: a line for each policy,
+    and the optimum. An interrupted replay is not in it."""
+    here = [p for p in study.points if p.setting.disk == disk and study.complete(p)]
+    memories = sorted({point.setting.memory for point in here})
+    series = {
+        "optimum": _by_memory(memories, ((p.setting.memory, study.optimum_of(p)) for p in here))
+    }
+    names = dict.fromkeys((p.setting.replay, p.setting.pool_policy, p.setting.policy) for p in here)
+    for name in names:
+        found = (
+            (p.setting.memory, p.hit_rate)
+            for p in here
+            if (p.setting.replay, p.setting.pool_policy, p.setting.policy) == name
         )
-        for replay in (STORE, WIRE):
-            for policies in dict.fromkeys((p.setting.pool_policy, p.setting.policy) for p in here):
-                name = f"{replay}: pool {policies[0]}, server {policies[1]}{below}"
-                rates = _by_memory(
-                    memories,
-                    (
-                        (p.setting.memory, p.hit_rate)
-                        for p in here
-                        if (p.setting.pool_policy, p.setting.policy) == policies
-                        and p.setting.replay == replay
-                    ),
-                )
-                if any(rate is not None for rate in rates):
-                    series[name] = rates
-    title = f"blocks found by {study.requests:,} requests; {study.model.name}; {machine}"
-    return plot.lines(title, "% of the blocks", [study.size(m) for m in memories], series)
+        replay, pool_policy, policy = name
+        series[f"{replay}: pool {pool_policy}, server {policy}"] = _by_memory(memories, found)
+    below = f", {study.size(disk)} of disk" if disk else ""
+    title = f"{study.requests:,} requests, {study.model.name}{below}: {machine}"
+    places = [study.size(memory) for memory in memories]
+    return plot.lines(title, "% of blocks found", places, series, x_unit="the server's memory")
 
 
 def _by_memory(
