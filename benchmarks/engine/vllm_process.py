@@ -7,6 +7,7 @@ Ends when told to, or when the process that started it is gone.
 """
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -17,6 +18,7 @@ from typing import Any
 
 import zmq
 
+from benchmarks.engine.cores import host_cores, keep_on
 from benchmarks.engine.driver import (
     LEVELS,
     Answer,
@@ -45,6 +47,7 @@ from benchmarks.engine.messages import (
     decode_order,
     encode,
 )
+from benchmarks.engine.presets import gpu_is_here
 from benchmarks.remote_kv_cache.baseline.hook_timer import HookTimer
 from benchmarks.remote_kv_cache.baseline.stepped_engine import time_hooks
 
@@ -105,6 +108,9 @@ class VllmInThisProcess:
             self._watch_connector()
         if settings.watch:
             self._core.collective_rpc("watch_begin")
+        # The workers, processes of their own, keep the cores that vLLM has bound them to.
+        keep_on(os.getpid(), host_cores())
+        self._rests = not gpu_is_here()
 
     def _watch_prefills(self) -> None:
         """Note where each prompt's tokens came from, as the scheduler reports it."""
@@ -268,7 +274,25 @@ class VllmInThisProcess:
         taken = self._core.collective_rpc("watch_take")
         return [Span(*span) for worker in taken for span in worker]
 
+    def rest(self) -> None:
+        """Until `wake`: nothing of this engine runs on the cores that compute.
+
+        vLLM's worker spins for a second after its last step, on its own core. Engines that take
+        turns share these cores, and every second turn was measured at half the speed. So a worker
+        that is owed nothing is stopped.
+        """
+        self._signal_workers(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal_workers(signal.SIGCONT)
+
+    def _signal_workers(self, number: signal.Signals) -> None:
+        if self._rests:
+            for worker in self._core.model_executor.workers:
+                os.kill(worker.proc.pid, number)
+
     def close(self) -> None:
+        self.wake()
         self._engine.engine_core.shutdown()
 
     @staticmethod
@@ -281,6 +305,16 @@ class VllmInThisProcess:
 
 
 def carry_out(engine: VllmInThisProcess, order: Order) -> Reply:
+    """Whatever was ordered; what follows a batch may still be copied when that has ended, and
+    anything else leaves the engine at rest."""
+    engine.wake()
+    reply = _carry_out(engine, order)
+    if not isinstance(order, Run):
+        engine.rest()
+    return reply
+
+
+def _carry_out(engine: VllmInThisProcess, order: Order) -> Reply:
     began = time.perf_counter()
     match order:
         case Run(requests):
