@@ -10,7 +10,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.engine.cores import host_cores, keep_on
 from benchmarks.engine.driver import Batch, Counters, Engine, EngineFailed, EngineSettings, Request
 from benchmarks.engine.kinds import KINDS
 from benchmarks.engine.presets import Numbers, size
@@ -69,7 +68,6 @@ class Site:
         """A new, empty one, in place of the last."""
         self.stop_server()
         self.server = self._stack.enter_context(RemoteServer(str(size(self._numbers.memory_space))))
-        keep_on(self.server.pid, host_cores())
         self.client = RemoteClient(ClientConfig(self.server.endpoint, client_name="observer"))
         self._stack.callback(self.client.close)
         deadline = time.monotonic() + _READABLE_S

@@ -18,7 +18,6 @@ from typing import Any
 
 import zmq
 
-from benchmarks.engine.cores import host_cores, keep_on
 from benchmarks.engine.driver import (
     LEVELS,
     Answer,
@@ -108,8 +107,6 @@ class VllmInThisProcess:
             self._watch_connector()
         if settings.watch:
             self._core.collective_rpc("watch_begin")
-        # The workers, processes of their own, keep the cores that vLLM has bound them to.
-        keep_on(os.getpid(), host_cores())
         self._rests = not gpu_is_here()
 
     def _watch_prefills(self) -> None:
