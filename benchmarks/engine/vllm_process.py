@@ -102,12 +102,26 @@ class VllmInThisProcess:
         self._hooks: HookTimer | None = None
         self._copied: Counter[str] = Counter()
         self._copying_s = {"engine_to_pool": 0.0, "pool_to_engine": 0.0}
+        self._pause_when_waiting()
         self._watch_prefills()
         if settings.connector is not None:
             self._watch_connector()
         if settings.watch:
             self._core.collective_rpc("watch_begin")
         self._rests = not gpu_is_here()
+
+    def _pause_when_waiting(self) -> None:
+        """Where requests wait and nothing can be computed, sleep as vLLM's own loop does. Without
+        that, stepping takes the interpreter from the thread that the requests wait for."""
+        step = self._core.step_fn
+
+        def pausing() -> Any:
+            outputs, executed = step()
+            if not executed and self._scheduler.has_requests():
+                time.sleep(0.001)
+            return outputs, executed
+
+        self._core.step_fn = pausing
 
     def _watch_prefills(self) -> None:
         """Note where each prompt's tokens came from, as the scheduler reports it."""
@@ -246,8 +260,6 @@ class VllmInThisProcess:
             quiet = 0 if busy else quiet + 1
             if time.monotonic() > deadline:
                 raise EngineFailed(f"transfers are still under way after {timeout_s:g} s")
-            if busy:
-                time.sleep(0.001)
 
     def _tier_is_busy(self) -> bool:
         return self._tier is not None and bool(self._tier.has_pending_work())
