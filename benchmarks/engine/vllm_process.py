@@ -7,6 +7,7 @@ Ends when told to, or when the process that started it is gone.
 """
 
 import os
+import signal
 import sys
 import tempfile
 import time
@@ -45,6 +46,7 @@ from benchmarks.engine.messages import (
     decode_order,
     encode,
 )
+from benchmarks.engine.presets import gpu_is_here
 from benchmarks.remote_kv_cache.baseline.hook_timer import HookTimer
 from benchmarks.remote_kv_cache.baseline.stepped_engine import time_hooks
 
@@ -100,11 +102,26 @@ class VllmInThisProcess:
         self._hooks: HookTimer | None = None
         self._copied: Counter[str] = Counter()
         self._copying_s = {"engine_to_pool": 0.0, "pool_to_engine": 0.0}
+        self._pause_when_waiting()
         self._watch_prefills()
         if settings.connector is not None:
             self._watch_connector()
         if settings.watch:
             self._core.collective_rpc("watch_begin")
+        self._rests = not gpu_is_here()
+
+    def _pause_when_waiting(self) -> None:
+        """Where requests wait and nothing can be computed, sleep as vLLM's own loop does. Without
+        that, stepping takes the interpreter from the thread that the requests wait for."""
+        step = self._core.step_fn
+
+        def pausing() -> Any:
+            outputs, executed = step()
+            if not executed and self._scheduler.has_requests():
+                time.sleep(0.001)
+            return outputs, executed
+
+        self._core.step_fn = pausing
 
     def _watch_prefills(self) -> None:
         """Note where each prompt's tokens came from, as the scheduler reports it."""
@@ -243,8 +260,6 @@ class VllmInThisProcess:
             quiet = 0 if busy else quiet + 1
             if time.monotonic() > deadline:
                 raise EngineFailed(f"transfers are still under way after {timeout_s:g} s")
-            if busy:
-                time.sleep(0.001)
 
     def _tier_is_busy(self) -> bool:
         return self._tier is not None and bool(self._tier.has_pending_work())
@@ -268,7 +283,25 @@ class VllmInThisProcess:
         taken = self._core.collective_rpc("watch_take")
         return [Span(*span) for worker in taken for span in worker]
 
+    def rest(self) -> None:
+        """Until `wake`: nothing of this engine runs on the cores that compute.
+
+        vLLM's worker spins for a second after its last step, on its own core. Engines that take
+        turns share these cores, and every second turn was measured at half the speed. So a worker
+        that is owed nothing is stopped.
+        """
+        self._signal_workers(signal.SIGSTOP)
+
+    def wake(self) -> None:
+        self._signal_workers(signal.SIGCONT)
+
+    def _signal_workers(self, number: signal.Signals) -> None:
+        if self._rests:
+            for worker in self._core.model_executor.workers:
+                os.kill(worker.proc.pid, number)
+
     def close(self) -> None:
+        self.wake()
         self._engine.engine_core.shutdown()
 
     @staticmethod
@@ -281,6 +314,16 @@ class VllmInThisProcess:
 
 
 def carry_out(engine: VllmInThisProcess, order: Order) -> Reply:
+    """Whatever was ordered; what follows a batch may still be copied when that has ended, and
+    anything else leaves the engine at rest."""
+    engine.wake()
+    reply = _carry_out(engine, order)
+    if not isinstance(order, Run):
+        engine.rest()
+    return reply
+
+
+def _carry_out(engine: VllmInThisProcess, order: Order) -> Reply:
     began = time.perf_counter()
     match order:
         case Run(requests):

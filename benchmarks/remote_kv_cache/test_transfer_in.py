@@ -44,7 +44,7 @@ PRESETS: Mapping[str, TransferIn] = {
     LAPTOP: TransferIn(
         model="small", input_len=961, output_len=8, num_prompts=16, max_num_requests=8,
         max_num_batched_tokens=1024, hit_rate=TENTHS, max_model_len=2048, block_size=32,
-        cpu_pool="512MiB", memory_space="2GiB", kv_cache="256MiB", trials=4,
+        cpu_pool="512MiB", memory_space="2GiB", kv_cache="256MiB", trials=5,
     ),
     PAPER: TransferIn(
         model="Qwen/Qwen2.5-3B-Instruct", input_len=961, output_len=24, num_prompts=1000,

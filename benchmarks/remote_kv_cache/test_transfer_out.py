@@ -48,7 +48,7 @@ PRESETS: Mapping[str, TransferOut] = {
     LAPTOP: TransferOut(
         model="small", input_len=2049, output_len=1, num_prompts=4, max_num_requests=1,
         max_num_batched_tokens=(1024, 512, 256, 128), max_model_len=4096,
-        block_size=32, cpu_pool="256MiB", memory_space="1GiB", kv_cache="128MiB", trials=8,
+        block_size=32, cpu_pool="256MiB", memory_space="1GiB", kv_cache="128MiB", trials=7,
     ),
     PAPER: TransferOut(
         model="Qwen/Qwen2.5-3B-Instruct", input_len=8193, output_len=1, num_prompts=4,
@@ -92,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     needed = needed_bytes(numbers, engines=len(VARIANTS))
     measure = partial(bench.measure, record, runner)
     conduct(record, runner, bench.title, "engine", needed, arguments.memory, measure)
+    record.figures += figures_of(record, bench.trials)
     options.write(record, runner, arguments, chart)
     print(bench.describe())
     print(describe(record, bench.trials))
@@ -135,7 +136,6 @@ class TransferOutBench:
                 record.rows.append(row_of(self.title, key, sample, self.trials[key]))
             if runner.interrupted:
                 break
-        record.figures += figures_of(record, self.trials)
 
     def _engines(self, site: Site, cache: str) -> dict[str, Engine]:
         site.start_server()
