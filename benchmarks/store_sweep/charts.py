@@ -25,6 +25,7 @@ _STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
     "axes.spines.top": False,
     "axes.grid": True,
     "axes.axisbelow": True,
+    "hatch.color": _TEXT,
     "grid.color": "#888888",
     "grid.alpha": 0.35,
     "legend.frameon": False,
@@ -45,7 +46,7 @@ def latency(results: Sequence[Result], operation: str) -> str:
             ys = [getattr(getattr(result, operation), name) for result in shown]
             if None in ys:
                 continue
-            axes.plot(xs, ys, _MARKS[number], linestyle="-", linewidth=1, label=name,
+            axes.plot(xs, ys, _MARKS[number], label=name,
                       color=_COLOURS[number])  # fmt: skip
         for x, result in zip(xs, shown, strict=True):
             axes.annotate(

@@ -159,11 +159,11 @@ def test_gets_wait_for_the_storage_and_everything_else_overtakes_them():
     for frames in (read, lookup, nothing, garbage):
         gets.handle(b"client", frames)
     assert handled == [lookup, nothing, garbage]
-    assert gets.go_on() == 20
-    now[0] = 0.019
-    assert gets.go_on() == 1
+    assert gets.go_on() == 250
+    now[0] = 0.125
+    assert gets.go_on() == 125
     assert read not in handled
-    now[0] = 0.02
+    now[0] = 0.25
     assert gets.go_on() == 0, "the answer has to be sent"
     assert handled[-1] == read
     assert gets.go_on() is None
@@ -191,7 +191,6 @@ def test_a_sweep_over_a_real_server_is_without_errors_and_its_page_needs_nothing
         "1 at once (1x1)",
         "4 at once (2x2)",
     ]
-    assert "1,152" not in capsys.readouterr().err
     _check_page(files["html"].read_text(), num_points=2)
 
 
@@ -202,9 +201,7 @@ def test_with_20_ms_of_storage_a_read_takes_them_and_a_lookup_does_not(tmp_path:
     (result,) = read_csv(csv)
     assert result.errors == 0
     assert result.read.p50 >= 20
-    assert result.tps <= 1 / (10 * 0.020), (
-        "one channel reads 50 blocks a second, ten a conversation"
-    )
+    assert result.lookup.p50 < 20
     assert "EMULATED" in capsys.readouterr().out
 
 
