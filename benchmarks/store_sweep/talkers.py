@@ -47,10 +47,11 @@ class Talker:
         self._namespace = namespace
         self._speaker = speaker.encode()
         self._number = 0
-        source, target = (blocks.allocate(BLOCKS, block_bytes) for _ in range(2))
+        # The source's payload is no whole number of words, which filling wants.
+        source, target = (blocks.allocate(BLOCKS, block_bytes + -block_bytes % 8) for _ in range(2))
         blocks.fill(source)
-        self._source = [memoryview(row) for row in source]
-        self._target = [memoryview(row) for row in target]
+        self._source = [memoryview(row)[:block_bytes] for row in source]
+        self._target = [memoryview(row)[:block_bytes] for row in target]
 
     def talk_for(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> Talk:
         """One conversation after another, at least one, the last one to its end."""
