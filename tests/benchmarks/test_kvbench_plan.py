@@ -81,6 +81,12 @@ def test_every_rank_holds_the_whole_latent_so_it_moves_once_and_uncut():
     assert plan(R1, Configuration(tp=8), compatible=True).block_bytes == 549 * KiB // 8
 
 
+def test_ranks_beyond_the_heads_hold_copies_and_no_head_is_cut():
+    planned = plan(LLAMA_8B, Configuration(tp=16))
+    assert (planned.block_bytes, planned.batch) == (MiB // 8, 63 * 8)
+    assert "16 ranks hold 8 different" in planned.note
+
+
 def test_uneven_stages_are_told():
     assert "2 or 3 layers" in plan(LLAMA_70B, Configuration(tp=8, pp=32)).note
     assert plan(LLAMA_70B, Configuration(tp=8, pp=16)).note == ""

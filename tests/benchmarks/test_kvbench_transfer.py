@@ -152,6 +152,23 @@ def test_a_write_that_writes_nothing_is_not_saved_by_what_an_earlier_one_wrote(
     assert "block 10: byte" in failed["write"]
 
 
+def test_a_read_that_brings_half_a_block_is_not_saved_by_what_an_earlier_one_brought(
+    tmp_path, monkeypatch
+):
+    read, calls = OneFile._read, []
+    lock = threading.Lock()
+
+    def read_half_later(self: OneFile, number: int, row: memoryview) -> None:
+        with lock:
+            calls.append(number)
+            later = len(calls) > 63
+        read(self, number, row[: len(row) // 2] if later else row)
+
+    monkeypatch.setattr(OneFile, "_read", read_half_later)
+    record = run(tmp_path, "run", "--models", "tiny", "--ways", "file", "--trials", "2", status=1)
+    assert all("byte 8192 is not" in row["failed"] for row in record["rows"])
+
+
 def test_what_does_not_fit_and_what_is_not_installed_says_so(tmp_path, monkeypatch, capsys):
     def absent(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
