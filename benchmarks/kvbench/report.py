@@ -78,7 +78,7 @@ def measured_as_text(record: Record, plans: Sequence[Plan]) -> str:
     return table.render(headers, lines)
 
 
-def chart(record: Record) -> str:
+def chart(record: Record) -> plot.Chart:
     """GB/s of each model, a bar for each way and direction."""
     models = list(dict.fromkeys(row.model for row in record.rows))
     speeds = {(row.model, row.transport, row.operation): row.gb_per_s for row in record.rows}

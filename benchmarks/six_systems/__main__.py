@@ -207,7 +207,7 @@ def conclusions(record: Record) -> list[str]:
 _SERVERS = (OURS_SHM, "kvferry, tcp", "Redis, tcp", "Redis, unix socket")
 
 
-def chart(record: Record) -> str:
+def chart(record: Record) -> plot.Chart:
     """GB/s: a group for each system, a bar for each operation."""
     names = [name or "" for name in dict.fromkeys(row.transport for row in record.rows)]
     found = {(row.transport, row.operation): row.gb_per_s for row in record.rows}

@@ -91,8 +91,9 @@ class SlowServer(Server):
 
     def start(self) -> None:
         super().start()
-        self._slow = SlowGets(self._handlers.handle, self._channels)
-        self._handlers.handle = self._slow.handle  # type: ignore[method-assign]
+        (quarters,) = self.quarters.values()
+        self._slow = SlowGets(quarters.handlers.handle, self._channels)
+        quarters.handlers.handle = self._slow.handle  # type: ignore[method-assign]
 
     def _patience_ms(self, more_to_do: bool) -> int:
         """Asked in every turn of the loop, before it waits for messages."""
