@@ -174,7 +174,10 @@ def weights_are_here(model: str) -> bool:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return False
-    return isinstance(try_to_load_from_cache(model, "config.json"), str)
+    try:
+        return isinstance(try_to_load_from_cache(model, "config.json"), str)
+    except ValueError:  # not a name that a hub could have
+        return False
 
 
 def model_path(numbers: Numbers, models: Path) -> str:
