@@ -170,6 +170,8 @@ def weights_are_here(model: str) -> bool:
     """Whether `model` is a directory with weights, or a name that the local hub cache has."""
     if Path(model).is_dir():
         return any(Path(model).glob("*.safetensors"))
+    if model.count("/") != 1 or model.startswith((".", "/")):
+        return False  # a path, and nothing is there
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
