@@ -123,7 +123,7 @@ class VllmFiles:
         spec = SimpleNamespace(config=config, blocks_per_chunk=1)
         # Two pools, two managers over the same files: it moves between files and its one pool.
         self._sides = [
-            tier.FileSystemTierManager(spec, memoryview(pool), "fs", str(self._folder))
+            tier.FileSystemTierManager(spec, pool.data, "fs", str(self._folder))
             for pool in (rows.source_pool, rows.target_pool)
         ]
         self._keys = [
