@@ -1,8 +1,10 @@
 """`kvferry` as an operator meets it: what it prints, and the exit status that scripts trust."""
 
 import json
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from client_helpers import key
@@ -203,3 +205,9 @@ def test_the_script_is_what_the_distribution_installs():
     assert done.returncode == 0
     for command in COMMANDS:
         assert command.__name__.rpartition(".")[2] in done.stdout
+
+
+def test_the_readme_and_the_commands_know_each_other():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    named = set(re.findall(r"^kvferry ([a-z]+)", readme, re.MULTILINE))
+    assert named == {command.__name__.rpartition(".")[2] for command in COMMANDS}
