@@ -26,7 +26,7 @@ class Connections:
 
     def read_events(self) -> None:
         """Take what has happened since the last call."""
-        while self.wakeup.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while int(self.wakeup.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             event, descriptor = _EVENT.unpack(self.wakeup.recv_multipart(zmq.NOBLOCK)[0])
             if event == zmq.EVENT_ACCEPTED:
                 self._open.add(descriptor)

@@ -187,7 +187,7 @@ class MeteredHandlers(Handlers):
         if kind is not Release:  # the one that is not answered
             traffic = None
             if kind in _ABOUT_BLOCKS:
-                traffic = meters.traffic_of(request.namespace, now)  # type: ignore[union-attr]
+                traffic = meters.traffic_of(request.namespace, now)  # type: ignore[union-attr,arg-type]
                 if kind in _PUTS:
                     traffic.bytes_in += sum(request.lengths)  # type: ignore[union-attr]
             if len(meters.open) >= MAX_OPEN:

@@ -284,7 +284,7 @@ async def serve_site(
         app, access_log=None, handle_signals=False, keepalive_timeout=PATIENCE_S,
         lingering_time=1.0, shutdown_timeout=stop_s,
     )  # fmt: skip
-    since: dict[web.RequestHandler[web.Request], float] = {}  # when it last was answered, or came
+    since: dict[web.RequestHandler, float] = {}  # when it last was answered, or came
 
     async def answered(request: web.Request, _: web.StreamResponse) -> None:
         since[request.protocol] = monotonic()
