@@ -209,5 +209,6 @@ def test_the_script_is_what_the_distribution_installs():
 
 def test_the_readme_and_the_commands_know_each_other():
     readme = (Path(__file__).parents[2] / "README.md").read_text()
-    named = set(re.findall(r"^kvferry ([a-z]+)", readme, re.MULTILINE))
+    blocks = "".join(re.findall(r"^```$(.*?)^```$", readme, re.MULTILINE | re.DOTALL))
+    named = set(re.findall(r"^kvferry ([a-z]+)", blocks, re.MULTILINE))
     assert named == {command.__name__.rpartition(".")[2] for command in COMMANDS}

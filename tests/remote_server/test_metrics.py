@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from admin_fixtures import served
 from handler_bench import HandlerBench
 from metrics_helpers import OPERATIONS, TIER, a_snapshot
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
-from wire_peer import key
+from wire_peer import Peer, key
 
 from remote_server import metering, protocol
 from remote_server.admin.exposition import exposition, families, largest
@@ -123,10 +124,10 @@ def test_any_namespace_makes_a_page_that_can_be_parsed_and_names_it():
 
 def test_what_fifty_namespaces_hold_is_named_and_the_rest_is_added_up():
     many = a_snapshot(num_namespaces=MAX_NAMESPACES + 20).namespaces
-    many[OTHER] = next(iter(many.values()))
+    many[OTHER] = many["model-0069-3f9a6c21b7d4e805"]
     rows = largest(many)
     assert len(rows) == MAX_NAMESPACES + 1
-    assert rows[OTHER].blocks == sum(range(20))
+    assert rows[OTHER].blocks == sum(range(20)) + 69
     assert sum(one.used_bytes for one in rows.values()) == sum(n.used_bytes for n in many.values())
     assert "model-0019-3f9a6c21b7d4e805" not in rows
     assert largest({}) == {}
@@ -240,12 +241,12 @@ def test_keys_of_lookups_are_counted_as_hit_pending_and_miss_for_their_namespace
 
 
 def test_fifty_namespaces_are_counted_by_name_the_others_together_until_one_is_quiet(bench):
+    for name in ("undeclared", OTHER):
+        bench.ask(Lookup, namespace=name, keys=[b"k"])
     for n in range(MAX_NAMESPACES + 5):
         bench.store.namespaces[f"ns-{n}"] = None
         bench.time.now += 1
         bench.ask(Lookup, namespace=f"ns-{n}", keys=[b"k", b"l"])
-    for name in ("undeclared", OTHER):
-        bench.ask(Lookup, namespace=name, keys=[b"k"])
     traffic = bench.meters.traffic()
     assert len(traffic) == MAX_NAMESPACES + 1
     assert traffic[OTHER].lookup_miss == 2 * 5 + 2
@@ -306,6 +307,47 @@ def test_every_counter_of_the_server_is_shown_somewhere():
         if page(a_snapshot(counters=plain.counters | {name: 1000})) == before
     }
     assert unseen == sums
+
+
+def shown(snapshot, name: str) -> dict[tuple[str, ...], float]:
+    (family,) = [one for one in families(snapshot, {}) if one.name == f"kvferry_server_{name}"]
+    return {tuple(sample.labels.values()): sample.value for sample in family.samples}
+
+
+def test_what_memory_does_not_have_is_its_miss_though_the_disk_may_have_it():
+    counters = a_snapshot().counters | {"hits_memory": 1, "hits_disk": 20, "get_miss": 300}
+    gets = shown(a_snapshot(counters=counters), "tier_gets")
+    assert gets == {
+        ("memory", "hit"): 1, ("memory", "miss"): 320, ("disk", "hit"): 20, ("disk", "miss"): 300
+    }  # fmt: skip
+
+
+def test_every_reason_to_decline_is_among_the_declined_and_no_event_is():
+    reasons = {reason for tier, reason in shown(a_snapshot(), "declined_blocks") if tier == "disk"}
+    assert reasons == {
+        "demoted_late", "first_time", "write_rate", "no_slot", "busy", "recovering",
+        "write_no_space", "write_io_error", "write_cleared",
+    }  # fmt: skip
+    events = {event for (event,) in shown(a_snapshot(), "disk_blocks")}
+    assert not events & reasons and {"demoted", "promoted", "recovered"} <= events
+
+
+async def test_gets_are_counted_by_the_tier_that_had_the_block(tmp_path, context):
+    settings = {"memory": 1 << 20, "disk": str(tmp_path / "disk"), "disk_bytes": 64 << 20}
+    with served(disk_write_rate=0, **settings) as (server, _):
+        peer = Peer(context, server.endpoint)
+        peer.hello()
+        for first in range(0, 512, 64):  # twice what memory holds
+            peer.put(range(first, first + 64))
+            while server.desk.ask(lambda: server.store.waterfall.busy).result(5):
+                pass
+        before = server.desk.ask(server.snapshot).result(5).counters
+        assert before["evicted"] >= 256 and before["disk_demoted"] == 512
+        assert len(peer.get(range(520))[1]) == 512
+        counters = server.desk.ask(server.snapshot).result(5).counters
+    assert counters["disk_lost"] == 0
+    assert counters["hits_memory"] + counters["hits_disk"] == counters["get_hit"] == 512
+    assert counters["hits_disk"] == counters["disk_promoted"] >= 256
 
 
 def test_what_a_namespace_holds_is_shown_per_tier():
