@@ -310,11 +310,13 @@ async def serve_site(
             now = monotonic()
             connected = set(web_server.connections)
             for protocol, heard_at in [*since.items()]:
-                if protocol not in connected:
-                    del since[protocol]
-                elif now - heard_at > PATIENCE_S:
+                if now - heard_at <= PATIENCE_S:
+                    continue  # among them those that the loop has not connected yet
+                if protocol in connected:
                     site.refused["silence"] += 1
                     protocol.force_close()
+                else:
+                    del since[protocol]
     finally:
         listening.close()
         await runner.cleanup()
