@@ -231,16 +231,24 @@ def describe(record: Record, num_prompts: int) -> str:
 
 
 def order(record: Record, output: int) -> list[str]:
-    """For answers of this length: is each level faster than the next? All runs of a level count."""
-    by_level: dict[str, list[float]] = {level: [] for level in LEVELS}
-    for key, row in keys_of(record).items():
-        if key.output == output and row.sample.measured:
-            by_level[key.level] += row.sample.values
-    measured = [level for level in LEVELS if by_level[level]]
+    """For answers of this length: is each level faster than the next? All runs of a level count,
+    but only of the settings that have both: another setting is another engine."""
+    found = {
+        key: row.sample.values
+        for key, row in keys_of(record).items()
+        if key.output == output and row.sample.measured
+    }
+    measured = [level for level in LEVELS if any(key.level == level for key in found)]
     steps = []
-    for fast, slow in itertools.pairwise(measured):
-        verdict = compare(by_level[slow], by_level[fast]).verdict
-        steps.append(f"{fast} against {slow}: {verdict}")
+    for pair in itertools.pairwise(measured):
+        caches = [{key.cache for key in found if key.level == level} for level in pair]
+        both = caches[0] & caches[1] or caches[0] | caches[1]
+        fast, slow = (
+            [value for key, values in found.items() if key.level == level and key.cache in both
+             for value in values]
+            for level in pair
+        )  # fmt: skip
+        steps.append(f"{pair[0]} against {pair[1]}: {compare(slow, fast).verdict}")
     return [f"answers of {output}: {'; '.join(steps)}"] if steps else []
 
 

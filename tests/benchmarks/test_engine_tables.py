@@ -193,6 +193,16 @@ def test_the_twelve_rows_stand_beside_the_sources_and_each_step_has_a_verdict():
     )
 
 
+def test_pool_and_server_are_compared_in_the_setting_that_has_both():
+    """The server's runs with the engine's cache on are another engine's, and faster here."""
+    record = long_prefill_record(0.06)
+    for key, row in long_prefill.keys_of(record).items():
+        if (key.cache, key.run) == ("on", 4):
+            row.sample.values[:] = ticks(0.001, 5)
+    (line,) = long_prefill.order(record, 2)
+    assert "CPU pool against server: 1.20x faster" in line
+
+
 def test_levels_that_do_not_differ_are_said_not_to():
     assert "CPU pool against server: not significant" in long_prefill.describe(
         long_prefill_record(0.05), 4
