@@ -146,7 +146,7 @@ def test_a_storage_serves_as_many_blocks_at_once_as_it_has_channels():
 def test_gets_wait_for_the_storage_and_everything_else_overtakes_them():
     now, handled = [0.0], []
     gets = SlowGets(
-        lambda client, frames: handled.append(frames), Channels(0.02, 4), lambda: now[0]
+        lambda client, frames: handled.append(frames), Channels(0.25, 4), lambda: now[0]
     )
 
     def message(request: protocol.Request) -> list[memoryview]:
