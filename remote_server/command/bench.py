@@ -184,7 +184,7 @@ def _a_server(address: str | None, block_bytes: int) -> Iterator[str]:
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "remote_server", "--bind", "tcp://127.0.0.1:*"),
-            *("--memory", str(memory), "--log-level", "error"),
+            *("--memory", str(memory), "--log-level", "error", "--admin", "off"),
         ],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
