@@ -54,7 +54,7 @@ def test_an_engine_of_the_benchmarks_says_what_it_did(cluster: Cluster, model: P
         engine.forget()
         from_pool = run(of("pool"))
         # Other prompts push these out of the pool, and then only the server has them.
-        for seed in range(100, 100 + POOL_ROWS // 30):
+        for seed in range(100, 101 + POOL_ROWS // 30):
             engine.run(distinct(1, 30 * BLOCK + 1, seed, max_tokens=1))
             engine.settle()
         engine.forget()
