@@ -179,6 +179,8 @@ class Site:
             response = await handler(request)
         except web.HTTPException as error:
             response = web.Response(status=error.status, text=error.text, headers=_only_ours(error))
+        except ConnectionError:  # whoever asked is gone, or was closed for taking too long
+            response = web.Response(status=400)
         except Exception:
             log.exception("an admin request failed")
             response = web.Response(status=500, text="a bug: the server's log has it\n")
@@ -308,15 +310,13 @@ async def serve_site(
             with suppress(TimeoutError):
                 await asyncio.wait_for(leave.wait(), LOOK_S)
             now = monotonic()
-            connected = set(web_server.connections)
-            for protocol, heard_at in [*since.items()]:
-                if now - heard_at <= PATIENCE_S:
-                    continue  # among them those that the loop has not connected yet
-                if protocol in connected:
+            connected = web_server.connections
+            for protocol in since.keys() - set(connected):
+                del since[protocol]
+            for protocol in connected:
+                if now - since.setdefault(protocol, now) > PATIENCE_S:
                     site.refused["silence"] += 1
                     protocol.force_close()
-                else:
-                    del since[protocol]
     finally:
         listening.close()
         await runner.cleanup()

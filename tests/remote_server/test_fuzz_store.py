@@ -231,6 +231,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.pin(copies[::-1])
         self.counters["get_total"] += len(keys)
         self.counters["get_hit"] += len(hits)
+        self.counters["hits_memory"] += len(hits)
         self.counters["get_miss"] += found.miss
         self.counters["get_duplicate"] += found.duplicate
         return copies

@@ -13,7 +13,7 @@ from wire_peer import Peer, block
 import remote_server
 from remote_server.protocol import Blocks
 
-COMMAND = [sys.executable, "-m", "remote_server"]
+COMMAND = [sys.executable, "-m", "remote_server", "--admin", "off"]
 FREE_PORT = ["--bind", "tcp://127.0.0.1:*"]
 
 
