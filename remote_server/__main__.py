@@ -14,7 +14,6 @@ from remote_server.errors import ConfigError
 from remote_server.malloc import keep_freed_memory
 from remote_server.server import Server
 
-
 # How long the loop may wait for the interpreter while the admin thread writes a page; Python's own
 # 5 ms is fifty lookups.
 SWITCH_S = 0.0005
