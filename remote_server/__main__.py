@@ -14,10 +14,6 @@ from remote_server.errors import ConfigError
 from remote_server.malloc import keep_freed_memory
 from remote_server.server import Server
 
-# How long the loop may wait for the interpreter while the admin thread writes a page; Python's own
-# 5 ms is fifty lookups.
-SWITCH_S = 0.0005
-
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_server") -> int:
     """Returns the exit status: 0 after a signal, 1 when the server cannot start here."""
@@ -40,7 +36,6 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
             level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
         )
         keep_freed_memory()
-        sys.setswitchinterval(SWITCH_S)
         with Admin(config) as admin:
             Server(config).run(on_ready=partial(_say_ready, admin))
     except ConfigError as error:
