@@ -145,10 +145,8 @@ def keep(
         )
 
     kind = partial(protocol.Keep, keep=keep)
-    if keys is None:
-        split: Callable[[int], list[Build]] = lambda _: [partial(kind, namespace=namespace)]
-    else:
-        split = _by_keys(kind, namespace, keys)
+    everything = partial(kind, namespace=namespace)
+    split = (lambda _: [everything]) if keys is None else _by_keys(kind, namespace, keys)
     return Ask("keep", split, _is(protocol.Kept), _resolve(future, merge), deadline)
 
 

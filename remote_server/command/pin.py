@@ -57,9 +57,9 @@ def _key(text: str) -> bytes:
 def run(flags: argparse.Namespace, *, keep: bool) -> int:
     keys = [*dict.fromkeys(flags.keys)] or None
     with connected(flags) as client:
-        done = client.keep(
-            flags.namespace, keys, keep=keep, timeout_s=flags.timeout_s
-        ).result(flags.timeout_s + 1)
+        done = client.keep(flags.namespace, keys, keep=keep, timeout_s=flags.timeout_s).result(
+            flags.timeout_s + 1
+        )
     absent = 0 if keys is None else len(keys) - done.kept - done.declined
     if flags.json:
         print(json.dumps({"kept" if keep else "let_go": done.kept, "bytes": done.bytes,

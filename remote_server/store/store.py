@@ -330,9 +330,7 @@ class Store:
 
     def let_go(self, namespace: str, keys: Sequence[bytes] | None) -> KeptNow:
         """Undo `keep`, for all of `namespace` without `keys`."""
-        return self.tier.let_go(
-            namespace, self.tier.kept_keys(namespace) if keys is None else keys
-        )
+        return self.tier.let_go(namespace, self.tier.kept_keys(namespace) if keys is None else keys)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────
 
