@@ -145,8 +145,8 @@ def keep(
         )
 
     kind = partial(protocol.Keep, keep=keep)
-    everything = partial(kind, namespace=namespace)
-    split = (lambda _: [everything]) if keys is None else _by_keys(kind, namespace, keys)
+    everything: list[Build] = [partial(kind, namespace=namespace)]
+    split = (lambda _: everything) if keys is None else _by_keys(kind, namespace, keys)
     return Ask("keep", split, _is(protocol.Kept), _resolve(future, merge), deadline)
 
 

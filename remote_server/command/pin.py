@@ -81,7 +81,7 @@ def _tell(namespace: str, done: Kept, absent: int, *, keep: bool) -> None:
         print(f"kvferry: {absent:,} keys are not {missing}", file=sys.stderr)
     if done.declined:
         print(
-            f"kvferry: {done.declined:,} blocks declined: no more than half of the memory, or of "
-            "a quota, may be pinned",
+            f"kvferry: {done.declined:,} blocks declined: no more than half of the memory's "
+            "slabs, or of a quota, may hold pinned blocks",
             file=sys.stderr,
         )

@@ -18,17 +18,15 @@ class KeptNow(NamedTuple):
 class Kept:
     """Readable blocks by namespace and key, and how much of the arena they hold.
 
-    At most half of the memory, and of a namespace's quota, so that the other half still follows
-    use. At most half of the slabs too: a slab with one kept block in it can never go to another
-    block size, so a few blocks in each would starve whoever comes with another.
+    At most half of the memory, so that the other half still follows use. That is counted in
+    slabs: one with a single kept block can never go to another block size, so a few blocks in
+    each would starve whoever comes with another. And at most half of a namespace's quota.
     """
 
-    def __init__(self, memory: int, num_slabs: int, namespace_bytes: int) -> None:
+    def __init__(self, num_slabs: int, namespace_bytes: int) -> None:
         """`namespace_bytes` is a namespace's quota, 0 for none."""
-        self.num_bytes = 0
-        self._max_bytes = memory // 2
         self._max_slabs = num_slabs // 2
-        self._max_namespace_bytes = (namespace_bytes or memory) // 2
+        self._namespace_bytes = namespace_bytes
         self._blocks: dict[str, dict[bytes, Block]] = {}
         self._slabs: Counter[Slab] = Counter()
 
@@ -47,17 +45,13 @@ class Kept:
 
     def add(self, block: Block) -> bool:
         """False when that would be too much, and then nothing has changed."""
-        slot_bytes = block.slab.slot_bytes
-        same_namespace = len(self._blocks.get(block.namespace, ()))
-        if (
-            self.num_bytes + slot_bytes > self._max_bytes
-            or (same_namespace + 1) * slot_bytes > self._max_namespace_bytes
-            or (block.slab not in self._slabs and len(self._slabs) >= self._max_slabs)
-        ):
+        taken = (len(self._blocks.get(block.namespace, ())) + 1) * block.slab.slot_bytes
+        if 0 < self._namespace_bytes < 2 * taken:
+            return False
+        if block.slab not in self._slabs and len(self._slabs) >= self._max_slabs:
             return False
         self._blocks.setdefault(block.namespace, {})[block.key] = block
         self._slabs[block.slab] += 1
-        self.num_bytes += slot_bytes
         return True
 
     def remove(self, block: Block) -> None:
@@ -69,12 +63,12 @@ class Kept:
         self._slabs[block.slab] -= 1
         if not self._slabs[block.slab]:
             del self._slabs[block.slab]
-        self.num_bytes -= block.slab.slot_bytes
 
     def check(self) -> None:
         """Assert that sums fit what is kept, and that it is no more than may be."""
         assert Counter(block.slab for block in self) == self._slabs
-        assert self.num_bytes == sum(block.slab.slot_bytes for block in self) <= self._max_bytes
         assert len(self._slabs) <= self._max_slabs
-        for blocks in self._blocks.values():
-            assert sum(b.slab.slot_bytes for b in blocks.values()) <= self._max_namespace_bytes
+        if self._namespace_bytes:
+            for blocks in self._blocks.values():
+                taken = sum(block.slab.slot_bytes for block in blocks.values())
+                assert 2 * taken <= self._namespace_bytes

@@ -33,7 +33,7 @@ class MemoryTier:
         """`namespace_bytes` is what the blocks of one namespace may take, 0 for everything."""
         self._namespace_bytes = namespace_bytes
         self.slabs = Slabs(arena.num_bytes, slab_bytes)
-        self._kept = Kept(arena.num_bytes, len(self.slabs.slabs), namespace_bytes)
+        self._kept = Kept(len(self.slabs.slabs), namespace_bytes)
         self._keep_declined = 0
         self._evicted = 0
         self._slabs_recut = 0

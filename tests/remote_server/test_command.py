@@ -197,7 +197,7 @@ def test_pin_says_no_when_nothing_is_there_or_not_all_may_be_kept(kvferry, engin
     assert kvferry("unpin", "m@1", "ab")[2] == "kvferry: none of the 1 keys is pinned\n"
     status, out, err = kvferry("pin", "m@1")
     assert (status, out) == (1, "pinned 2,048 blocks, 8.0 MiB\n")
-    assert "10 blocks declined: no more than half of the memory" in err
+    assert "10 blocks declined: no more than half of the memory's slabs" in err
 
 
 # ── all of them ──────────────────────────────────────────────────────────────────────────
