@@ -91,6 +91,9 @@ def test_half_of_the_memory_may_be_kept_and_the_rest_is_declined(tier):
     scan(tier)
     assert readable(tier, range(CAPACITY)) == [*range(half)]
     assert tier.num_blocks("scan") == half
+    tier.let_go("ns", tier.kept_keys("ns"))
+    others = tier.readable_keys("scan")
+    assert tier.keep("scan", others) == (half, half * SMALL, 0), "the half is free again"
 
 
 def test_kept_blocks_strewn_over_all_slabs_leave_half_of_these_to_other_block_sizes(tier):
