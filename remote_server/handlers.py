@@ -24,6 +24,8 @@ from remote_server.protocol import (
     GetShared,
     Got,
     Hello,
+    Keep,
+    Kept,
     Lookup,
     Put,
     PutShared,
@@ -105,6 +107,7 @@ class Handlers:
             Verify: self._verify,
             Stats: self._stats,
             Clear: self._clear,
+            Keep: self._keep,
             PutShared: self._put_shared,
             GetShared: self._get_shared,
             Release: self._release,
@@ -377,6 +380,18 @@ class Handlers:
             epoch=self._store.epoch,
             removed=removed.from_memory,
             disk_removed=removed.from_disk,
+        )
+        self._reply(client, reply)
+
+    def _keep(self, client: bytes, request: Keep, _: Sequence[memoryview]) -> None:
+        act = self._store.keep if request.keep else self._store.let_go
+        now = act(request.namespace, request.keys)
+        reply = Kept(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            kept=now.kept,
+            bytes=now.num_bytes,
+            declined=now.declined,
         )
         self._reply(client, reply)
 

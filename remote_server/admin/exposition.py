@@ -182,7 +182,8 @@ def _tiers(snapshot: Snapshot) -> Iterator[Metric]:
         "used_bytes": "What it holds, in whole slots.",
         "blocks": "Readable blocks in it.",
         "pending": "Blocks being written to it, or not verified yet.",
-        "pinned": "Blocks kept from eviction by a transfer.",
+        "pinned": "Blocks kept from eviction by a transfer or an operator.",
+        "kept": "Blocks kept from eviction by an operator.",
         "free_slabs": "Slabs of memory, or files on disk, that nobody uses yet.",
     }.items():
         family = _labelled_gauge(f"tier_{name}", text, "tier")

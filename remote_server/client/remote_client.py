@@ -263,6 +263,26 @@ class RemoteClient:
         self._loop.mailbox.submit(requests.clear(future, namespace, deadline, forget=forget))
         return future
 
+    def keep(
+        self,
+        namespace: str,
+        keys: Sequence[bytes] | None = None,
+        *,
+        keep: bool = True,
+        timeout_s: float = 5.0,
+    ) -> "Future[protocol.Kept]":
+        """Keep `keys`, or all blocks of `namespace`, that are in the server's memory from
+        eviction; with `keep` false, let them go.
+
+        Gives how many, what they take of the memory, and how many were beyond half of it. They
+        are kept until they are let go, removed or too old, or the server ends.
+        """
+        future = _future(protocol.Kept)
+        names = None if keys is None else list(keys)
+        deadline = self._clock() + timeout_s
+        self._loop.mailbox.submit(requests.keep(future, namespace, names, deadline, keep=keep))
+        return future
+
     # ── this side ────────────────────────────────────────────────────────────────────────
 
     @property

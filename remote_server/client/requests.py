@@ -125,6 +125,31 @@ def clear(
     return Ask("clear", lambda _: [build], fits, _resolve(future, merge), deadline)
 
 
+def keep(
+    future: "Future[protocol.Kept]",
+    namespace: str,
+    keys: Sequence[bytes] | None,
+    deadline: float,
+    *,
+    keep: bool,
+) -> Ask:
+    """`future` gets the sum of what each message did. Any namespace, declared here or not."""
+
+    def merge(replies: list[protocol.Kept]) -> protocol.Kept:
+        return protocol.Kept(
+            request_id=replies[-1].request_id if replies else 0,
+            epoch=replies[-1].epoch if replies else "",
+            kept=sum(reply.kept for reply in replies),
+            bytes=sum(reply.bytes for reply in replies),
+            declined=sum(reply.declined for reply in replies),
+        )
+
+    kind = partial(protocol.Keep, keep=keep)
+    everything: list[Build] = [partial(kind, namespace=namespace)]
+    split = (lambda _: everything) if keys is None else _by_keys(kind, namespace, keys)
+    return Ask("keep", split, _is(protocol.Kept), _resolve(future, merge), deadline)
+
+
 def verify(namespace: str, keys: Sequence[bytes], deadline: float, counters: Counters) -> Ask:
     """Tell the server that its copies of `keys` came out wrong here; nobody waits for it."""
 

@@ -14,11 +14,11 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from remote_server.command import bench, clear, doctor, keys, serve, stats, watch, why
+from remote_server.command import bench, clear, doctor, keys, pin, serve, stats, watch, why
 from remote_server.command.connection import NoServer
 from remote_server.errors import KVFerryError
 
-COMMANDS = (serve, keys, stats, why, doctor, watch, clear, bench)
+COMMANDS = (serve, keys, stats, why, doctor, watch, clear, pin, bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -59,9 +59,10 @@ def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
     lines = [f"{reply.server}  epoch {reply.epoch}  up {_duration(reply.uptime_s)}", ""]
     lines.append(f"{'tier':<8}  {'used':>10}  {'of':>10}  {'blocks':>10}  {'writing':>8}  pinned")
     for name, tier in reply.tiers.items():
+        kept = f" ({tier.kept:,} kept)" if tier.kept else ""
         lines.append(
             f"{name:<8}  {format_bytes(tier.used_bytes):>10}  {format_bytes(tier.budget_bytes):>10}"
-            f"  {tier.blocks:>10,}  {tier.pending:>8,}  {tier.pinned:>6,}"
+            f"  {tier.blocks:>10,}  {tier.pending:>8,}  {tier.pinned:>6,}{kept}"
         )
     lines += ["", *_namespaces(reply), ""]
     counters = reply.counters

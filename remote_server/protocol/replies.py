@@ -104,6 +104,15 @@ class Touched(_Reply, frozen=True, tag="touched"):
     touched: int
 
 
+class Kept(_Reply, frozen=True, tag="kept"):
+    """`kept` blocks are kept now, or were let go, and take `bytes` of memory; `declined` were
+    there as well, and beyond what may be kept."""
+
+    kept: int
+    bytes: int
+    declined: int
+
+
 class Verified(_Reply, frozen=True, tag="verified"):
     """`removed` blocks were really bad; the others hash as they should (the wire was at fault)."""
 
@@ -120,6 +129,8 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     pinned: int
     free_slabs: int
+    kept: int = 0
+    """Those of `pinned` that an operator keeps."""
 
 
 class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,5 +175,5 @@ class Error(_Reply, frozen=True, tag="error"):
 
 Reply = (
     Welcome | Found | Stored | Got | Blocks | Leased | Touched | Verified | StatsReply | Cleared
-    | Error
+    | Error | Kept
 )  # fmt: skip

@@ -23,6 +23,7 @@ from remote_server.protocol import (
 from remote_server.store.age import TimeToLive
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.kept import KeptNow
 from remote_server.store.slabs import Block, BlockState, memory_for_block
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
@@ -317,6 +318,19 @@ class Store:
         self._expire(namespace, keys)
         place = self.waterfall or self.tier
         return sum(place.touch(namespace, key) for key in reversed(_first_places(keys)))
+
+    # ── keeping ──────────────────────────────────────────────────────────────────────────
+
+    def keep(self, namespace: str, keys: Sequence[bytes] | None) -> KeptNow:
+        """Keep the readable ones of `keys` in memory, or all that are there now."""
+        if keys is None:
+            keys = self.tier.readable_keys(namespace)
+        self._expire(namespace, keys)
+        return self.tier.keep(namespace, keys)
+
+    def let_go(self, namespace: str, keys: Sequence[bytes] | None) -> KeptNow:
+        """Undo `keep`, for all of `namespace` without `keys`."""
+        return self.tier.let_go(namespace, self.tier.kept_keys(namespace) if keys is None else keys)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────
 

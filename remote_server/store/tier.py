@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from remote_server.protocol import KeyState, TierStats
+from remote_server.store.kept import KeptNow
 from remote_server.store.slabs import Block
 
 
@@ -81,6 +82,22 @@ class Tier(Protocol):
 
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now; False when there is nothing readable."""
+
+    def keep(self, namespace: str, keys: Iterable[bytes]) -> KeptNow:
+        """Keep the readable ones of `keys` from eviction until `let_go`; not counted as a use.
+
+        The pin is the tier's own: it ends with the block, however that leaves, and goes over to a
+        block that replaces it.
+        """
+
+    def let_go(self, namespace: str, keys: Iterable[bytes]) -> KeptNow:
+        """Keep those of `keys` no longer that were kept. It says how many those were."""
+
+    def readable_keys(self, namespace: str) -> list[bytes]:
+        """All of them, the longest published first."""
+
+    def kept_keys(self, namespace: str) -> list[bytes]:
+        """All that are kept."""
 
     def remove(self, block: Block) -> bool:
         """Take `block` out of the index; False when it had left already. Pins keep its bytes."""

@@ -11,7 +11,7 @@ TIER = TierStats(
     budget_bytes=1 << 30, used_bytes=1 << 20, blocks=16, pending=1, pinned=2, free_slabs=3
 )
 OPERATIONS = ("hello", "lookup", "put", "get", "stream", "touch", "verify", "stats", "clear",
-              "put_shared", "get_shared")  # fmt: skip
+              "keep", "put_shared", "get_shared")  # fmt: skip
 
 
 def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:

@@ -173,16 +173,58 @@ def test_clear_removes_what_it_says_and_only_when_told_to(kvferry, engine, serve
     assert server.store.tier.num_blocks("m@2") == 2
 
 
+# ── pin, unpin ───────────────────────────────────────────────────────────────────────────
+
+
+def test_pin_keeps_what_is_named_and_unpin_lets_it_go(kvferry, engine, server):
+    engine("first", "m@1", blocks=3)
+    named = [key(1).hex(), key(2).hex(), key(2).hex(), key(7).hex()]
+    status, out, err = kvferry("pin", "m@1", *named)
+    assert (status, out) == (0, "pinned 2 blocks, 8.0 KiB\n")
+    assert "1 keys are not in memory" in err
+    assert "2 (2 kept)" in kvferry("stats")[1]
+    assert json.loads(kvferry("pin", "m@1", "--json")[1]) == {
+        "kept": 3, "bytes": 3 * 4096, "declined": 0, "absent": 0
+    }  # fmt: skip
+    assert kvferry("unpin", "m@1", key(1).hex())[:2] == (0, "unpinned 1 blocks, 4.0 KiB\n")
+    assert kvferry("unpin", "m@1")[:2] == (0, "unpinned 2 blocks, 8.0 KiB\n")
+    assert server.store.tier.stats().pinned == 0
+
+
+def test_pin_says_no_when_nothing_is_there_or_not_all_may_be_kept(kvferry, engine):
+    assert kvferry("pin", "m@9") == (1, "", "kvferry: no block of 'm@9' is in memory\n")
+    engine("first", "m@1", blocks=4096 // 2 + 10)
+    status, out, _ = kvferry("unpin", "m@1", key(1).hex(), "--json")
+    assert (status, json.loads(out)["absent"]) == (1, 1)
+    assert kvferry("unpin", "m@1", "ab")[2] == "kvferry: none of the 1 keys is pinned\n"
+    status, out, err = kvferry("pin", "m@1")
+    assert (status, out) == (1, "pinned 2,048 blocks, 8.0 MiB\n")
+    assert "10 blocks declined: no more than half of the memory's slabs" in err
+
+
 # ── all of them ──────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("command", ["stats", "why", "watch", "clear --all --yes"])
+@pytest.mark.parametrize(
+    "command", ["stats", "why", "watch", "clear --all --yes", "pin m", "unpin m"]
+)
 def test_no_server_is_status_3_and_says_where_it_looked(command, capsys):
     assert main([*command.split(), "--server", NOBODY, "--timeout-s", "1"]) == 3
     assert NOBODY in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["stat"], ["stats", "--wach"], ["clear"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["stat"],
+        ["stats", "--wach"],
+        ["clear"],
+        ["pin"],
+        ["pin", "m", "xy"],
+        ["unpin", "m", "00" * 129],
+    ],
+)
 def test_wrong_usage_is_status_2(arguments, capsys):
     with pytest.raises(SystemExit) as ended:
         main(arguments)
