@@ -1,7 +1,6 @@
 """What the server does for each type of request. Runs on the server's one loop thread."""
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -42,6 +41,7 @@ from remote_server.shared.handlers import SharedHandlers
 from remote_server.store.slabs import Block
 from remote_server.store.store import Found, NamespaceInfo, Pinned, Store
 from remote_server.streams import BlockStream, blocks_per_frame, frames_of
+from remote_server.wall_clock import told_to_people
 
 log = logging.getLogger(__name__)
 
@@ -364,7 +364,7 @@ class Handlers:
             epoch=self._store.epoch,
             server=self._server,
             uptime_s=self._store.uptime_s,
-            time_s=time.time(),
+            time_s=told_to_people(),
             tiers=self._store.tier_stats(),
             namespaces=self._store.namespace_stats(),
             counters=self.counters() | dict(self._server_counters),
