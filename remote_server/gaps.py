@@ -4,6 +4,7 @@ Pure: it reads what the server's stats say. Used by `kvferry why` and by the eng
 it in its own log.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -12,6 +13,8 @@ from remote_server.protocol import NamespaceStats
 # An engine that differs in more fields than this runs something else altogether, and nobody
 # expects its blocks to be usable. A different dtype alone changes three or four.
 MOST_FIELDS = 5
+
+_DIGEST = re.compile(r"[0-9a-f]{16,}")
 
 
 class Gap(NamedTuple):
@@ -29,11 +32,17 @@ class Gap(NamedTuple):
     """What `other` holds, in memory and on disk."""
 
     def line(self) -> str:
-        """For a person: one line."""
-        told = ", ".join(
-            f"{name} is {here or 'not set'} here and {there or 'not set'} there"
-            for name, (here, there) in sorted(self.fields.items())
-        )
+        """For a person: one line, what can be read first. Of two digests it is only worth
+        knowing that they differ; mostly they do because of what was named before."""
+        readable, digests = [], []
+        for name, (here, there) in sorted(self.fields.items()):
+            if _DIGEST.fullmatch(here) and _DIGEST.fullmatch(there):
+                digests.append(f"the digest of {name} differs")
+            else:
+                readable.append(
+                    f"{name} is {here or 'not set'} here and {there or 'not set'} there"
+                )
+        told = ", ".join(readable + digests)
         return f"{self.here or 'this engine'} cannot use the blocks of {self._whose}: {told}"
 
     @property

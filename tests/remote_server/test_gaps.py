@@ -33,6 +33,12 @@ def test_a_field_that_one_side_lacks_is_told_as_not_set():
     assert "speculative is eagle here and not set there" in gap.line()
 
 
+def test_of_two_digests_it_is_only_told_that_they_differ_and_last():
+    here, there = {"dtype": "half", "a": "0" * 16}, {"dtype": "bfloat16", "a": "1" * 16}
+    (gap,) = gaps_of("mine", "e2", here, {"mine": stats(here, 0), "a": stats(there)})
+    assert gap.line().endswith(": dtype is half here and bfloat16 there, the digest of a differs")
+
+
 def test_another_hash_seed_in_one_namespace_is_named():
     known = {"a": stats(FACTS, client="e2", engines={"e1": {"hash_seed": "42"}, "e2": {}})}
     (gap,) = gaps_of("a", "e2", FACTS, known)
