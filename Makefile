@@ -3,7 +3,7 @@ PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test fuzz chaos soak demo serve lock clean
+.PHONY: help setup check format test fuzz chaos soak demo docs serve lock clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -39,6 +39,9 @@ soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C says
 
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 	$(PYTHON_VENV) -m examples.demo $(ARGS)
+
+docs: $(READY) ## write the tables of settings from their docstrings
+	$(PYTHON_VENV) -m kv_connector.settings_page docs/SETTINGS.md
 
 serve: $(READY) ## run a cache server on tcp://127.0.0.1:5757; ARGS="--memory 4GiB"
 	$(PYTHON_VENV) -m remote_server $(ARGS)

@@ -1,18 +1,44 @@
-"""`python -m benchmarks compare A.json B.json`: did anything become faster, and is that certain?"""
+"""The benchmarks by name: which there are, run one, compare two runs of it, all results on a page.
+
+python -m benchmarks list
+python -m benchmarks run test_disk --json disk.json
+python -m benchmarks compare A.json B.json
+python -m benchmarks report results.html
+"""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks.harness import page, registry
 from benchmarks.harness.compare import compare_records
 from benchmarks.harness.record import Record, RecordError
 
+RESULTS = Path(__file__).resolve().parent / "results"
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0 when the records could be compared, whatever the verdicts are; 2 otherwise."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    """Exit status 0 when what was asked for was done, whatever a verdict is; 2 otherwise. `run`
+    does not return: the benchmark takes the place of this process, and has its signals."""
+    given = list(sys.argv[1:] if argv is None else argv)
+    if given[:1] == ["run"] and given[1:2] and not given[1].startswith("-"):
+        return _run(given[1], given[2:])  # its flags are its own, `--help` among them
+    arguments = _parser().parse_args(given)
+    return int(arguments.do(arguments))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=(__doc__ or "").partition("\n")[0]
+    )
     commands = parser.add_subparsers(dest="command", required=True)
+    listed = commands.add_parser("list", help="each benchmark, and the question it answers")
+    listed.set_defaults(do=_list)
+    run = commands.add_parser("run", help="run one by its name; what follows is for it")
+    run.add_argument("name", metavar="NAME")
+    run.set_defaults(do=lambda arguments: _run(arguments.name, []))
     compare = commands.add_parser("compare", help="the verdict on two records, row by row")
     compare.add_argument("before", type=Path, metavar="A.json")
     compare.add_argument("after", type=Path, metavar="B.json")
@@ -22,7 +48,32 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="compare each run's ratios to its own memcpy instead of its seconds: less exact, "
         "but right when the machine itself was slower during one of the two",
     )
-    arguments = parser.parse_args(argv)
+    compare.set_defaults(do=_compare)
+    report = commands.add_parser("report", help="one page of the latest record of each")
+    report.add_argument("page", type=Path, metavar="PAGE.html")
+    report.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
+    report.set_defaults(do=_report)
+    return parser
+
+
+def _list(_: argparse.Namespace) -> int:
+    found = registry.find()
+    width = max(map(len, found))
+    for name, benchmark in found.items():
+        print(f"{name:<{width}}  {benchmark.question}")
+    return 0
+
+
+def _run(name: str, arguments: Sequence[str]) -> int:
+    found = registry.find()
+    if name not in found:
+        print(f"there is no benchmark {name}; there are {', '.join(found)}", file=sys.stderr)
+        return 2
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", found[name].module, *arguments])
+
+
+def _compare(arguments: argparse.Namespace) -> int:
     try:
         before, after = Record.read(arguments.before), Record.read(arguments.after)
     except RecordError as error:
@@ -31,6 +82,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     comparison = compare_records(before, after, ratios=arguments.ratios)
     print(comparison.text)
     return 0 if comparison.comparable else 2
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    records, others = page.latest(arguments.results)
+    if not records:
+        print(f"{arguments.results} has no record", file=sys.stderr)
+        return 2
+    questions = {one.module: one.question for one in registry.find().values()}
+    arguments.page.write_text(page.page(records, others, questions), encoding="utf-8")
+    print(f"{arguments.page}: {len(records)} records")
+    for line in others:
+        print(f"left out: {line}", file=sys.stderr)
+    return 0
 
 
 if __name__ == "__main__":

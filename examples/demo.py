@@ -24,6 +24,7 @@ from typing import TypeVar
 from examples import tiny_model
 from examples.engine import Completion, EngineError, VllmServer
 from examples.processes import LoggedProcess, RemoteServer, StartFailed
+from examples.progress import step
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import KVFerryError
 from remote_server.protocol import StatsReply
@@ -216,19 +217,6 @@ def table(rows: list[Row]) -> str:
             + f"{'equal' if same else 'DIFFERS':>9}"
         )
     return "\n".join(lines)
-
-
-@contextmanager
-def step(label: str) -> Iterator[None]:
-    """Say what is going on, and how long it took when it is over."""
-    print(f"  {label:<50}", end="", flush=True)
-    began = time.monotonic()
-    try:
-        yield
-    except BaseException:
-        print("failed", flush=True)
-        raise
-    print(f"{time.monotonic() - began:6.1f} s", flush=True)
 
 
 @contextmanager

@@ -142,9 +142,7 @@ class VllmServer(LoggedProcess):
     def metrics(self) -> dict[str, float]:
         """Every Prometheus sample, under its name and labels as printed: `a_total{b="c"}`."""
         with self._request("GET", "/metrics") as response:
-            lines = response.read().decode().splitlines()
-        samples = (line.rpartition(" ") for line in lines if line and not line.startswith("#"))
-        return {name: float(value) for name, _, value in samples}
+            return parse_metrics(response.read().decode())
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples over all labels; 0 when it has none."""
@@ -153,16 +151,7 @@ class VllmServer(LoggedProcess):
 
     def cached_by_level(self) -> dict[str, int]:
         """Prompt tokens since the start that were not computed, by where they came from."""
-        samples = self.metrics().items()
-        name = "vllm:prompt_tokens_cached_by_source_total"
-        return {
-            level: sum(
-                int(value)
-                for sample, value in samples
-                if sample.startswith(name) and f'source="{source}"' in sample
-            )
-            for level, source in CACHE_LEVELS.items()
-        }
+        return tokens_by_level(self.metrics())
 
     def reset_prefix_cache(self, timeout_s: float = 10, *, external: bool = False) -> None:
         """Forget the engine's own cached blocks, as soon as no request or transfer holds any.
@@ -198,6 +187,26 @@ class VllmServer(LoggedProcess):
             raise EngineError(f"{method} {path}: {error!r}") from error
         finally:
             connection.close()
+
+
+def parse_metrics(text: str) -> dict[str, float]:
+    """The samples of a Prometheus page, under their names and labels as printed."""
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    samples = (line.rpartition(" ") for line in lines)
+    return {name: float(value) for name, _, value in samples}
+
+
+def tokens_by_level(metrics: Mapping[str, float]) -> dict[str, int]:
+    """What `VllmServer.cached_by_level` says, from the samples of its page."""
+    name = "vllm:prompt_tokens_cached_by_source_total"
+    return {
+        level: sum(
+            int(value)
+            for sample, value in metrics.items()
+            if sample.startswith(name) and f'source="{source}"' in sample
+        )
+        for level, source in CACHE_LEVELS.items()
+    }
 
 
 def engine_environment() -> dict[str, str]:

@@ -175,6 +175,8 @@ class RemoteServer(LoggedProcess):
         log: Path | None = None,
     ) -> None:
         command = [sys.executable, "-m", "remote_server", "--memory", memory, "--bind", bind, *args]
+        if "--admin" not in args:  # its port is fixed, and somebody's own server may have it
+            command += ["--admin", "off"]
         super().__init__(command, env, log)
         self.endpoint = ""  # tcp://127.0.0.1:PORT, once it is ready
 

@@ -15,6 +15,7 @@ from msgspec import Meta
 from remote_server.client import ClientConfig
 from remote_server.config import parse_bytes
 from remote_server.errors import ConfigError
+from remote_server.keys import address_and_keys
 
 TIER_CLASS = "RemoteTier"
 SPEC_CLASS = "FerrySpec"
@@ -27,7 +28,8 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """How to reach the remote server and how long it is worth waiting for it."""
 
     server: str | None = None
-    """Address of the cache server, `tcp://host:port`. Without one the CPU pool works alone."""
+    """Address of the cache server, `tcp://host:port`; of one with keys, with the client key file
+    behind it: `tcp://host:port?keys=/path/client.key`. Without one the CPU pool works alone."""
 
     namespace: str = ""
     """Your own part of the namespace: engines with different values never share a block."""
@@ -64,6 +66,8 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def __post_init__(self) -> None:
         if self.server is not None and not self.server.startswith(("tcp://", "ipc://")):
             raise ConfigError(f"server={self.server!r}: expected an address like tcp://host:5757")
+        if self.server is not None:
+            address_and_keys(self.server)
         parse_bytes(self.window, "window")
         if self.transport not in ("auto", "tcp", "shm"):
             raise ConfigError(f"transport={self.transport!r}: choose 'auto', 'tcp' or 'shm'")
@@ -115,8 +119,10 @@ def client_config(config: RemoteConfig, client_name: str) -> ClientConfig:
     """How a client of this engine reaches the server. Raises `ConfigError` without one."""
     if config.server is None:
         raise ConfigError("set 'server', the cache server's tcp://host:port")
+    endpoint, keys = address_and_keys(config.server)
     return ClientConfig(
-        endpoint=config.server,
+        endpoint=endpoint,
+        keys=keys,
         client_name=client_name,
         get_window_bytes=parse_bytes(config.window, "window"),
         transport=config.transport,

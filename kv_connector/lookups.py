@@ -169,6 +169,7 @@ class Lookups:
             if ended.probe:
                 self._pause.probed(in_time=ended.in_time)
             else:
+                self._counters.observe(metrics.LOOKUP_DURATION, ended.seconds)
                 self._break_even.link.lookup_took(ended.seconds)
                 self._pause.ended(in_time=ended.in_time)
 

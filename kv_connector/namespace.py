@@ -11,6 +11,7 @@ overrides and parallel sizes have each been reported against a peer.
 
 import hashlib
 import json
+import os
 import secrets
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -84,12 +85,24 @@ def engine_facts(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") ->
             f"dcp={parallel.decode_context_parallel_size}"
         ),
         "hash_algo": str(cache.prefix_caching_hash_algo),
+        "hash_seed": _hash_seed(str(cache.prefix_caching_hash_algo)),
     }
     if _rope_depends_on_length(text_config):
         facts["max_model_len"] = str(model.max_model_len)
     if vllm_config.speculative_config is not None:
         facts["speculative"] = str(vllm_config.speculative_config.model)
     return facts
+
+
+def _hash_seed(algorithm: str) -> str:
+    """What every key of this engine begins from, for a person to compare. With an algorithm that
+    is not cryptographic whoever knows the seed can make keys that collide: only a digest then."""
+    seed = os.environ.get("PYTHONHASHSEED")
+    if seed is None:
+        return "vLLM's own"
+    if algorithm.startswith("xxhash"):
+        return "digest " + hashlib.sha256(seed.encode()).hexdigest()[:8]
+    return seed
 
 
 def worker_facts(vllm_config: "VllmConfig", layer_names: Iterable[str]) -> Facts:

@@ -37,6 +37,7 @@ from kv_connector.backfill import Backfill
 from kv_connector.backlog import Backlog
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, client_config, read_config
+from kv_connector.first_look import look_for_gaps
 from kv_connector.guard import never_raises
 from kv_connector.lookups import Lookups
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
@@ -104,7 +105,8 @@ class RemoteTier(SecondaryTierManager):
         self._namespace: str | None = None
         _log_through_vllm()
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
-        self._client = client_factory(client_config(config, offloading_spec.config.engine_id))
+        self._engine = offloading_spec.config.engine_id
+        self._client = client_factory(client_config(config, self._engine))
         # The pool is itself the memory that a server on this host copies from and into: no
         # staging copy. vLLM's spec keeps the scheduler's map of it here before it makes tiers.
         pool = getattr(offloading_spec, "_scheduler_mmap", None)
@@ -218,8 +220,11 @@ class RemoteTier(SecondaryTierManager):
     @never_raises(lambda: None)
     def _learn_from(self, ended: Ended) -> None:
         self._lookups.load_failed(ended.lost)
+        result = ended.result
+        if result.transfer_time is not None:
+            duration = metrics.LOAD_DURATION if ended.is_load else metrics.PUT_DURATION
+            self._counters.observe(duration, result.transfer_time)
         if ended.measured:
-            result = ended.result
             self.break_even.link.load_took(result.transfer_bytes or 0, result.transfer_time or 0.0)
         if ended.namespace != self._namespace:
             ended = ended._replace(held=(), unsent=())
@@ -241,6 +246,8 @@ class RemoteTier(SecondaryTierManager):
         if ready and epoch != self._epoch:
             self._epoch = epoch
             self._backfill.server_restarted()
+            if self._namespace is not None:
+                look_for_gaps(self._client, self._namespace, self._engine, self._facts, logger)
         if ready and self._namespace is not None:
             self._backfill.serve(parent, self._namespace, engine_waits=self._lookups.engine_waits)
 
@@ -298,6 +305,11 @@ class RemoteTier(SecondaryTierManager):
         stats = self._counters.take_stats()
         gauges = {
             metrics.SERVER_READY: int(self._client.ready),
+            metrics.BREAKER_STATE: metrics.BREAKER_STATES[self._client.breaker],
+            metrics.OPEN_LOADS: self._transfers.num_loads,
+            metrics.OPEN_PUTS: self._transfers.num_puts,
+            metrics.PINNED_ROWS: self._transfers.num_pinned_rows,
+            metrics.QUEUED_BYTES: self._client.queued_bytes,
             metrics.LOOKUPS_PAUSED: int(self._lookups.paused),
             metrics.BACKFILL_WAITING: len(self._backfill.backlog),
             metrics.LINK_SPEED: self.break_even.link.bytes_per_s,

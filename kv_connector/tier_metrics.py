@@ -17,6 +17,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
+from remote_server.client import BreakerState
+
 HIT_BLOCKS = "kvferry_hit_blocks"
 MISSED_BLOCKS = "kvferry_missed_blocks"
 LOADED_BLOCKS = "kvferry_loaded_blocks"
@@ -29,6 +31,7 @@ INTEGRITY = "kvferry_integrity_failures"
 CANARIES = "kvferry_canaries"
 HOOK_ERRORS = "kvferry_hook_errors"
 SERVER_READY = "kvferry_server_ready"
+BREAKER_STATE = "kvferry_breaker_state"
 LOOKUPS_PAUSED = "kvferry_lookups_paused"
 BACKFILL_BLOCKS = "kvferry_backfill_blocks"
 BACKFILL_WAITING = "kvferry_backfill_waiting"
@@ -37,6 +40,21 @@ WAIT_STEPS = "kvferry_wait_steps"
 LINK_SPEED = "kvferry_link_bytes_per_second"
 LOOKUP_SECONDS = "kvferry_lookup_seconds"
 PREFILL_SPEED = "kvferry_prefill_tokens_per_second"
+LOOKUP_DURATION = "kvferry_lookup_duration_seconds"
+LOAD_DURATION = "kvferry_load_duration_seconds"
+PUT_DURATION = "kvferry_put_duration_seconds"
+OPEN_LOADS = "kvferry_open_loads"
+OPEN_PUTS = "kvferry_open_puts"
+PINNED_ROWS = "kvferry_pinned_rows"
+QUEUED_BYTES = "kvferry_queued_bytes"
+
+BREAKER_STATES = {BreakerState.CLOSED: 0, BreakerState.PROBING: 1, BreakerState.OPEN: 2}
+"""What `BREAKER_STATE` shows."""
+
+_DURATIONS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
 
 METRICS: dict[str, OffloadingMetricMetadata] = {
     HIT_BLOCKS: OffloadingCounterMetadata("Blocks that lookups found readable on the server."),
@@ -70,6 +88,9 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "Exceptions caught before they reached the engine, by hook. Always a bug.", ("hook",)
     ),
     SERVER_READY: OffloadingGaugeMetadata("1 while the server answers, 0 while it does not."),
+    BREAKER_STATE: OffloadingGaugeMetadata(
+        "0: requests flow; 2: open after timeouts, nothing is sent; 1: a probe is on its way."
+    ),
     LOOKUPS_PAUSED: OffloadingGaugeMetadata(
         "1 while the server answers, but lookups always too late, so that none is waited for."
     ),
@@ -98,6 +119,24 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
     LOOKUP_SECONDS: OffloadingGaugeMetadata("Seconds of a recent lookup, once it is known."),
     PREFILL_SPEED: OffloadingGaugeMetadata(
         "Prompt tokens a second of the engine's recent steps, once it is known."
+    ),
+    LOOKUP_DURATION: OffloadingHistogramMetadata(
+        "Seconds from asking for a request's blocks until the answer, or until its deadline.",
+        buckets=_DURATIONS,
+    ),
+    LOAD_DURATION: OffloadingHistogramMetadata(
+        "Seconds that a load took, all its blocks together.", buckets=_DURATIONS
+    ),
+    PUT_DURATION: OffloadingHistogramMetadata(
+        "Seconds that a put took, asking what the server lacks included.", buckets=_DURATIONS
+    ),
+    OPEN_LOADS: OffloadingGaugeMetadata("Loads that have not ended."),
+    OPEN_PUTS: OffloadingGaugeMetadata("Puts that have not ended."),
+    PINNED_ROWS: OffloadingGaugeMetadata(
+        "Rows of the CPU pool that puts keep from the engine; a quarter of all at most."
+    ),
+    QUEUED_BYTES: OffloadingGaugeMetadata(
+        "Bytes of rows in puts and gets that the client has taken over and not ended."
     ),
 }
 

@@ -61,6 +61,7 @@ class Ended(NamedTuple):
 
     namespace: str | None = None
     epoch: str | None = None
+    is_load: bool = False
     measured: bool = False
     """Whether the result's time and bytes are those of the link: a load that the server served,
     however badly."""
@@ -117,6 +118,16 @@ class Transfers:
     def num_loads(self) -> int:
         """Loads whose end was not taken yet."""
         return sum(job.is_load for job in self._open.values())
+
+    @property
+    def num_puts(self) -> int:
+        """The same of puts."""
+        return len(self._open) - self.num_loads
+
+    @property
+    def num_pinned_rows(self) -> int:
+        """Rows that puts keep from the engine."""
+        return sum(job.pinned for job in self._open.values())
 
     # ── load: server → pool ──────────────────────────────────────────────────────────────
 
@@ -263,7 +274,7 @@ class Transfers:
     def rows_free_for_puts(self) -> int:
         """How many of them may be put now. Whole jobs stay pinned until they end, so what they
         pinned counts, not what is sent."""
-        return max(0, self.rows_for_puts - sum(job.pinned for job in self._open.values()))
+        return max(0, self.rows_for_puts - self.num_pinned_rows)
 
     # ── ends of jobs ─────────────────────────────────────────────────────────────────────
 
@@ -277,8 +288,8 @@ class Transfers:
         while self._ended:
             ended = self._ended.popleft()
             # vLLM ends its process over a job that is reported twice.
-            if self._open.pop(ended.result.job_id, None) is not None:
-                yield ended
+            if (job := self._open.pop(ended.result.job_id, None)) is not None:
+                yield ended._replace(is_load=job.is_load)
 
     def _begin(
         self, job: TransferJob, timeout_s: float, *, lost: Sequence[OffloadKey] | None = None
@@ -324,7 +335,7 @@ class Transfers:
         measured: bool = False,
     ) -> None:
         epoch = self._client.epoch
-        self._ended.append(Ended(result, lost, held, unsent, namespace, epoch, measured))
+        self._ended.append(Ended(result, lost, held, unsent, namespace, epoch, measured=measured))
 
     def _end_put(
         self,

@@ -2,9 +2,11 @@
 
 import re
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
+from remote_server.admin import address as admin_address
 from remote_server.errors import ConfigError
 
 KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
@@ -49,22 +51,26 @@ def format_bytes(count: int) -> str:
     return f"{count} B"
 
 
+Size = Annotated[int, msgspec.Meta(ge=0)]
+"""Bytes; an operator may write `8GiB`."""
+
+
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Every setting of one server. Building one checks it: raises `ConfigError`."""
 
     bind: str = "tcp://127.0.0.1:5757"
     """Where to listen. Port `*` picks a free one; `Server.endpoint` names it."""
 
-    memory: int = 1 * GiB
+    memory: Size = 1 * GiB
     """Bytes of blocks kept in memory, all namespaces together. A hard budget."""
 
     disk: str = ""
     """A directory for blocks beyond memory, still there after a restart. Empty: none."""
 
-    disk_bytes: int = 16 * GiB
+    disk_bytes: Size = 16 * GiB
     """Bytes of files in `disk`, all namespaces together. A hard budget."""
 
-    disk_write_rate: int = 20 * MiB
+    disk_write_rate: Size = 20 * MiB
     """Bytes per second written to `disk` on average, 0 for no limit. What would fill the directory
     may be saved up and written at once. The default is 1.8 TB a day, what a device of 2 TB made
     for one drive write a day stands."""
@@ -82,10 +88,36 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     shared_memory: bool = True
     """Let clients on this host move blocks through shared memory instead of TCP."""
 
+    keys: str = ""
+    """The server's key file: connections are encrypted and only known keys are let in. Made by
+    `kvferry keys`. Needs `tenants`."""
+
+    tenants: str = ""
+    """Who may connect with which keys, and what each may have. Needs `keys`."""
+
+    ttl_s: float = 0.0
+    """Blocks older than this are gone, 0 for never. A tenant may have its own."""
+
+    max_connections: int = 512
+    """Connections at a time; an engine has four, and a few more while it starts."""
+
+    max_inflight: Size = 0
+    """Bytes of blocks that may be on their way to one client, or be lent to it; they are pinned.
+    0: half of the memory, and at least 256 MiB."""
+
     insecure: bool = False
-    """Allow a bind that other machines can reach: nothing is encrypted or authenticated."""
+    """Allow a bind that other machines can reach although nothing is encrypted or authenticated."""
+
+    admin: str = admin_address.DEFAULT
+    """Where to answer people and their tools over HTTP: metrics, state, a page. Port `*` picks a
+    free one, `off` does without. The default one, when it is taken, is done without as well."""
+
+    admin_token_file: str = ""
+    """A file with the token that `POST /clear` and `/drain` take, and everything where other
+    machines can reach it. Empty: these two are refused."""
 
     log_level: str = "info"
+    """`debug`, `info`, `warning` or `error`."""
 
     def __post_init__(self) -> None:
         if self.memory < MIN_MEMORY_BYTES:
@@ -105,10 +137,30 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError(f"log_level: {self.log_level!r} is none of {', '.join(_LOG_LEVELS)}")
-        if not is_loopback(self.bind) and not self.insecure:
+        admin = admin_address.parse(self.admin)
+        if admin and not (admin.is_loopback or self.admin_token_file or self.insecure):
             raise ConfigError(
-                f"bind: {self.bind} can be reached from other machines, and nothing on the wire "
-                "is encrypted or authenticated; pass --insecure if that network is yours alone"
+                f"admin: {self.admin} can be reached from other machines: set admin_token_file, "
+                "or pass --insecure if that network is yours alone"
+            )
+        if bool(self.keys) != bool(self.tenants):
+            there, missing = ("keys", "tenants") if self.keys else ("tenants", "keys")
+            raise ConfigError(
+                f"{there}: {getattr(self, there)!r} needs --{missing} as well; "
+                "python -m remote_server.keys makes both files"
+            )
+        if not 0 <= self.ttl_s < float("inf"):
+            raise ConfigError(f"ttl_s: {self.ttl_s} seconds; 0 is without end")
+        if self.max_connections < 1:
+            raise ConfigError(f"max_connections: {self.max_connections} lets nobody in")
+        if self.max_inflight < 0:
+            raise ConfigError(f"max_inflight: {self.max_inflight} bytes; 0 is the default")
+        if not is_loopback(self.bind) and not (self.keys or self.insecure):
+            raise ConfigError(
+                f"bind: {self.bind} can be reached from other machines, and without keys nothing "
+                "on the wire is encrypted or authenticated; make keys with python -m "
+                "remote_server.keys DIR TENANT and pass --keys and --tenants, or pass --insecure "
+                "if that network is yours alone"
             )
 
 

@@ -99,6 +99,11 @@ class Copier:
     def full(self) -> bool:
         return self.queued_bytes > MAX_QUEUED_BYTES
 
+    @property
+    def num_jobs(self) -> int:
+        """Those submitted and not finished."""
+        return len(self._jobs)
+
     def submit(self, job: Job) -> None:
         self.queued_bytes += job.num_bytes
         self._jobs.append(job)

@@ -70,6 +70,7 @@ class DiskStream:
             Place(index, key, block, State.WAITING if block is None else State.HERE)
             for index, key, block in zip(found.indices, found.keys, found.blocks, strict=True)
         )
+        self.num_bytes = sum(block.length for block in found.blocks if block is not None)
         memory = tier.stats().budget_bytes
         room = min(WINDOW_BYTES, memory // SHARE_OF_MEMORY)
         self._window = max(1, room // waterfall.block_bytes_of(namespace))
@@ -112,6 +113,7 @@ class DiskStream:
             self._places.popleft()
         self._drop_lost()
         self._ended = not self._places
+        self.num_bytes -= sum(block.length for block in blocks)
         return blocks_parcel(
             self._request_id, self._epoch, indices, blocks, self._tier, more=not self._ended
         )
@@ -121,6 +123,7 @@ class DiskStream:
         self._ended = True
         self._tier.unpin_all([place.block for place in self._places if place.block is not None])
         self._places.clear()
+        self.num_bytes = 0
 
     # ── in parts ─────────────────────────────────────────────────────────────────────────
 
@@ -141,6 +144,7 @@ class DiskStream:
                 return
             for place, block in zip(wanted, blocks, strict=True):
                 place.block = block
+                self.num_bytes += block.length if block is not None else 0
                 place.state = State.HERE if block is not None else self._why_not(place)
 
         keys = [place.key for place in wanted]

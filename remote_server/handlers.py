@@ -1,7 +1,7 @@
 """What the server does for each type of request. Runs on the server's one loop thread."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
@@ -11,7 +11,8 @@ from remote_server import protocol
 from remote_server.copier import Copier, Job
 from remote_server.disk_stream import DiskStream
 from remote_server.errors import RemoteProtocolError, RequestRefused
-from remote_server.outbox import Outboxes, Parcel
+from remote_server.inflight import InFlight
+from remote_server.outbox import Outboxes, Parcel, Stream
 from remote_server.payload import blocks_of, checksums_of, copy_in, is_intact, stored_reply
 from remote_server.protocol import (
     Clear,
@@ -22,6 +23,8 @@ from remote_server.protocol import (
     GetShared,
     Got,
     Hello,
+    Keep,
+    Kept,
     Lookup,
     Put,
     PutShared,
@@ -35,8 +38,10 @@ from remote_server.protocol import (
     Welcome,
 )
 from remote_server.shared.handlers import SharedHandlers
+from remote_server.store.slabs import Block
 from remote_server.store.store import Found, NamespaceInfo, Pinned, Store
 from remote_server.streams import BlockStream, blocks_per_frame, frames_of
+from remote_server.wall_clock import told_to_people
 
 log = logging.getLogger(__name__)
 
@@ -73,8 +78,19 @@ class Handlers:
         outboxes: Outboxes,
         shared: SharedHandlers,
         local_socket: str,
+        local_secret: bytes = b"",
+        *,
+        may_name: Callable[[str], bool] = lambda namespace: True,
+        in_flight: InFlight | None = None,
+        server_counters: Mapping[str, int] = {},
     ) -> None:
-        """`local_socket` is where regions are attached; empty when they cannot be."""
+        """`local_socket` is where regions are attached, by who knows `local_secret`; empty when
+        they cannot be. `may_name` says which namespaces exist for these clients.
+        `server_counters` are shown beside those of `store`."""
+        self._local_secret = local_secret
+        self._may_name = may_name
+        self._in_flight = in_flight or InFlight(store.tier, 0)
+        self._server_counters = server_counters
         self.draining = False
         self._shared = shared
         self._local_socket = local_socket
@@ -91,10 +107,18 @@ class Handlers:
             Verify: self._verify,
             Stats: self._stats,
             Clear: self._clear,
+            Keep: self._keep,
             PutShared: self._put_shared,
             GetShared: self._get_shared,
             Release: self._release,
         }
+
+    def counters(self) -> dict[str, int]:
+        """Everything counted since the start; names as in PROTOCOL.md."""
+        counters = self._store.all_counters()
+        counters["bytes_out"] = self._outboxes.bytes_out
+        counters["clients_gone"] = self._outboxes.clients_gone
+        return counters
 
     def handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
         """Answer one message: its frames without the routing id, which libzmq prepended.
@@ -104,13 +128,13 @@ class Handlers:
         try:
             self._handle(client, frames)
         except RequestRefused as refusal:
-            self._refuse(client, frames, refusal)
+            self.refuse(client, frames, refusal)
         except RemoteProtocolError as error:
-            self._refuse(client, frames, RequestRefused(ErrorCode.BAD_MESSAGE, str(error)))
+            self.refuse(client, frames, RequestRefused(ErrorCode.BAD_MESSAGE, str(error)))
         except Exception as error:  # one request must never end the server for all others
             log.exception("a request failed inside the server")
             text = f"{type(error).__name__}: {error}"
-            self._refuse(client, frames, RequestRefused(ErrorCode.INTERNAL, text))
+            self.refuse(client, frames, RequestRefused(ErrorCode.INTERNAL, text))
 
     def _handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
         if not frames or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
@@ -128,6 +152,17 @@ class Handlers:
         payload = frames[2:]
         if payload and not isinstance(request, Put):
             raise RequestRefused(ErrorCode.BAD_REQUEST, "only a put carries payload frames")
+        namespace = getattr(request, "namespace", None)
+        if namespace is not None and not self._may_name(namespace):
+            raise RequestRefused(
+                ErrorCode.FORBIDDEN_NAMESPACE,
+                f"your key does not allow the namespace {namespace!r}",
+            )
+        self._dispatch(client, request, payload)
+
+    def _dispatch(
+        self, client: bytes, request: protocol.Request, payload: Sequence[memoryview]
+    ) -> None:
         self._by_type[type(request)](client, request, payload)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
@@ -160,6 +195,7 @@ class Handlers:
             transports=["tcp", "shm"] if self._local_socket else ["tcp"],
             draining=self.draining,
             local_socket=self._local_socket,
+            local_secret=self._local_secret,
         )
         self._reply(client, welcome)
 
@@ -218,20 +254,31 @@ class Handlers:
     def _get_stream(self, client: bytes, request: Get) -> None:
         store = self._store
         found = store.find(request.namespace, request.keys)
+        self._check_in_flight(client, [block for block in found.blocks if block is not None])
         self._reply(client, self._got(request, found))
         if isinstance(found, Pinned):
             if found.blocks:
                 stream = BlockStream(request.request_id, store.epoch, found, store.tier)
-                self._outboxes.post_stream(client, stream)
+                self._post_stream(client, request, stream)
             return
         assert store.waterfall is not None, "nothing else finds what is not in memory"
-        self._outboxes.post_stream(
+        self._post_stream(
             client,
+            request,
             DiskStream(
                 request.request_id, store.epoch, request.namespace, found, store.waterfall,
                 store.tier,
             ),
         )  # fmt: skip
+
+    def _check_in_flight(self, client: bytes, pinned: Sequence[Block]) -> None:
+        """Unpins them all when it raises `RequestRefused`."""
+        try:
+            more = sum(block.length for block in pinned)
+            self._in_flight.check(self._outboxes.bytes_of(client), more)
+        except RequestRefused:
+            self._store.tier.unpin_all(pinned)
+            raise
 
     def _got(self, request: Get, found: Pinned | Found) -> Got:
         return Got(
@@ -258,6 +305,11 @@ class Handlers:
             )
             self._answer_refusal(client, request.request_id, refusal)
             return
+        try:
+            self._check_in_flight(client, found.blocks)
+        except RequestRefused as refusal:
+            self._answer_refusal(client, request.request_id, refusal)
+            return
         got = msgspec.structs.replace(
             self._got(request, found),
             lengths=[block.length for block in found.blocks],
@@ -265,7 +317,8 @@ class Handlers:
             blocks_per_frame=blocks_per_frame(found.blocks),
         )
         frames, pinned = frames_of(found.blocks, got.blocks_per_frame, self._store.tier)
-        self._outboxes.post(client, Parcel([*protocol.encode(got), *frames], pinned, num_bytes))
+        parcel = Parcel([*protocol.encode(got), *frames], pinned, num_bytes)
+        self._post(client, got, parcel)
 
     def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> None:
         touched = self._store.touch(request.namespace, request.keys)
@@ -306,17 +359,15 @@ class Handlers:
         self._copier.submit(Job(rehash, len(blocks), num_bytes, finish))
 
     def _stats(self, client: bytes, request: Stats, _: Sequence[memoryview]) -> None:
-        counters = self._store.all_counters()
-        counters["bytes_out"] = self._outboxes.bytes_out
-        counters["clients_gone"] = self._outboxes.clients_gone
         reply = StatsReply(
             request_id=request.request_id,
             epoch=self._store.epoch,
             server=self._server,
             uptime_s=self._store.uptime_s,
+            time_s=told_to_people(),
             tiers=self._store.tier_stats(),
             namespaces=self._store.namespace_stats(),
-            counters=counters,
+            counters=self.counters() | dict(self._server_counters),
         )
         self._reply(client, reply)
 
@@ -324,16 +375,32 @@ class Handlers:
         if request.forget and request.namespace is None:
             raise RequestRefused(ErrorCode.BAD_REQUEST, "forget which namespace? name one")
         removed = self._store.clear(request.namespace, forget=request.forget)
-        self._reply(
-            client,
-            Cleared(request_id=request.request_id, epoch=self._store.epoch, removed=removed),
+        reply = Cleared(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            removed=removed.from_memory,
+            disk_removed=removed.from_disk,
         )
+        self._reply(client, reply)
+
+    def _keep(self, client: bytes, request: Keep, _: Sequence[memoryview]) -> None:
+        act = self._store.keep if request.keep else self._store.let_go
+        now = act(request.namespace, request.keys)
+        reply = Kept(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            kept=now.kept,
+            bytes=now.num_bytes,
+            declined=now.declined,
+        )
+        self._reply(client, reply)
 
     def _put_shared(self, client: bytes, request: PutShared, _: Sequence[memoryview]) -> None:
         self._shared.put(request, partial(self._reply, client), draining=self.draining)
 
     def _get_shared(self, client: bytes, request: GetShared, _: Sequence[memoryview]) -> None:
-        self._shared.get(request, partial(self._reply, client))
+        refuse = partial(self._answer_refusal, client, request.request_id)
+        self._shared.get(request, partial(self._reply, client), refuse)
 
     def _release(self, _client: bytes, request: Release, _: Sequence[memoryview]) -> None:
         self._shared.release(request)
@@ -341,9 +408,17 @@ class Handlers:
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
     def _reply(self, client: bytes, message: protocol.Reply) -> None:
-        self._outboxes.post(client, Parcel([*protocol.encode(message)]))
+        self._post(client, message, Parcel([*protocol.encode(message)]))
 
-    def _refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
+    def _post(self, client: bytes, message: protocol.Reply, parcel: Parcel) -> None:
+        """Every reply leaves here: `parcel` is `message`, encoded, with its payload."""
+        self._outboxes.post(client, parcel)
+
+    def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
+        self._outboxes.post_stream(client, stream)
+
+    def refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
+        """Answer the message `frames` with an error, whatever it asks for, and count it."""
         self._answer_refusal(client, self._request_id_of(frames), refusal)
 
     def _answer_refusal(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:

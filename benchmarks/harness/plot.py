@@ -1,148 +1,166 @@
-"""Charts as SVG, written directly: two kinds are needed, and a plotting library is 40 MB.
+"""Charts, drawn by matplotlib, each written as SVG and as PNG.
 
-Readable on light and dark pages: the colours follow the reader's setting, and every series has a
-name in the legend, so that nothing is told by colour alone.
+On a ground of their own, so that they are read on light and dark pages alike; text stays text in
+the SVG. Every series has a name in the legend and a mark of its own, so that nothing is told by
+colour alone. The same numbers give the same file, byte for byte.
 """
 
-import math
-from collections.abc import Mapping, Sequence
-from html import escape
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-# Okabe and Ito's palette without black and yellow: distinct for the colour-blind, on both grounds.
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#8a8a8a")
+# Okabe and Ito's palette without yellow, which a white ground swallows: distinct for the
+# colour-blind.
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#5a5a5a")
+_MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
-_STYLE = """<style>
-  text { font: 12px system-ui, sans-serif; fill: #1a1a1a }
-  .title { font-weight: 600; font-size: 14px }
-  .grid { stroke: #d8d8d8 } .axis { stroke: #555 } .mark { stroke: #1a1a1a; stroke-dasharray: 5 4 }
-  @media (prefers-color-scheme: dark) {
-    text { fill: #e8e8e8 } .grid { stroke: #3c3c3c } .axis { stroke: #aaa } .mark { stroke: #eee }
-  }
-</style>"""
+_STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
+    "svg.fonttype": "none",  # text, not outlines
+    "svg.hashsalt": "kvferry",
+    "font.family": "sans-serif",
+    "font.size": 10.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titleweight": "bold",
+    "axes.titlesize": 11.0,
+    "axes.axisbelow": True,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+    "legend.frameon": False,
+}
+_INCHES = (9.0, 4.6)
+_LEGEND_CHARACTERS = 110
+"""That fit beside each other below a chart of that width."""
 
-_WIDTH, _HEIGHT = 900, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 50, 60
-_LEGEND_LINE = 18
+_DOTS_PER_INCH = 110
 
 Series = Mapping[str, Sequence[float | None]]
+Bands = Mapping[str, Sequence[tuple[float, float] | None]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture that is drawn when it is written."""
+
+    draw: Callable[[Any], None]
+    """Onto matplotlib's axes."""
+
+    inches: tuple[float, float] = _INCHES
+
+    def svg(self) -> str:
+        return self._render("svg").decode()
+
+    def png(self) -> bytes:
+        return self._render("png")
+
+    def write(self, path: Path) -> None:
+        """Both kinds, beside each other: `path` with `.svg` and with `.png` for its suffix."""
+        path.with_suffix(".svg").write_text(self.svg())
+        path.with_suffix(".png").write_bytes(self.png())
+
+    def _render(self, kind: str) -> bytes:
+        # Imported here: it takes half a second, and few runs draw anything.
+        import matplotlib as mpl
+        from matplotlib.figure import Figure
+
+        with mpl.rc_context(_STYLE):
+            figure = Figure(figsize=self.inches, facecolor="white", layout="constrained")
+            self.draw(figure.add_subplot())
+            to = io.BytesIO()
+            metadata = {"Date": None} if kind == "svg" else {"Software": None}
+            figure.savefig(to, format=kind, dpi=_DOTS_PER_INCH, metadata=metadata)
+        return to.getvalue()
 
 
 def bars(
     title: str, unit: str, groups: Sequence[str], series: Series, mark: float | None = None
-) -> str:
+) -> Chart:
     """Grouped bars: for each of `groups`, one bar per series. None leaves a gap.
 
     `mark` draws a dashed line across, for a wall or a goal.
     """
-    frame = _Frame(title, unit, series, mark)
-    slot = frame.width / max(1, len(groups))
-    bar = slot * 0.8 / max(1, len(series))
-    for place, group in enumerate(groups):
-        left = _LEFT + place * slot
-        frame.label(left + slot / 2, group)
+
+    def draw(axes: Any) -> None:
+        width = 0.8 / max(1, len(series))
         for number, (name, values) in enumerate(series.items()):
-            value = values[place]
-            if value is None:
-                continue
-            x, y = left + slot * 0.1 + number * bar, frame.y(value)
-            frame.parts.append(
-                f'<rect x="{x:.1f}" y="{y:.1f}" width="{bar * 0.92:.1f}" '
-                f'height="{frame.bottom - y:.1f}" fill="{_colour(number)}">'
-                f"<title>{escape(f'{group}, {name}: {value:.4g} {unit}')}</title></rect>"
-            )
-    return frame.svg()
+            shift = (number - (len(series) - 1) / 2) * width
+            drawn = [(place, value) for place, value in enumerate(values) if value is not None]
+            axes.bar(
+                [place + shift for place, _ in drawn], [value for _, value in drawn],
+                width * 0.92, label=name, color=_of(_COLOURS, number),
+            )  # fmt: skip
+        axes.set_xticks(range(len(groups)), groups)
+        axes.grid(visible=False, axis="x")
+        _finish(axes, title, unit, mark, bool(series))
+
+    return Chart(draw, (max(_INCHES[0], 0.9 * len(groups)), _INCHES[1]))
 
 
 def lines(
-    title: str, unit: str, places: Sequence[str], series: Series, mark: float | None = None
-) -> str:
-    """One line per series over equally spaced `places`. None interrupts the line."""
-    frame = _Frame(title, unit, series, mark)
-    step = frame.width / max(1, len(places) - 1)
-    xs = [_LEFT + place * step for place in range(len(places))]
-    for x, place in zip(xs, places, strict=True):
-        frame.label(x, place)
-    for number, (name, values) in enumerate(series.items()):
-        run: list[str] = []
-        for x, value in [*zip(xs, values, strict=True), (0.0, None)]:
-            if value is not None:
-                run.append(f"{x:.1f},{frame.y(value):.1f}")
-                frame.parts.append(
-                    f'<circle cx="{x:.1f}" cy="{frame.y(value):.1f}" r="3.5" '
-                    f'fill="{_colour(number)}"><title>{escape(f"{name}: {value:.4g} {unit}")}'
-                    "</title></circle>"
-                )
-            elif run:
-                frame.parts.append(
-                    f'<polyline points="{" ".join(run)}" fill="none" stroke-width="2" '
-                    f'stroke="{_colour(number)}"/>'
-                )
-                run = []
-    return frame.svg()
+    title: str,
+    unit: str,
+    places: Sequence[str],
+    series: Series,
+    mark: float | None = None,
+    bands: Bands | None = None,
+    x_unit: str = "",
+) -> Chart:
+    """One line per series over equally spaced `places`. None interrupts the line.
+
+    `bands` are what lies between the fastest and the slowest trial of a series, say.
+    """
+
+    def draw(axes: Any) -> None:
+        xs = list(range(len(places)))
+        for number, (name, values) in enumerate(series.items()):
+            colour = _of(_COLOURS, number)
+            ys = [float("nan") if value is None else value for value in values]
+            axes.plot(xs, ys, marker=_of(_MARKS, number), color=colour, label=name)
+            between = (bands or {}).get(name, ())
+            known = [(x, band) for x, band in zip(xs, between, strict=False) if band is not None]
+            axes.fill_between(
+                [x for x, _ in known], [band[0] for _, band in known],
+                [band[1] for _, band in known], color=colour, alpha=0.15, linewidth=0,
+            )  # fmt: skip
+        axes.set_xticks(xs, places)
+        axes.set_xlabel(x_unit)
+        _finish(axes, title, unit, mark, bool(series))
+
+    return Chart(draw)
 
 
-class _Frame:
-    """Axes, grid, legend, and the scale; the caller adds what lies between."""
+def timeline(title: str, unit: str, lanes: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
+    """What went on when: one lane for each name, a bar from the beginning to the end of each."""
 
-    def __init__(self, title: str, unit: str, series: Series, mark: float | None) -> None:
-        drawn = [value for values in series.values() for value in values if value is not None]
-        step = _nice_step(max([*drawn, mark or 0.0, 1e-9]))
-        self.top_value = step * math.ceil(max([*drawn, mark or 0.0, 1e-9]) / step)
-        self.width = _WIDTH - _LEFT - _RIGHT
-        per_line = 3
-        self._legend_lines = -(-len(series) // per_line)
-        self._top = _TOP + self._legend_lines * _LEGEND_LINE
-        self.bottom = _HEIGHT - _BOTTOM + self._legend_lines * _LEGEND_LINE
-        self.parts = [f'<text class="title" x="{_LEFT}" y="22">{escape(title)}</text>']
-        for number, name in enumerate(series):
-            x = _LEFT + number % per_line * self.width / per_line
-            y = 44.0 + number // per_line * _LEGEND_LINE
-            self.parts.append(
-                f'<rect x="{x:.0f}" y="{y - 10}" width="11" height="11" fill="{_colour(number)}"/>'
-                f'<text x="{x + 16:.0f}" y="{y}">{escape(name)}</text>'
-            )
-        for tick in range(round(self.top_value / step) + 1):
-            y = self.y(tick * step)
-            self.parts.append(
-                self._across("grid", y)
-                + f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick * step:g}</text>'
-            )
-        self.parts.append(
-            self._across("axis", self.bottom)
-            + f'<text transform="translate(18 {(self._top + self.bottom) / 2:.0f}) rotate(-90)" '
-            f'text-anchor="middle">{escape(unit)}</text>'
-        )
-        if mark is not None:
-            self.parts.append(self._across("mark", self.y(mark)))
+    def draw(axes: Any) -> None:
+        names = list(lanes)
+        for number, name in enumerate(names):
+            spans = [(began, ended - began) for began, ended in lanes[name]]
+            axes.broken_barh(spans, (number - 0.35, 0.7), color=_of(_COLOURS, number), label=name)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.set_xlabel(unit)
+        axes.set_title(title, loc="left")
 
-    @staticmethod
-    def _across(kind: str, y: float) -> str:
-        right = _WIDTH - _RIGHT
-        return f'<line class="{kind}" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>'
-
-    def y(self, value: float) -> float:
-        return self.bottom - value / self.top_value * (self.bottom - self._top)
-
-    def label(self, x: float, text: str) -> None:
-        self.parts.append(
-            f'<text x="{x:.1f}" y="{self.bottom + 20}" text-anchor="middle">{escape(text)}</text>'
-        )
-
-    def svg(self) -> str:
-        height = _HEIGHT + self._legend_lines * _LEGEND_LINE
-        return "\n".join(
-            [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {height}" role="img">',
-             _STYLE, *self.parts, "</svg>\n"]
-        )  # fmt: skip
+    return Chart(draw, (_INCHES[0], 1.4 + 0.5 * len(lanes)))
 
 
-def _colour(number: int) -> str:
-    return _COLOURS[number % len(_COLOURS)]
+def _finish(axes: Any, title: str, unit: str, mark: float | None, has_series: bool) -> None:
+    if mark is not None:
+        axes.axhline(mark, color="#1a1a1a", linestyle="--", linewidth=1)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel(unit)
+    axes.set_title(title, loc="left")
+    if has_series:
+        names = [text.get_label() for text in axes.get_legend_handles_labels()[0]]
+        widest = max(map(len, names), default=1)
+        # A place is the longest name and its mark: what does not fit is cut off at the edge.
+        fit = _LEGEND_CHARACTERS // (widest + 6)
+        axes.figure.legend(loc="outside lower center", ncols=max(1, min(4, fit)))
 
 
-def _nice_step(largest: float) -> float:
-    """1, 2 or 5 times a power of ten, so that four to ten of them reach `largest`."""
-    power = 10.0 ** math.floor(math.log10(largest / 4))
-    return next(
-        (factor * power for factor in (1, 2, 5) if largest / (factor * power) <= 8), 10 * power
-    )
+def _of(choices: Sequence[str], number: int) -> str:
+    return choices[number % len(choices)]

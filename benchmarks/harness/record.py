@@ -26,7 +26,7 @@ from benchmarks.harness.statistics import summarize
 
 SCHEMA = 1
 
-_NOT_PART_OF_THE_MEASUREMENT = ("--json", "--plot")
+_NOT_PART_OF_THE_MEASUREMENT = ("--json", "--plot", "--csv", "--html")
 
 
 class RecordError(ValueError):

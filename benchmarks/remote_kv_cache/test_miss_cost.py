@@ -16,13 +16,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import machine, options, plot, table
+from benchmarks.engine.session import conduct
+from benchmarks.harness import options, plot, table
 from benchmarks.harness.record import Figure, Record, Row
-from benchmarks.harness.runner import Case, Runner, Sample, Skipped
+from benchmarks.harness.runner import Case, Runner, Sample
 from benchmarks.harness.statistics import compare_pairs, summarize
 from examples import tiny_model
 from examples.engine import Completion, VllmServer
-from examples.processes import RemoteServer, StartFailed
+from examples.processes import RemoteServer
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.config import GiB, MiB
 
@@ -62,18 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     arguments = parser.parse_args(argv)
     record = Record.begin(MODULE, argv)
-    with Runner(arguments.trials, arguments.warm_ups) as runner, ExitStack() as stack:
-        try:
-            machine.skip_unless_fits(_NEEDED, arguments.memory)
-            runner.say("starting a server and an engine")
-            model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
-            bench = MissCost(stack, model, arguments.prompt, arguments.answer, arguments.requests)
-            samples = runner.measure(arguments.preset, bench.cases())
-            for name, sample in samples.items():
-                record.rows += rows_of(arguments.preset, str(name), sample, bench.trials[str(name)])
-            record.figures += bench.figures()
-        except (Skipped, StartFailed) as reason:
-            record.rows.append(Row(arguments.preset, WITH, 0, Sample(skipped=str(reason))))
+    runner = Runner(arguments.trials, arguments.warm_ups)
+
+    def measure(stack: ExitStack) -> None:
+        runner.say("starting a server and an engine")
+        model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
+        bench = MissCost(stack, model, arguments.prompt, arguments.answer, arguments.requests)
+        samples = runner.measure(arguments.preset, bench.cases())
+        for name, sample in samples.items():
+            record.rows += rows_of(arguments.preset, str(name), sample, bench.trials[str(name)])
+        record.figures += bench.figures()
+
+    conduct(record, runner, arguments.preset, WITH, _NEEDED, arguments.memory, measure)
     record.figures += figures_of(record)
     options.write(record, runner, arguments, chart)
     print(
@@ -248,7 +249,7 @@ def verdict(cost: Mapping[str, float]) -> str:
     return "not certain: more --trials say more"
 
 
-def chart(record: Record) -> str:
+def chart(record: Record) -> plot.Chart:
     """Both times, a bar each way."""
     seconds = {row.operation: row.seconds for row in record.rows}
     series = {

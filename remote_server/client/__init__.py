@@ -1,9 +1,11 @@
 """The client of the cache server. Import from here; the modules inside are its parts."""
 
+from remote_server.client.breaker import BreakerState
 from remote_server.client.region import SharedRegion
 from remote_server.client.remote_client import RemoteClient
 from remote_server.client.results import ClientConfig, GetOutcome, GetResult, PutResult
 
 __all__ = [
-    "ClientConfig", "GetOutcome", "GetResult", "PutResult", "RemoteClient", "SharedRegion",
+    "BreakerState", "ClientConfig", "GetOutcome", "GetResult", "PutResult", "RemoteClient",
+    "SharedRegion",
 ]  # fmt: skip

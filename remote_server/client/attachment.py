@@ -67,6 +67,7 @@ class Attachment:
         self.reason = "no server has offered it yet"
         """Why nothing is attached."""
         self._epoch: str | None = None
+        self._secret = b""
         self._due = 0.0
 
     @property
@@ -76,9 +77,15 @@ class Attachment:
         return inf if idle or self.arena is not None else self._due
 
     def tend(
-        self, now: float, local_socket: str | None, epoch: str | None, readable: Container[object]
+        self,
+        now: float,
+        local_socket: str | None,
+        epoch: str | None,
+        readable: Container[object],
+        secret: bytes = b"",
     ) -> None:
         """Do what is due, given what the session's server said last and who is `readable`."""
+        self._secret = secret
         if self._socket is not None and self._socket.fileno() in readable:
             self._read(epoch, now)
         if self._socket is not None and self.arena is None and now >= self._due:
@@ -121,18 +128,24 @@ class Attachment:
             protocol=protocol.PROTOCOL_VERSION,
             client=self._config.client_name,
             region_bytes=self._region.num_bytes,
+            secret=self._secret,
         )
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         connection.setblocking(False)
         try:
             # On a Unix socket this is done at once or not at all.
             connection.connect(f"\0{name}")
+            _check_server_user(connection)  # before it is given our memory
             socket.send_fds(
                 connection, [protocol.encode_local(message)], [self._region.fd, self._tickets.fd]
             )
         except OSError as error:
             connection.close()
             self.fail(f"its local socket cannot be reached: {error.strerror}", now)
+            return
+        except NotAttachable as error:
+            connection.close()
+            self._refuse(str(error))
             return
         self._socket = connection
         self._poller.register(connection.fileno(), zmq.POLLIN)
@@ -161,11 +174,12 @@ class Attachment:
                 os.close(file)
 
     def _take(self, reply: protocol.LocalMessage, files: list[int], epoch: str | None) -> None:
+        assert self._socket is not None
         match reply:
             case Attached():
                 if len(files) != 1 or reply.epoch != epoch:
                     raise RemoteProtocolError("an attached that is not from this server")
-                self.arena = ArenaView(files[0], reply.arena_bytes, self._server_user())
+                self.arena = ArenaView(files[0], reply.arena_bytes, _user_of(self._socket))
                 self.token, self._epoch = reply.region, reply.epoch
                 self._counters["shm_attached"] += 1
                 logger.info("%s: shared memory in use", self._config.endpoint)
@@ -173,15 +187,6 @@ class Attachment:
                 self._refuse(reply.reason)
             case _:
                 raise RemoteProtocolError("only an answer to attach can come here")
-
-    def _server_user(self) -> int:
-        """Who listens at the other end."""
-        assert self._socket is not None
-        credentials = struct.Struct("3i")  # pid, uid, gid
-        _, uid, _ = credentials.unpack(
-            self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-        )
-        return int(uid)
 
     def _refuse(self, reason: str) -> None:
         """Not with this server: it would say the same again."""
@@ -208,6 +213,26 @@ class Attachment:
             "and so no transfer of its rows" if needed else "tcp is used",
             reason,
         )
+
+
+def _user_of(connection: socket.socket) -> int:
+    """Who listens at the other end."""
+    credentials = struct.Struct("3i")  # pid, uid, gid
+    _, uid, _ = credentials.unpack(
+        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
+    )
+    return int(uid)
+
+
+def _check_server_user(connection: socket.socket) -> None:
+    """Raise `NotAttachable` unless our server could be who listens there.
+
+    When a server has ended anybody may take the name of its socket, and a client that has not
+    noticed yet would hand over its memory.
+    """
+    uid = _user_of(connection)
+    if uid not in (os.getuid(), 0) and os.getuid() != 0:
+        raise NotAttachable(f"its local socket belongs to user {uid}")
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:

@@ -13,6 +13,7 @@ import zmq
 from remote_server import protocol
 from remote_server.client.results import ClientConfig
 from remote_server.errors import ConfigError, RemoteProtocolError
+from remote_server.keys import CURVE_FRAME_BYTES, ClientKeys
 
 _HANDSHAKE_MS = 5_000
 _CONNECT_MS = 5_000
@@ -20,9 +21,15 @@ _EVENTS = (
     zmq.Event.HANDSHAKE_SUCCEEDED
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
     | zmq.Event.HANDSHAKE_FAILED_PROTOCOL
+    | zmq.Event.HANDSHAKE_FAILED_AUTH
     | zmq.Event.DISCONNECTED
     | zmq.Event.CONNECT_RETRIED
 )
+_REFUSALS = {
+    400: "the server does not know our key",
+    500: "the server has as many connections as it may",
+}
+_OTHER_MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _monitor_numbers = itertools.count(1)
 
 # libzmq drops the rest of a frame that is larger than the buffer, so nothing is copied here.
@@ -42,12 +49,14 @@ class Connection:
         context: "zmq.Context[zmq.Socket[bytes]]",
         poller: zmq.Poller,
         config: ClientConfig,
+        keys: ClientKeys | None = None,
         *,
         receive_high_water_mark: int,
     ) -> None:
         self._context = context
         self._poller = poller
         self._config = config
+        self._keys = keys
         self._receive_high_water_mark = receive_high_water_mark
         self.connected = False
         """The handshake is done and the peer has not left since."""
@@ -55,6 +64,8 @@ class Connection:
         """Replaced by us while connected, and not back yet: it should be in a moment."""
         self.nobody_there = False
         """An attempt to connect has failed."""
+        self.turned_away = ""
+        """Why the last attempt to connect was refused, when libzmq could tell; else empty."""
         self.stuck_at = inf
         """When to `reopen` unless connected by then. libzmq reconnects by itself after most
         failures, but never again to a peer that broke ZMTP: a frame too large, another protocol.
@@ -85,6 +96,11 @@ class Connection:
             zmq.HEARTBEAT_TTL: ceil(4 * config.heartbeat_s * 1e3),
         }.items():
             self._socket.setsockopt(option, value)
+        if self._keys is not None:
+            self._socket.curve_serverkey = self._keys.server
+            self._socket.curve_publickey = self._keys.public
+            self._socket.curve_secretkey = self._keys.secret
+            self._socket.maxmsgsize = protocol.MAX_FRAME_BYTES + CURVE_FRAME_BYTES
         # Not pyzmq's default name, which is made of a file descriptor that is soon another's.
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(
             _EVENTS, f"inproc://kvferry-monitor-{next(_monitor_numbers)}"
@@ -133,17 +149,32 @@ class Connection:
                 message = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return changes
-            event = _event_of(message[0])
+            event, value = _event_of(message[0])
             if event == zmq.Event.CONNECT_RETRIED:
                 self.nobody_there = True
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.connected, self.reopening, self.stuck_at = True, False, inf
+                self.turned_away = ""
                 changes.append(True)
             else:
+                self.turned_away = self._why_not(event, value) or self.turned_away
                 self.stuck_at = now + self._config.longest_reconnect_s
                 if self.connected:
                     self.connected = False
                     changes.append(False)
+
+    def _why_not(self, event: int, value: int) -> str:
+        """What a failed handshake says about the two sides' keys; empty for anything else."""
+        if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
+            return _REFUSALS.get(value, f"the server refuses the connection with status {value}")
+        if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL and value == _OTHER_MECHANISM:
+            return "the server has no keys" if self._keys else "the server demands keys"
+        if event == zmq.Event.HANDSHAKE_FAILED_NO_DETAIL and self._keys and not self.turned_away:
+            return (
+                "the server ends the handshake: it is most likely not the one whose public key "
+                f"{self._config.keys} holds"
+            )
+        return ""
 
     def send(self, header: Sequence[bytes], payload: Sequence[zmq.Frame] = ()) -> bool:
         """Queue one message, all of it or nothing. False: not now, nothing was taken.
@@ -208,10 +239,10 @@ class Connection:
         return num_frames
 
 
-def _event_of(frame: bytes) -> int:
-    """What happened; a number of 32 bits that depends on it follows.
+def _event_of(frame: bytes) -> tuple[int, int]:
+    """What happened, and a number of 32 bits that depends on it.
 
     pyzmq's own parser makes an enum member of that number and keeps it for ever: pauses before
     reconnecting are random, and a client far from its server grew by one for each of them.
     """
-    return int.from_bytes(frame[:2], sys.byteorder)
+    return int.from_bytes(frame[:2], sys.byteorder), int.from_bytes(frame[2:6], sys.byteorder)

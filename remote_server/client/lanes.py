@@ -21,6 +21,7 @@ from remote_server.client.results import GetOutcome
 from remote_server.client.shared import SharedLane
 from remote_server.client.wiring import Wiring
 from remote_server.errors import KVFerryError
+from remote_server.keys import read_client_keys
 
 
 class Lanes:
@@ -40,6 +41,7 @@ class Lanes:
         self._config = wiring.config
         self._counters = wiring.counters
         self._clock = wiring.clock
+        self._keys = read_client_keys(self._config.keys) if self._config.keys else None
         # A mark of 8 on gets: megabytes that queue up unread have left the CPU's cache by the
         # time they are copied, which halves the speed.
         self.connections = tuple(self._connect(mark) for mark in (1000, 8, 1000))
@@ -55,6 +57,7 @@ class Lanes:
             self._context,
             self._poller,
             self._config,
+            self._keys,
             receive_high_water_mark=receive_high_water_mark,
         )
 

@@ -187,6 +187,8 @@ class Loop:
     def _notice_changes(self, now: float) -> None:
         control = self.lanes.connections[0]
         changes = control.changes(now)
+        if control.turned_away != self.session.turned_away:
+            self.session.was_turned_away(control.turned_away)
         if control.nobody_there:
             self.session.nobody_there()
         for connected in changes:

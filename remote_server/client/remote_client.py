@@ -27,6 +27,7 @@ from typing import TypeVar
 
 from remote_server import protocol
 from remote_server.client import requests
+from remote_server.client.breaker import BreakerState
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.loop import Loop
 from remote_server.client.mailbox import Call
@@ -139,13 +140,20 @@ class RemoteClient:
         With `transport` set to "shm" and a region registered, attached as well. True is no
         promise: a request may still find the server gone.
         """
-        return self._loop.ready and not self._num_undeclared
+        # In this order: the other way round, what is declared between the two looks would be
+        # ready although nobody has greeted the server for it.
+        return not self._num_undeclared and self._loop.ready
 
     @property
     def absent(self) -> bool:
         """An attempt to connect was turned down before anything had ever answered: nobody
         listens there, or did not when this client was made."""
         return self._loop.session.absent
+
+    @property
+    def breaker(self) -> BreakerState:
+        """Whether requests flow, or are answered "unavailable" without being sent."""
+        return self._loop.session.breaker.state
 
     @property
     def epoch(self) -> str | None:
@@ -243,15 +251,36 @@ class RemoteClient:
 
     def clear(
         self, namespace: str | None = None, *, forget: bool = False, timeout_s: float = 5.0
-    ) -> "Future[int]":
-        """Remove every block of `namespace`, or of all; gives how many were removed.
+    ) -> "Future[protocol.Cleared]":
+        """Remove every block of `namespace`, or of all, from memory and disk; gives how many
+        left each.
 
         `forget` ends the namespace on the server too. Call `forget` of this client first, or it
         will be declared again.
         """
-        future = _future(int)
+        future = _future(protocol.Cleared)
         deadline = self._clock() + timeout_s
         self._loop.mailbox.submit(requests.clear(future, namespace, deadline, forget=forget))
+        return future
+
+    def keep(
+        self,
+        namespace: str,
+        keys: Sequence[bytes] | None = None,
+        *,
+        keep: bool = True,
+        timeout_s: float = 5.0,
+    ) -> "Future[protocol.Kept]":
+        """Keep `keys`, or all blocks of `namespace`, that are in the server's memory from
+        eviction; with `keep` false, let them go.
+
+        Gives how many, what they take of the memory, and how many were beyond half of it. They
+        are kept until they are let go, removed or too old, or the server ends.
+        """
+        future = _future(protocol.Kept)
+        names = None if keys is None else list(keys)
+        deadline = self._clock() + timeout_s
+        self._loop.mailbox.submit(requests.keep(future, namespace, names, deadline, keep=keep))
         return future
 
     # ── this side ────────────────────────────────────────────────────────────────────────

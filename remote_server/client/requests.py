@@ -109,16 +109,45 @@ def stats(future: "Future[protocol.StatsReply]", deadline: float) -> Ask:
 
 
 def clear(
-    future: "Future[int]", namespace: str | None, deadline: float, *, forget: bool = False
+    future: "Future[protocol.Cleared]",
+    namespace: str | None,
+    deadline: float,
+    *,
+    forget: bool = False,
 ) -> Ask:
     """`future` gets how many blocks were removed. Any namespace, declared here or not."""
 
-    def merge(replies: list[protocol.Cleared]) -> int:
-        return replies[0].removed
+    def merge(replies: list[protocol.Cleared]) -> protocol.Cleared:
+        return replies[0]
 
     build = partial(protocol.Clear, namespace=namespace, forget=forget)
     fits = _is(protocol.Cleared)
     return Ask("clear", lambda _: [build], fits, _resolve(future, merge), deadline)
+
+
+def keep(
+    future: "Future[protocol.Kept]",
+    namespace: str,
+    keys: Sequence[bytes] | None,
+    deadline: float,
+    *,
+    keep: bool,
+) -> Ask:
+    """`future` gets the sum of what each message did. Any namespace, declared here or not."""
+
+    def merge(replies: list[protocol.Kept]) -> protocol.Kept:
+        return protocol.Kept(
+            request_id=replies[-1].request_id if replies else 0,
+            epoch=replies[-1].epoch if replies else "",
+            kept=sum(reply.kept for reply in replies),
+            bytes=sum(reply.bytes for reply in replies),
+            declined=sum(reply.declined for reply in replies),
+        )
+
+    kind = partial(protocol.Keep, keep=keep)
+    everything: list[Build] = [partial(kind, namespace=namespace)]
+    split = (lambda _: everything) if keys is None else _by_keys(kind, namespace, keys)
+    return Ask("keep", split, _is(protocol.Kept), _resolve(future, merge), deadline)
 
 
 def verify(namespace: str, keys: Sequence[bytes], deadline: float, counters: Counters) -> Ask:

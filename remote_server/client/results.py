@@ -21,6 +21,9 @@ class ClientConfig:
     endpoint: str
     """`tcp://host:port`. The server need not exist yet."""
 
+    keys: str = ""
+    """A client key file, made by `remote_server.keys`, for a server that has keys. Read once."""
+
     client_name: str = ""
     """Shown by the server's stats next to the namespaces this client declared."""
 
@@ -164,7 +167,7 @@ _COUNTERS = (
     "shm_attached", "shm_detached", "shm_refused", "shm_bytes_in", "shm_bytes_out",
     "withdrawn_puts", "expired_blocks", "released_leases",
     # the connection
-    "hellos", "connects", "disconnects", "server_restarts", "breaker_opened",
+    "hellos", "connects", "disconnects", "turned_away", "server_restarts", "breaker_opened",
     "get_resets", "put_resets", "batches_resent", "internal_errors",
 )  # fmt: skip
 

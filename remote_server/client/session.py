@@ -54,12 +54,16 @@ class Session:
     epoch: str | None = None
     local_socket: str | None = None
     """Where the server we are connected to takes shared memory; empty when it does not."""
+    local_secret: bytes = b""
+    """What to say there."""
     breaker: Breaker = field(init=False)
     connected: bool = False
     ready: bool = False
     """Connected, breaker closed, every declared namespace welcome. Any thread may read it."""
     _past_epochs: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     _said_ready: bool = False
+    turned_away: str = ""
+    """Why the server does not let us in; empty when it does, or says nothing."""
     absent: bool = False
     """An attempt to connect failed before anything had ever answered. Any thread may read it."""
 
@@ -83,7 +87,8 @@ class Session:
         """
         declaration = None if namespace is None else self.declaration(namespace)
         if not self.connected:
-            raise ServerUnavailable(f"no connection to {self.config.endpoint}")
+            why = f": {self.turned_away}" if self.turned_away else ""
+            raise ServerUnavailable(f"no connection to {self.config.endpoint}{why}")
         if self.breaker.state is not BreakerState.CLOSED:
             raise ServerUnavailable(f"{self.config.endpoint} stopped answering")
         if declaration is None or declaration.is_welcome:
@@ -113,6 +118,15 @@ class Session:
         if self.epoch is None and not self.absent:
             self.absent = True
             self._warn("no server there yet; every block is a miss until it answers")
+
+    def was_turned_away(self, reason: str) -> None:
+        """The server was there and did not let us in, because of `reason`; or, if that is empty,
+        does so now. Somebody must change a key file, so it is said whenever it changes."""
+        self.turned_away = reason
+        if reason:
+            self.counters["turned_away"] += 1
+            self.absent = self.epoch is None
+            self._warn("%s; every block is a miss until it does", reason)
 
     def forget(self, namespace: str) -> None:
         """Stop declaring a namespace. Requests about it are refused from now on."""
@@ -167,7 +181,7 @@ class Session:
     def welcomed(self, declaration: Declaration, welcome: protocol.Welcome) -> None:
         """The server holds the namespace and says what it allows."""
         declaration.standing, declaration.refusal = Standing.WELCOME, ""
-        self.local_socket = welcome.local_socket
+        self.local_socket, self.local_secret = welcome.local_socket, welcome.local_secret
         self.limits.max_keys = min(max(1, welcome.max_keys), protocol.MAX_KEYS_PER_MESSAGE)
         self.limits.max_frame_bytes = min(max(1, welcome.max_frame_bytes), protocol.MAX_FRAME_BYTES)
         self.limits.max_message_bytes = min(

@@ -118,7 +118,9 @@ class SharedLane:
     def tend(self, now: float, readable: Container[object] = ()) -> None:
         """See to the attachment; when it has ended, so has everything that relied on it."""
         session = self._session
-        self._attachment.tend(now, session.local_socket, session.epoch, readable)
+        self._attachment.tend(
+            now, session.local_socket, session.epoch, readable, session.local_secret
+        )
         arena = self._attachment.arena
         attached = arena is not None
         if arena is not None and not self._attached:

@@ -65,6 +65,7 @@ class Declined(StrEnum):
     CHECKSUM = auto()  # the bytes that landed are not the bytes that were announced
     DRAINING = auto()  # the server is on its way out
     WITHDRAWN = auto()  # shared memory: the sender took its rows back while they were being read
+    QUOTA = auto()  # its namespace is at its quota, and everything in it is pinned
 
 
 class ErrorCode(StrEnum):
@@ -77,5 +78,8 @@ class ErrorCode(StrEnum):
     UNKNOWN_NAMESPACE = auto()  # put before hello, or the server restarted: say hello again
     UNKNOWN_REGION = auto()  # shared memory: the local connection it was attached on has ended
     BLOCK_BYTES_MISMATCH = auto()  # the namespace holds blocks of another size
+    FORBIDDEN_NAMESPACE = auto()  # the tenant whose key this is may not name it
+    REVOKED_KEY = auto()  # the key was good when the connection was made
+    TOO_MUCH_IN_FLIGHT = auto()  # of blocks on their way to this client, or to all
     TOO_LARGE = auto()
     INTERNAL = auto()

@@ -13,10 +13,12 @@ from remote_server.protocol.limits import (
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attach"):
     """A client on the same host offers its region. With it come two descriptors (SCM_RIGHTS):
     the region's file and the tickets file, `MAX_TICKETS` words of 64 bits. Both must be memfds
-    sealed against shrinking, so that the server cannot die reading them."""
+    sealed against shrinking, so that the server cannot die reading them. `secret` is what the
+    `Welcome` said: it shows that this is a client of the tenant whose socket it is."""
 
     protocol: int
     client: ShortText
+    secret: Annotated[bytes, Meta(max_length=64)] = b""
     region_bytes: Annotated[int, Meta(gt=0)]
 
 

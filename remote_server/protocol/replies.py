@@ -27,6 +27,7 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
     transports: list[str]
     draining: bool = False
     local_socket: str = ""  # name of an abstract Unix socket; who reaches it shares this host
+    local_secret: bytes = b""  # to be said there
 
 
 class Found(_Reply, frozen=True, tag="found"):
@@ -103,6 +104,15 @@ class Touched(_Reply, frozen=True, tag="touched"):
     touched: int
 
 
+class Kept(_Reply, frozen=True, tag="kept"):
+    """`kept` blocks are kept now, or were let go, and take `bytes` of memory; `declined` were
+    there as well, and beyond what may be kept."""
+
+    kept: int
+    bytes: int
+    declined: int
+
+
 class Verified(_Reply, frozen=True, tag="verified"):
     """`removed` blocks were really bad; the others hash as they should (the wire was at fault)."""
 
@@ -119,6 +129,8 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     pending: int
     pinned: int
     free_slabs: int
+    kept: int = 0
+    """Those of `pinned` that an operator keeps."""
 
 
 class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,6 +143,8 @@ class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
     disk_used_bytes: int = 0
     client: str
     fingerprint: dict[str, str]
+    engines: dict[str, dict[str, str]] = {}
+    """Who declared it, the last one last: where each differs from `fingerprint`."""
 
 
 class StatsReply(_Reply, frozen=True, tag="stats_reply"):
@@ -141,10 +155,15 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     tiers: dict[str, TierStats]
     namespaces: dict[str, NamespaceStats]
     counters: dict[str, int]
+    time_s: float = 0.0
+    """The server's wall clock, in seconds since 1970; 0 from a server that does not say."""
 
 
 class Cleared(_Reply, frozen=True, tag="cleared"):
+    """How many blocks left memory, and how many left the disk: one that was in both is in both."""
+
     removed: int
+    disk_removed: int = 0
 
 
 class Error(_Reply, frozen=True, tag="error"):
@@ -156,5 +175,5 @@ class Error(_Reply, frozen=True, tag="error"):
 
 Reply = (
     Welcome | Found | Stored | Got | Blocks | Leased | Touched | Verified | StatsReply | Cleared
-    | Error
+    | Error | Kept
 )  # fmt: skip

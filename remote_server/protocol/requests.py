@@ -79,6 +79,17 @@ class Verify(Message, frozen=True, tag="verify"):
     keys: Keys
 
 
+class Keep(Message, frozen=True, tag="keep"):
+    """Keep blocks in memory, whatever else comes: `keys`, or all that are there now when absent.
+
+    Without `keep`, let them go again.
+    """
+
+    namespace: Namespace
+    keys: Keys | None = None
+    keep: bool = True
+
+
 class PutShared(Message, frozen=True, tag="put_shared"):
     """A put whose bytes stay where they are: the server copies them from the sender's region.
 
@@ -138,4 +149,5 @@ class Clear(Message, frozen=True, tag="clear"):
 
 Request = (
     Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | PutShared | GetShared | Release
-)
+    | Keep
+)  # fmt: skip

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from operator import add
 
 from remote_server.errors import RequestRefused
+from remote_server.inflight import InFlight
 from remote_server.payload import check_put, checksums_of
 from remote_server.protocol import (
     MAX_TICKETS,
@@ -26,11 +27,22 @@ MAX_PUTS = MAX_TICKETS
 Answer = Callable[[Reply], None]
 """Sends a reply to the client that asked."""
 
+Refuse = Callable[[RequestRefused], None]
+"""Sends an error instead, and counts it."""
+
 
 class SharedHandlers:
     """Puts that are copied from a client's region, and gets that a client copies itself."""
 
-    def __init__(self, store: Store, puts: SharedPuts, arena: Arena, leases: Leases) -> None:
+    def __init__(
+        self,
+        store: Store,
+        puts: SharedPuts,
+        arena: Arena,
+        leases: Leases,
+        in_flight: InFlight | None = None,
+    ) -> None:
+        self._in_flight = in_flight or InFlight(store.tier, 0)
         self._store = store
         self._puts = puts
         self._arena = arena
@@ -78,6 +90,7 @@ class SharedHandlers:
                 f"a block ends at {end} of a region of {region.num_bytes} bytes",
             )
         num_bytes = sum(request.lengths)
+        self._in_flight.check_waiting(self._puts.bytes_of(region), num_bytes)
         self._store.counters["shared_bytes_in"] += num_bytes
         reserved = self._store.begin_put(
             request.namespace,
@@ -93,7 +106,8 @@ class SharedHandlers:
         else:
             put.finish()
 
-    def get(self, request: GetShared, answer: Answer) -> None:
+    def get(self, request: GetShared, answer: Answer, refuse: Refuse) -> None:
+        """Answered, or refused, when what is on disk has been read."""
         region = self._region(request.region)
         for number in request.release:
             self._release(number)
@@ -103,10 +117,19 @@ class SharedHandlers:
             )
 
         def lease(found: Pinned) -> None:
-            if region.live:
-                self._lease(request, region, found, answer)
-            else:  # its client left while the disk was read
+            if not region.live:  # its client left while the disk was read
                 self._store.tier.unpin_all(found.blocks)
+                gone = "the local connection ended while the disk was read"
+                refuse(RequestRefused(ErrorCode.UNKNOWN_REGION, gone))
+                return
+            num_bytes = sum(block.length for block in found.blocks)
+            try:
+                self._in_flight.check(self._leases.bytes_of(region.token), num_bytes)
+            except RequestRefused as refusal:
+                self._store.tier.unpin_all(found.blocks)
+                refuse(refusal)
+                return
+            self._lease(request, region, found, answer)
 
         self._store.fetch(request.namespace, request.keys, lease)
 

@@ -20,6 +20,7 @@ NO_LEASE = 0
 class Lease(NamedTuple):
     region: int
     blocks: Sequence[Block]
+    num_bytes: int
     ends_at: float
 
 
@@ -40,6 +41,10 @@ class Leases:
     def __len__(self) -> int:
         return len(self._leases)
 
+    def bytes_of(self, region: int) -> int:
+        """What `region` has on lease."""
+        return sum(self._leases[number].num_bytes for number in self._of_region.get(region, ()))
+
     def full(self, region: int) -> bool:
         """Whether `region` has as many leases as one may have."""
         return len(self._of_region.get(region, ())) >= MAX_LEASES_PER_REGION
@@ -50,7 +55,8 @@ class Leases:
             return NO_LEASE
         # Random, so that nobody ends another's lease by counting.
         number = secrets.randbits(62) + 1
-        self._leases[number] = Lease(region, blocks, self._clock() + LEASE_MS / 1000)
+        num_bytes = sum(block.length for block in blocks)
+        self._leases[number] = Lease(region, blocks, num_bytes, self._clock() + LEASE_MS / 1000)
         self._of_region.setdefault(region, set()).add(number)
         return number
 

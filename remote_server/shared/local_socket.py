@@ -1,5 +1,6 @@
 """Where clients on this host offer their memory, and show that they are on this host."""
 
+import hmac
 import logging
 import os
 import secrets
@@ -54,12 +55,17 @@ class LocalSocket:
         attached: Callable[[Region], None],
         gone: Callable[[Region], None],
         refused: Callable[[], None],
+        *,
+        needs_secret: bool = False,
     ) -> None:
         """Listen from now on, under `name`. Raises `OSError` where that is not possible.
 
-        The three callbacks hear what becomes of each connection.
+        The three callbacks hear what becomes of each connection. With `needs_secret` only who
+        says `secret` attaches: it is told in welcomes, and the name alone is no proof of having
+        had one, because the kernel lists the names of all such sockets to everybody.
         """
         self.name = f"kvferry-{secrets.token_hex(16)}"
+        self.secret = secrets.token_bytes(32) if needs_secret else b""
         self._poller = poller
         self._arena = arena
         self._epoch = epoch
@@ -175,6 +181,8 @@ class LocalSocket:
     def _attach(self, number: int, pending: _Pending) -> None:
         try:
             request = _read_attach(pending.data)
+            if not hmac.compare_digest(request.secret, self.secret) and self.secret:
+                raise NotAttachable("the secret of the welcome was not said")
             region = _map_region(request, pending)
         except (RemoteProtocolError, NotAttachable) as error:
             self._refuse(number, str(error))

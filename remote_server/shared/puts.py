@@ -30,6 +30,7 @@ class SharedPut:
         answer: Callable[[Stored], None],
     ) -> None:
         self.region = region
+        self.num_bytes = sum(request.lengths)
         self._request = request
         self._reserved = reserved
         self._store = store
@@ -87,6 +88,10 @@ class SharedPuts:
 
     def __len__(self) -> int:
         return len(self._puts)
+
+    def bytes_of(self, region: Region) -> int:
+        """What waits to be copied from `region`."""
+        return sum(put.num_bytes for put in self._puts if put.region is region)
 
     def add(self, put: SharedPut) -> None:
         self._puts.append(put)

@@ -2,10 +2,12 @@
 
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, TierStats
 from remote_server.store.arena import Arena
-from remote_server.store.slabs import Block, BlockState, SizeClass, Slab, Slabs
+from remote_server.store.kept import Kept, KeptNow
+from remote_server.store.slabs import Block, BlockState, SizeClass, Slab, Slabs, slot_bytes_for
 
 _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
@@ -25,8 +27,14 @@ class MemoryTier:
     without a pin, or past the end of its lease, sees by it whether the bytes were still those.
     """
 
-    def __init__(self, arena: Arena, slab_bytes: int | None = None) -> None:
+    def __init__(
+        self, arena: Arena, slab_bytes: int | None = None, namespace_bytes: int = 0
+    ) -> None:
+        """`namespace_bytes` is what the blocks of one namespace may take, 0 for everything."""
+        self._namespace_bytes = namespace_bytes
         self.slabs = Slabs(arena.num_bytes, slab_bytes)
+        self._kept = Kept(len(self.slabs.slabs), namespace_bytes)
+        self._keep_declined = 0
         self._evicted = 0
         self._slabs_recut = 0
         self._arena = arena
@@ -69,6 +77,9 @@ class MemoryTier:
         checksums: Sequence[int | None],
     ) -> list[Block]:
         size_class = self.slabs.size_class(block_bytes)
+        if self._namespace_bytes:
+            room = self._make_room_in_quota(namespace, size_class.slot_bytes, len(keys))
+            keys, lengths, checksums = keys[:room], lengths[:room], checksums[:room]
         wanted = zip(keys, lengths, checksums, strict=True)
         blocks: list[Block] = []
         tick = self._next_tick()
@@ -107,8 +118,11 @@ class MemoryTier:
                 continue
             key, slab = block.key, block.slab
             self._forget_writing(block)
+            was_kept = False
             if key in index:
-                self._detach(index[key])
+                replaced = index.pop(key)  # popped, so that the oldest stay the first
+                was_kept = replaced in self._kept
+                self._detach(replaced)
             index[key] = block
             block.state = readable
             generation += 1
@@ -119,6 +133,8 @@ class MemoryTier:
             policy.add(block)
             block.pins = 0
             slab.num_pinned -= 1
+            if was_kept:
+                self._keep(block)
         self._generation = generation
 
     def fail_put(self, block: Block) -> None:
@@ -180,6 +196,29 @@ class MemoryTier:
             self._use(block)
         return block is not None
 
+    def keep(self, namespace: str, keys: Iterable[bytes]) -> KeptNow:
+        kept = num_bytes = declined = 0
+        for block in self._readable(namespace, keys):
+            if block in self._kept or self._keep(block):
+                kept += 1
+                num_bytes += block.slab.slot_bytes
+            else:
+                declined += 1
+        return KeptNow(kept, num_bytes, declined)
+
+    def let_go(self, namespace: str, keys: Iterable[bytes]) -> KeptNow:
+        blocks = [block for block in self._readable(namespace, keys) if block in self._kept]
+        for block in blocks:
+            self._kept.remove(block)
+        self.unpin_all(blocks)
+        return KeptNow(len(blocks), sum(block.slab.slot_bytes for block in blocks), 0)
+
+    def readable_keys(self, namespace: str) -> list[bytes]:
+        return [*self._index.get(namespace, ())]
+
+    def kept_keys(self, namespace: str) -> list[bytes]:
+        return self._kept.keys(namespace)
+
     def remove(self, block: Block) -> bool:
         if block.state is not BlockState.READABLE:
             return False
@@ -200,6 +239,29 @@ class MemoryTier:
                     self._set_detached(block)
         return removed
 
+    def expire(self, namespace: str, keys: Sequence[bytes], before: float) -> int:
+        index = self._index.get(namespace, {})
+        found = [index[key] for key in {*keys} if key in index]
+        return sum(self.remove(block) for block in found if block.born <= before)
+
+    def expire_some(self, before: float, at_most: int) -> int:
+        removed = 0
+        for index in self._index.values():
+            # Few are out of order: those that came back from a disk. They are found when asked for.
+            old = takewhile(lambda block: block.born <= before, index.values())
+            for block in [*islice(old, at_most - removed)]:
+                removed += self.remove(block)
+        return removed
+
+    def at_quota(self, namespace: str, block_bytes: int) -> bool:
+        slot_bytes = slot_bytes_for(block_bytes)
+        taken = self._num_slots_of(namespace) * slot_bytes
+        return 0 < self._namespace_bytes < taken + slot_bytes
+
+    @property
+    def pinned_bytes(self) -> int:
+        return sum(slab.num_pinned * slab.slot_bytes for slab in self.slabs.slabs)
+
     def num_blocks(self, namespace: str) -> int:
         return len(self._index.get(namespace, ()))
 
@@ -217,10 +279,15 @@ class MemoryTier:
             pending=sum(1 for _ in self._being_written()),
             pinned=sum(slab.num_pinned for slab in self.slabs.slabs),
             free_slabs=len(self.slabs.free),
+            kept=len(self._kept),
         )
 
     def counters(self) -> dict[str, int]:
-        return {"evicted": self._evicted, "slabs_recut": self._slabs_recut}
+        return {
+            "evicted": self._evicted,
+            "slabs_recut": self._slabs_recut,
+            "keep_declined": self._keep_declined,
+        }
 
     def check(self) -> None:
         """Every slot is free or holds exactly one block, and every block is in one place."""
@@ -234,6 +301,8 @@ class MemoryTier:
         assert all(block in self._class_of(block).policy for block in readable)
         in_policies = sum(len(c.policy) for c in self.slabs.classes.values())
         assert in_policies == len(readable), f"{in_policies} evictable, {len(readable)} readable"
+        assert all(self._index[b.namespace][b.key] is b and b.pins > 0 for b in self._kept)
+        self._kept.check()
         if not self._arena.closed:
             self._check_words(readable)
 
@@ -249,6 +318,26 @@ class MemoryTier:
             assert not any(words[slab.first_word + slot] for slot in slab.free)
 
     # ── making room ──────────────────────────────────────────────────────────────────────
+
+    def _make_room_in_quota(self, namespace: str, slot_bytes: int, wanted: int) -> int:
+        """How many of `wanted` slots its quota allows, once its longest published blocks that
+        nobody uses have left for them."""
+        quota = self._namespace_bytes // slot_bytes
+        wanted = min(wanted, quota)
+        too_many = self._num_slots_of(namespace) + wanted - quota
+        if too_many <= 0:
+            return wanted
+        idle = (block for block in self._index.get(namespace, {}).values() if not block.pins)
+        leaving = [*islice(idle, too_many)]
+        for block in leaving:
+            self._evict(block)
+        return max(0, wanted - too_many + len(leaving))
+
+    def _num_slots_of(self, namespace: str) -> int:
+        """Those of what is being written, and of what was removed and is still being sent, too."""
+        writing = self._writing.get(namespace, {}).values()
+        detached = sum(block.namespace == namespace for block in self._detached)
+        return len(self._index.get(namespace, ())) + sum(map(len, writing)) + detached
 
     def _has_room(self, size_class: SizeClass, wanted: int) -> bool:
         """Leave `size_class` with a free slot, or say that everything is in use.
@@ -311,11 +400,29 @@ class MemoryTier:
     def _detach(self, block: Block) -> None:
         """`block` has just left the index: free its slot now, or when its last pin goes."""
         self._class_of(block).policy.remove(block)
+        if block in self._kept:
+            self._kept.remove(block)
+            block.pins -= 1
+            block.slab.num_pinned -= block.pins == 0
         if block.pins == 0:
             self._free(block)
             block.state = BlockState.DETACHED
         else:
             self._set_detached(block)
+
+    def _readable(self, namespace: str, keys: Iterable[bytes]) -> Iterator[Block]:
+        """Those of `keys` that are there, once each."""
+        index = self._index.get(namespace, {})
+        return (index[key] for key in dict.fromkeys(keys) if key in index)
+
+    def _keep(self, block: Block) -> bool:
+        """One more pin on `block`, the operator's; False, and counted, when that is too much."""
+        if not self._kept.add(block):
+            self._keep_declined += 1
+            return False
+        block.slab.num_pinned += block.pins == 0
+        block.pins += 1
+        return True
 
     def _free(self, block: Block) -> None:
         """Nobody uses `block` any more. Its word goes first: it must be wrong before the slot

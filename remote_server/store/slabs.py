@@ -48,8 +48,8 @@ class BlockState(Enum):
 class Block(msgspec.Struct, eq=False, gc=False):
     """One copy of a block's bytes, in one slot. Immutable once readable; compared by identity.
 
-    `pins` counts its users: its writer, each message that is being sent from its bytes, and
-    each lease. A pinned block is never evicted or overwritten.
+    `pins` counts its users: its writer, each message that is being sent from its bytes, each
+    lease, and an operator who keeps it. A pinned block is never evicted or overwritten.
 
     A msgspec struct because thousands are made at once, in a third of the time of a dataclass;
     unseen by the garbage collector because a pass over a million of them stops all clients.
@@ -66,6 +66,7 @@ class Block(msgspec.Struct, eq=False, gc=False):
     pins: int = 1  # the writer's
     state: BlockState = BlockState.WRITING
     generation: int = 0  # what its word holds while it is readable
+    born: float = 0.0  # when it was first published, by the store's clock; 0 where nobody asks
 
     @property
     def word(self) -> int:

@@ -11,6 +11,7 @@ import msgspec
 
 from remote_server.config import format_bytes
 from remote_server.errors import RequestRefused
+from remote_server.gaps import compare
 from remote_server.protocol import (
     Declined,
     ErrorCode,
@@ -19,8 +20,10 @@ from remote_server.protocol import (
     PutOutcome,
     TierStats,
 )
+from remote_server.store.age import TimeToLive
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.kept import KeptNow
 from remote_server.store.slabs import Block, BlockState, memory_for_block
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
@@ -29,18 +32,26 @@ from remote_server.store.waterfall import Waterfall
 # only bounds what a broken client can make us remember.
 MAX_NAMESPACES = 1024
 
+# Blocks that grew too old leave when they are asked for; the others at this pace, which costs less
+# than a millisecond each time.
+SWEEP_S = 0.1
+MAX_SWEPT = 512
+
 COUNTERS = (
     "lookup_keys", "lookup_hits",
-    "get_total", "get_hit", "get_miss", "get_duplicate",
+    "get_total", "get_hit", "get_miss", "get_duplicate", "hits_memory", "hits_disk",
     "put_total", "put_created", "put_existed", "put_forced", "put_duplicate",
     "put_declined_no_slot", "put_declined_checksum", "put_declined_draining",
-    "put_declined_withdrawn",
-    "removed", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
+    "put_declined_withdrawn", "put_declined_quota",
+    "removed", "expired", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
     "shared_bytes_in", "shared_bytes_out", "regions_attached", "regions_gone",
     "regions_refused", "leases_expired", "releases_unknown",
 )  # fmt: skip
 """Always present in Stats, from zero, with the tier's own. PROTOCOL.md says what each counts."""
 
+
+# Of one namespace, for whoever asks why two of them share nothing.
+MAX_ENGINES_REMEMBERED = 16
 
 _READABLE = bytes([KeyState.READABLE])
 _TO_WRITE = (PutOutcome.CREATED, PutOutcome.FORCED)
@@ -52,6 +63,22 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: int
     client: str = ""
     fingerprint: dict[str, str] = {}
+    engines: dict[str, dict[str, str]] = {}
+    """Who declared it, the last one last: where each differs from `fingerprint`."""
+
+    def after(self, known: "NamespaceInfo | None") -> "NamespaceInfo":
+        """This, remembering who declared `known` before."""
+        said: dict[str, dict[str, str]] = {}
+        if known is not None:
+            said = {name: known.fingerprint | differs for name, differs in known.engines.items()}
+            said.pop(self.client, None)
+        said[self.client] = self.fingerprint
+        recent = dict(list(said.items())[-MAX_ENGINES_REMEMBERED:])
+        engines = {
+            name: {field: there for field, (_, there) in compare(self.fingerprint, facts).items()}
+            for name, facts in recent.items()
+        }
+        return msgspec.structs.replace(self, engines=engines)
 
 
 class KeyStates(NamedTuple):
@@ -90,6 +117,13 @@ class Reserved(NamedTuple):
     reasons: Counter[str]  # why keys were declined
 
 
+class Removed(NamedTuple):
+    """How many blocks a clear removed. One that was in both tiers counts in both."""
+
+    from_memory: int
+    from_disk: int
+
+
 class Store:
     """Everything the server remembers, without a socket. One thread calls it."""
 
@@ -99,13 +133,16 @@ class Store:
         clock: Callable[[], float] = time.monotonic,
         disk: DiskTier | None = None,
         admission: Admission | None = None,
+        ttl: TimeToLive | None = None,
     ) -> None:
         """`tier` is memory, which serves everything; `disk` what is below it, if anything is,
-        and `admission` which blocks get there."""
+        and `admission` which blocks get there. `ttl` is how old one may become."""
         self.tier = tier
         self.disk = disk
+        self._ttl = ttl
+        self._sweep_at = clock()
         self.waterfall = (
-            None if disk is None else Waterfall(tier, disk, self._block_bytes_of, admission)
+            None if disk is None else Waterfall(tier, disk, self._block_bytes_of, admission, ttl)
         )
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
@@ -141,8 +178,7 @@ class Store:
             )
         if known is None and len(self.namespaces) >= MAX_NAMESPACES:
             self._forget_an_empty_namespace()
-        self.namespaces.pop(name, None)
-        self.namespaces[name] = info
+        self.namespaces[name] = info.after(self.namespaces.pop(name, None))
 
     def _forget_an_empty_namespace(self) -> None:
         """Its client, if it ever comes back, is told UNKNOWN_NAMESPACE and says hello again."""
@@ -158,6 +194,7 @@ class Store:
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
     def lookup(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
+        self._expire(namespace, keys)
         states = self._states(namespace, keys)
         hits = states.count(KeyState.READABLE)
         prefix = len(states) - len(states.lstrip(_READABLE))
@@ -167,11 +204,12 @@ class Store:
 
     def get(self, namespace: str, keys: Sequence[bytes]) -> Pinned:
         """Pin what is readable of `keys` in memory, for the caller to unpin."""
+        self._expire(namespace, keys)
         first = _first_places(keys)
         # From the last key to the first, so that the head of a prefix is the most recently
         # used: without its head the rest of a prefix is worth nothing.
         pinned = self.tier.pin_all(namespace, [*reversed(first)])
-        return self._found(keys, first, pinned)
+        return self._found_in_memory(keys, first, pinned)
 
     def fetch(
         self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
@@ -181,6 +219,7 @@ class Store:
         if self.waterfall is None:
             on_found(self.get(namespace, keys))
             return
+        self._expire(namespace, keys)
         first = _first_places(keys)
 
         def fetched(pinned: list[Block | None]) -> None:
@@ -193,11 +232,12 @@ class Store:
         as it comes from there. Counted as hits are those that were found."""
         if self.waterfall is None:
             return self.get(namespace, keys)
+        self._expire(namespace, keys)
         first = _first_places(keys)
         found = self.waterfall.find(namespace, [*reversed(first)])
         if True not in found:
             pinned = [block if isinstance(block, Block) else None for block in found]
-            return self._found(keys, first, pinned)
+            return self._found_in_memory(keys, first, pinned)
         found.reverse()
         places = [
             (index, key, block if isinstance(block, Block) else None)
@@ -208,6 +248,13 @@ class Store:
         self._count_get(len(keys), len(places), miss, duplicate)
         indices, wanted, blocks = zip(*places, strict=True)
         return Found([*indices], [*wanted], [*blocks], miss, duplicate)
+
+    def _found_in_memory(
+        self, keys: Sequence[bytes], first: dict[bytes, int], pinned: list[Block | None]
+    ) -> Pinned:
+        found = self._found(keys, first, pinned)
+        self.counters["hits_memory"] += len(found.blocks)
+        return found
 
     def _found(
         self, keys: Sequence[bytes], first: dict[bytes, int], pinned: list[Block | None]
@@ -268,8 +315,22 @@ class Store:
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> int:
         """How many distinct keys were readable, and are the most recently used now."""
+        self._expire(namespace, keys)
         place = self.waterfall or self.tier
         return sum(place.touch(namespace, key) for key in reversed(_first_places(keys)))
+
+    # ── keeping ──────────────────────────────────────────────────────────────────────────
+
+    def keep(self, namespace: str, keys: Sequence[bytes] | None) -> KeptNow:
+        """Keep the readable ones of `keys` in memory, or all that are there now."""
+        if keys is None:
+            keys = self.tier.readable_keys(namespace)
+        self._expire(namespace, keys)
+        return self.tier.keep(namespace, keys)
+
+    def let_go(self, namespace: str, keys: Sequence[bytes] | None) -> KeptNow:
+        """Undo `keep`, for all of `namespace` without `keys`."""
+        return self.tier.let_go(namespace, self.tier.kept_keys(namespace) if keys is None else keys)
 
     # ── writing ──────────────────────────────────────────────────────────────────────────
 
@@ -284,6 +345,7 @@ class Store:
         draining: bool,
     ) -> Reserved:
         """Reserve a slot for each key worth writing. The namespace must be declared."""
+        self._expire(namespace, keys)
         all_keys = keys
         states = self._states(namespace, keys)
         reasons: Counter[str] = Counter()
@@ -299,9 +361,11 @@ class Store:
                 reasons[Declined.DRAINING] = declined
         block_bytes = self.namespaces[namespace].block_bytes
         blocks = self.tier.begin_puts(namespace, keys, block_bytes, lengths, checksums)
-        for index in indices[len(blocks) :]:
-            outcomes[index] = PutOutcome.DECLINED
-            reasons[Declined.NO_SLOT] += 1
+        if refused := indices[len(blocks) :]:
+            at_quota = self.tier.at_quota(namespace, block_bytes)
+            reasons[Declined.QUOTA if at_quota else Declined.NO_SLOT] += len(refused)
+            for index in refused:
+                outcomes[index] = PutOutcome.DECLINED
         reserved = Reserved(outcomes, [*indices[: len(blocks)]], blocks, reasons)
         self._count_put(reserved)
         if self.waterfall is not None and PutOutcome.EXISTED in outcomes:
@@ -331,6 +395,10 @@ class Store:
                     reserved.outcomes[index] = PutOutcome.DECLINED
             reserved.reasons[reason] += len(verdicts) - len(good)
             self.counters[f"put_declined_{reason}"] += len(verdicts) - len(good)
+        if self._ttl is not None:
+            born = self._ttl.now()
+            for block in good:
+                block.born = born
         self.tier.complete_puts(good[::-1])
         if self.waterfall is not None:  # some may have been cleared meanwhile
             self.waterfall.published([b for b in good if b.state is BlockState.READABLE])
@@ -353,15 +421,31 @@ class Store:
         self.tier.remove(block)
         self.counters["integrity_checksum"] += 1
 
-    def clear(self, namespace: str | None, *, forget: bool = False) -> int:
+    def _expire(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """Remove those of `keys` that are too old, before anything is said about them."""
+        if self._ttl is None:
+            return
+        self.counters["expired"] += self.tier.expire(namespace, keys, self._ttl.last_birth)
+        if self.disk is not None:
+            self.disk.expire(namespace, keys, self._ttl.last_generation)
+
+    def expire_some(self) -> None:
+        """Now and then some of what is too old and nobody asks for."""
+        if self._ttl is None or self._clock() < self._sweep_at:
+            return
+        self._sweep_at = self._clock() + SWEEP_S
+        self.counters["expired"] += self.tier.expire_some(self._ttl.last_birth, MAX_SWEPT)
+        if self.disk is not None:
+            self.disk.expire_some(self._ttl.last_generation, MAX_SWEPT)
+
+    def clear(self, namespace: str | None, *, forget: bool = False) -> Removed:
         """Drop the blocks of `namespace`, or of all. With `forget` it is not declared any more."""
-        removed = self.tier.clear(namespace)
+        from_memory = self.tier.clear(namespace)
         if forget and namespace is not None:
             self.namespaces.pop(namespace, None)
-        if self.waterfall is not None:
-            self.waterfall.clear(namespace)
-        self.counters["removed"] += removed
-        return removed
+        from_disk = 0 if self.waterfall is None else self.waterfall.clear(namespace)
+        self.counters["removed"] += from_memory
+        return Removed(from_memory, from_disk)
 
     # ── seeing inside ────────────────────────────────────────────────────────────────────
 
@@ -384,6 +468,7 @@ class Store:
                 disk_used_bytes=0 if self.disk is None else self.disk.used_bytes(name),
                 client=info.client,
                 fingerprint=info.fingerprint,
+                engines=info.engines,
             )
             for name, info in (undeclared | self.namespaces).items()
         }
@@ -391,6 +476,8 @@ class Store:
     def all_counters(self) -> dict[str, int]:
         counters = {**self.counters, **self.tier.counters()}
         if self.disk is not None and self.waterfall is not None:
+            counters["hits_memory"] += self.waterfall.hits_memory
+            counters["hits_disk"] += self.waterfall.hits_disk
             below = {**self.disk.counters(), **self.waterfall.counters}
             counters |= {f"disk_{name}": count for name, count in below.items()}
         return counters

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from remote_server.protocol import KeyState, TierStats
+from remote_server.store.kept import KeptNow
 from remote_server.store.slabs import Block
 
 
@@ -82,6 +83,22 @@ class Tier(Protocol):
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now; False when there is nothing readable."""
 
+    def keep(self, namespace: str, keys: Iterable[bytes]) -> KeptNow:
+        """Keep the readable ones of `keys` from eviction until `let_go`; not counted as a use.
+
+        The pin is the tier's own: it ends with the block, however that leaves, and goes over to a
+        block that replaces it.
+        """
+
+    def let_go(self, namespace: str, keys: Iterable[bytes]) -> KeptNow:
+        """Keep those of `keys` no longer that were kept. It says how many those were."""
+
+    def readable_keys(self, namespace: str) -> list[bytes]:
+        """All of them, the longest published first."""
+
+    def kept_keys(self, namespace: str) -> list[bytes]:
+        """All that are kept."""
+
     def remove(self, block: Block) -> bool:
         """Take `block` out of the index; False when it had left already. Pins keep its bytes."""
 
@@ -96,6 +113,19 @@ class Tier(Protocol):
 
     def used_bytes(self, namespace: str) -> int:
         """What the readable blocks of one namespace take out of the budget."""
+
+    @property
+    def pinned_bytes(self) -> int:
+        """What the slots take of all that is pinned or being written."""
+
+    def expire(self, namespace: str, keys: Sequence[bytes], before: float) -> int:
+        """Remove those of `keys` that were born then or earlier. Returns how many."""
+
+    def expire_some(self, before: float, at_most: int) -> int:
+        """Remove up to `at_most` such blocks, wherever they are. Returns how many."""
+
+    def at_quota(self, namespace: str, block_bytes: int) -> bool:
+        """Whether its quota is why `begin_puts` had no room for a block of `namespace`."""
 
     def stats(self) -> TierStats:
         """Occupancy now."""

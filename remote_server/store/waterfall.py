@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
+from remote_server.store.age import TimeToLive
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.files import Written
 from remote_server.store.disk.layout import PAGE, padded
@@ -41,8 +42,11 @@ class Waterfall:
         disk: DiskTier,
         block_bytes_of: Callable[[str], int],
         admission: Admission | None = None,
+        ttl: TimeToLive | None = None,
     ) -> None:
-        """`block_bytes_of` a namespace that holds blocks. Without `admission` all are admitted."""
+        """`block_bytes_of` a namespace that holds blocks. Without `admission` all are admitted,
+        and without `ttl` nothing grows old."""
+        self._ttl = ttl
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._memory = memory
         self._disk = disk
@@ -51,6 +55,14 @@ class Waterfall:
         self._to_demote: deque[Block] = deque()
         self._num_demoting = 0
         self._fetching: dict[tuple[str, bytes], list[Callable[[Block | None], None]]] = {}
+        self.hits_memory = 0
+        self.hits_disk = 0
+        """Blocks that `fetch` handed over: found in memory; read for it, whoever asked first."""
+
+    @property
+    def num_to_demote(self) -> int:
+        """Blocks that wait until the disk has time for them."""
+        return len(self._to_demote)
 
     @property
     def busy(self) -> bool:
@@ -69,13 +81,15 @@ class Waterfall:
         on_disk = self._disk.touch(namespace, key)
         return self._memory.touch(namespace, key) or on_disk
 
-    def clear(self, namespace: str | None) -> None:
-        """Clear the disk as well, and write nothing of it that still waits."""
-        self._disk.clear(namespace)
+    def clear(self, namespace: str | None) -> int:
+        """Clear the disk as well, and write nothing of it that still waits. Returns how many
+        blocks left the disk."""
+        removed = self._disk.clear(namespace)
         if namespace is None:
             self._to_demote.clear()
         else:
             self._to_demote = deque(b for b in self._to_demote if b.namespace != namespace)
+        return removed
 
     def finish_jobs(self) -> None:
         """Whenever the disk's pool wakes the loop."""
@@ -151,6 +165,7 @@ class Waterfall:
         )
         taken = blocks[: len(places)]
         self.counters["demote_declined"] += len(blocks) - len(taken)
+        self._admission.not_written(sum(map(_written_bytes, blocks[len(taken) :])))
         if not taken:
             return
         pinned = self._memory.pin_all(namespace, [block.key for block in taken])
@@ -166,12 +181,14 @@ class Waterfall:
             self._memory.unpin_all(taken)
             self.counters["demoted"] += results.count(Written.OK)
             self.counters["demote_declined"] += len(results) - results.count(Written.OK)
+            for block, written in zip(taken, results, strict=True):
+                if written is Written.NO_SPACE:  # after another error part of it may be there
+                    self._admission.not_written(_written_bytes(block))
 
         self._disk.write(places, [self._memory.view(block) for block in taken], finish)
 
     def _may_write(self, block: Block) -> bool:
-        num_bytes = PAGE + padded(block.length)
-        return self._admission.may_write(block.namespace, block.key, num_bytes)
+        return self._admission.may_write(block.namespace, block.key, _written_bytes(block))
 
     def _checksum(self, block: Block) -> int:
         if block.checksum is None:
@@ -224,6 +241,7 @@ class Waterfall:
         self.asked_again(namespace, keys)
         blocks = self._memory.pin_all(namespace, keys)
         missing = [place for place, block in enumerate(blocks) if block is None]
+        self.hits_memory += len(blocks) - len(missing)
         waiting = 1
 
         def one_is_here() -> None:
@@ -238,6 +256,7 @@ class Waterfall:
 
             def here(block: Block | None) -> None:
                 blocks[place] = block
+                self.hits_disk += block is not None
                 one_is_here()
 
             self._fetching[namespace, keys[place]].append(here)
@@ -282,6 +301,9 @@ class Waterfall:
             return
         for target in targets:
             self._fetching[namespace, target.key] = []
+        if self._ttl is not None:
+            for target, source in zip(targets, sources, strict=False):
+                target.born = self._ttl.born(source.generation)
         views = [self._memory.view(target) for target in targets]
         self._disk.read(
             sources[: len(targets)], views, lambda results: self._landed(targets, results)
@@ -299,3 +321,8 @@ class Waterfall:
             self.counters["promoted" if good else "promote_failed"] += 1
             for here in self._fetching.pop((target.namespace, target.key)):
                 here(self._memory.pin(target.namespace, target.key))
+
+
+def _written_bytes(block: Block) -> int:
+    """What it takes on disk, with its header."""
+    return PAGE + padded(block.length)

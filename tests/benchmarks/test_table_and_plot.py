@@ -1,5 +1,7 @@
 """What people see: columns that line up, and SVG that is well-formed."""
 
+from collections.abc import Callable
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -34,18 +36,42 @@ def test_three_digits(value: float, text: str):
     assert table.digits(value) == text
 
 
-@pytest.mark.parametrize("chart", [plot.bars, plot.lines])
-def test_charts_are_well_formed_and_follow_the_readers_colours(chart):
-    series = {"get <tcp>": [1.0, 2.5, None], "put & wait": [None, 0.5, 4.0]}
-    text = chart("a title", "times a memcpy", ["3B", "7B", "32B"], series, mark=1.0)
-    root = ElementTree.fromstring(text)
-    words = [element.text for element in root.iter(f"{SVG}text")]
-    assert {"a title", "times a memcpy", "3B", "7B", "32B", "get <tcp>", "put & wait"} <= {*words}
-    assert "prefers-color-scheme: dark" in text
-    marks = list(root.iter(f"{SVG}rect" if chart is plot.bars else f"{SVG}circle"))
-    assert len([m for m in marks if m.find(f"{SVG}title") is not None]) == 4
+SERIES: plot.Series = {"get <tcp>": [1.0, 2.5, None], "put & wait": [None, 0.5, 4.0]}
+
+
+def words_of(svg: str) -> set[str | None]:
+    return {element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")}
+
+
+@pytest.mark.parametrize("draw", [plot.bars, plot.lines])
+def test_charts_are_well_formed_and_their_text_stays_text(draw: Callable[..., plot.Chart]):
+    svg = draw("a title", "times a memcpy", ["3B", "7B", "32B"], SERIES, mark=1.0).svg()
+    assert {"a title", "times a memcpy", "3B", "7B", "32B", "get <tcp>", "put & wait"} <= words_of(
+        svg
+    )
+
+
+def test_a_timeline_has_a_lane_for_each_name():
+    svg = plot.timeline("when", "ms", {"computing": [(0.0, 2.0)], "swap <in>": []}).svg()
+    assert {"when", "ms", "computing", "swap <in>"} <= words_of(svg)
+
+
+def test_a_chart_brings_its_own_ground_so_that_dark_pages_do_not_swallow_it():
+    assert "fill: #ffffff" in plot.bars("t", "s", ["a"], {"x": [1.0]}).svg()
+
+
+def test_a_chart_is_written_as_both_kinds_and_the_same_each_time(tmp_path: Path):
+    chart = plot.lines("t", "s", ["a", "b"], {"x": [1.0, 2.0]}, bands={"x": [(0.5, 2.0), None]})
+    chart.write(tmp_path / "a.svg")
+    chart.write(tmp_path / "b.png")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.png", "a.svg", "b.png", "b.svg"]
+    for kind in ("svg", "png"):
+        first, second = ((tmp_path / f"{name}.{kind}").read_bytes() for name in "ab")
+        assert first == second
+    assert first.startswith(b"\x89PNG")
 
 
 def test_a_chart_of_nothing_is_still_one():
-    ElementTree.fromstring(plot.bars("empty", "s", [], {}))
-    ElementTree.fromstring(plot.lines("empty", "s", ["a"], {"x": [None]}))
+    ElementTree.fromstring(plot.bars("empty", "s", [], {}).svg())
+    ElementTree.fromstring(plot.lines("empty", "s", ["a"], {"x": [None]}).svg())
+    ElementTree.fromstring(plot.timeline("empty", "s", {}).svg())

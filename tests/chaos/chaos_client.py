@@ -125,7 +125,8 @@ class ChaosClient:
 
     def __init__(
         self, endpoint: str, transport: str, *, num_pieces: int = 4,
-        clock: Callable[[], float] = time.monotonic, **settings: object,
+        clock: Callable[[], float] = time.monotonic, namespaces: Sequence[Namespace] = NAMESPACES,
+        **settings: object,
     ) -> None:  # fmt: skip
         self.transport = transport
         self.outcomes: Counter[tuple[str, str]] = Counter()
@@ -139,7 +140,7 @@ class ChaosClient:
         config = ClientConfig(endpoint, transport=transport, **{**QUICK, **settings})  # type: ignore[arg-type]
         self.client = RemoteClient(config, clock=clock)
         self.client.register(self._memory.view, self._memory.fd)
-        for namespace in NAMESPACES:
+        for namespace in namespaces:
             self.client.declare(namespace.name, namespace.block_bytes)
 
     def wait_until_ready(self, patience_s: float = PATIENCE_S) -> float:

@@ -47,9 +47,14 @@ class ChaosServer:
     """One address for a server that comes and goes: `restart` may change `endpoint`, which is
     what a proxy's `target` is for."""
 
-    def __init__(self, memory: str = "32MiB") -> None:
+    def __init__(
+        self, memory: str = "32MiB", disk: Path | None = None, disk_bytes: str = "256MiB"
+    ) -> None:
         self.memory = memory
-        self._server = RemoteServer(memory)
+        self.disk = disk
+        flags = ["--disk", str(disk), "--disk-bytes", disk_bytes, "--disk-write-rate", "0"]
+        self._flags = flags if disk is not None else []
+        self._server = RemoteServer(memory, args=self._flags)
         self._frozen = False
 
     def start(self) -> Self:
@@ -74,10 +79,11 @@ class ChaosServer:
         self._frozen = False
 
     def restart(self) -> None:
-        """Another server, on another port, that knows nothing of the blocks of this one."""
+        """Another server, on another port, that knows nothing of the blocks of this one but what
+        it finds on disk."""
         if self._server.running:
             self.kill()
-        self._server = RemoteServer(self.memory)
+        self._server = RemoteServer(self.memory, args=self._flags)
         self._server.start()
 
     def freeze(self) -> None:
@@ -93,6 +99,7 @@ class ChaosServer:
             self._frozen = False
 
     def stop(self) -> None:
+        """SIGTERM, and return when it has left."""
         self.thaw()
         self._server.stop()
 

@@ -139,9 +139,10 @@ WALL_CLOCKS = {"time", "time_ns", "localtime", "gmtime", "now", "utcnow", "today
 @pytest.mark.parametrize("package", ["remote_server", "kv_connector"])
 def test_nothing_reads_the_clock_that_people_set(package):
     """But for the disk, whose newest copy must be told from one that was written before a
-    restart: what it numbers with never goes back, whatever the clock does."""
+    restart: what it numbers with never goes back, whatever the clock does; for the age of what it
+    holds, which goes on while no server runs; and for what is only told to people."""
     for file in (REPOSITORY / package).rglob("*.py"):
-        if file.parent.name == "disk":
+        if file.parent.name in ("disk", "command") or file.name in ("age.py", "wall_clock.py"):
             continue
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):

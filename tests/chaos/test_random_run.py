@@ -24,4 +24,6 @@ def test_whatever_happens_no_byte_is_wrong_no_request_hangs_and_nothing_is_kept(
     )
     assert answered > report.num_requests / 2, "most were turned away: nothing was tried"
     assert report.totals.blocks["hit"] > report.num_requests / 10
-    assert report.totals.counters["checksum_failures"] > 0, "no damage was done"
+    assert report.tampered > 0, "no damage was done"
+    if whole:  # of few messages that are damaged, none may be a block
+        assert report.totals.counters["checksum_failures"] > 0

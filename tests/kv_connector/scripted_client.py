@@ -11,7 +11,7 @@ from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, 
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
 from kv_connector.remote_tier import RemoteTier
-from remote_server.client import GetOutcome, GetResult, PutResult
+from remote_server.client import BreakerState, GetOutcome, GetResult, PutResult
 from remote_server.protocol import Found, KeyState, PutOutcome
 
 STEP_END = ScheduleEndContext((), ())
@@ -55,7 +55,10 @@ class ScriptedClient:
         self.config = config
         self.ready = True
         self.epoch: str | None = "boot-1"
+        self.breaker = BreakerState.CLOSED
+        self.queued_bytes = 0
         self.asked: list[Asked] = []
+        self.stats_asked: list[Future[Any]] = []
         self.declared: list[tuple[str, int, dict[str, str]]] = []
         self.forgotten: list[str] = []
         self.closed = False
@@ -79,6 +82,10 @@ class ScriptedClient:
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> "Future[Any]":
         return self._ask("touch", namespace, keys)
+
+    def stats(self, *, timeout_s: float) -> "Future[Any]":
+        self.stats_asked.append(Future())
+        return self.stats_asked[-1]
 
     def counters(self) -> dict[str, int]:
         return {"bytes_in": 0}

@@ -5,6 +5,7 @@ import pytest
 from kv_connector.config import (
     ConnectorConfig,
     RemoteConfig,
+    client_config,
     read_config,
     refuse_random_hashes,
 )
@@ -39,6 +40,8 @@ def test_an_unknown_setting_is_refused_and_the_nearest_named(wrong: str, right: 
         ("blocks_per_row", 0),
         ("wait_budget_ms", -1),
         ("server", "localhost:5757"),
+        ("server", "tcp://h:1?key=/etc/kvferry/client.key"),
+        ("server", "tcp://h:1?keys="),
         ("eviction", "fifo"),
         ("integrity", "yes"),
         ("transport", "rdma"),
@@ -55,6 +58,15 @@ def test_a_wrong_value_is_refused_with_its_name_and_value(setting: str, value: o
 def test_there_are_at_most_fifteen_settings_and_the_tier_takes_a_part_of_them():
     assert len(ConnectorConfig.__struct_fields__) <= 15
     assert set(RemoteConfig.__struct_fields__) < set(ConnectorConfig.__struct_fields__)
+
+
+def test_a_key_file_behind_the_address_goes_to_the_client_and_not_into_the_address():
+    server = "tcp://10.0.0.7:5757?keys=/etc/kvferry/client.key"
+    client = client_config(read(server=server), "engine")
+    assert (client.endpoint, client.keys) == ("tcp://10.0.0.7:5757", "/etc/kvferry/client.key")
+    assert client_config(read(server="tcp://10.0.0.7:5757"), "engine").keys == ""
+    (tier,) = read(server=server).for_vllm()["secondary_tiers"]
+    assert tier["server"] == server
 
 
 def test_answers_are_stored_unless_the_operator_says_otherwise():

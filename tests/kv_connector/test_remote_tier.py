@@ -6,6 +6,7 @@ from scripted_client import BLOCK_BYTES, ROW_BYTES, Engine
 
 from kv_connector import tier_metrics as metrics
 from kv_connector.request_options import BYPASS_KEY
+from remote_server.client import BreakerState
 from remote_server.client.results import new_counters
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState
@@ -201,6 +202,36 @@ def test_what_came_back_wrong_is_a_metric_by_its_reason(
     }
     reasons = ("checksum", "identity", "length", "short", "epoch", "expired")
     assert totals == dict(zip(reasons, range(1, 7), strict=True))
+
+
+def test_what_a_load_a_put_and_a_lookup_took_and_what_is_under_way_are_metrics(engine: Engine):
+    context, keys = engine.request("r", 2)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.clock.now += 0.25
+    engine.client.last("lookup").found(READABLE, READABLE)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.tier.submit_load(engine.job(context, keys, [0, 1]))
+    engine.tier.submit_store(engine.job(context, keys, [2, 3]))
+    engine.client.queued_bytes = 12
+    engine.client.breaker = BreakerState.OPEN
+    seen = engine.tier.get_stats().data["data"]
+    assert seen[metrics.LOOKUP_DURATION][()] == [0.25]
+    assert [seen[name][()] for name in (metrics.OPEN_LOADS, metrics.OPEN_PUTS)] == [1, 1]
+    assert [seen[name][()] for name in (metrics.PINNED_ROWS, metrics.QUEUED_BYTES)] == [2, 12]
+    assert seen[metrics.BREAKER_STATE][()] == 2
+    engine.clock.now += 0.5
+    engine.client.last("get").landed(0, 1)
+    engine.clock.now += 1.0
+    engine.client.last("lookup").found(ABSENT, ABSENT)
+    engine.client.last("put").stored()
+    assert len(engine.finished()) == 2
+    seen = engine.tier.get_stats().data["data"]
+    assert seen[metrics.LOAD_DURATION][()] == [0.5]
+    assert seen[metrics.PUT_DURATION][()] == [1.5]
+    assert [seen[name][()] for name in (metrics.OPEN_LOADS, metrics.OPEN_PUTS)] == [0, 0]
+    assert seen[metrics.PINNED_ROWS][()] == 0
 
 
 def test_every_metric_that_is_reported_is_declared(engine: Engine):

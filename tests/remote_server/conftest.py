@@ -6,7 +6,7 @@ import pytest
 import zmq
 from wire_peer import Peer
 
-from remote_server.config import MiB, ServerConfig
+from remote_server.config import GiB, MiB, ServerConfig
 from remote_server.server import Server
 
 
@@ -19,8 +19,11 @@ def context() -> Iterator[zmq.Context]:
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    """16 slabs of 1 MiB. Its accounting is checked when the test is over."""
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
+    """16 slabs of 1 MiB, for readers that ask for more at a time than they should. Its accounting
+    is checked when the test is over."""
+    config = ServerConfig(
+        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_inflight=1 * GiB
+    )
     with Server(config) as server:
         yield server
     server.store.check()

@@ -27,6 +27,8 @@ from remote_server.protocol import (
     Get,
     Got,
     Hello,
+    Keep,
+    Kept,
     KeyState,
     Lookup,
     Put,
@@ -244,6 +246,9 @@ class FakeServer:
                     self.send(asked, *self.blocks_for(asked, indices, more=more))
             case Touch():
                 self.send(asked, Touched(touched=len(message.keys), **about))
+            case Keep():
+                kept = len(message.keys or self.blocks)
+                self.send(asked, Kept(kept=kept, bytes=0, declined=0, **about))
             case Verify():
                 self.send(asked, Verified(removed=0, intact=len(message.keys), **about))
             case Stats():

@@ -113,7 +113,8 @@ def spoil_map(header: bytes, step: Step) -> bytes:
 
 TYPES = (
     "hello", "lookup", "put", "get", "touch", "verify", "stats", "clear", "put_shared",
-    "get_shared", "release", "welcome", "found", "stored", "got", "blocks", "leased", "touched",
+    "get_shared", "release", "keep", "kept", "welcome", "found", "stored", "got", "blocks",
+    "leased", "touched",
     "verified", "stats_reply", "cleared", "error", "attach", "attached", "not_attached", "",
 )  # fmt: skip
 

@@ -8,7 +8,8 @@ says whether that was allowed:
 - no more leaves than was needed: blocks of the put's own size class, the least recently used
   first, or whole slabs of other classes, none of them used more recently than another that
   could have been taken, nor than what the put's own class has itself;
-- a put is declined only when every slot it could take is in use.
+- a put is declined only when every slot it could take is in use;
+- what is kept is pinned once more; half of the bytes and half of the slabs may be.
 """
 
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ class Copy:
     pins: int = 0
     writing: bool = True
     cleared: bool = False
+    kept: bool = False
     sought: bool = False
     """Its class looked for a victim while it was pinned. It may then count as used when its
     last pin goes, or as used when it was."""
@@ -66,6 +68,7 @@ class StoreModel:
     """Every copy that has a slot: readable, being written, or kept by pins alone."""
     evicted: int = 0
     slabs_recut: int = 0
+    keep_declined: int = 0
     clock: int = 0
 
     # ── what happens ─────────────────────────────────────────────────────────────────────
@@ -91,14 +94,30 @@ class StoreModel:
             copy.unpinned = self.tick()
             self._settle(copy)
 
+    def keep(self, copy: Copy) -> bool:
+        kept = {other for other in self.copies if other.kept} | {copy}
+        if (
+            sum(other.slot_bytes for other in kept) > NUM_SLABS * SLAB_BYTES // 2
+            or len({other.slab for other in kept}) > NUM_SLABS // 2
+        ):
+            self.keep_declined += 1
+            return False
+        copy.pins += not copy.kept
+        copy.kept = True
+        return True
+
     def publish(self, copies: list[Copy]) -> None:
         for copy in copies:
             copy.writing = False
             if copy.cleared:
                 self.copies.remove(copy)
                 continue
+            previous = self.readable.get(copy.place)
+            was_kept = previous is not None and previous.kept
             self.unreadable(copy.place)
             self.readable[copy.place] = copy
+            if was_kept:
+                self.keep(copy)
         self.use([copy for copy in copies if not copy.cleared])
 
     def fail(self, copy: Copy) -> None:
@@ -109,6 +128,8 @@ class StoreModel:
         """Its copy left the index; pins keep the bytes."""
         copy = self.readable.pop(place, None)
         if copy is not None:
+            copy.pins -= copy.kept
+            copy.kept = False
             self._settle(copy)
 
     def _settle(self, copy: Copy) -> None:

@@ -1,5 +1,7 @@
 """What is written to disk when writes are rationed: by bytes over time, by being asked twice."""
 
+import errno
+
 import pytest
 from test_waterfall import BLOCK, IN_MEMORY, Both, data_of, force
 
@@ -66,6 +68,27 @@ def test_what_the_write_rate_does_not_allow_is_declined_and_counted(rationed, cl
     clock.now += 2 * MIN_BURST_S + 1
     rationed.put(6)
     assert rationed.disk.tier.counters()["written"] == 5
+
+
+def test_what_the_disk_declines_is_not_taken_from_the_budget(rationed, monkeypatch):
+    """Neither what it has no slot for, nor what the file system has no room for."""
+    tier = rationed.disk.tier
+    monkeypatch.setattr(tier, "begin_puts", lambda *_: [])
+    rationed.put(*range(4))
+    assert rationed.waterfall.counters["demote_declined"] == 4
+    monkeypatch.undo()
+    monkeypatch.setattr(rationed.disk.files, "create", no_space)
+    rationed.put(*range(4, 8))
+    assert tier.counters()["write_no_space"] == 4
+    monkeypatch.undo()
+    rationed.disk.tier._growth._make_again = 0.0
+    rationed.put(*range(8, 13))
+    assert tier.counters()["written"] == 4, "what was declined had been taken from the budget"
+    assert rationed.waterfall.counters["declined_write_rate"] == 1
+
+
+def no_space(*_):
+    raise OSError(errno.ENOSPC, "no space left")
 
 
 def test_a_block_declined_by_the_rate_is_offered_again_when_it_is_got(rationed, clock):

@@ -104,8 +104,8 @@ def test_touch_stats_and_clear_reach_the_server(real):
     stats = real.stats().result(PATIENCE_S)
     assert stats.namespaces[NAMESPACE].blocks == 1
     assert stats.epoch == real.epoch
-    assert real.clear(NAMESPACE).result(PATIENCE_S) == 1
-    assert real.clear().result(PATIENCE_S) == 0
+    assert real.clear(NAMESPACE).result(PATIENCE_S).removed == 1
+    assert real.clear().result(PATIENCE_S).removed == 0
 
 
 def test_many_threads_share_one_client(real):

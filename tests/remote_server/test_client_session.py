@@ -22,6 +22,7 @@ from msgspec.structs import replace
 
 from remote_server import protocol
 from remote_server.client import GetOutcome
+from remote_server.client.mailbox import Call
 from remote_server.client.session import REFUSED_RETRY_S
 from remote_server.errors import (
     DeadlineExceeded,
@@ -245,6 +246,27 @@ def test_ready_is_false_from_the_moment_something_new_is_declared(client, fake):
     fake.wait_for(Hello, 2)
     assert not client.ready
     assert_works(client, fake)  # the first one is as welcome as before
+
+
+def test_ready_is_never_true_of_a_namespace_that_the_loop_learns_of_while_it_is_asked(
+    fake, make_client, monkeypatch
+):
+    client = make_client(fake.endpoint, block_bytes=0)
+    fake.silence(Hello)
+    loop_may_go_on = threading.Event()
+    client._loop.mailbox.submit(Call(lambda: loop_may_go_on.wait(PATIENCE_S)))
+    client.declare("new", 4096)
+    was_ready = type(client._loop).ready.fget
+
+    def read_and_let_the_loop_go_on(loop):
+        before = was_ready(loop)
+        loop_may_go_on.set()
+        eventually(lambda: not client._num_undeclared)
+        return before
+
+    monkeypatch.setattr(type(client._loop), "ready", property(read_and_let_the_loop_go_on))
+    assert not client.ready
+    loop_may_go_on.set()
 
 
 def test_a_refused_namespace_is_unavailable_and_the_others_are_not(timed, fake, clock, caplog):

@@ -1,4 +1,4 @@
-"""Real processes, killed while they write."""
+"""Real processes, killed while they write: four times, or KVFERRY_KILLS=100."""
 
 import os
 import random
@@ -6,11 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from disk_helpers import RealDisk
 from disk_writer import BUDGET, NUM_KEYS, SEGMENT_BYTES, data_of
 
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 
+NUM_KILLS = int(os.environ.get("KVFERRY_KILLS", "4"))
 HERE = Path(__file__).parent
 ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parents[1])])}
 
@@ -31,10 +33,11 @@ def write_until_killed(folder: Path, first: int, num_lines: int) -> int:
     return last
 
 
+@pytest.mark.timeout(600)
 def test_a_server_killed_while_it_writes_finds_every_block_it_said_was_written(tmp_path):
     rng = random.Random(5)
     last = -1
-    for _ in range(4):
+    for _ in range(NUM_KILLS):
         last = write_until_killed(tmp_path, last + 1, rng.randrange(3, 60))
         with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
             disk.drain()

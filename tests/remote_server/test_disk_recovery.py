@@ -244,6 +244,7 @@ def test_clearing_during_verification_does_too(tmp_path):
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, num_threads=1) as disk:
         wait_for(disk.tier, disk.event, lambda: not disk.tier.recovery.scanning)
         assert disk.tier.clear("ns") == CAPACITY
+        assert disk.tier.counters()["cleared"] == CAPACITY
         assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
         disk.drain()
         assert disk.tier.stats().blocks == 0
@@ -289,10 +290,43 @@ def test_a_directory_with_somebody_elses_files_is_refused_and_left_as_it_is(tmp_
     assert snapshot(tmp_path) == before
 
 
+@pytest.mark.parametrize("place", [0, 7, 8, 9, 40, PAGE - 1])
+def test_a_segment_with_one_bit_of_its_header_flipped_is_damaged_and_stops_no_server(
+    tmp_path, place
+):
+    """Also where the bit makes it look like somebody else's file, or another version's."""
+    fill(tmp_path, 5)
+    with open(tmp_path / "segment-00000001", "r+b") as file:
+        page = bytearray(file.read(PAGE))
+        page[place] ^= 1
+        file.seek(0)
+        file.write(page)
+    damaged = []
+    files = Folder(tmp_path)
+    for segment in find_segments(files, "here", damaged):
+        segment.file.close()
+    assert damaged == ["segment-00000001"]
+    assert damaged[0] not in os.listdir(tmp_path)
+
+
+def test_a_damaged_slot_header_is_counted_and_its_slot_is_free(tmp_path):
+    fill(tmp_path, 5)
+    with open(tmp_path / "segment-00000001", "r+b") as file:
+        file.seek(PAGE + 200)
+        file.write(b"?")
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        disk.drain()
+        assert disk.tier.counters()["headers_damaged"] == 1
+        assert disk.tier.counters()["recovered"] == disk.tier.num_blocks("ns") == 4
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda page: page[:8] + (2).to_bytes(2, "little") + page[10:], "format version 2"),
+        (
+            lambda page: page[:8] + (2).to_bytes(2, "little") + page[10:-8] + b"its seal",
+            "format version 2",
+        ),
         (lambda page: b"something else" + page[14:], "not a segment of this server"),
     ],
 )

@@ -18,6 +18,7 @@ from remote_server.protocol import (
     GetShared,
     Got,
     Hello,
+    Keep,
     Leased,
     Lookup,
     Put,
@@ -65,7 +66,7 @@ class Do(NamedTuple):
 
 KINDS = (
     "hello", "lookup", "put", "put", "put", "get", "get", "touch", "verify", "stats", "clear",
-    "put_shared", "put_shared", "get_shared", "get_shared", "release",
+    "put_shared", "put_shared", "get_shared", "get_shared", "release", "keep",
 )  # fmt: skip
 clients = st.sampled_from(CLIENTS)
 says = st.builds(
@@ -125,6 +126,8 @@ class Conversation:
                 message = Lookup(keys=keys, **about)
             case "touch":
                 message = Touch(keys=keys, **about)
+            case "keep":
+                message = Keep(keys=keys if say.a % 3 else None, keep=bool(say.b % 4), **about)
             case "verify":
                 message = Verify(keys=keys, **about)
             case "stats":
@@ -276,7 +279,7 @@ class Conversation:
         self.check_sent()
         bench.detach()
         stats = bench.tier.stats()
-        assert (stats.pinned, stats.pending) == (0, 0)
+        assert (stats.pinned, stats.pending) == (stats.kept, 0)
         assert (len(bench.leases), len(bench.puts)) == (0, 0)
         bench.store.check()
         assert "refused_internal" not in bench.store.counters

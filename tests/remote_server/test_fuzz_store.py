@@ -89,6 +89,8 @@ class StoreMachine(RuleBasedStateMachine):
             self.tier.unpin(copy.block)
         for region in REGIONS:
             self.leases.end_all(region)
+        for name in BLOCK_BYTES:
+            self.store.let_go(name, None)
         assert len(self.leases) == 0
         self.store.check()
         self.assert_every_slot_can_be_had()
@@ -231,6 +233,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model.pin(copies[::-1])
         self.counters["get_total"] += len(keys)
         self.counters["get_hit"] += len(hits)
+        self.counters["hits_memory"] += len(hits)
         self.counters["get_miss"] += found.miss
         self.counters["get_duplicate"] += found.duplicate
         return copies
@@ -296,6 +299,31 @@ class StoreMachine(RuleBasedStateMachine):
         for key in reversed(there):
             self.model.use([self.model.readable[name, key]])
 
+    def readable_of(self, name: str, keys: Sequence[bytes] | None) -> list[Copy]:
+        there = [key for place, key in self.model.readable if place == name]
+        return [
+            self.model.readable[name, key]
+            for key in (there if keys is None else dict.fromkeys(keys))
+            if key in there
+        ]
+
+    @rule(name=namespaces, keys=st.one_of(keys, st.none()))
+    def keep(self, name, keys):
+        copies = self.readable_of(name, keys)
+        kept = [copy for copy in copies if self.model.keep(copy)]
+        num_bytes = sum(copy.slot_bytes for copy in kept)
+        now = (len(kept), num_bytes, len(copies) - len(kept))
+        assert self.store.keep(name, keys) == now
+
+    @rule(name=namespaces, keys=st.one_of(keys, st.none()))
+    def let_go(self, name, keys):
+        copies = [copy for copy in self.readable_of(name, keys) if copy.kept]
+        num_bytes = sum(copy.slot_bytes for copy in copies)
+        assert self.store.let_go(name, keys) == (len(copies), num_bytes, 0)
+        for copy in copies:
+            copy.kept = False
+            self.model.unpin(copy)
+
     @rule(name=namespaces, keys=keys)
     def lookup(self, name, keys):
         found = self.store.lookup(name, keys)
@@ -340,7 +368,7 @@ class StoreMachine(RuleBasedStateMachine):
     def clear(self, name, seldom):
         if seldom == 5:
             removed = self.model.clear(name)
-            assert self.store.clear(name) == removed
+            assert self.store.clear(name) == (removed, 0)
             self.counters["removed"] += removed
 
     @rule(name=namespaces, more=st.integers(-1, 1))
@@ -394,13 +422,18 @@ class StoreMachine(RuleBasedStateMachine):
         assert stats.blocks == len(model.readable)
         assert stats.pending == sum(c.writing and not c.cleared for c in model.copies)
         assert stats.pinned == sum(c.held for c in model.copies)
+        assert stats.kept == sum(c.kept for c in model.copies)
         for name, known in self.store.namespace_stats().items():
             own = [copy for copy in model.readable.values() if copy.place[0] == name]
             assert known.blocks == len(own)
             assert known.used_bytes == sum(copy.slot_bytes for copy in own)
         counters = self.store.all_counters()
         expected = {
-            **self.counters, "evicted": model.evicted, "slabs_recut": model.slabs_recut
+            **self.counters,
+            "hits_memory": self.counters["get_hit"],
+            "evicted": model.evicted,
+            "slabs_recut": model.slabs_recut,
+            "keep_declined": model.keep_declined,
         }  # fmt: skip
         assert {name: n for name, n in counters.items() if n} == {
             name: n for name, n in expected.items() if n

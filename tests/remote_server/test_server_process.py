@@ -13,7 +13,7 @@ from wire_peer import Peer, block
 import remote_server
 from remote_server.protocol import Blocks
 
-COMMAND = [sys.executable, "-m", "remote_server"]
+COMMAND = [sys.executable, "-m", "remote_server", "--admin", "off"]
 FREE_PORT = ["--bind", "tcp://127.0.0.1:*"]
 
 
@@ -85,7 +85,8 @@ def test_a_signal_ends_an_idle_server_with_status_0(start, number):
 
 
 def test_the_first_signal_lets_a_stream_finish(start, context):
-    process = start("--memory", "64MiB", "--drain-timeout-s", "30")
+    limits = ("--drain-timeout-s", "30", "--max-inflight", "1GiB")
+    process = start("--memory", "64MiB", *limits)
     reader = Peer(context, process.endpoint, rcvhwm=1)
     reader.hello(block_bytes=1 << 20)
     reader.put(range(16), length=1 << 20)
@@ -126,7 +127,7 @@ def test_nothing_is_left_in_dev_shm_even_after_a_kill(start):
 
 def test_an_address_in_use_is_one_clear_line(start):
     endpoint = start("--memory", "16MiB").endpoint
-    errors = fails_with(1, "--bind", endpoint, "--memory", "16MiB")
+    errors = fails_with(1, "--bind", endpoint, "--memory", "16MiB", "--admin", "off")
     assert errors.count("\n") == 1
     assert endpoint in errors
     assert "in use" in errors

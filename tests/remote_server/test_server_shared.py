@@ -441,7 +441,7 @@ def killed(server):
 def left_over(server) -> tuple[int, int, int]:
     with open("/proc/self/maps") as maps:
         mapped = sum("memfd:test" in line for line in maps)
-    return mapped, len(server.leases), len(server._shared._regions)
+    return mapped, len(server.leases), len(server.quarters[""].shared._regions)
 
 
 @pytest.mark.parametrize("act", ["pass", "shared.lease([1, 2])", "shared.put([7])"])

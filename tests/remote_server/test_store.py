@@ -131,7 +131,7 @@ def test_an_unknown_namespace_is_all_misses(store):
     assert store.lookup("unknown", [A]).states == bytes(1)
     assert store.get("unknown", [A]).miss == 1
     assert store.touch("unknown", [A]) == 0
-    assert store.clear("unknown") == 0
+    assert store.clear("unknown") == (0, 0)
 
 
 @pytest.mark.parametrize("use", ["put", "get", "touch"])

@@ -62,9 +62,13 @@ class RawLoop:
         if not Folder(folder).direct:
             raise Skipped(f"the file system of {folder} does not offer O_DIRECT")
         flags = os.O_RDWR | os.O_CREAT | os.O_DIRECT
-        self._fd = os.open(folder / f"raw-{threads}", flags, 0o600)
+        self._fd = os.open(folder / self.file_name(threads), flags, 0o600)
         os.posix_fallocate(self._fd, 0, num_blocks * block_bytes)
         self._threads = ThreadPoolExecutor(threads) if threads > 1 else None
+
+    @staticmethod
+    def file_name(threads: int) -> str:
+        return f"raw-{threads}"
 
     def write(self, blocks: Blocks) -> None:
         self._each(partial(self._write_one, blocks), len(blocks))

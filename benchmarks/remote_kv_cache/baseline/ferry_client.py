@@ -27,10 +27,10 @@ _POLL_S = 0.0005
 T = TypeVar("T")
 
 
-def server_for(num_bytes: int, block_bytes: int) -> RemoteServer:
+def server_for(num_bytes: int, block_bytes: int, args: Sequence[str] = ()) -> RemoteServer:
     """A server that holds this much without evicting: a quarter more, for what slabs waste."""
     memory = max(num_bytes + num_bytes // 4 + 64 * MiB, 16 * (block_bytes + 4096))
-    return RemoteServer(memory=str(memory))
+    return RemoteServer(memory=str(memory), args=args)
 
 
 def connect(
@@ -41,13 +41,16 @@ def connect(
     transport: str = "tcp",
     integrity: bool = True,
     rows: Sequence[SharedPool] = (),
+    keys: str = "",
 ) -> RemoteClient:
     """A client that is ready. `rows` is the shared memory that its blocks lie in.
 
     Raises `Skipped` when this client, or this host, cannot use `transport`.
     """
     client = RemoteClient(
-        ClientConfig(endpoint, client_name="benchmark", integrity=integrity, transport=transport)
+        ClientConfig(
+            endpoint, client_name="benchmark", integrity=integrity, transport=transport, keys=keys
+        )
     )
     if rows:
         client.register(rows[0].region.view, rows[0].region.fd)

@@ -84,7 +84,7 @@ def details(rows: list[Row]) -> str:
     return table.render(headers, lines)
 
 
-def chart(variants: Sequence[Variant], record: Record) -> str:
+def chart(variants: Sequence[Variant], record: Record) -> plot.Chart:
     """What each of `variants` cost, in memcpys of the same bytes: all of them would be a carpet."""
     models = list(dict.fromkeys(row.model for row in record.rows))
     series = {

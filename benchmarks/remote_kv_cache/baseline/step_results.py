@@ -119,7 +119,7 @@ def describe(record: Record) -> str:
     return "\n".join(text)
 
 
-def chart(record: Record) -> str:
+def chart(record: Record) -> plot.Chart:
     """The p99 of the hooks, a bar for ours and one for vLLM's, with the goal as a mark."""
     variants = _variants(record)
     series = {

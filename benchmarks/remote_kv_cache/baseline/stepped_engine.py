@@ -48,6 +48,17 @@ _PATIENT = {
 _IDLE_S = 30.0
 
 
+def time_hooks(connector: Any, tier: Any) -> HookTimer:
+    """A timer of everything that the scheduler calls: what is spent in the connector and the tier
+    (None where there is no server) is `OURS`, in the offloading below it `VLLMS`."""
+    timer = HookTimer()
+    timer.wrap(connector, _CONNECTOR_HOOKS, OURS)
+    timer.wrap(connector.connector_scheduler, _CONNECTOR_HOOKS, VLLMS)
+    if tier is not None:
+        timer.wrap(tier, _TIER_HOOKS, OURS)
+    return timer
+
+
 class Step(NamedTuple):
     """Seconds of one engine step: schedule, execute, update. The hooks' are part of it."""
 
@@ -102,7 +113,6 @@ class SteppedEngine:
         self._core: Any = self._engine.engine_core.engine_core
         self._step_s = 0.0
         self._names: list[str] = []
-        self._timer = HookTimer()
         self._find_hooks()
         self.wait_for_server()
 
@@ -110,11 +120,9 @@ class SteppedEngine:
         from kv_connector.remote_tier import RemoteTier
 
         connector = self._core.scheduler.connector
-        self._timer.wrap(connector, _CONNECTOR_HOOKS, OURS)
-        self._timer.wrap(connector.connector_scheduler, _CONNECTOR_HOOKS, VLLMS)
         tiers = connector.connector_scheduler.manager.secondary_tiers
         (self._tier,) = (tier for tier in tiers if isinstance(tier, RemoteTier))
-        self._timer.wrap(self._tier, _TIER_HOOKS, OURS)
+        self._timer = time_hooks(connector, self._tier)
         step = self._core.step_fn
 
         def timed() -> Any:

@@ -13,8 +13,9 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import machine, options
-from benchmarks.harness.record import Figure, Record, Row
+from benchmarks.engine.session import conduct
+from benchmarks.harness import options
+from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.remote_kv_cache.baseline import step_results
 from benchmarks.remote_kv_cache.baseline.background_client import (
@@ -70,25 +71,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR")
     arguments = parser.parse_args(argv)
     record = Record.begin(MODULE, argv)
-    with Runner(arguments.trials, arguments.warm_ups) as runner, ExitStack() as stack:
-        try:
-            machine.skip_unless_fits(_NEEDED, arguments.memory)
-            runner.say("starting a server and an engine")
-            model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
-            bench = EngineCost(stack, model, arguments.preset, arguments.steps, arguments.every)
-            record.figures.append(
-                Figure("the timer itself, a nested call", "us", {"cost": cost_of_timing() * 1e6})
-            )
-            cases = bench.cases(stack, arguments.rate)
-            samples = runner.measure(arguments.preset, cases)
-            for key, sample in samples.items():
-                assert isinstance(key, Variant)
-                trials = measured(bench.trials[key], sample)
-                record.rows += step_results.rows_of(arguments.preset, key, sample, trials)
-                record.figures += step_results.figures_of(key, sample, trials)
-        except Skipped as reason:
-            skipped = Sample(skipped=str(reason))
-            record.rows.append(Row(arguments.preset, str(IDLE), 0, skipped))
+    runner = Runner(arguments.trials, arguments.warm_ups)
+
+    def measure(stack: ExitStack) -> None:
+        runner.say("starting a server and an engine")
+        model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
+        bench = EngineCost(stack, model, arguments.preset, arguments.steps, arguments.every)
+        record.figures.append(
+            Figure("the timer itself, a nested call", "us", {"cost": cost_of_timing() * 1e6})
+        )
+        samples = runner.measure(arguments.preset, bench.cases(stack, arguments.rate))
+        for key, sample in samples.items():
+            assert isinstance(key, Variant)
+            trials = measured(bench.trials[key], sample)
+            record.rows += step_results.rows_of(arguments.preset, key, sample, trials)
+            record.figures += step_results.figures_of(key, sample, trials)
+
+    conduct(record, runner, arguments.preset, str(IDLE), _NEEDED, arguments.memory, measure)
     options.write(record, runner, arguments, step_results.chart)
     print(
         f"{NUM_REQUESTS} requests decoding, {arguments.trials} trials of {arguments.steps} steps; "

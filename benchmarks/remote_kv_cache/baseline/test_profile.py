@@ -188,7 +188,7 @@ def show(record: Record) -> None:
     print(table.render(["", "", "transport", TIME, "to copy", *WHO], lines))
 
 
-def chart(record: Record) -> str:
+def chart(record: Record) -> plot.Chart:
     """Times to the plain copy, by size."""
     sizes = list(dict.fromkeys(map(_size_of, record.figures)))
     ways = dict.fromkeys((figure.name.partition(": ")[2], figure.transport)

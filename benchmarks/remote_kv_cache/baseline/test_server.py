@@ -19,9 +19,11 @@ from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache import source_figures
 from benchmarks.remote_kv_cache.baseline import (
     blocks,
+    encryption,
     lookups,
     redis_work,
     results,
+    saturation,
     server_cases,
     small_operations,
     tiers,
@@ -34,7 +36,7 @@ from remote_server.malloc import keep_freed_memory
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
 
-SECTIONS = ("models", "lookups", "sizes", "fairness", "tiers")
+SECTIONS = ("models", "lookups", "sizes", "fairness", "tiers", "keys")
 SOURCE_OPERATIONS = (
     server_cases.SET, server_cases.SET_DEFERRED, server_cases.GET, server_cases.STREAM_GET
 )  # fmt: skip
@@ -57,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
-        help="moved by each trial of `sizes`, `fairness` and `tiers` (default: 128MiB)",
+        help="moved by each trial of `sizes`, `fairness`, `tiers` and `keys` (default: 128MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR",
@@ -104,6 +106,8 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> N
         )
         record.rows += rows
         record.figures += figures
+    if "keys" in arguments.only and not runner.interrupted:
+        record.rows += encryption.measure(runner, arguments.memory, arguments.sizes_bytes)
 
 
 def measure_model(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
@@ -172,6 +176,10 @@ def show(record: Record, heading: str) -> None:
             for name, value in figure.values.items()
         ]
         print(f"\n{table.render(['', 'transport', '', 'measured', 'unit'], small)}")
+        for verdict in [
+            verdict for each in record.figures for verdict in saturation.verdicts(each)
+        ]:
+            print(verdict)
 
 
 def show_tiers(record: Record) -> None:

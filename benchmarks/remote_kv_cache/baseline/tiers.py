@@ -5,44 +5,36 @@
                    again, so that nothing is in its memory, and read past the page cache
     memory+disk    as a client sees it: put until readable, written behind; got from memory
 
-The wall of a disk is the raw loop of `test_disk`. And one figure: what a get from memory costs
-while the server's disk threads read and hash as fast as they can.
+The wall of a disk is the raw loop of `test_disk`. Then `saturation`: what a get from memory costs
+while the disk is busy.
 """
 
 import tempfile
-import threading
 import time
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-import zmq
-
 from benchmarks.harness import machine
 from benchmarks.harness.record import Figure, Row
 from benchmarks.harness.runner import Case, Runner, Skipped
-from benchmarks.harness.statistics import percentile
-from benchmarks.remote_kv_cache.baseline import blocks, disk_cases, results
+from benchmarks.remote_kv_cache.baseline import blocks, disk_cases, results, saturation
 from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
     FerryWork,
     connect,
-    key_of,
     server_for,
 )
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.models import Model
 from examples.processes import RemoteServer
-from remote_server import protocol
 from remote_server.client import RemoteClient
 from remote_server.config import MiB
 
 TIERS = Model("tiers, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
 COLUMNS = ("memory", "disk", "memory+disk", "raw loop")
 _BATCH_BYTES = 16 * MiB
-_PROBES = 5  # gets from memory in one trial
-_NUM_OUTSTANDING = 2  # requests to verify everything
 
 
 def measure(
@@ -65,7 +57,11 @@ def measure(
             rows = results.rows_of(work, runner.measure(TIERS.name, cases), Variant("b2b naive"))
             if runner.interrupted:
                 return rows, []
-            return rows, [_saturated(runner, below, work, source, target)]
+            below.empty_memory(source)
+            some = blocks.plan(TIERS, 1, min(work.num_blocks, _BATCH_BYTES // work.block_bytes))
+            return rows, saturation.measure(
+                runner, below.endpoint, work, some, [folder / disk_cases.RawLoop.file_name(1)]
+            )
     except Skipped as reason:
         return results.skipped_rows(work, "disk: get", str(reason)), []
 
@@ -196,81 +192,3 @@ def _cases(
             partial(blocks.verify, source, target, in_place),
         ),
     ]  # fmt: skip
-
-
-class Saturation:
-    """Has a server read and hash, again and again, what only its disk holds. No block travels."""
-
-    def __init__(self, endpoint: str, work: Work) -> None:
-        self._endpoint = endpoint
-        self._keys = [key_of(number) for number in range(work.num_blocks)]
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
-        self.num_verified = 0
-
-    def start(self) -> None:
-        self._stopping.clear()
-        self._thread = threading.Thread(target=self._run, name="saturation")
-        self._thread.start()
-
-    def stop(self) -> None:
-        if self._thread is not None:
-            self._stopping.set()
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        context = zmq.Context()
-        socket = context.socket(zmq.DEALER)
-        socket.linger = 0
-        socket.connect(self._endpoint)
-        request_id = 0
-        for _ in range(_NUM_OUTSTANDING):
-            request_id = self._ask(socket, request_id)
-        while not self._stopping.is_set():
-            if socket.poll(100):
-                reply = protocol.decode_reply(socket.recv_multipart()[1])
-                assert isinstance(reply, protocol.Verified), reply
-                self.num_verified += reply.intact
-                request_id = self._ask(socket, request_id)
-        context.destroy(linger=0)
-
-    def _ask(self, socket: "zmq.Socket[bytes]", last_id: int) -> int:
-        message = protocol.Verify(request_id=last_id + 1, namespace=TIERS.name, keys=self._keys)
-        socket.send_multipart([*protocol.encode(message)])
-        return last_id + 1
-
-
-def _saturated(runner: Runner, below: DiskServer, work: Work, source: Pool, target: Pool) -> Figure:
-    """Gets from memory, alone and while the disk is busy, in turns."""
-    below.empty_memory(source)
-    name = "hits in memory"
-    some = blocks.plan(TIERS, 1, min(_BATCH_BYTES // work.block_bytes, work.num_blocks))
-    client = connect(below.endpoint, name, work.block_bytes)
-    hits = FerryWork(client, name, some)
-    saturation = Saturation(below.endpoint, work)
-    seconds: dict[bool, list[float]] = {False: [], True: []}
-    try:
-        hits.put(source, deferred=False)
-        hits.get(target)
-        for _ in range(runner.trials):
-            for busy in (False, True):
-                if busy:
-                    saturation.start()
-                    time.sleep(0.05)
-                for _ in range(_PROBES):
-                    started = time.perf_counter()
-                    hits.get(target)
-                    seconds[busy].append((time.perf_counter() - started) * 1000)
-                saturation.stop()
-    finally:
-        saturation.stop()
-        client.close()
-    blocks.verify(source, target, some.everything)
-    if not saturation.num_verified:
-        raise AssertionError("the disk was never busy")
-    alone, beside = (percentile(seconds[busy], 50) for busy in (False, True))
-    values = {
-        "alone, ms": alone, "disk saturated, ms": beside, "slower, %": 100 * (beside / alone - 1),
-    }  # fmt: skip
-    return Figure(f"{some.num_blocks} MiB from memory, beside the disk", "", values, "tcp")

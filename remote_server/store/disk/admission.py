@@ -46,6 +46,10 @@ class WriteBudget:
         self._left -= num_bytes
         return True
 
+    def give_back(self, num_bytes: int) -> None:
+        """What was taken and then not written."""
+        self._left = min(self._burst, self._left + num_bytes)
+
 
 class Admission:
     """Decides for each block, and remembers the keys of those that it turned away: the next put
@@ -79,6 +83,11 @@ class Admission:
             return True
         self._remember(namespace, key)
         return False
+
+    def not_written(self, num_bytes: int) -> None:
+        """`may_write` allowed these, and the disk declined them."""
+        if self._budget is not None:
+            self._budget.give_back(num_bytes)
 
     def _remember(self, namespace: str, key: bytes) -> None:
         self._turned_away[hash((namespace, key))] = None

@@ -48,7 +48,8 @@ class Adoption:
             found.number, header.segment_bytes, header.incarnation, slot_class, found.file
         )
 
-    def free(self, segment: Segment, slots: list[int]) -> None:
+    def free(self, segment: Segment, slots: list[int], num_damaged: int) -> None:
+        self._counters["headers_damaged"] += num_damaged
         segment.unapplied.difference_update(slots)
         self._segments.add_free(segment, reversed(slots))
 

@@ -13,6 +13,7 @@ from remote_server.store.disk.layout import (
     FORMAT_VERSION,
     PAGE,
     SegmentHeader,
+    has_damaged_prefix,
     num_slots,
     unpack_segment_header,
     version_of,
@@ -106,12 +107,12 @@ def _refuse_foreign(names: list[str], where: str) -> None:
             )
 
 
-def find_segments(files: Files, where: str) -> list[FoundSegment]:
+def find_segments(files: Files, where: str, damaged: list[str] | None = None) -> list[FoundSegment]:
     """The segments in `files`, by number. Reads one page of each.
 
     What a crash left half made is deleted, and so is a segment whose header is damaged: no
-    block of it can be found again. Raises `ConfigError`, before anything is deleted, when a file
-    is not ours or was written in another format.
+    block of it can be found again. Its name is added to `damaged`. Raises `ConfigError`, before
+    anything is deleted, when a file is not ours or was written in another format.
     """
     found: list[FoundSegment] = []
     useless: list[str] = []
@@ -129,6 +130,8 @@ def find_segments(files: Files, where: str) -> list[FoundSegment]:
                 log.warning("disk: the header of %s/%s is damaged; it is deleted", where, name)
                 file.close()
                 useless.append(name)
+                if damaged is not None:
+                    damaged.append(name)
             else:
                 found.append(FoundSegment(int(match[1]), file, header))
     except BaseException as error:
@@ -152,6 +155,8 @@ def _read_header(file: File, num_bytes: int, name: str) -> SegmentHeader | None:
         if num_bytes >= PAGE:
             file.read([page], 0)
         version = version_of(page)
+        if version != FORMAT_VERSION and has_damaged_prefix(page):
+            return None
         if version is None:
             raise ConfigError(
                 f"disk: {name} is not a segment of this server, though it is named like one; "

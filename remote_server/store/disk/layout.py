@@ -84,6 +84,14 @@ def version_of(page: bytes | memoryview) -> int | None:
     return int(version) if magic == SEGMENT_MAGIC else None
 
 
+def has_damaged_prefix(page: bytes | memoryview) -> bool:
+    """Whether a page that is no segment's, or another version's, is ours but for a damaged magic
+    or version: the rest of it and its checksum say so."""
+    repaired = bytearray(page)
+    _PREFIX.pack_into(repaired, 0, SEGMENT_MAGIC, FORMAT_VERSION)
+    return _is_sealed(memoryview(repaired))
+
+
 def unpack_segment_header(page: bytes | memoryview) -> SegmentHeader | None:
     """None when the page is damaged. The version must have been looked at before."""
     if not _is_sealed(page):
@@ -117,6 +125,12 @@ def unpack_slot_header(
         return None
     key = bytes(page[_SLOT.size : _SLOT.size + key_length])
     return SlotHeader(key, length, checksum, generation)
+
+
+def holds_nothing(page: bytes | memoryview) -> bool:
+    """Whether a slot's first page was never written, or erased; what is neither that nor an
+    intact header is damaged."""
+    return page == ERASED
 
 
 def _sealed(fields: bytes) -> bytes:

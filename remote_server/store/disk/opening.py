@@ -41,14 +41,15 @@ class OpenDisk:
         self._folder = TakenFolder(path)
         try:
             files = self._folder.files
-            found = within_budget(files, find_segments(files, str(path)), budget)
+            damaged: list[str] = []
+            found = within_budget(files, find_segments(files, str(path), damaged), budget)
             _check_space(path, budget, found)
             self._folder.write_readme()
         except BaseException:
             self._folder.release()
             raise
         self.pool = ThreadPool(wake)
-        self.tier = DiskTier(files, found, self.pool, budget)
+        self.tier = DiskTier(files, found, self.pool, budget, num_damaged=len(damaged))
         log.info(
             "disk: %s in %s, blocks up to %s, %s",
             format_bytes(budget),
@@ -90,7 +91,7 @@ def within_budget(files: Files, found: list[FoundSegment], budget: int) -> list[
 def _mean_generation(segment: FoundSegment) -> float:
     header = segment.header
     count = num_slots(header.segment_bytes, header.block_bytes)
-    blocks = scan(
+    blocks, _ = scan(
         segment.file, count, header.block_bytes, slot_bytes_for(header.block_bytes),
         header.incarnation, Scratch(),
     )  # fmt: skip

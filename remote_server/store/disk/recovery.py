@@ -7,7 +7,13 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from remote_server.store.disk.files import File, Scratch
-from remote_server.store.disk.layout import PAGE, SlotHeader, slot_offset, unpack_slot_header
+from remote_server.store.disk.layout import (
+    PAGE,
+    SlotHeader,
+    holds_nothing,
+    slot_offset,
+    unpack_slot_header,
+)
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.segments import BlockState, DiskBlock, Segment
 from remote_server.store.disk.transfers import (
@@ -39,6 +45,13 @@ class Found(NamedTuple):
     header: SlotHeader
 
 
+class Scanned(NamedTuple):
+    """What the headers of one segment say."""
+
+    found: list[Found]  # the oldest first
+    num_damaged: int  # headers that are neither intact nor empty
+
+
 def scan(
     file: File,
     num_slots: int,
@@ -47,12 +60,13 @@ def scan(
     incarnation: int,
     scratch: Scratch,
     stopped: Callable[[], bool] = lambda: False,
-) -> list[Found]:
-    """The blocks that a segment's headers speak of, oldest first. What is unreadable is not one.
+) -> Scanned:
+    """The blocks that a segment's headers speak of. What is unreadable is not one.
 
     On an I/O thread; gives up when `stopped`.
     """
     found: list[Found] = []
+    num_damaged = 0
     per_read = max(1, _SCAN_BYTES // slot_bytes)
     for first in range(0, num_slots, per_read):
         if stopped():
@@ -62,7 +76,9 @@ def scan(
             header = unpack_slot_header(page, slot, incarnation, block_bytes)
             if header is not None:
                 found.append(Found(header.generation, slot, header))
-    return sorted(found)
+            else:
+                num_damaged += not holds_nothing(page)
+    return Scanned(sorted(found), num_damaged)
 
 
 def _pages(
@@ -82,8 +98,8 @@ def _pages(
 class Books(Protocol):
     """What recovery asks of the tier, whose index and slots it does not touch itself."""
 
-    def free(self, segment: Segment, slots: list[int]) -> None:
-        """These slots of a found segment hold nothing."""
+    def free(self, segment: Segment, slots: list[int], num_damaged: int) -> None:
+        """These slots of a found segment hold nothing, or nothing any more: `num_damaged`."""
 
     def adopt(self, segment: Segment, found: Found) -> DiskBlock | None:
         """Take up a block, unverified and unpinned; None when a newer one has its key."""
@@ -147,16 +163,18 @@ class Recovery:
         slot_class, file = segment.slot_class, segment.file
         assert file is not None
 
-        def work(scratch: Scratch) -> list[Found]:
+        def work(scratch: Scratch) -> Scanned:
             return scan(
                 file, segment.num_slots, slot_class.block_bytes, slot_class.slot_bytes,
                 segment.incarnation, scratch, lambda: self._stopped,
             )  # fmt: skip
 
-        def finish(found: list[Found] | None) -> None:
-            self._found.append([(f.generation, segment.number, f) for f in found or ()])
-            used = {f.slot for f in found or ()}
-            self._books.free(segment, [s for s in range(segment.num_slots) if s not in used])
+        def finish(scanned: Scanned | None) -> None:
+            found, num_damaged = scanned or Scanned([], 0)
+            self._found.append([(f.generation, segment.number, f) for f in found])
+            used = {f.slot for f in found}
+            free = [slot for slot in range(segment.num_slots) if slot not in used]
+            self._books.free(segment, free, num_damaged)
             if len(self._found) == len(self._segments):
                 self._merged = heapq.merge(*self._found)
 

@@ -31,11 +31,12 @@ log = logging.getLogger(__name__)
 MAX_WRITING_BYTES = 64 << 20
 
 COUNTERS = (
-    "evicted", "removed", "segments_made", "segments_taken", "segments_failed", "erase_failed",
+    "evicted", "removed", "cleared", "segments_made", "segments_taken", "segments_failed",
+    "segments_damaged", "headers_damaged", "erase_failed",
     "declined_no_slot", "declined_busy", "declined_recovering",
     "written", "written_bytes", "write_no_space", "write_io_error", "write_cleared",
     "read", "read_bytes", "read_damaged", "read_io_error",
-    "recovered", "recovered_damaged", "recovered_older",
+    "recovered", "recovered_damaged", "recovered_older", "expired",
 )  # fmt: skip
 """Always present, from zero. `recovered` counts blocks that were found and whose bytes are good;
 `recovered_older` those whose key a newer block has."""
@@ -57,15 +58,20 @@ class DiskTier:
         pool: Pool,
         budget: int,
         *,
+        num_damaged: int = 0,
         segment_bytes: int | None = None,
         max_writing_bytes: int = MAX_WRITING_BYTES,
         clock: Callable[[], float] = time.monotonic,
         wall_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """`found` must fit the budget. Ends with `close`; `files` and `pool` are the caller's."""
+        """`found` must fit the budget; `num_damaged` segments beside them could not be used.
+
+        Ends with `close`; `files` and `pool` are the caller's.
+        """
         self.segments = Segments(budget, segment_bytes or segment_bytes_for(budget), wall_clock_ns)
         self._pool = pool
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._counters["segments_damaged"] = num_damaged
         self._index = Index()
         self._leaving = Leaving(
             self._index, self.segments, pool, self._counters,
@@ -84,6 +90,7 @@ class DiskTier:
             self.recovery, max_writing_bytes,
         )  # fmt: skip
         self._reading = Reading(self._index, self.segments, self._leaving, pool, self._counters)
+        self._next_to_sweep = 0
         self.recovery.start()
 
     def close(self) -> None:
@@ -261,6 +268,31 @@ class DiskTier:
         self._counters["removed"] += 1
         return True
 
+    def expire(self, namespace: str, keys: Sequence[bytes], last_generation: int) -> None:
+        """Remove those of `keys`, verified or not, that were written then or earlier."""
+        found = (self._index.find(namespace, key) for key in {*keys})
+        self._expire([b for b in found if b is not None and b.generation <= last_generation])
+
+    def expire_some(self, last_generation: int, at_most: int) -> None:
+        """Remove up to `at_most` such blocks from one segment, each time another one."""
+        segments = [*self.segments.all]
+        if not segments:
+            return
+        segment = segments[self._next_to_sweep % len(segments)]
+        kept = (BlockState.READABLE, BlockState.UNVERIFIED)
+        old = [
+            block
+            for block in segment.blocks
+            if block.generation <= last_generation and block.state in kept
+        ]
+        self._next_to_sweep += len(old) <= at_most
+        self._expire(old[:at_most])
+
+    def _expire(self, blocks: Sequence[DiskBlock]) -> None:
+        for block in blocks:
+            self._leaving.let_go(block)
+        self._counters["expired"] += len(blocks)
+
     def clear(self, namespace: str | None) -> int:
         """Remove all blocks of one namespace, or of all; what is being written is dropped too.
 
@@ -275,6 +307,7 @@ class DiskTier:
         kept = (BlockState.READABLE, BlockState.UNVERIFIED)
         removed = sum(block.state in kept for segment in segments for block in segment.blocks)
         self._growth.clear(segments)
+        self._counters["cleared"] += removed
         return removed
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────

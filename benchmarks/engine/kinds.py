@@ -1,0 +1,44 @@
+"""The kinds of engines that `--engine` offers. What a kind is called is said in every result."""
+
+from collections.abc import Callable
+
+from benchmarks.engine.driver import Engine, EngineSettings
+from benchmarks.engine.vllm_engine import VllmEngine
+
+VLLM, SIMULATED = "vllm", "simulated"
+
+
+def _vllm(settings: EngineSettings, _: float | None) -> Engine:
+    return VllmEngine(settings)
+
+
+def _simulated(settings: EngineSettings, ratio: float | None) -> Engine:
+    from benchmarks.simulated.engine import SimulatedEngine  # imports vLLM, which takes seconds
+
+    return SimulatedEngine(settings, ratio)
+
+
+KINDS: dict[str, Callable[[EngineSettings, float | None], Engine]] = {
+    VLLM: _vllm, SIMULATED: _simulated,
+}  # fmt: skip
+
+
+def named(text: str) -> str:
+    """A kind as `--engine` takes it: `vllm`, `simulated`, or with the ratio of computing to
+    fetching that a simulated engine is to have, `simulated:12`. Raises `ValueError`."""
+    name, colon, ratio = text.partition(":")
+    if name not in KINDS or (colon and (name != SIMULATED or not float(ratio) > 0)):
+        raise ValueError(text)
+    return text
+
+
+def make(kind: str, settings: EngineSettings) -> Engine:
+    """An engine of this kind, not started."""
+    name, _, ratio = kind.partition(":")
+    return KINDS[name](settings, float(ratio) if ratio else None)
+
+
+def label(kind: str) -> str:
+    """What stands before every title and model name, so that nothing is taken for measured on
+    vLLM that was not."""
+    return "" if kind == VLLM else f"{kind}{':1' if ':' in kind else ''}: "

@@ -1,0 +1,210 @@
+"""Two sizes of every engine benchmark, and what each needs to run.
+
+`laptop` runs here: a model made from nothing, prompts and counts that two cores manage in minutes.
+`paper` has the source's models and numbers, for a GPU host with the weights on its disk. Each
+number is a flag of its own; what is not given is the preset's.
+"""
+
+import argparse
+import ctypes
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.engine.kinds import VLLM, named
+from benchmarks.harness import options
+from benchmarks.remote_kv_cache.models import MODELS, Model
+from examples import tiny_model
+from remote_server.config import parse_bytes
+from remote_server.errors import ConfigError
+
+LAPTOP, PAPER = "laptop", "paper"
+
+SHAPES: Mapping[str, Model] = {
+    **{
+        name: Model(name, preset.layers, preset.kv_heads, preset.hidden_size // preset.heads)
+        for name, preset in tiny_model.PRESETS.items()
+    },
+    **{f"Qwen/{model.name}": model for model in MODELS if model.name.startswith("Qwen")},
+    "meta-llama/Llama-3.1-8B": MODELS[4],
+    "THUDM/glm-4-9b-chat-1m": MODELS[3],
+}
+"""Models by the names that `--model` takes: those of this repository, which are built on the spot,
+and those of the source, by the names under which vLLM finds them."""
+
+SOURCE_RATIOS = "the source's: 12:1 for Qwen2.5-7B, 7:1 for Qwen2.5-3B"
+"""Seconds to compute the KV cache of 8,192 tokens, to seconds to get it from the server."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numbers:
+    """What every engine benchmark has; each adds its own. Field names are the source's."""
+
+    model: str
+    input_len: int
+    num_prompts: int
+    max_num_requests: int
+    """Requests that the engine computes at a time."""
+
+    max_model_len: int
+    block_size: int
+    cpu_pool: int | str
+    """The source's swap space."""
+
+    memory_space: int | str
+    """The server's memory."""
+
+    kv_cache: int | str | None
+    """Of the engine's KV cache; None leaves it to vLLM."""
+
+    trials: int
+
+    @property
+    def shape(self) -> Model:
+        """Raises `ConfigError` for a model whose blocks nobody here knows the size of."""
+        return shape_of(self.model)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.shape.block_bytes(self.block_size)
+
+
+Some = TypeVar("Some", bound=Numbers)
+
+
+def shape_of(name: str) -> Model:
+    """The shape of the model of this name, or of the directory that ends like it."""
+    for known, shape in SHAPES.items():
+        if name == known or Path(name).name in (shape.name, known):
+            return shape
+    raise ConfigError(
+        f"--model {name}: its shape is not known; known: {', '.join(SHAPES)}, or a directory named "
+        "like one of them"
+    )
+
+
+def parser(module: str, question: str, presets: Mapping[str, Numbers]) -> argparse.ArgumentParser:
+    """The common flags, `--preset`, `--engine`, and one flag for each of the presets' numbers."""
+    made = options.parser(module, question, trials=0, warm_ups=1)
+    for action in made._actions:
+        if action.dest == "trials":
+            action.default = None
+            action.help = "timed rounds (default: the preset's)"
+    made.add_argument(
+        "--preset", choices=sorted(presets), default=LAPTOP,
+        help="laptop: a model made on the spot, minutes on two cores; paper: the source's models "
+        "and numbers, for a GPU host with the weights (default: %(default)s)",
+    )  # fmt: skip
+    made.add_argument(
+        "--engine",
+        type=named,
+        default=VLLM,
+        metavar="KIND",
+        help="vllm; or simulated, which "
+        "computes nothing and takes as long, with the source's ratio of computing to fetching, or "
+        "with the one given as in simulated:12 (default: %(default)s)",
+    )
+    made.add_argument(
+        "--models", type=Path, default=Path(".cache/models"), metavar="DIR",
+        help="where models that are made on the spot are kept (default: %(default)s)",
+    )  # fmt: skip
+    numbers = made.add_argument_group("numbers", "each is the preset's unless given")
+    shown = [presets[name] for name in (LAPTOP, PAPER) if name in presets]
+    for field in dataclasses.fields(shown[0]):
+        if field.name != "trials":
+            values = " / ".join(_show(getattr(preset, field.name)) for preset in shown)
+            numbers.add_argument(
+                f"--{field.name.replace('_', '-')}", type=_reader(field.name, shown[0]),
+                metavar="N", help=f"laptop / paper: {values}",
+            )  # fmt: skip
+    return made
+
+
+def chosen(arguments: argparse.Namespace, presets: Mapping[str, Some]) -> Some:
+    """The preset's numbers, with those that were given in their place."""
+    preset = presets[arguments.preset]
+    given = {
+        field.name: getattr(arguments, field.name)
+        for field in dataclasses.fields(preset)
+        if getattr(arguments, field.name) is not None
+    }
+    return dataclasses.replace(preset, **given)
+
+
+def refuse(
+    arguments: argparse.Namespace,
+    numbers: Numbers,
+    has_gpu: Callable[[], bool] | None = None,
+) -> None:
+    """Raise `ConfigError`, saying why, when these numbers cannot be measured on this machine."""
+    if arguments.engine != VLLM or numbers.model in tiny_model.PRESETS:
+        return
+    where = f"--preset {arguments.preset}, --model {numbers.model}"
+    if not (has_gpu or gpu_is_here)():
+        raise ConfigError(
+            f"{where}: no NVIDIA GPU here (libcuda finds no device), and a model of this size "
+            f"would need hours on a CPU; --preset {LAPTOP} runs on this machine"
+        )
+    if not weights_are_here(numbers.model):
+        raise ConfigError(
+            f"{where}: no weights of it here, and this never downloads any; give "
+            "--model the directory that holds them, named like the model"
+        )
+
+
+def gpu_is_here() -> bool:
+    """Whether CUDA's driver finds a device. Nothing is imported and no context is made."""
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return (
+        cuda.cuInit(0) == 0 and cuda.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    )
+
+
+def weights_are_here(model: str) -> bool:
+    """Whether `model` is a directory with weights, or a name that the local hub cache has."""
+    if Path(model).is_dir():
+        return any(Path(model).glob("*.safetensors"))
+    if model.count("/") != 1 or model.startswith((".", "/")):
+        return False  # a path, and nothing is there
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ImportError:
+        return False
+    try:
+        return isinstance(try_to_load_from_cache(model, "config.json"), str)
+    except ValueError:  # not a name that a hub could have
+        return False
+
+
+def model_path(numbers: Numbers, models: Path) -> str:
+    """What vLLM is given: a model of ours is built first."""
+    if numbers.model in tiny_model.PRESETS:
+        return str(tiny_model.build(models / numbers.model, numbers.model))
+    return numbers.model
+
+
+def _show(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _reader(name: str, preset: Numbers) -> Callable[[str], Any]:
+    value = getattr(preset, name)
+    if name in ("cpu_pool", "memory_space", "kv_cache"):
+        return options.size
+    if isinstance(value, tuple):
+        kind: Callable[[str], Any] = float if isinstance(value[0], float) else options.positive
+        if isinstance(value[0], str):
+            kind = str
+        return lambda text: tuple(kind(part) for part in text.split(","))
+    return options.positive if isinstance(value, int) else str
+
+
+def size(value: int | str) -> int:
+    """`512MiB` or a number, as bytes."""
+    return parse_bytes(value)

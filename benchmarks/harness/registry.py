@@ -1,0 +1,50 @@
+"""Every benchmark of this project: what is found in the tree, by two rules.
+
+A benchmark is a file named `test_….py`, or a package with a `__main__.py`. Its name is that of the
+file or of the package, and the first line of its docstring is the question it answers.
+"""
+
+import ast
+from pathlib import Path
+from typing import NamedTuple
+
+REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+class Benchmark(NamedTuple):
+    """One that `python -m module` runs."""
+
+    name: str
+    module: str
+    question: str
+
+
+def find(root: Path = REPOSITORY) -> dict[str, Benchmark]:
+    """By name, in the order of their modules. Nothing is imported: that would load torch.
+
+    Raises `LookupError` when two have one name, or one does not say what it answers.
+    """
+    found: dict[str, Benchmark] = {}
+    for file in sorted((root / "benchmarks").rglob("*.py")):
+        is_package = file.name == "__main__.py" and file.parent != root / "benchmarks"
+        if not (is_package or file.name.startswith("test_")):
+            continue
+        path = file.parent if is_package else file.with_suffix("")
+        module = ".".join(path.relative_to(root).parts)
+        if path.name in found:
+            raise LookupError(f"{path.name} is both {found[path.name].module} and {module}")
+        found[path.name] = Benchmark(path.name, module, _question(file))
+    return found
+
+
+def _question(file: Path) -> str:
+    """A package may ask it in its `__init__.py`, beside a `__main__.py` that shows the command."""
+    lines = []
+    for each in (file, file.parent / "__init__.py") if file.name == "__main__.py" else (file,):
+        if each.exists():
+            text = ast.get_docstring(ast.parse(each.read_text())) or ""
+            lines.append(text.partition("\n")[0])
+    for line in lines:
+        if line.endswith("?"):
+            return line
+    raise LookupError(f"{file}: no docstring that begins with the question it answers")

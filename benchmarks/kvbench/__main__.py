@@ -1,0 +1,177 @@
+"""How fast does the KV cache of a real model move, block by block as its engine would move it?
+
+    python -m benchmarks.kvbench plan --models 70b --config block-tp8-pp2
+    python -m benchmarks.kvbench run --models r1,70b,llama-3.1-8b --requests 1,10
+    python -m benchmarks.kvbench profile --models 70b
+
+`plan` computes and moves nothing. `run` moves what was planned over every way there is. `profile`
+does so with several windows: how many blocks have to be on the way at once.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.harness import options
+from benchmarks.harness.record import Record
+from benchmarks.harness.runner import Runner
+from benchmarks.kvbench import configurations, models, report
+from benchmarks.kvbench.configurations import Configuration
+from benchmarks.kvbench.measure import WAYS, measure
+from benchmarks.kvbench.plan import Plan, plan
+from remote_server.config import MiB
+from remote_server.errors import ConfigError
+from remote_server.malloc import keep_freed_memory
+
+MODULE = "benchmarks.kvbench"
+
+_SOURCE_MODELS = "deepseek-r1,llama-3.1-70b,llama-3.1-8b"
+_WINDOW = 64 * MiB
+_PROFILED_WINDOWS = (1, 4, 16, 64, 256)
+_OVERRIDES = ("tp", "pp", "page_size", "prompt_tokens")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit status 2 for what cannot be planned; else as every benchmark's."""
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = _parser().parse_args(argv)
+    try:
+        plans = _plans(arguments)
+    except ConfigError as error:
+        print(f"kvbench: {error}", file=sys.stderr)
+        return 2
+    if arguments.command == "plan":
+        as_format = {"text": report.plans_as_text, "json": report.plans_as_json,
+                     "csv": report.plans_as_csv}  # fmt: skip
+        print(as_format[arguments.format](plans))
+        return 0
+    return _measure(plans, arguments, argv)
+
+
+def _measure(plans: Sequence[Plan], arguments: argparse.Namespace, argv: Sequence[str]) -> int:
+    keep_freed_memory()  # as every engine that has the client does
+    record = Record.begin(MODULE, argv)
+    total = sum(p.num_bytes for p in plans)
+    with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
+        for planned in plans:
+            windows = _windows(planned, arguments)
+            record.parameters[planned.title] = {
+                "block_bytes": planned.block_bytes, "batch": planned.batch,
+                "windows": list(windows), **msgspec.structs.asdict(planned.configuration),
+            }  # fmt: skip
+            measure(
+                runner, record, planned, ways=arguments.ways, windows=windows,
+                folder=arguments.directory, memory=arguments.memory, check=arguments.check,
+            )  # fmt: skip
+            if runner.interrupted:
+                break
+    options.write(record, runner, arguments, report.chart)
+    print(report.plans_as_text(plans))
+    print(f"\n{report.measured_as_text(record, plans)}")
+    print(
+        "\nprepare, post and transfer: microseconds of a whole batch, average and p99 (of fewer "
+        "than 100 trials: the slowest)"
+    )
+    return options.finish(record, runner)
+
+
+def _windows(planned: Plan, arguments: argparse.Namespace) -> tuple[int, ...]:
+    if arguments.command == "run":
+        return (max(1, arguments.window // planned.block_bytes),)
+    useful = [window for window in _PROFILED_WINDOWS if window < planned.batch]
+    return (*useful, planned.batch)
+
+
+def _plans(arguments: argparse.Namespace) -> list[Plan]:
+    """Of every model with every configuration and number of requests. Raises `ConfigError`."""
+    known_models = models.load_models(arguments.models_file)
+    known = configurations.load_configurations(arguments.config_file)
+    changed = {name: value for name in _OVERRIDES if (value := getattr(arguments, name))}
+    if arguments.pattern:
+        changed["pattern"] = arguments.pattern
+    if arguments.kv_dtype:
+        changed["kv_dtype"] = arguments.kv_dtype
+    chosen: list[Configuration] = models.choose(arguments.config, known, "config")
+    return [
+        plan(model, msgspec.structs.replace(configuration, **changed, requests=requests),
+             compatible=arguments.compat)
+        for model in models.choose(arguments.models, known_models, "models")
+        for configuration in chosen
+        for requests in arguments.requests or [configuration.requests]
+    ]  # fmt: skip
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {MODULE}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    planning = commands.add_parser("plan", help="bytes per token and block, blocks per transfer")
+    _add_plan_options(planning)
+    planning.add_argument("--format", choices=("text", "json", "csv"), default="text")
+    for name, text in (
+        ("run", "move the planned blocks over every way, one window"),
+        ("profile", "move them with several windows: where the time goes"),
+    ):
+        common = options.parser(f"{MODULE} {name}", text, trials=10)
+        command = commands.add_parser(name, help=text, parents=[common], add_help=False)
+        _add_plan_options(command)
+        command.add_argument(
+            "--ways", type=_ways, default=WAYS, metavar="NAMES",
+            help=f"some of {','.join(WAYS)} (default: all)",
+        )  # fmt: skip
+        command.add_argument(
+            "--directory", type=Path, default=Path(), metavar="DIR",
+            help="where the files are; they are removed (default: this one)",
+        )  # fmt: skip
+        command.add_argument(
+            "--check", action=argparse.BooleanOptionalAction, default=True,
+            help="compare every byte after every trial (default: yes)",
+        )  # fmt: skip
+        if name == "run":
+            command.add_argument(
+                "--window", type=options.size, default=_WINDOW, metavar="SIZE",
+                help="on the way at once, at least one block (default: 64MiB)",
+            )  # fmt: skip
+    return parser
+
+
+def _add_plan_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--models", default=_SOURCE_MODELS, metavar="NAMES",
+        help="parts of names, as in r1,70b (default: %(default)s)")  # fmt: skip
+    add("--models-file", type=Path, default=models.BUILT_IN, metavar="FILE", help="of your own")
+    add("--config", default="block-tp1-pp1", metavar="NAMES",
+        help="names of configurations (default: %(default)s)")  # fmt: skip
+    add("--config-file", type=Path, default=configurations.BUILT_IN, metavar="FILE",
+        help="of your own")  # fmt: skip
+    add("--tp", type=options.positive)
+    add("--pp", type=options.positive)
+    add("--pattern", choices=("block", "layer"))
+    add("--kv-dtype", choices=tuple(models.BYTES_PER_NUMBER))
+    add("--page-size", type=options.positive, help="tokens of a block")
+    add("--prompt-tokens", type=options.positive)
+    add("--requests", type=_numbers, metavar="N,N", help="prompts in one transfer, as in 1,10")
+    add("--compat", action="store_true",
+        help="count and round as the source's tool does, errors included")  # fmt: skip
+
+
+def _ways(text: str) -> list[str]:
+    chosen = text.split(",")
+    for way in chosen:
+        if way not in WAYS:
+            raise argparse.ArgumentTypeError(f"{way!r} is none of {', '.join(WAYS)}")
+    return chosen
+
+
+def _numbers(text: str) -> list[int]:
+    return [options.positive(part) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

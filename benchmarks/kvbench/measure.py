@@ -1,0 +1,264 @@
+"""The ways against each other: all move the same blocks out and back, in interleaved trials."""
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from benchmarks.harness import machine
+from benchmarks.harness.record import Figure, Record, Row
+from benchmarks.harness.runner import Case, Runner, Sample, Skipped, WrongBytes, nothing
+from benchmarks.harness.statistics import percentile, summarize
+from benchmarks.kvbench.file_ways import OneFile
+from benchmarks.kvbench.nixl_ways import NixlFile
+from benchmarks.kvbench.plan import Plan
+from benchmarks.kvbench.transfer import StageLog, Stages, Way, move
+from benchmarks.kvbench.ways import Memory, Rows, Server
+from benchmarks.remote_kv_cache.baseline import blocks
+from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, shared_pools
+from benchmarks.remote_kv_cache.baseline.ferry_client import connect, server_for
+from remote_server.store.disk.layout import padded
+
+WRITE, READ = "write", "read"
+
+MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL = "memory", "shm", "tcp", "file", "file O_DIRECT", "nixl"
+WAYS = (MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL)
+
+_SERVER_WAYS = (SHM, TCP)
+_POOLS = 9 / 2
+"""Source, target, the memory way's copy, and a server's with a quarter to spare."""
+
+
+class Key(NamedTuple):
+    """A case: which way, which direction, how many blocks on the way at once."""
+
+    way: str
+    direction: str
+    window: int
+
+
+class Kept:
+    """What one place holds: the mark that its last write put into every block."""
+
+    def __init__(self) -> None:
+        self.mark: int | None = None
+
+
+class Lane:
+    """One way with one window. Times what it moves, and proves that it moved it.
+
+    Every write marks its blocks with a number that no write before it used, so that nothing an
+    earlier trial left can pass for what this one should have moved.
+    """
+
+    _next_mark = 0
+
+    def __init__(
+        self,
+        way: Way,
+        rows: Rows,
+        kept: Kept,
+        window: int,
+        clear: Callable[[], object] = nothing,
+        *,
+        check: bool,
+    ) -> None:
+        """`clear` is needed before a write by what leaves alone the blocks that it has."""
+        self.stages = {WRITE: StageLog(), READ: StageLog()}
+        self._way = way
+        self._rows = rows
+        self._kept = kept
+        self._window = window
+        self._clear = clear
+        self._check = check
+
+    def cases(self, name: str) -> list[Case]:
+        return [
+            Case(Key(name, WRITE, self._window), self._write, self._before_write,
+                 self._verify_write if self._check else nothing),
+            Case(Key(name, READ, self._window), self._read, self._before_read,
+                 self._verify if self._check else nothing),
+        ]  # fmt: skip
+
+    def _before_write(self) -> None:
+        self._clear()
+        Lane._next_mark += 1
+        self._kept.mark = Lane._next_mark
+        self._set_mark()
+
+    def _write(self) -> None:
+        self.stages[WRITE].trials.append(self._move(self._way.prepare_write))
+
+    def _verify_write(self) -> None:
+        blocks.poison(self._rows.target_pool)
+        self._move(self._way.prepare_read)
+        self._verify()
+
+    def _before_read(self) -> None:
+        if self._kept.mark is None:
+            self._before_write()
+            self._move(self._way.prepare_write)
+        if self._check:
+            blocks.poison(self._rows.target_pool)
+
+    def _read(self) -> None:
+        self.stages[READ].trials.append(self._move(self._way.prepare_read))
+
+    def _verify(self) -> None:
+        self._set_mark()
+        pairs = zip(self._rows.source_pool, self._rows.target_pool, strict=True)
+        for number, (source, target) in enumerate(pairs):
+            if not np.array_equal(source, target):
+                place = int(np.argmax(source != target))
+                raise WrongBytes(f"block {number}: byte {place} is not what was written")
+
+    def _set_mark(self) -> None:
+        self._rows.source_pool[:, :8] = np.frombuffer(
+            (self._kept.mark or 0).to_bytes(8, "little"), np.uint8
+        )
+
+    def _move(self, prepare: Callable[[range], object]) -> Stages:
+        return move(self._way, prepare, len(self._rows), self._window)
+
+
+def measure(
+    runner: Runner,
+    record: Record,
+    plan: Plan,
+    *,
+    ways: Sequence[str],
+    windows: Sequence[int],
+    folder: Path,
+    memory: int | None,
+    check: bool,
+) -> None:
+    """Every way in both directions, with each of `windows` (blocks), into `record`."""
+    stride = padded(plan.block_bytes)
+    try:
+        machine.skip_unless_fits(int(plan.batch * stride * _POOLS), memory)
+    except Skipped as reason:
+        record.rows += [
+            Row(plan.title, direction, plan.num_bytes, Sample(skipped=str(reason)), way)
+            for way in ways
+            for direction in (WRITE, READ)
+        ]
+        return
+    runner.say(f"{plan.title}: filling {plan.num_bytes >> 20} MiB")
+    with ExitStack() as stack:
+        source, target = shared_pools(plan.batch, stride)
+        stack.callback(source.close)
+        stack.callback(target.close)
+        blocks.fill(source.pool)
+        rows = Rows(source.pool, target.pool, plan.block_bytes)
+        scratch = Path(stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="kvferry-kvbench-", dir=folder)
+        ))  # fmt: skip
+        make = partial(_lanes, stack, plan, rows, (source, target), scratch, windows, check)
+        cases: list[Case] = []
+        logs: dict[Key, StageLog] = {}
+        for name, lanes in make(ways):
+            if isinstance(lanes, Skipped):
+                cases += [_skipped(Key(name, direction, window), lanes)
+                          for window in windows for direction in (WRITE, READ)]  # fmt: skip
+                continue
+            for window, lane in zip(windows, lanes, strict=True):
+                cases += lane.cases(name)
+                logs |= {Key(name, way, window): log for way, log in lane.stages.items()}
+        samples = runner.measure(plan.title, cases, plan.num_bytes)
+        for key, sample in samples.items():
+            assert isinstance(key, Key)
+            copy = samples.get(key._replace(way=MEMORY))
+            _keep(record, plan, key, sample, copy, logs.get(key), named=len(windows) > 1)
+
+
+def _lanes(
+    stack: ExitStack,
+    plan: Plan,
+    rows: Rows,
+    pools: tuple[SharedPool, SharedPool],
+    scratch: Path,
+    windows: Sequence[int],
+    check: bool,
+    ways: Iterable[str],
+) -> Iterator[tuple[str, list[Lane] | Skipped]]:
+    """For each way its lanes, one a window, or why there are none."""
+    endpoint = ""
+    in_server = Kept()
+    for name in ways:
+        kept, clear = Kept(), nothing
+        way: Way
+        try:
+            if name == MEMORY:
+                copy = blocks.allocate(*rows.padded_source.shape)
+                way = Memory(rows, copy)
+            elif name in _SERVER_WAYS:
+                if not endpoint:
+                    server = server_for(plan.num_bytes, plan.block_bytes)
+                    endpoint = stack.enter_context(server).endpoint
+                shared = pools if name == SHM else ()
+                client = connect(
+                    endpoint, plan.title, plan.block_bytes, transport=name, rows=shared
+                )
+                stack.callback(client.close)
+                way = through = Server(client, plan.title, rows)
+                kept, clear = in_server, through.clear
+            elif name == NIXL:
+                nixl = NixlFile(scratch, rows)
+                stack.callback(nixl.close)
+                way = nixl
+            else:
+                file = OneFile(scratch, rows, direct=name == DIRECT)
+                stack.callback(file.close)
+                way = file
+        except Skipped as reason:
+            yield name, reason
+            continue
+        yield name, [Lane(way, rows, kept, window, clear, check=check) for window in windows]
+
+
+def _skipped(key: Key, reason: Skipped) -> Case:
+    def skip() -> None:
+        raise Skipped(str(reason))
+
+    return Case(key, skip)
+
+
+def _keep(
+    record: Record,
+    plan: Plan,
+    key: Key,
+    sample: Sample,
+    copy: Sample | None,
+    log: StageLog | None,
+    *,
+    named: bool,
+) -> None:
+    operation = f"{key.direction}, window {key.window}" if named else key.direction
+    row = Row(plan.title, operation, plan.num_bytes, sample, key.way)
+    if row.seconds and copy is not None and copy.measured:
+        row.ratio_to_memcpy = row.seconds / summarize(copy.values).median
+    record.rows.append(row)
+    if log is None or not sample.measured:
+        return
+    figure = Figure(f"{plan.title}, {operation}", "us", figures(plan, sample, log), key.way)
+    record.figures.append(figure)
+
+
+def figures(plan: Plan, sample: Sample, log: StageLog) -> dict[str, float]:
+    """The columns that are durations, in microseconds; and what part of the time they explain."""
+    trials = log.of_last(len(sample.values))
+    values: dict[str, float] = {
+        "average per block": 1e6 * sum(sample.values) / len(sample.values) / plan.batch
+    }
+    for name in Stages._fields:
+        seconds = [getattr(stages, name) for stages in trials]
+        values[f"average {name}"] = 1e6 * sum(seconds) / len(seconds)
+        values[f"p99 {name}"] = 1e6 * percentile(seconds, 99)
+    values["stages of wall, percent"] = (
+        100 * sum(stages.total for stages in trials) / sum(sample.values)
+    )
+    return values

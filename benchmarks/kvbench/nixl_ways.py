@@ -1,0 +1,109 @@
+"""Blocks in a file through NIXL and its POSIX backend, the library under the source's figures."""
+
+import importlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.runner import Skipped
+from benchmarks.kvbench.transfer import Range
+from benchmarks.kvbench.ways import Rows, blocks_per_request
+from benchmarks.remote_kv_cache.baseline.blocks import Pool
+from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S
+
+BACKEND = "POSIX"
+
+
+def _library() -> Any:
+    """NIXL's Python face. Raises `Skipped` with what its import said."""
+    try:
+        return importlib.import_module("nixl._api")
+    except ImportError as error:
+        raise Skipped(f"NIXL cannot be imported: {error}") from None
+
+
+@dataclass
+class NixlRequest:
+    """A transfer request of NIXL, prepared and not yet posted."""
+
+    handle: Any
+
+
+class NixlFile:
+    """One preallocated file, through the page cache. A write ends when the kernel has the bytes."""
+
+    def __init__(self, folder: Path, rows: Rows) -> None:
+        """Raises `Skipped` where NIXL, or its backend for files, is missing."""
+        library = _library()
+        self.blocks_per_request = blocks_per_request(rows.block_bytes)
+        try:
+            self._agent = library.nixl_agent("kvbench", library.nixl_agent_config(backends=[]))
+            self._agent.create_backend(BACKEND)
+        except Exception as error:  # the library has no tree of errors of its own
+            raise Skipped(f"NIXL's backend {BACKEND} does not start: {error}") from None
+        self.path = folder / "nixl"
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
+        self._block_bytes = rows.block_bytes
+        self._stride = rows.padded_source.shape[1]
+        os.posix_fallocate(self._fd, 0, len(rows) * self._stride)
+        self._source = _addresses(rows.source)
+        self._target = _addresses(rows.target)
+        memory = [
+            (_address(pool), pool.nbytes, 0, "")
+            for pool in (rows.padded_source, rows.padded_target)
+        ]
+        file = [(0, len(rows) * self._stride, self._fd, "")]
+        self._registered = [
+            self._agent.register_memory(memory, "DRAM", backends=[BACKEND]),
+            self._agent.register_memory(file, "FILE", backends=[BACKEND]),
+        ]
+
+    def prepare_write(self, places: Range) -> NixlRequest:
+        return self._prepare("WRITE", self._source, places)
+
+    def prepare_read(self, places: Range) -> NixlRequest:
+        return self._prepare("READ", self._target, places)
+
+    def post(self, request: NixlRequest) -> None:
+        if self._agent.transfer(request.handle) == "ERR":
+            raise OSError("NIXL could not post a transfer")
+
+    def wait(self, request: NixlRequest) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while (state := self._agent.check_xfer_state(request.handle)) == "PROC":
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"a transfer of NIXL's took more than {PATIENCE_S:g} s")
+        self._agent.release_xfer_handle(request.handle)
+        if state != "DONE":
+            raise OSError(f"a transfer of NIXL's ended as {state}")
+
+    def close(self) -> None:
+        for registered in self._registered:
+            self._agent.deregister_memory(registered, backends=[BACKEND])
+        os.close(self._fd)
+        self.path.unlink()
+
+    def _prepare(self, operation: str, rows: Sequence[int], places: Range) -> NixlRequest:
+        memory = [(rows[place], self._block_bytes, 0) for place in places]
+        file = [(place * self._stride, self._block_bytes, self._fd) for place in places]
+        handle = self._agent.initialize_xfer(
+            operation,
+            self._agent.get_xfer_descs(memory, "DRAM"),
+            self._agent.get_xfer_descs(file, "FILE"),
+            "kvbench",
+            backends=[BACKEND],
+        )
+        return NixlRequest(handle)
+
+
+def _addresses(rows: Sequence[memoryview]) -> list[int]:
+    return [_address(np.frombuffer(row, np.uint8)) for row in rows]
+
+
+def _address(pool: Pool) -> int:
+    return int(pool.__array_interface__["data"][0])

@@ -1,0 +1,129 @@
+"""Blocks through memory, and through a server over shared memory or tcp."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.kvbench.transfer import Range
+from benchmarks.remote_kv_cache.baseline.blocks import Pool
+from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, key_of
+from remote_server.client import GetResult, PutResult, RemoteClient
+from remote_server.config import MiB
+
+REQUEST_BYTES = 8 * MiB
+"""About how much one request covers: what vLLM hands over of a prompt in one step, or less."""
+
+
+def blocks_per_request(block_bytes: int) -> int:
+    return max(1, REQUEST_BYTES // block_bytes)
+
+
+class Rows:
+    """Where blocks come from and where they go: a row for each, `block_bytes` of it in use."""
+
+    def __init__(self, source: Pool, target: Pool, block_bytes: int) -> None:
+        """Both are (blocks, bytes), a row no shorter than a block."""
+        self.source_pool, self.target_pool = source[:, :block_bytes], target[:, :block_bytes]
+        self.source = [memoryview(row) for row in self.source_pool]
+        self.target = [memoryview(row) for row in self.target_pool]
+        self.padded_source, self.padded_target = source, target
+        self.block_bytes = block_bytes
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+class Memory:
+    """Copies on the calling thread: what no way that keeps a second copy can beat."""
+
+    def __init__(self, rows: Rows, kept: Pool) -> None:
+        """`kept` is the memory that blocks are written to, as large as the rows."""
+        self.blocks_per_request = blocks_per_request(rows.block_bytes)
+        self._rows = rows
+        self._kept = [memoryview(row)[: rows.block_bytes] for row in kept]
+
+    def prepare_write(self, places: Range) -> list[tuple[memoryview, memoryview]]:
+        return [(self._kept[place], self._rows.source[place]) for place in places]
+
+    def prepare_read(self, places: Range) -> list[tuple[memoryview, memoryview]]:
+        return [(self._rows.target[place], self._kept[place]) for place in places]
+
+    def post(self, request: list[tuple[memoryview, memoryview]]) -> None:
+        for target, source in request:
+            target[:] = source
+
+    def wait(self, request: object) -> None:
+        """It was done when `post` returned."""
+
+
+@dataclass
+class ServerRequest:
+    """A put or a get of some blocks; `future` is there once it was posted."""
+
+    keys: Sequence[bytes]
+    rows: Sequence[memoryview]
+    is_put: bool
+    future: Future[Any] | None = field(default=None)
+
+
+class Server:
+    """Through a server in another process. A put ends when its blocks are readable."""
+
+    def __init__(self, client: RemoteClient, namespace: str, rows: Rows) -> None:
+        self.blocks_per_request = blocks_per_request(rows.block_bytes)
+        self._client = client
+        self._namespace = namespace
+        self._rows = rows
+
+    def prepare_write(self, places: Range) -> ServerRequest:
+        return ServerRequest(
+            [key_of(place) for place in places],
+            self._rows.source[places.start : places.stop],
+            is_put=True,
+        )
+
+    def prepare_read(self, places: Range) -> ServerRequest:
+        return ServerRequest(
+            [key_of(place) for place in places],
+            self._rows.target[places.start : places.stop],
+            is_put=False,
+        )
+
+    def post(self, request: ServerRequest) -> None:
+        if request.is_put:
+            request.future = self._client.put(
+                self._namespace, request.keys, request.rows, deferred=False, timeout_s=PATIENCE_S
+            )
+        else:
+            request.future = self._client.get(
+                self._namespace, request.keys, request.rows,
+                stall_s=PATIENCE_S, timeout_s=PATIENCE_S,
+            )  # fmt: skip
+
+    def wait(self, request: ServerRequest) -> None:
+        assert request.future is not None, "waiting for what was not posted"
+        result = request.future.result()
+        made_it = len(result.landed) if isinstance(result, GetResult) else _kept(result)
+        if made_it != len(request.keys):
+            raise AssertionError(f"{made_it} of {len(request.keys)} blocks made it: {result}")
+
+    def clear(self) -> None:
+        self._client.clear(self._namespace, timeout_s=PATIENCE_S).result()
+
+    @property
+    def num_kept(self) -> int:
+        """How many of the blocks, from the first, can be read."""
+        keys = [key_of(place) for place in range(len(self._rows))]
+        prefix = 0
+        for first in range(0, len(keys), 16_384):
+            part = keys[first : first + 16_384]
+            found = self._client.lookup(self._namespace, part, timeout_s=PATIENCE_S).result()
+            prefix += found.prefix
+            if found.prefix < len(part):
+                break
+        return prefix
+
+
+def _kept(result: PutResult) -> int:
+    return result.created + result.existed + result.forced

@@ -1,0 +1,69 @@
+"""What keys cost: the same blocks over tcp through a server without keys and one with, in turns.
+
+Both are real processes on this machine, one client each, checksums on, every byte verified. What
+encrypts and decrypts is libzmq, on a thread of its own on either side; shared memory is not touched
+by it, since no block crosses the socket there.
+"""
+
+import tempfile
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+from benchmarks.harness import machine
+from benchmarks.harness.record import Row
+from benchmarks.harness.runner import Case, Runner, Skipped
+from benchmarks.remote_kv_cache.baseline import blocks, results
+from benchmarks.remote_kv_cache.baseline.ferry_client import FerryWork, connect, server_for
+from benchmarks.remote_kv_cache.baseline.results import Variant
+from benchmarks.remote_kv_cache.models import Model
+from remote_server.config import MiB
+from remote_server.keys import SERVER_FILE, TENANTS_FILE, make_keys
+
+KEYS = Model("keys, blocks of 1 MiB", layers=16, kv_heads=8, head_dim=128)
+_TENANT = "benchmark"
+_BATCH_BYTES = 16 * MiB
+NAIVE = Variant("b2b naive")
+
+
+def measure(runner: Runner, memory: int | None, num_bytes: int) -> list[Row]:
+    """`num_bytes` of blocks each way, through each server."""
+    num_batches = max(1, num_bytes // _BATCH_BYTES)
+    work = blocks.plan(KEYS, num_batches, _BATCH_BYTES // KEYS.block_bytes())
+    try:
+        machine.skip_unless_fits(work.num_bytes * 5, memory)
+        with ExitStack() as stack:
+            samples = runner.measure(KEYS.name, _cases(stack, work))
+            return results.rows_of(work, samples, NAIVE)
+    except Skipped as reason:
+        return results.skipped_rows(work, "with keys: get", str(reason))
+
+
+def _cases(stack: ExitStack, work: blocks.Work) -> list[Case]:
+    source = blocks.allocate(work.num_blocks, work.block_bytes)
+    target = blocks.allocate(work.num_blocks, work.block_bytes)
+    blocks.fill(source)
+    poison = partial(blocks.poison, target)
+    came = partial(blocks.verify, source, target, work.everything)
+    cases = [Case(NAIVE, partial(blocks.copy_naive, source, target, work), poison, came)]
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
+    make_keys(folder, [_TENANT])
+    keys = str(folder / f"client-{_TENANT}.key")
+    flags = ["--keys", str(folder / SERVER_FILE), "--tenants", str(folder / TENANTS_FILE)]
+    for name, client_keys, args in (("without keys", "", []), ("with keys", keys, flags)):
+        server = stack.enter_context(server_for(work.num_bytes, work.block_bytes, args))
+        client = connect(server.endpoint, KEYS.name, work.block_bytes, keys=client_keys)
+        stack.callback(client.close)
+        ferry = FerryWork(client, KEYS.name, work)
+
+        def prepare(ferry: FerryWork = ferry) -> None:
+            ferry.make_present(source)
+            poison()
+
+        kept = partial(ferry.verify_kept, source, target)
+        put = partial(ferry.put, source, deferred=False)
+        cases += [
+            Case(Variant(f"{name}: put", "tcp", True), put, ferry.clear, kept),
+            Case(Variant(f"{name}: get", "tcp", True), partial(ferry.get, target), prepare, came),
+        ]
+    return cases

@@ -1,0 +1,91 @@
+"""Reads files past the page cache and hashes what it read, at a given speed, when told to.
+
+    python -m benchmarks.remote_kv_cache.baseline.raw_reader FILE...
+
+What a cache server's disk threads do, in a process that has nothing to do with the server: what a
+get is slowed by beside this is the machine's doing. As many threads, and pieces of the same size.
+A line on stdin, the bytes per second, starts it, and the next one stops it; it answers each with a
+line, the second time with how many bytes it read. Ends with stdin.
+"""
+
+import mmap
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+from typing import Self
+
+import xxhash
+
+from remote_server.store.disk.pool import NUM_THREADS
+from remote_server.store.disk.transfers import PIECE_BYTES
+
+_MODULE = "benchmarks.remote_kv_cache.baseline.raw_reader"
+
+
+class RawReader:
+    """Such a process, seen from outside."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._command = [sys.executable, "-m", _MODULE, *map(str, paths)]
+
+    def __enter__(self) -> Self:
+        pipe = subprocess.PIPE
+        self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, text=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.communicate()
+
+    def start(self, bytes_per_s: float) -> None:
+        self._say(str(bytes_per_s))
+
+    def stop(self) -> int:
+        """How many bytes it read."""
+        return int(self._say("stop"))
+
+    def _say(self, line: str) -> str:
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        print(line, file=stdin, flush=True)
+        return stdout.readline()
+
+
+def main(paths: Sequence[str]) -> None:
+    files = [os.open(path, os.O_RDONLY | os.O_DIRECT) for path in paths]
+    pieces = [
+        (fd, offset) for fd in files for offset in range(0, os.fstat(fd).st_size, PIECE_BYTES)
+    ]
+    buffers = [memoryview(mmap.mmap(-1, PIECE_BYTES)) for _ in range(NUM_THREADS)]
+    while line := sys.stdin.readline():
+        pause = PIECE_BYTES / float(line)
+        started = time.perf_counter()
+        stopping = threading.Event()
+        places, num_read = count(), [0] * NUM_THREADS
+
+        def read(number: int, buffer: memoryview) -> None:
+            while not stopping.is_set():  # noqa: B023
+                place = next(places)  # noqa: B023
+                time.sleep(max(0.0, started + place * pause - time.perf_counter()))  # noqa: B023
+                fd, offset = pieces[place % len(pieces)]
+                got = os.preadv(fd, [buffer], offset)
+                xxhash.xxh3_64_intdigest(buffer[:got])
+                num_read[number] += got  # noqa: B023
+
+        threads = [threading.Thread(target=read, args=each) for each in enumerate(buffers)]
+        for thread in threads:
+            thread.start()
+        print("reading", flush=True)
+        sys.stdin.readline()
+        stopping.set()
+        for thread in threads:
+            thread.join()
+        print(sum(num_read), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,134 @@
+"""One trace through one pool: requests arrive, find what there is, and store the rest."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.remote_kv_cache.replay.trace_file import Request
+from benchmarks.simulated.tiered_pool import Prompt, TieredPool, key_of
+
+PAUSE_S = 0.0002
+"""After a step in which no request ended: most wait for an answer, and the client's thread needs
+the interpreter to take it."""
+
+
+class WrongBlock(AssertionError):
+    """A row was loaded that holds another block than its key says."""
+
+
+@dataclass
+class Found:
+    """What the requests replayed so far found."""
+
+    requests: int = 0
+    blocks: int = 0
+    from_pool: int = 0
+    from_server: int = 0
+    unstored: int = 0
+    """Blocks that found no row: every row of the pool was pinned."""
+
+    late_s: list[float] = field(default_factory=list)
+    """How long after its time each request was begun; empty when none had a time."""
+
+    @property
+    def hits(self) -> int:
+        return self.from_pool + self.from_server
+
+
+class Replay:
+    """Serves requests from `pool`, up to `concurrency` at a time, and counts.
+
+    A block's row begins and ends with its id, and every row that is loaded is looked at, so what
+    is counted as found has really come. A prompt is computed in no time: its blocks are stored in
+    the step after it was looked up. Everything is loaded and nothing stays in an engine's own
+    cache: this is about the levels below it.
+    """
+
+    def __init__(
+        self,
+        pool: TieredPool,
+        concurrency: int = 1,
+        *,
+        moves_bytes: bool = True,
+        clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """`moves_bytes` is whether the pool's tier does: a model's rows are not looked at."""
+        self.found = Found()
+        self._pool = pool
+        self._ids = pool.rows.view(np.int64)
+        self._concurrency = concurrency
+        self._clock = clock
+        self._moves_bytes = moves_bytes
+        self._pause = pause
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        speed_up: float = 0.0,
+        on_progress: Callable[[int], object] = lambda _: None,
+    ) -> Found:
+        """Replay all of `requests`; `found` has what was counted, also when interrupted.
+
+        With a `speed_up` each begins at its time divided by it, or as soon after that as there is
+        a place. With 0 each begins when the one before it has ended and its puts have, so the
+        result does not depend on how fast anything is.
+        """
+        active: dict[str, Iterator[None]] = {}
+        began, upcoming = self._clock(), 0
+        while upcoming < len(requests) or active:
+            admitted: list[str] = []
+            while upcoming < len(requests) and len(active) < self._concurrency:
+                request = requests[upcoming]
+                if speed_up:
+                    late_s = self._clock() - began - request.arrival_s / speed_up
+                    if late_s < 0:
+                        break
+                    self.found.late_s.append(late_s)
+                elif active or self._pool.busy:
+                    break
+                admitted.append(name := f"request-{upcoming}")
+                active[name] = self._serve(name, request)
+                upcoming += 1
+                on_progress(upcoming)
+            ended = [name for name, steps in active.items() if next(steps, True)]
+            for name in ended:
+                del active[name]
+            self._pool.step(admitted)
+            if not ended:
+                self._pause(PAUSE_S)
+        self._pool.settle()
+        return self.found
+
+    def _serve(self, name: str, request: Request) -> Iterator[None]:
+        """One request, a step between two `yield`s."""
+        pool = self._pool
+        prompt = pool.begin(name, [key_of(block) for block in request.blocks])
+        while (num_found := pool.find(prompt, prompt.keys)) is None:
+            yield
+        self._load(prompt, request, num_found)
+        new, rows = pool.store(prompt, prompt.keys[num_found:])
+        self.found.unstored += sum(not pool.holds(key) for key in prompt.keys[num_found:])
+        if new:
+            id_of = dict(zip(prompt.keys, request.blocks, strict=True))
+            self._ids[rows, 0] = self._ids[rows, -1] = [id_of[key] + 1 for key in new]
+        if new:
+            yield  # the copy into the pool takes a step
+        pool.stored(prompt, new)
+        pool.finish(prompt)
+
+    def _load(self, prompt: Prompt, request: Request, num_found: int) -> None:
+        keys, pool = prompt.keys[:num_found], self._pool
+        from_pool = pool.num_from_pool(prompt, keys)
+        rows = pool.load(prompt, keys)
+        if self._moves_bytes:
+            expected = np.array(request.blocks[:num_found], np.int64) + 1  # 0 is a fresh row
+            if not all(np.array_equal(self._ids[rows, end], expected) for end in (0, -1)):
+                raise WrongBlock(f"{prompt.context.req_id}: a row holds another block")
+        pool.loaded(prompt, keys)
+        self.found.requests += 1
+        self.found.blocks += len(request.blocks)
+        self.found.from_pool += from_pool
+        self.found.from_server += num_found - from_pool

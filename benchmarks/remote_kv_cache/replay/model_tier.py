@@ -1,0 +1,62 @@
+"""A tier whose server is a `ServerModel`: it answers in the same step and moves no bytes."""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
+
+from vllm.v1.kv_offload.base import (
+    LookupResult,
+    OffloadKey,
+    ReqContext,
+    RequestOffloadingContext,
+)
+from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, TransferJob
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from benchmarks.remote_kv_cache.replay.server_model import ServerModel
+from benchmarks.simulated.tiered_pool import MakeTier
+from kv_connector.pool_rows import PoolRows
+
+
+class ModelTier(SecondaryTierManager):  # type: ignore[misc]  # Any: vLLM is not followed
+    """What `RemoteTier` decides, when everything is in time and nothing is lost."""
+
+    cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
+
+    def __init__(self, spec: Any, view: memoryview, model: ServerModel) -> None:
+        super().__init__(spec, view, "ModelTier")
+        self._rows = PoolRows(view, spec)
+        self._model = model
+        self._ended: deque[JobResult] = deque()
+
+    def on_new_request(self, req_context: ReqContext) -> RequestOffloadingContext:
+        return RequestOffloadingContext()
+
+    def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
+        if self._model.holds(key) and not self._rows.beyond_one_prompt(key, req_context):
+            return LookupResult.HIT
+        return LookupResult.MISS
+
+    def submit_load(self, job_metadata: TransferJob) -> None:
+        landed = self._model.get(list(job_metadata.keys))
+        good = len(landed) == len(job_metadata.keys)
+        self._ended.append(JobResult(job_metadata.job_id, good, landed))
+
+    def submit_store(self, job_metadata: TransferJob) -> None:
+        self._model.put(list(job_metadata.keys))
+        self._ended.append(JobResult(job_metadata.job_id, True))
+
+    def get_finished_jobs(self) -> Iterable[JobResult]:
+        while self._ended:
+            yield self._ended.popleft()
+
+    def drain_jobs(self) -> None:
+        pass
+
+    def shutdown(self) -> None:
+        self._rows.release()
+
+
+def model_tier(model: ServerModel) -> MakeTier:
+    """A tier of this model, for a `TieredPool`."""
+    return lambda spec, view: ModelTier(spec, view, model)

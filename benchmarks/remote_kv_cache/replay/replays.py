@@ -1,0 +1,148 @@
+"""One setting replayed: over the wire, against a real server, or against the policies alone."""
+
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.remote_kv_cache.replay.candidates import POLICIES
+from benchmarks.remote_kv_cache.replay.driver import Replay
+from benchmarks.remote_kv_cache.replay.model_tier import model_tier
+from benchmarks.remote_kv_cache.replay.points import WIRE, Point, Setting, point_of
+from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
+from benchmarks.remote_kv_cache.replay.server_model import ServerModel
+from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
+from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
+from examples.processes import RemoteServer
+from kv_connector import tier_metrics
+from kv_connector.remote_tier import RemoteTier
+from kv_connector.waiting import Missed
+
+PATIENT: dict[str, object] = {
+    "break_even": False,
+    "wait_budget_ms": 60_000,
+    "lookup_timeout_ms": 30_000,
+    "load_stall_ms": 30_000,
+    "load_timeout_ms": 60_000,
+    "put_timeout_ms": 60_000,
+}
+"""The tier's settings here: what a policy keeps is asked, not what this machine does in time, and
+nothing is computed that a load could be slower than."""
+
+OnProgress = Callable[[int], object]
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a trace is replayed."""
+
+    speed_up: float = 0.0
+    """0: as fast as it goes, one request after the other."""
+
+    concurrency: int = 1
+    payload: int = 1024
+    """Bytes of a block on the wire. A hit rate counts blocks, however large."""
+
+    transport: str = "tcp"
+
+
+def rounded(setting: Setting, payload: int) -> Setting:
+    """With as many places as a real server of that size has."""
+    memory, disk = memory_for(setting.memory, payload), disk_for(setting.disk, payload)
+    return Setting(
+        setting.replay, setting.pool_policy, setting.policy, setting.pool, memory.places,
+        disk.places,
+    )  # fmt: skip
+
+
+def replay(
+    requests: Sequence[Request], setting: Setting, pace: Pace, on_progress: OnProgress
+) -> tuple[Point, bool]:
+    """What `requests` find; and whether all were replayed, or Ctrl-C came before.
+
+    Raises `StartFailed` when the server does not start, and `AssertionError` when books do not
+    balance or a block is another than it says.
+    """
+    run = _over_the_wire if setting.replay == WIRE else _in_the_store
+    return run(requests, setting, pace, on_progress)
+
+
+def _in_the_store(
+    requests: Sequence[Request], setting: Setting, _: Pace, on_progress: OnProgress
+) -> tuple[Point, bool]:
+    model = ServerModel(setting.memory, setting.disk, POLICIES[setting.policy])
+    pool = TieredPool(
+        setting.pool, 16, TOKENS_PER_BLOCK, model_tier(model), eviction=setting.pool_policy
+    )
+    replaying = Replay(pool, moves_bytes=False, pause=lambda _: None)
+    began, complete = time.monotonic(), True
+    try:
+        replaying.run(requests, on_progress=on_progress)
+        pool.check()
+        model.check()
+    except KeyboardInterrupt:
+        complete = False
+    finally:
+        pool.close()
+    seconds = time.monotonic() - began
+    return point_of(setting, replaying.found, model.from_disk, seconds, {}), complete
+
+
+def _over_the_wire(
+    requests: Sequence[Request], setting: Setting, pace: Pace, on_progress: OnProgress
+) -> tuple[Point, bool]:
+    with ExitStack() as stack:
+        memory, disk = (
+            memory_for(setting.memory, pace.payload),
+            disk_for(setting.disk, pace.payload),
+        )
+        arguments: list[str] = []
+        if disk.places:
+            directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-replay-"))
+            arguments = ["--disk", str(Path(directory, "disk")), "--disk-bytes",
+                         f"{disk.num_bytes}", "--disk-write-rate", "0"]  # fmt: skip
+        server = stack.enter_context(RemoteServer(f"{memory.num_bytes}", args=arguments))
+        make_tier = remote_tier(server.endpoint, "trace", transport=pace.transport, **PATIENT)
+        pool = TieredPool(
+            setting.pool, pace.payload, TOKENS_PER_BLOCK, make_tier, eviction=setting.pool_policy
+        )
+        stack.callback(pool.close)
+        wait_ready(pool)
+        replaying = Replay(pool, pace.concurrency)
+        began, complete = time.monotonic(), True
+        try:
+            replaying.run(requests, pace.speed_up, on_progress)
+        except KeyboardInterrupt:
+            complete = False
+        seconds = time.monotonic() - began
+        if complete:
+            pool.check()
+        assert isinstance(pool.tier, RemoteTier)
+        counters = pool.tier._client.stats(timeout_s=10.0).result().counters
+        remarks = _remarks(pool.tier.totals(), counters)
+        from_disk = counters.get("disk_promoted", 0)
+        return point_of(setting, replaying.found, from_disk, seconds, remarks), complete
+
+
+def _remarks(totals: dict[tuple[str, str], int], server: dict[str, int]) -> dict[str, int]:
+    """Blocks that were not found, or not kept, for another reason than that they had left."""
+    remarks = {
+        f"missed: {label}": count
+        for (metric, label), count in totals.items()
+        if metric == tier_metrics.MISSED_BLOCKS and label != Missed.ABSENT
+    }
+    remarks |= {
+        f"not put: {label}": count
+        for (metric, label), count in totals.items()
+        if metric == tier_metrics.DECLINED_BLOCKS
+    }
+    remarks |= {
+        f"hook error: {label}": count
+        for (metric, label), count in totals.items()
+        if metric == tier_metrics.HOOK_ERRORS
+    }
+    for name in ("put_declined_no_slot", "disk_demoted_late", "disk_demote_declined", "disk_lost"):
+        remarks[name] = server.get(name, 0)
+    return remarks

@@ -1,0 +1,218 @@
+"""What the replays found, as a table, a file of comma-separated values, figures and a chart."""
+
+import csv
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness import plot, table
+from benchmarks.harness.plot import Chart
+from benchmarks.harness.record import Figure
+from benchmarks.remote_kv_cache.models import Model
+from benchmarks.remote_kv_cache.replay.points import STORE, WIRE, Point, Setting
+from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK
+from remote_server.config import format_bytes
+
+AGREE_WITHIN = 0.1
+"""Points of hit rate. A replay that nothing limits must find what was counted without a store."""
+
+
+@dataclass
+class Study:
+    """All that one run replays, and what is known of the trace without replaying."""
+
+    model: Model
+    requests: int
+    blocks: int
+    distinct: int
+    unlimited: int
+    """Blocks found when nothing ever leaves, counted over the trace alone."""
+
+    optimum: Mapping[int, int]
+    """The most blocks that can be found, by places."""
+
+    points: list[Point]
+
+    @property
+    def block_bytes(self) -> int:
+        return self.model.block_bytes(TOKENS_PER_BLOCK)
+
+    def size(self, blocks: int) -> str:
+        """`blocks` as bytes of the model's KV cache."""
+        return format_bytes(blocks * self.block_bytes) if blocks else "none"
+
+    def percent(self, blocks: int) -> float:
+        return 100 * blocks / self.blocks
+
+    def complete(self, point: Point) -> bool:
+        return point.requests == self.requests
+
+    def optimum_of(self, point: Point) -> float | None:
+        """In percent, with as many places as all levels have; None for part of the trace."""
+        best = self.optimum.get(point.setting.places)
+        return None if best is None or not self.complete(point) else self.percent(best)
+
+    def unlimited_points(self) -> list[Point]:
+        """Those whose server had room for everything."""
+        return [
+            point
+            for point in self.points
+            if self.complete(point) and point.setting.memory >= self.distinct
+        ]
+
+    def disagreements(self) -> list[str]:
+        """A line for each that found something else than the count."""
+        counted = self.percent(self.unlimited)
+        return [
+            f"FAILED: {point.setting.replay} replay, room for everything: {point.hit_rate:.3f} % "
+            f"found, {counted:.3f} % counted over the trace"
+            for point in self.unlimited_points()
+            if abs(point.hit_rate - counted) > AGREE_WITHIN
+        ]
+
+
+def describe(study: Study) -> str:
+    """The table, and below it what was compared with what."""
+    lines = [_line(study, point) for point in study.points]
+    headers = ["replay", "pool", "server", "memory", "disk", "found", "in pool", "in memory",
+               "on disk", "optimum", "s"]  # fmt: skip
+    text = [table.render(headers, lines)] if lines else []
+    for point in study.points:
+        if point.late_ms:
+            late = ", ".join(f"{name} {ms:,.1f}" for name, ms in point.late_ms.items())
+            text.append(f"{_name(study, point.setting)}: begun late by, ms: {late}")
+        if point.remarks:
+            counts = ", ".join(f"{name} {count:,}" for name, count in point.remarks.items())
+            text.append(f"{_name(study, point.setting)}: blocks: {counts}")
+        if not study.complete(point):
+            text.append(
+                f"{_name(study, point.setting)}: interrupted after {point.requests:,} requests"
+            )
+    counted = study.percent(study.unlimited)
+    if (found := study.unlimited_points()) and not study.disagreements():
+        rates = ", ".join(f"{point.setting.replay} {point.hit_rate:.3f} %" for point in found)
+        text.append(f"room for everything: counted over the trace {counted:.3f} %; {rates}")
+    text += [
+        f"{_name(study, wire.setting)}: {wire.hit_rate - store.hit_rate:+.3f} points to store"
+        for wire, store in pairs(study.points)
+        if study.complete(wire) and study.complete(store)
+    ]
+    return "\n".join([*text, *study.disagreements()])
+
+
+def pairs(points: Sequence[Point]) -> list[tuple[Point, Point]]:
+    """What was replayed both ways: over the wire, and against the policies."""
+    by_question = {_question(p.setting): p for p in points if p.setting.replay == STORE}
+    return [
+        (point, by_question[_question(point.setting)])
+        for point in points
+        if point.setting.replay == WIRE and _question(point.setting) in by_question
+    ]
+
+
+def figures(study: Study) -> list[Figure]:
+    """One for each replay, one for each optimum, and the count."""
+    made = [
+        Figure("counted over the trace, nothing ever leaves", "%",
+               {"found": study.percent(study.unlimited)}),
+    ]  # fmt: skip
+    for places, best in sorted(study.optimum.items()):
+        made.append(Figure(f"optimum: {places} blocks", "%", {"found": study.percent(best)}))
+    for point in study.points:
+        values = {
+            "found": point.hit_rate,
+            "pool": point.percent(point.from_pool),
+            "memory": point.percent(point.from_memory),
+            "disk": point.percent(point.from_disk),
+            "requests": point.requests,
+            "seconds": point.seconds,
+            **{f"late ms, {name}": ms for name, ms in point.late_ms.items()},
+            **point.remarks,
+        }
+        made.append(Figure(_name(study, point.setting), "%", values))
+    return made
+
+
+COLUMNS = (
+    "replay", "pool_policy", "server_policy", "pool_blocks", "memory_blocks", "disk_blocks",
+    "pool_gib", "memory_gib", "disk_gib", "requests", "blocks", "found_blocks", "found_percent",
+    "pool_percent", "memory_percent", "disk_percent", "found_gib", "optimum_percent",
+    "late_median_ms", "late_p99_ms", "late_worst_ms", "seconds",
+)  # fmt: skip
+
+
+def write_csv(study: Study, path: Path) -> None:
+    """A line for each replay; GiB are those of the model's KV cache."""
+    gib = study.block_bytes / (1 << 30)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(COLUMNS)
+        for point in study.points:
+            of, best = point.setting, study.optimum_of(point)
+            writer.writerow([
+                of.replay, of.pool_policy, of.policy, of.pool, of.memory, of.disk,
+                f"{of.pool * gib:.1f}", f"{of.memory * gib:.1f}", f"{of.disk * gib:.1f}",
+                point.requests, point.blocks, point.hits, f"{point.hit_rate:.4f}",
+                *(f"{point.percent(part):.4f}"
+                  for part in (point.from_pool, point.from_memory, point.from_disk)),
+                f"{point.hits * gib:.1f}", "" if best is None else f"{best:.4f}",
+                *(f"{point.late_ms[name]:.2f}" if point.late_ms else ""
+                  for name in ("median", "p99", "worst")),
+                f"{point.seconds:.2f}",
+            ])  # fmt: skip
+
+
+def disks(study: Study) -> list[int]:
+    """The sizes of disk that were replayed: a chart for each."""
+    return sorted({point.setting.disk for point in study.points})
+
+
+def chart(study: Study, disk: int, machine: str) -> Chart:
+    """The hit rate against the server's memory, with this disk below it: a line for each policy,
+    and the optimum. An interrupted replay is not in it."""
+    here = [p for p in study.points if p.setting.disk == disk and study.complete(p)]
+    memories = sorted({point.setting.memory for point in here})
+    series = {
+        "optimum": _by_memory(memories, ((p.setting.memory, study.optimum_of(p)) for p in here))
+    }
+    names = dict.fromkeys((p.setting.replay, p.setting.pool_policy, p.setting.policy) for p in here)
+    for name in names:
+        found = (
+            (p.setting.memory, p.hit_rate)
+            for p in here
+            if (p.setting.replay, p.setting.pool_policy, p.setting.policy) == name
+        )
+        replay, pool_policy, policy = name
+        series[f"{replay}: pool {pool_policy}, server {policy}"] = _by_memory(memories, found)
+    below = f", {study.size(disk)} of disk" if disk else ""
+    title = f"{study.requests:,} requests, {study.model.name}{below}: {machine}"
+    places = [study.size(memory) for memory in memories]
+    return plot.lines(title, "% of blocks found", places, series, x_unit="the server's memory")
+
+
+def _by_memory(
+    memories: Sequence[int], values: Iterable[tuple[int, float | None]]
+) -> list[float | None]:
+    found = dict(values)
+    return [found.get(memory) for memory in memories]
+
+
+def _line(study: Study, point: Point) -> list[table.Cell]:
+    of = point.setting
+    best = study.optimum_of(point)
+    return [
+        of.replay, of.pool_policy, of.policy, study.size(of.memory), study.size(of.disk),
+        f"{point.hit_rate:.2f} %",
+        *(f"{point.percent(part):.2f} %"
+          for part in (point.from_pool, point.from_memory, point.from_disk)),
+        None if best is None else f"{best:.2f} %", f"{point.seconds:.1f}",
+    ]  # fmt: skip
+
+
+def _name(study: Study, of: Setting) -> str:
+    sizes = f"memory {study.size(of.memory)}, disk {study.size(of.disk)}"
+    return f"{of.replay}: pool {of.pool_policy}, server {of.policy}, {sizes}"
+
+
+def _question(of: Setting) -> tuple[object, ...]:
+    return of.pool_policy, of.policy, of.pool, of.memory, of.disk

@@ -1,0 +1,57 @@
+"""How large a real server must be to hold so many small blocks, and how many it then holds.
+
+A replay asks for places, a server is given bytes, and cuts them into slabs and segments. So that
+both replays have the same number of places, it is the server's that counts.
+"""
+
+from typing import NamedTuple
+
+from remote_server.config import MIN_MEMORY_BYTES
+from remote_server.store.disk import layout
+from remote_server.store.disk.opening import MIN_DISK_BYTES
+from remote_server.store.disk.segments import OVERHEAD_BYTES, segment_bytes_for
+from remote_server.store.slabs import slab_bytes_for, slot_bytes_for
+
+_PAGE = layout.PAGE
+_PARTS = 16
+"""Slabs, and segments, of a small budget."""
+
+
+class Room(NamedTuple):
+    """A server's setting in bytes, and the places that it makes."""
+
+    num_bytes: int
+    places: int
+
+
+def memory_for(blocks: int, block_bytes: int) -> Room:
+    """Memory with at least `blocks` slots. A server has a least size, so it may be more."""
+    slot_bytes = slot_bytes_for(block_bytes)
+    slab_bytes = -(-(-(-blocks // _PARTS) * slot_bytes) // _PAGE) * _PAGE
+    num_bytes = max(_PARTS * slab_bytes, MIN_MEMORY_BYTES)
+    while (room := _memory(num_bytes, slot_bytes)).places < blocks:
+        num_bytes += _PARTS * _PAGE
+    return room
+
+
+def disk_for(blocks: int, block_bytes: int) -> Room:
+    """A directory with at least `blocks` slots; none for none."""
+    if not blocks:
+        return Room(0, 0)
+    slot_bytes = layout.slot_bytes_for(block_bytes)
+    num_bytes = OVERHEAD_BYTES + _PARTS * (_PAGE + -(-blocks // _PARTS) * slot_bytes)
+    num_bytes = max(num_bytes, MIN_DISK_BYTES)
+    while (room := _disk(num_bytes, block_bytes)).places < blocks:
+        num_bytes += _PARTS * _PAGE
+    return room
+
+
+def _memory(num_bytes: int, slot_bytes: int) -> Room:
+    slab_bytes = slab_bytes_for(num_bytes)
+    return Room(num_bytes, (num_bytes // slab_bytes) * (slab_bytes // slot_bytes))
+
+
+def _disk(num_bytes: int, block_bytes: int) -> Room:
+    segment_bytes = segment_bytes_for(num_bytes)
+    segments = (num_bytes - OVERHEAD_BYTES) // segment_bytes
+    return Room(num_bytes, segments * layout.num_slots(segment_bytes, block_bytes))

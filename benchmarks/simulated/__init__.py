@@ -1,0 +1,1 @@
+"""What an engine has of the connector, without an engine: for what no small CPU can compute."""

@@ -1,0 +1,78 @@
+"""What a token costs to compute, so that computing takes so many times as long as fetching.
+
+A GPU computes the KV cache of 8,192 tokens of Qwen2.5-7B in twelve times the time that the source
+needed to get it from its server, of Qwen2.5-3B in seven. Here the getting is measured, on this
+machine, with blocks of the model's size; the computing is then that many times as long.
+"""
+
+import time
+from contextlib import ExitStack
+from functools import cache
+
+from benchmarks.harness.runner import Skipped
+from benchmarks.harness.statistics import summarize
+from benchmarks.remote_kv_cache.baseline.blocks import fill, shared_pools
+from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, key_of, server_for
+from benchmarks.remote_kv_cache.models import MODELS
+from remote_server.config import MiB
+
+SOURCE_RATIOS = {
+    model.bytes_per_token: ratio
+    for model in MODELS
+    for name, ratio in (("Qwen2.5-7B-Instruct", 12.0), ("Qwen2.5-3B-Instruct", 7.0))
+    if model.name == name
+}
+OTHER_RATIO = 12.0
+"""Of a model of which the source says nothing."""
+
+_MOVED = 64 * MiB
+_ROUNDS = 9
+
+
+def ratio_of(kv_bytes_per_token: int) -> float:
+    """The source's ratio for a model of this shape."""
+    return SOURCE_RATIOS.get(kv_bytes_per_token, OTHER_RATIO)
+
+
+@cache
+def fetch_s_per_byte(block_bytes: int, transport: str = "auto") -> float:
+    """Seconds to get a byte, in the median, in blocks of this size from a server of its own.
+
+    Once a process: all engines of one run are to compute at one speed. `auto` is shared memory,
+    where it can be had.
+    """
+    num_blocks = max(4, _MOVED // block_bytes)
+    num_bytes = num_blocks * block_bytes
+    for way in ("shm", "tcp") if transport == "auto" else (transport,):
+        with ExitStack() as stack:
+            server = stack.enter_context(server_for(num_bytes, block_bytes))
+            source, target = shared_pools(num_blocks, block_bytes)
+            stack.callback(source.close)
+            stack.callback(target.close)
+            fill(source.pool)
+            try:
+                client = connect(
+                    server.endpoint, "calibration", block_bytes, transport=way,
+                    rows=(source, target),
+                )  # fmt: skip
+            except Skipped:
+                if way == transport:
+                    raise
+                continue
+            stack.callback(client.close)
+            keys = [key_of(number) for number in range(num_blocks)]
+            client.put(
+                "calibration", keys, [memoryview(row) for row in source.pool], deferred=False,
+                timeout_s=PATIENCE_S,
+            ).result()  # fmt: skip
+            rows = [memoryview(row) for row in target.pool]
+            times = []
+            for _ in range(_ROUNDS):
+                began = time.perf_counter()
+                got = client.get(
+                    "calibration", keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S
+                ).result()
+                times.append(time.perf_counter() - began)
+                assert len(got.landed) == num_blocks, got
+            return summarize(times[1:]).median / num_bytes
+    raise AssertionError("tcp can always be had, or said why not")

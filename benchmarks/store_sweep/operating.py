@@ -1,0 +1,72 @@
+"""Which point to run a server at, by rule, and how many servers a load takes."""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from benchmarks.store_sweep.points import Result
+from remote_server.errors import ConfigError
+
+# Reads this much slower than the fastest are still called low latency.
+_LOW_LATENCY = 1.10
+
+# From this part of the peak on, more clients only wait longer.
+_NEAR_PEAK = 0.95
+
+
+class OperatingPoint(NamedTuple):
+    """A recommendation and the rule behind it."""
+
+    profile: str
+    result: Result
+    rule: str
+
+
+def operating_points(results: Sequence[Result]) -> list[OperatingPoint]:
+    """Four, from patient to greedy; points with errors, or without reads, are none.
+
+    On the source's table these rules choose what its authors chose: 8, 32, 64 and 80.
+    """
+    usable = [result for result in results if not result.errors and result.read.p50]
+    if not usable:
+        return []
+
+    def read(result: Result) -> float:
+        assert result.read.p50 is not None
+        return result.read.p50
+
+    fastest = min(map(read, usable))
+    peak = max(usable, key=lambda result: result.tokens_per_s)
+    low = [result for result in usable if read(result) <= _LOW_LATENCY * fastest]
+    high = [result for result in usable if result.tokens_per_s >= _NEAR_PEAK * peak.tokens_per_s]
+    return [
+        OperatingPoint("low latency", max(low, key=lambda result: result.tokens_per_s),
+                       "the most tokens with reads (p50) within 10 % of the fastest"),
+        OperatingPoint("balanced", max(usable, key=lambda r: r.tokens_per_s / read(r)),
+                       "the knee: the most tokens per millisecond of a read (p50)"),
+        OperatingPoint("high throughput", min(high, key=lambda r: r.point.concurrency),
+                       "the fewest clients that reach 95 % of the peak"),
+        OperatingPoint("maximum", peak, "the peak"),
+    ]  # fmt: skip
+
+
+def best_within(results: Sequence[Result], read_p50_ms: float) -> Result:
+    """The most tokens with reads (p50) faster than the limit. Raises `ConfigError` if there are
+    none."""
+    usable = [
+        result
+        for result in results
+        if not result.errors and result.read.p50 is not None and result.read.p50 < read_p50_ms
+    ]
+    if not usable:
+        known = [result.read.p50 for result in results if result.read.p50 is not None]
+        fastest = f"; the fastest measured is {min(known):g} ms" if known else ""
+        raise ConfigError(f"read_p50_ms: no point reads within {read_p50_ms:g} ms{fastest}")
+    return max(usable, key=lambda result: result.tokens_per_s)
+
+
+def servers_for(target_tokens_per_s: float, tokens_per_s_of_one: float) -> int:
+    """Whole servers: 1,000,000 tokens a second at 55,000 each are 19."""
+    if not (target_tokens_per_s > 0 and tokens_per_s_of_one > 0):
+        raise ConfigError("tokens per second: both the target and one server's must be above 0")
+    return math.ceil(target_tokens_per_s / tokens_per_s_of_one)

@@ -1,0 +1,139 @@
+"""What a sweep varies and what comes out of it, and both as CSV."""
+
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from benchmarks.harness.statistics import percentile
+from remote_server.errors import ConfigError
+
+_MOST_PROCESSES = 8
+"""As in the source: up to here each client has a process, beyond it processes have more clients."""
+
+_PERCENTS = (50, 90, 99, 100)
+
+
+class Point(NamedTuple):
+    """How many conversations at once."""
+
+    processes: int
+    clients: int
+    """Of each process."""
+
+    @property
+    def concurrency(self) -> int:
+        return self.processes * self.clients
+
+    @classmethod
+    def of(cls, concurrency: int) -> "Point":
+        """Up to eight a process each. Raises `ConfigError` for what eight cannot share."""
+        if concurrency <= _MOST_PROCESSES:
+            return cls(concurrency, 1)
+        if concurrency % _MOST_PROCESSES:
+            raise ConfigError(
+                f"concurrency: {concurrency} is no multiple of {_MOST_PROCESSES}; "
+                "write it as processes x clients, as in 3x4"
+            )
+        return cls(_MOST_PROCESSES, concurrency // _MOST_PROCESSES)
+
+    @classmethod
+    def parse(cls, text: str) -> "Point":
+        """`16`, or `4x4`. Raises `ConfigError`."""
+        match = re.fullmatch(r"([1-9]\d*)(?:x([1-9]\d*))?", text.strip())
+        if match is None:
+            raise ConfigError(f"concurrency: {text!r} is neither a number nor like 8x2")
+        return cls(int(match[1]), int(match[2])) if match[2] else cls.of(int(match[1]))
+
+    def __str__(self) -> str:
+        return f"{self.processes}x{self.clients}"
+
+
+class Percentiles(NamedTuple):
+    """Milliseconds, of all samples of all clients together. None was not measured."""
+
+    p50: float | None
+    p90: float | None
+    p99: float | None
+    p100: float | None
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> Self:
+        if not samples:
+            return cls(None, None, None, None)
+        return cls(*(percentile(samples, percent) for percent in _PERCENTS))
+
+
+NOTHING = Percentiles(None, None, None, None)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one point came to."""
+
+    point: Point
+    tps: float
+    """Conversations a second, of all clients."""
+
+    tokens_per_s: float
+    """As the source books them: 1,152 a conversation."""
+
+    lookup: Percentiles
+    read: Percentiles
+    write: Percentiles = NOTHING
+    errors: int = 0
+    cpu_percent: float | None = None
+    """Of all cores, how much was in use meanwhile: near 100 the machine is the limit."""
+
+
+_OPERATIONS = ("lookup", "read", "write")
+COLUMNS = (
+    "processes", "concurrency_per_process", "total_concurrency", "tps", "tokens_per_sec",
+    *(f"{name}_{percent}_ms" for name in _OPERATIONS for percent in Percentiles._fields),
+    "errors", "cpu_percent",
+)  # fmt: skip
+"""The source's, then those that it does not have."""
+
+
+def as_csv(results: Sequence[Result]) -> str:
+    """What was not measured is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for result in results:
+        point = result.point
+        samples = [value for name in _OPERATIONS for value in getattr(result, name)]
+        writer.writerow(
+            ["" if value is None else value for value in (
+                point.processes, point.clients, point.concurrency, round(result.tps, 3),
+                round(result.tokens_per_s, 1), *samples, result.errors, result.cpu_percent,
+            )]
+        )  # fmt: skip
+    return text.getvalue()
+
+
+def read_csv(path: Path) -> list[Result]:
+    """Raises `ConfigError`. Columns that the source's own files do not have may be missing."""
+    try:
+        with path.open() as file:
+            return [_result(row) for row in csv.DictReader(file)]
+    except (OSError, KeyError, ValueError) as error:
+        raise ConfigError(f"{path}: not the CSV of a sweep: {error!r}") from None
+
+
+def _result(row: dict[str, str]) -> Result:
+    def number(name: str) -> float | None:
+        return float(row[name]) if row.get(name) else None
+
+    def percentiles(name: str) -> Percentiles:
+        return Percentiles(*(number(f"{name}_{p}_ms") for p in Percentiles._fields))
+
+    return Result(
+        Point(int(row["processes"]), int(row["concurrency_per_process"])),
+        float(row["tps"]), float(row["tokens_per_sec"]),
+        percentiles("lookup"), percentiles("read"), percentiles("write"),
+        int(row.get("errors") or 0), number("cpu_percent"),
+    )  # fmt: skip

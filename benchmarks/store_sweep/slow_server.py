@@ -1,0 +1,130 @@
+"""The real server with an emulated storage behind its gets, for sweeps and for nothing else.
+
+python -m … --memory SIZE --latency-ms MS --channels N
+
+Lookups and puts are served as ever, from memory. A get is put aside for as long as a storage would
+take to find its blocks: each block keeps one of N channels busy for the latency, as many at once as
+there are channels, and the get goes on when the last of them is done. From there on it is the real
+thing: the same handlers, the same stream, the same bytes. So what is emulated is the time that a
+slow storage takes, and nothing else; no production code knows of it.
+"""
+
+import argparse
+import heapq
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+from remote_server import protocol
+from remote_server.config import ServerConfig, parse_bytes
+from remote_server.errors import RemoteProtocolError
+from remote_server.malloc import keep_freed_memory
+from remote_server.server import Server
+
+MODULE = "benchmarks.store_sweep.slow_server"
+
+
+Handle = Callable[[bytes, Sequence[memoryview]], None]
+
+
+class Channels:
+    """When a storage that serves so many blocks at once, each for so long, is done with some."""
+
+    def __init__(self, latency_s: float, num_channels: int) -> None:
+        self._latency_s = latency_s
+        self._free_at = [0.0] * num_channels
+
+    def done_at(self, num_blocks: int, now: float) -> float:
+        """Blocks that are asked for now, behind all that were asked for before."""
+        done = now
+        for _ in range(num_blocks):
+            begins = max(now, self._free_at[0])
+            done = max(done, begins + self._latency_s)
+            heapq.heapreplace(self._free_at, begins + self._latency_s)
+        return done
+
+
+class SlowGets:
+    """Hands every message on to `handle`, gets later. One thread, the server's loop, calls it."""
+
+    def __init__(
+        self, handle: Handle, channels: Channels, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._handle = handle
+        self._channels = channels
+        self._clock = clock
+        self._waiting: list[tuple[float, int, bytes, Sequence[memoryview]]] = []
+        self._number = 0
+
+    def handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
+        num_blocks = _blocks_asked_for(frames)
+        if not num_blocks:
+            self._handle(client, frames)
+            return
+        self._number += 1
+        due = self._channels.done_at(num_blocks, self._clock())
+        heapq.heappush(self._waiting, (due, self._number, client, frames))
+
+    def go_on(self) -> int | None:
+        """Answer what is due. Milliseconds that the loop may wait for messages now: none when
+        there are answers to send. None: as long as it likes."""
+        answered = False
+        while self._waiting and self._waiting[0][0] <= self._clock():
+            _, _, client, frames = heapq.heappop(self._waiting)
+            self._handle(client, frames)
+            answered = True
+        if answered:
+            return 0
+        if not self._waiting:
+            return None
+        return max(0, math.ceil(1e3 * (self._waiting[0][0] - self._clock())))
+
+
+class SlowServer(Server):
+    """A server whose messages go by way of `SlowGets`, and whose loop wakes for what is due."""
+
+    def __init__(self, config: ServerConfig, channels: Channels) -> None:
+        super().__init__(config)
+        self._channels = channels
+
+    def start(self) -> None:
+        super().start()
+        (quarters,) = self.quarters.values()
+        self._slow = SlowGets(quarters.handlers.handle, self._channels)
+        quarters.handlers.handle = self._slow.handle  # type: ignore[method-assign]
+
+    def _patience_ms(self, more_to_do: bool) -> int:
+        """Asked in every turn of the loop, before it waits for messages."""
+        due_ms = self._slow.go_on()
+        patience_ms = super()._patience_ms(more_to_do)
+        return patience_ms if due_ms is None else min(patience_ms, due_ms)
+
+
+def _blocks_asked_for(frames: Sequence[memoryview]) -> int:
+    """How many blocks a get wants; 0 for all other messages, and those that no server reads."""
+    if len(frames) != 2:
+        return 0
+    try:
+        request = protocol.decode_request(frames[1])
+    except RemoteProtocolError:
+        return 0
+    return len(request.keys) if isinstance(request, protocol.Get | protocol.GetShared) else 0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog=f"python -m {MODULE}", description=__doc__)
+    parser.add_argument("--memory", type=parse_bytes, required=True)
+    parser.add_argument("--latency-ms", type=float, required=True)
+    parser.add_argument("--channels", type=int, required=True)
+    arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    keep_freed_memory()
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=arguments.memory, shared_memory=False)
+    server = SlowServer(config, Channels(arguments.latency_ms / 1e3, arguments.channels))
+    server.run(on_ready=lambda ready: print(f"ready on {ready.endpoint}", flush=True))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,161 @@
+"""A process of clients, each a thread with a connection of its own and conversations to hold.
+
+python -m … ENDPOINT NAMESPACE BLOCK_BYTES CLIENTS SECONDS SPEAKER
+
+Says `ready` when each client has held one conversation, begins when a line comes in, and says what
+it measured as one line of JSON.
+"""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TypeVar
+
+from benchmarks.remote_kv_cache.baseline import blocks
+from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
+from benchmarks.store_sweep.conversation import BLOCKS, TURNS, keys_of
+from remote_server.client import RemoteClient
+from remote_server.malloc import keep_freed_memory
+
+MODULE = "benchmarks.store_sweep.talkers"
+
+T = TypeVar("T")
+
+
+@dataclass
+class Talk:
+    """What one client did. Milliseconds of each operation."""
+
+    lookups: list[float] = field(default_factory=list)
+    reads: list[float] = field(default_factory=list)
+    writes: list[float] = field(default_factory=list)
+    conversations: int = 0
+    seconds: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+
+class Talker:
+    """One client. A conversation that goes wrong anywhere is an error, and none of its own."""
+
+    def __init__(
+        self, client: RemoteClient, namespace: str, block_bytes: int, speaker: str
+    ) -> None:
+        self._client = client
+        self._namespace = namespace
+        self._speaker = speaker.encode()
+        self._number = 0
+        # The source's payload is no whole number of words, which filling wants.
+        source, target = (blocks.allocate(BLOCKS, block_bytes + -block_bytes % 8) for _ in range(2))
+        blocks.fill(source)
+        self._source = [memoryview(row)[:block_bytes] for row in source]
+        self._target = [memoryview(row)[:block_bytes] for row in target]
+
+    def talk_for(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> Talk:
+        """One conversation after another, at least one, the last one to its end."""
+        talk = Talk()
+        began = clock()
+        while not talk.seconds or talk.seconds < seconds:
+            self._hold_one(talk)
+            talk.seconds = clock() - began
+        return talk
+
+    def _hold_one(self, talk: Talk) -> None:
+        try:
+            self._converse(talk)
+        except Exception as error:  # the others go on, and the point reports it
+            talk.errors.append(f"{type(error).__name__}: {error}"[:300])
+        else:
+            talk.conversations += 1
+
+    def _converse(self, talk: Talk) -> None:
+        keys = keys_of(self._speaker, self._number)
+        self._number += 1
+        for row, key in zip(self._source, keys, strict=True):
+            row[: len(key)] = key
+        for turn in TURNS:
+            self._look_up(keys, turn.known, talk)
+            if turn.known:
+                self._read(keys[: turn.known], talk)
+            if turn.full > turn.known:
+                self._write(keys, turn.known, turn.full, talk)
+
+    def _look_up(self, keys: list[bytes], known: int, talk: Talk) -> None:
+        asked = keys[: max(1, known)]
+        found = _timed(
+            talk.lookups,
+            lambda: self._client.lookup(self._namespace, asked, timeout_s=PATIENCE_S).result(),
+        )
+        if found.prefix != known:
+            raise AssertionError(f"{found.prefix} blocks readable, {known} were written")
+
+    def _read(self, keys: list[bytes], talk: Talk) -> None:
+        rows = self._target[: len(keys)]
+        for row in rows:
+            row[: len(keys[0])] = bytes(len(keys[0]))
+        result = _timed(
+            talk.reads,
+            lambda: self._client.get(
+                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S
+            ).result(),
+        )
+        if len(result.landed) != len(keys):
+            raise AssertionError(f"not all blocks came: {result.outcomes}, {result.error}")
+        for row, key in zip(rows, keys, strict=True):
+            if row[: len(key)] != key:
+                raise AssertionError("another conversation's block came")
+
+    def _write(self, keys: list[bytes], first: int, end: int, talk: Talk) -> None:
+        result = _timed(
+            talk.writes,
+            lambda: self._client.put(
+                self._namespace, keys[first:end], self._source[first:end],
+                deferred=False, timeout_s=PATIENCE_S,
+            ).result(),
+        )  # fmt: skip
+        if result.created != end - first:
+            raise AssertionError(f"{result.created} of {end - first} blocks kept: {result}")
+
+
+def _timed(samples: list[float], ask: Callable[[], T]) -> T:
+    began = time.perf_counter()
+    answer = ask()
+    samples.append(round(1e3 * (time.perf_counter() - began), 4))
+    return answer
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    endpoint, namespace, block_bytes, clients, seconds, speaker = (
+        sys.argv[1:] if argv is None else argv
+    )
+    keep_freed_memory()
+    talkers = [
+        Talker(
+            connect(endpoint, namespace, int(block_bytes)),
+            namespace, int(block_bytes), f"{speaker} {number}",
+        )
+        for number in range(int(clients))
+    ]  # fmt: skip
+    warm_up = [talker.talk_for(0) for talker in talkers]
+    if errors := [error for talk in warm_up for error in talk.errors]:
+        sys.exit(f"the first conversation failed: {errors[0]}")
+    print("ready", flush=True)
+    if not sys.stdin.readline():
+        return  # whoever started this has gone
+    talks = [Talk()] * len(talkers)
+
+    def run(place: int) -> None:
+        talks[place] = talkers[place].talk_for(float(seconds))
+
+    threads = [threading.Thread(target=run, args=(place,)) for place in range(len(talkers))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(json.dumps([asdict(talk) for talk in talks]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""The n-by-n triangle of times: what it is, how it is printed, and what its record is.
+
+n documents that have nothing in common. In round i the first i of them are asked for, one after
+the other: i - 1 that were there before, and a new one. So what is asked for grows by a document
+a round, and as it outgrows one level after the other, the times in a round say how fast the next
+level is. The last time of each round is that of computing.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+from benchmarks.harness import table
+from benchmarks.harness.record import Figure, Record, Row
+from benchmarks.harness.runner import Sample
+from examples.token_sources import CACHED, COMPUTED, DISK, ENGINE, LEVELS, MEMORY, POOL, SERVER
+
+MODULE = "examples.stress_test"
+
+LETTERS = {
+    COMPUTED: "c", ENGINE: "e", POOL: "p", MEMORY: "m", DISK: "d", SERVER: "s", CACHED: "h"
+}  # fmt: skip
+_PURE = 0.95
+"""A cell with less than this part of its document from one level is mixed."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One document asked for, in one round. Both count from 1."""
+
+    round: int
+    document: int
+    seconds: float  # to the first token
+    document_tokens: int  # without the question behind it, which is always computed
+    tokens: Mapping[str, int]  # where they came from; levels with none are missing
+
+    @property
+    def level(self) -> str:
+        """The level that most of the document came from."""
+        return max(self._of_document, key=lambda level: self._of_document[level])
+
+    @property
+    def mixed(self) -> bool:
+        return self._of_document[self.level] < _PURE * self.document_tokens
+
+    @property
+    def mark(self) -> str:
+        """The level's letter, with a `*` when other levels had a part in it."""
+        return LETTERS.get(self.level, "?") + ("*" if self.mixed else "")
+
+    @property
+    def _of_document(self) -> dict[str, int]:
+        question = max(0, sum(self.tokens.values()) - self.document_tokens)
+        return {
+            level: count - question if level == COMPUTED else count
+            for level, count in self.tokens.items()
+        } or {"unknown": 0}
+
+
+@dataclass
+class Triangle:
+    """The cells measured so far, in the order they were."""
+
+    n: int
+    cells: list[Cell] = field(default_factory=list)
+
+    @staticmethod
+    def places(n: int) -> Iterator[tuple[int, int]]:
+        """Round and document of all cells, in the order in which they are asked for."""
+        return ((i, j) for i in range(1, n + 1) for j in range(1, i + 1))
+
+    @property
+    def complete(self) -> bool:
+        return len(self.cells) == self.n * (self.n + 1) // 2
+
+    def by_level(self) -> dict[str, list[float]]:
+        """The seconds of each level's cells, the known levels in their order; without the mixed
+        ones, whose times belong to no level."""
+        found: dict[str, list[float]] = {}
+        for cell in self.cells:
+            if not cell.mixed:
+                found.setdefault(cell.level, []).append(cell.seconds)
+        order = [*LEVELS, *sorted(found.keys() - {*LEVELS})]
+        return {level: found[level] for level in order if level in found}
+
+    def wrong(self, holds: Sequence[tuple[str, int]]) -> list[str]:
+        """Every cell that is not of the level it must be, when levels hold so many documents:
+        of the levels in order, the first that holds all that were asked for before this round."""
+        found = []
+        for cell in self.cells:
+            before = cell.round - 1
+            must = COMPUTED
+            if cell.document < cell.round:
+                must = next(level for level, documents in holds if documents >= before)
+            if cell.level != must or cell.mixed:
+                counts = ", ".join(f"{count} {level}" for level, count in cell.tokens.items())
+                found.append(
+                    f"round {cell.round}, document {cell.document}: not all from {must}, "
+                    f"but {counts or 'unknown'}"
+                )
+        return found
+
+    def text(self) -> str:
+        """The triangle, and a line for each level."""
+        return f"{self._cells_text()}\n\n{self._levels_text()}"
+
+    def _cells_text(self) -> str:
+        shown = {(c.round, c.document): f"{c.seconds:.3f} {c.mark:<2}" for c in self.cells}
+        width = max([len(text) for text in shown.values()] + [8])
+        head = " ".join(f"{number:>{width - 3}}   " for number in range(1, self.n + 1))
+        lines = [f"round  {head}"]
+        for i in range(1, self.n + 1):
+            row = [shown.get((i, j), "-" + " " * 3) for j in range(1, i + 1)]
+            lines.append(f"{i:>5}  " + " ".join(text.rjust(width) for text in row))
+        return "\n".join(line.rstrip() for line in lines)
+
+    def _levels_text(self) -> str:
+        levels = self.by_level()
+        computed = median(levels[COMPUTED]) if COMPUTED in levels else None
+        rows: list[list[table.Cell]] = []
+        for level, seconds in levels.items():
+            middle = median(seconds)
+            faster = f"{computed / middle:.1f}x" if computed is not None else None
+            rows.append([
+                LETTERS.get(level, "?"), level, len(seconds), f"{middle:.3f}",
+                f"{min(seconds):.3f}", f"{max(seconds):.3f}", faster,
+            ])  # fmt: skip
+        headers = ["", "level", "cells", "median s", "fastest", "slowest", "faster"]
+        text = table.render(headers, rows)
+        if num_mixed := sum(cell.mixed for cell in self.cells):
+            text += f"\n* mixed: {num_mixed} cells came from more than one level; not counted here"
+        return text
+
+    def add_to(self, record: Record, model: str) -> None:
+        """A row of the record for each level, so that two records can be compared, and a figure
+        for each cell with its counts."""
+        record.rows += [
+            Row(model, f"first token: {level}", 0, Sample(seconds))
+            for level, seconds in self.by_level().items()
+        ]
+        record.figures += [
+            Figure(
+                f"round {cell.round}, document {cell.document}",
+                "s and tokens",
+                {"seconds": cell.seconds, **cell.tokens},
+            )
+            for cell in self.cells
+        ]

@@ -1,0 +1,1 @@
+"""What people and their tools ask a running server over HTTP, on a thread and a port of its own."""

@@ -1,0 +1,310 @@
+"""A snapshot in the text format of Prometheus."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from itertools import accumulate
+
+from prometheus_client import CONTENT_TYPE_LATEST, PROCESS_COLLECTOR, CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import generate_latest
+from prometheus_client.registry import Collector
+
+from remote_server.metering import BOUNDS_S, MAX_NAMESPACES, OTHER, Traffic
+from remote_server.protocol import NamespaceStats
+from remote_server.snapshot import Snapshot
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+
+_P = "kvferry_server_"
+
+_DISK_DECLINES = ("demoted_late", "declined_", "write_no_space", "write_io_error", "write_cleared")
+_DISK_ELSEWHERE = ("demote_declined", "evicted", "written_bytes", "read_bytes", "read_damaged",
+                   "recovered_damaged")  # fmt: skip
+"""Sums of others, or shown under another name."""
+
+_INTEGRITY = {
+    "integrity_checksum": "checksum",
+    "integrity_length": "length",
+    "put_declined_checksum": "put_checksum",
+    "disk_read_damaged": "disk_read",
+    "disk_recovered_damaged": "disk_recovered",
+}
+
+_SHOWN = ("lookup_", "get_", "hits_", "put_", "bytes_in", "bytes_out", "shared_bytes_", "disk_",
+          "refused_", "bad_messages_", "integrity_", "evicted")  # fmt: skip
+"""Counters with a metric of their own; the others are events."""
+
+
+async def exposition(snapshot: Snapshot, refused: Mapping[str, int]) -> bytes:
+    """All of it, a family at a time, with room between them for other threads: the interpreter
+    would otherwise be kept from the server's loop for as long as the whole takes."""
+    parts = []
+    for family in [*families(snapshot, refused), *PROCESS_COLLECTOR.collect()]:
+        parts.append(_text(family))
+        await asyncio.sleep(0)
+    return b"".join(parts)
+
+
+def _text(family: Metric) -> bytes:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_One(family))
+    return generate_latest(registry)
+
+
+class _One(Collector):
+    def __init__(self, family: Metric) -> None:
+        self._family = family
+
+    def collect(self) -> list[Metric]:
+        return [self._family]
+
+    def describe(self) -> list[Metric]:
+        return []
+
+
+def families(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric]:
+    """Every metric of the server, in the order of docs/METRICS.md. `refused` is what the admin
+    HTTP turned away, by reason."""
+    yield from _life(snapshot)
+    yield from _requests(snapshot, refused)
+    yield from _blocks(snapshot)
+    yield from _tiers(snapshot)
+    yield from _queues(snapshot)
+    yield from _namespaces(snapshot)
+    yield _events(snapshot)
+
+
+def _life(snapshot: Snapshot) -> Iterator[Metric]:
+    info = GaugeMetricFamily(_P + "info", "1, and what runs.", labels=["version", "epoch"])
+    info.add_metric([snapshot.server, snapshot.epoch], 1)
+    yield info
+    yield _gauge("uptime_seconds", "Since the server started.", snapshot.uptime_s)
+    yield _gauge("draining", "1 while puts are declined because it will end.", snapshot.draining)
+    yield _gauge("connections", "TCP connections now; a client has several.", snapshot.connections)
+    yield _gauge("regions", "Clients that share memory with it now.", snapshot.regions)
+    yield _gauge("leases", "Gets that clients are copying from the arena now.", snapshot.leases)
+
+
+def _requests(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric]:
+    times = HistogramMetricFamily(
+        _P + "request_seconds",
+        "From a request's arrival until its answer was handed to ZeroMQ; `stream`: until the last "
+        "block of a streamed get was.",
+        labels=["operation"],
+    )
+    bounds = [*map(str, BOUNDS_S), "+Inf"]
+    for operation, timings in snapshot.operations.items():
+        buckets = zip(bounds, accumulate(timings.counts), strict=True)
+        times.add_metric([operation], [*buckets], timings.sum_s)
+    yield times
+    counters = snapshot.counters
+    no = _counter("refused_requests", "Requests answered with an error, by its code.", "code")
+    for prefix in ("refused_", "bad_messages_"):
+        for name in _with_prefix(counters, prefix):
+            no.add_metric([name], counters[prefix + name])
+    yield no
+    admin = _counter("admin_refused", "Requests that the admin HTTP refused, by reason.", "reason")
+    for reason, count in sorted(refused.items()):
+        admin.add_metric([reason], count)
+    yield admin
+    moved = CounterMetricFamily(
+        _P + "bytes",
+        "Bytes of blocks that clients put (`in`) and got (`out`).",
+        labels=["direction", "transport"],
+    )
+    for direction in ("in", "out"):
+        moved.add_metric([direction, "tcp"], counters[f"bytes_{direction}"])
+        moved.add_metric([direction, "shm"], counters[f"shared_bytes_{direction}"])
+    yield moved
+
+
+def _blocks(snapshot: Snapshot) -> Iterator[Metric]:
+    counters = snapshot.counters
+    lookups = _counter("lookup_keys", "Keys that were looked up, by what was found.", "outcome")
+    pending = counters["lookup_pending"]
+    lookups.add_metric(["hit"], counters["lookup_hits"])
+    lookups.add_metric(["pending"], pending)
+    lookups.add_metric(["miss"], counters["lookup_keys"] - counters["lookup_hits"] - pending)
+    yield lookups
+    gets = _counter("get_keys", "Keys of gets, by what was found.", "outcome")
+    for outcome in ("hit", "miss", "duplicate"):
+        gets.add_metric([outcome], counters[f"get_{outcome}"])
+    yield gets
+    tiers = CounterMetricFamily(
+        _P + "tier_gets",
+        "Blocks that gets wanted of each tier, by whether it had them; what memory misses is "
+        "looked for on disk.",
+        labels=["tier", "outcome"],
+    )
+    tiers.add_metric(["memory", "hit"], counters["hits_memory"])
+    tiers.add_metric(["memory", "miss"], counters["get_miss"] + counters["hits_disk"])
+    if "disk" in snapshot.tiers:
+        tiers.add_metric(["disk", "hit"], counters["hits_disk"])
+        tiers.add_metric(["disk", "miss"], counters["get_miss"])
+    yield tiers
+    puts = _counter("put_keys", "Keys of puts, by what became of them.", "outcome")
+    for outcome in ("created", "existed", "forced", "duplicate"):
+        puts.add_metric([outcome], counters[f"put_{outcome}"])
+    yield puts
+    declined = CounterMetricFamily(
+        _P + "declined_blocks",
+        "Blocks that a tier did not take, by reason.",
+        labels=["tier", "reason"],
+    )
+    for reason in _with_prefix(counters, "put_declined_"):
+        declined.add_metric(["memory", reason], counters[f"put_declined_{reason}"])
+    for name in _with_prefix(counters, "disk_"):
+        if name.startswith(_DISK_DECLINES):
+            declined.add_metric(["disk", name.removeprefix("declined_")], counters[f"disk_{name}"])
+    yield declined
+    evicted = _counter("evicted_blocks", "Blocks that left to make room.", "tier")
+    evicted.add_metric(["memory"], counters["evicted"])
+    if "disk" in snapshot.tiers:
+        evicted.add_metric(["disk"], counters["disk_evicted"])
+    yield evicted
+    bad = _counter(
+        "integrity_failures", "Blocks that were not what they should be. None was served.", "reason"
+    )
+    for name, reason in _INTEGRITY.items():
+        if name in counters:
+            bad.add_metric([reason], counters[name])
+    yield bad
+
+
+def _tiers(snapshot: Snapshot) -> Iterator[Metric]:
+    for name, text in {
+        "budget_bytes": "What a tier may hold.",
+        "used_bytes": "What it holds, in whole slots.",
+        "blocks": "Readable blocks in it.",
+        "pending": "Blocks being written to it, or not verified yet.",
+        "pinned": "Blocks kept from eviction by a transfer or an operator.",
+        "kept": "Blocks kept from eviction by an operator.",
+        "free_slabs": "Slabs of memory, or files on disk, that nobody uses yet.",
+    }.items():
+        family = _labelled_gauge(f"tier_{name}", text, "tier")
+        for tier, stats in snapshot.tiers.items():
+            family.add_metric([tier], getattr(stats, name))
+        yield family
+    counters = snapshot.counters
+    moved = _counter("disk_bytes", "Bytes of blocks read from and written to disk.", "direction")
+    events = _counter("disk_blocks", "What happened to blocks on disk, by event.", "event")
+    if "disk" in snapshot.tiers:
+        moved.add_metric(["read"], counters["disk_read_bytes"])
+        moved.add_metric(["written"], counters["disk_written_bytes"])
+        for name in _with_prefix(counters, "disk_"):
+            if not name.startswith(_DISK_DECLINES) and name not in _DISK_ELSEWHERE:
+                events.add_metric([name], counters[f"disk_{name}"])
+    yield moved
+    yield events
+    recovery = snapshot.recovery
+    yield _gauge("recovery_segments", "Files found at start and not yet read.", recovery.segments)
+    yield _gauge("recovery_blocks", "Blocks found at start and not yet verified.", recovery.blocks)
+
+
+def _queues(snapshot: Snapshot) -> Iterator[Metric]:
+    queues = snapshot.queues
+    waiting = _labelled_gauge("waiting", "What waits now, by queue.", "queue")
+    for name in ("requests", "copies", "shared_puts", "replies", "streams", "demotions"):
+        waiting.add_metric([name], getattr(queues, name))
+    yield waiting
+    yield _gauge("copy_waiting_bytes", "Bytes of the copies that wait.", queues.copy_bytes)
+
+
+def _namespaces(snapshot: Snapshot) -> Iterator[Metric]:
+    named = snapshot.namespaces
+    yield _gauge("namespaces", "Namespaces, also those without a row of their own.", len(named))
+    used = _namespace_family(GaugeMetricFamily, "bytes", "Bytes it takes in a tier.", "tier")
+    blocks = _namespace_family(GaugeMetricFamily, "blocks", "Readable blocks in a tier.", "tier")
+    for namespace, stats in largest(named).items():
+        used.add_metric([namespace, "memory"], stats.used_bytes)
+        blocks.add_metric([namespace, "memory"], stats.blocks)
+        if "disk" in snapshot.tiers:
+            used.add_metric([namespace, "disk"], stats.disk_used_bytes)
+            blocks.add_metric([namespace, "disk"], stats.disk_blocks)
+    yield used
+    yield blocks
+    keys = CounterMetricFamily(
+        f"{_P}namespace_keys",
+        "Keys of its requests, by what was answered.",
+        labels=["namespace", "operation", "outcome"],
+    )
+    moved = _namespace_family(CounterMetricFamily, "moved_bytes", "Put, and got.", "direction")
+    for namespace, traffic in snapshot.traffic.items():
+        for operation, outcome in _TRAFFIC:
+            count = getattr(traffic, f"{operation}_{outcome}")
+            keys.add_metric([namespace, operation, outcome], count)
+        moved.add_metric([namespace, "in"], traffic.bytes_in)
+        moved.add_metric([namespace, "out"], traffic.bytes_out)
+    yield keys
+    yield moved
+
+
+_TRAFFIC = [
+    (operation, outcome)
+    for operation, _, outcome in (name.partition("_") for name in Traffic.__struct_fields__)
+    if operation in ("lookup", "get", "put")
+]
+
+
+def largest(namespaces: Mapping[str, NamespaceStats]) -> dict[str, NamespaceStats]:
+    """The `MAX_NAMESPACES` that hold most, and the rest added up as `OTHER`."""
+    held = sorted(
+        (name for name in namespaces if name != OTHER),
+        key=lambda name: namespaces[name].used_bytes + namespaces[name].disk_used_bytes,
+        reverse=True,
+    )
+    rows = {name: namespaces[name] for name in sorted(held[:MAX_NAMESPACES])}
+    rest = [namespaces[name] for name in held[MAX_NAMESPACES:]]
+    if OTHER in namespaces:
+        rest.append(namespaces[OTHER])
+    if rest:
+        rows[OTHER] = NamespaceStats(
+            block_bytes=0,
+            blocks=sum(one.blocks for one in rest),
+            used_bytes=sum(one.used_bytes for one in rest),
+            disk_blocks=sum(one.disk_blocks for one in rest),
+            disk_used_bytes=sum(one.disk_used_bytes for one in rest),
+            client="",
+            fingerprint={},
+        )
+    return rows
+
+
+def _events(snapshot: Snapshot) -> Metric:
+    events = _counter("events", "Whatever else is counted, as PROTOCOL.md names it.", "event")
+    for name, count in sorted(snapshot.counters.items()):
+        if not name.startswith(_SHOWN) and name != "lookup_pending":
+            events.add_metric([name], count)
+    return events
+
+
+# ── families ─────────────────────────────────────────────────────────────────────────────
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(_P + name, text, value=value)
+
+
+def _labelled_gauge(name: str, text: str, label: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(_P + name, text, labels=[label])
+
+
+def _counter(name: str, text: str, label: str) -> CounterMetricFamily:
+    return CounterMetricFamily(_P + name, text, labels=[label])
+
+
+def _namespace_family(
+    kind: type[GaugeMetricFamily] | type[CounterMetricFamily], name: str, text: str, label: str
+) -> GaugeMetricFamily | CounterMetricFamily:
+    text = f"{text} The largest and busiest are named, the rest is `{OTHER}`."
+    return kind(f"{_P}namespace_{name}", text, labels=["namespace", label])
+
+
+def _with_prefix(counters: Mapping[str, int], prefix: str) -> list[str]:
+    """What follows `prefix` in the names that begin with it."""
+    return [name.removeprefix(prefix) for name in sorted(counters) if name.startswith(prefix)]

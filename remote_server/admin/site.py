@@ -1,0 +1,322 @@
+"""What the admin HTTP answers, and how little it lets anybody take for it."""
+
+import asyncio
+import base64
+import hashlib
+import ipaddress
+import logging
+import re
+import socket
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from importlib.resources import files
+from time import monotonic
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from remote_server.admin.address import BACKLOG, Address
+from remote_server.admin.exposition import CONTENT_TYPE, exposition
+from remote_server.admin.settings import shown
+from remote_server.admin.summary import summary
+from remote_server.admin.token import Token
+from remote_server.errors import ServerUnavailable
+from remote_server.server import Server
+from remote_server.snapshot import Snapshot
+
+log = logging.getLogger(__name__)
+
+# The server's loop answers between two turns, that is within milliseconds.
+ALIVE_S = 2.0
+
+# A snapshot serves all who ask within this time: however many ask, the loop makes ten a second.
+SNAPSHOT_S = 0.1
+
+# People, a Prometheus or two, probes: far fewer. More are told so and closed.
+MAX_CONNECTIONS = 64
+
+# A connection ends when for so long no request of it was answered: it is silent, its request
+# never ends, or it does not read.
+PATIENCE_S = 10.0
+LOOK_S = 1.0  # between two looks at that
+
+MAX_BODY_BYTES = 4096
+
+_TOO_MANY = (
+    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 21\r\n\r\n"
+    b"too many connections\n"
+)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class ClearRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """One of the two: everything is only cleared by saying so."""
+
+    namespace: str | None = None
+    all: bool = False
+
+
+class Site:
+    """The handlers, on the admin thread. What they say of the server is a `Snapshot`."""
+
+    def __init__(self, server: Server, address: Address, token: Token | None) -> None:
+        self._server = server
+        self._address = address
+        self._token = token
+        self._page, self._policy = _page()
+        self._taking: asyncio.Future[Snapshot] | None = None
+        self._taken: Snapshot | None = None
+        self._taken_at = 0.0
+        self.refused: Counter[str] = Counter()
+        """Requests and connections turned away here, by reason."""
+
+    def application(self) -> web.Application:
+        app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
+        app.router.add_get("/", self._index)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/ready", self._ready)
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/stats", self._stats)
+        app.router.add_get("/settings", self._settings)
+        app.router.add_post("/clear", self._clear)
+        app.router.add_post("/drain", self._drain)
+        return app
+
+    # ── seeing ───────────────────────────────────────────────────────────────────────────
+
+    async def _index(self, _: web.Request) -> web.Response:
+        headers = {"Content-Security-Policy": self._policy}
+        return web.Response(body=self._page, content_type="text/html", charset="utf-8",
+                            headers=headers)  # fmt: skip
+
+    async def _health(self, _: web.Request) -> web.Response:
+        await self._snapshot()
+        return web.Response(text="alive\n")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        snapshot = await self._snapshot()
+        if snapshot.draining:
+            return web.Response(status=503, text="draining\n")
+        return web.Response(text="ready\n")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        snapshot = await self._snapshot()
+        body = await exposition(snapshot, self.refused)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE})
+
+    async def _stats(self, _: web.Request) -> web.Response:
+        return _json(summary(await self._snapshot()))
+
+    async def _settings(self, _: web.Request) -> web.Response:
+        return _json(shown(self._server.config))
+
+    async def _snapshot(self) -> Snapshot:
+        """One that was taken a moment ago, or is taken now. Raises an HTTP 503 when the loop does
+        not answer within `ALIVE_S`."""
+        if self._taken is not None and monotonic() - self._taken_at < SNAPSHOT_S:
+            return self._taken
+        if self._taking is None or self._taking.done():
+            self._taking = asyncio.wrap_future(self._server.desk.ask(self._server.snapshot))
+        try:
+            # Shielded: others may be waiting for the same one.
+            self._taken = await asyncio.wait_for(asyncio.shield(self._taking), ALIVE_S)
+        except ServerUnavailable as error:
+            raise web.HTTPServiceUnavailable(text=f"{error}\n") from error
+        except TimeoutError as error:
+            text = f"the server's loop has not answered within {ALIVE_S:g} s\n"
+            raise web.HTTPServiceUnavailable(text=text) from error
+        self._taken_at = monotonic()
+        return self._taken
+
+    # ── changing ─────────────────────────────────────────────────────────────────────────
+
+    async def _clear(self, request: web.Request) -> web.Response:
+        try:
+            wanted = msgspec.json.decode(await request.read(), type=ClearRequest)
+        except msgspec.DecodeError as error:
+            raise web.HTTPBadRequest(text=f"{_CLEAR_HELP}: {error}\n") from error
+        if (wanted.namespace is None) is not wanted.all:
+            raise web.HTTPBadRequest(text=f"{_CLEAR_HELP}\n")
+        removed = await self._ask(partial(self._server.clear, wanted.namespace))
+        self._taken = None
+        if removed is None:
+            raise web.HTTPNotFound(text=f"there is no namespace {wanted.namespace!r}\n")
+        what = "everything" if wanted.all else repr(wanted.namespace)
+        log.warning(
+            "admin: %s cleared %s: %d blocks left memory, %d the disk",
+            request.remote, what, *removed,
+        )  # fmt: skip
+        return _json({"removed": removed.from_memory, "disk_removed": removed.from_disk})
+
+    async def _drain(self, request: web.Request) -> web.Response:
+        await self._ask(self._server.drain)
+        self._taken = None
+        log.warning("admin: %s asked to drain; this server ends then", request.remote)
+        timeout_s = self._server.config.drain_timeout_s
+        return _json({"draining": True, "ends_within_s": timeout_s}, status=202)
+
+    async def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            return await asyncio.wait_for(
+                asyncio.wrap_future(self._server.desk.ask(question)), ALIVE_S
+            )
+        except (ServerUnavailable, TimeoutError) as error:
+            raise web.HTTPServiceUnavailable(
+                text=f"the server's loop did not answer: {error}\n"
+            ) from error
+
+    # ── who may ──────────────────────────────────────────────────────────────────────────
+
+    @web.middleware
+    async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            self._check_host(request)
+            self._check_token(request)
+            response = await handler(request)
+        except web.HTTPException as error:
+            response = web.Response(status=error.status, text=error.text, headers=_only_ours(error))
+        except ConnectionError:  # whoever asked is gone, or was closed for taking too long
+            response = web.Response(status=400)
+        except Exception:
+            log.exception("an admin request failed")
+            response = web.Response(status=500, text="a bug: the server's log has it\n")
+        response.headers.update(_HEADERS)
+        return response
+
+    def _check_host(self, request: web.Request) -> None:
+        """A page from elsewhere, opened on this machine, can give its own name this machine's
+        address and would read us as its own: so here a name must be ours, or no name."""
+        host = re.sub(r":\d*$", "", request.host).strip("[]")
+        if not self._address.is_loopback or host in ("localhost", self._address.host):
+            return
+        try:
+            ipaddress.ip_address(host)
+        except ValueError:
+            self.refused["host"] += 1
+            raise web.HTTPForbidden(text="ask for this address as localhost\n") from None
+
+    def _check_token(self, request: web.Request) -> None:
+        """Changing takes the token; so does seeing, where other machines can."""
+        if request.method in ("GET", "HEAD"):
+            if self._token is None or self._address.is_loopback or request.path in _OPEN:
+                return
+        elif self._token is None:
+            self.refused["no_token_set"] += 1
+            raise web.HTTPForbidden(text="this server has no --admin-token-file: refused\n")
+        if not self._token.matches(request.headers.get("Authorization", "")):
+            self.refused["token"] += 1
+            raise web.HTTPUnauthorized(
+                text="send the token of --admin-token-file as Authorization: Bearer TOKEN\n",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+
+_OPEN = ("/", "/health", "/ready")
+"""Say nothing that a stranger could use: the page itself is the same everywhere."""
+
+_CLEAR_HELP = 'send {"namespace": NAME}, or {"all": true}'
+
+_HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Server": "kvferry",
+}
+
+
+def _only_ours(error: web.HTTPException) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in error.headers.items()
+        if name in ("WWW-Authenticate", "Allow")
+    }
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    body = msgspec.json.format(msgspec.json.encode(value)) + b"\n"
+    return web.Response(body=body, status=status, content_type="application/json")
+
+
+def _page() -> tuple[bytes, str]:
+    """The page, and the policy that allows its own script and style and nothing else."""
+    text = files("remote_server.admin").joinpath("page.html").read_text("utf-8")
+    allowed = {}
+    for tag in ("script", "style"):
+        (inside,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = hashlib.sha256(inside.encode()).digest()
+        allowed[tag] = f"'sha256-{base64.b64encode(digest).decode()}'"
+    policy = (
+        f"default-src 'none'; script-src {allowed['script']}; style-src {allowed['style']}; "
+        "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    return text.encode(), policy
+
+
+# ── connections ──────────────────────────────────────────────────────────────────────────
+
+
+class _Refusal(asyncio.Protocol):
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        transport.write(_TOO_MANY)
+        transport.close()
+
+
+async def serve_site(
+    server: Server,
+    listener: socket.socket,
+    address: Address,
+    token: Token | None,
+    leave: asyncio.Event,
+    stop_s: float,
+) -> None:
+    """Answer what comes to `listener`, until `leave`."""
+    site = Site(server, address, token)
+    app = site.application()
+    runner = web.AppRunner(
+        app, access_log=None, handle_signals=False, keepalive_timeout=PATIENCE_S,
+        lingering_time=1.0, shutdown_timeout=stop_s,
+    )  # fmt: skip
+    since: dict[web.RequestHandler, float] = {}  # when it last was answered, or came
+
+    async def answered(request: web.Request, _: web.StreamResponse) -> None:
+        since[request.protocol] = monotonic()
+
+    app.on_response_prepare.append(answered)
+    await runner.setup()
+    web_server = runner.server
+    assert web_server is not None
+
+    def connect() -> asyncio.Protocol:
+        if len(web_server.connections) >= MAX_CONNECTIONS:
+            site.refused["connections"] += 1
+            return _Refusal()
+        protocol = web_server()
+        since[protocol] = monotonic()
+        return protocol
+
+    # A few at a time, so that those accepted are counted before the next ones are; the others
+    # wait in the kernel, where they cost nobody anything.
+    listening = await asyncio.get_running_loop().create_server(connect, sock=listener, backlog=8)
+    listener.listen(BACKLOG)
+    try:
+        while not leave.is_set():
+            with suppress(TimeoutError):
+                await asyncio.wait_for(leave.wait(), LOOK_S)
+            now = monotonic()
+            connected = web_server.connections
+            for protocol in since.keys() - set(connected):
+                del since[protocol]
+            for protocol in connected:
+                if now - since.setdefault(protocol, now) > PATIENCE_S:
+                    site.refused["silence"] += 1
+                    protocol.force_close()
+    finally:
+        listening.close()
+        await runner.cleanup()

@@ -1,0 +1,38 @@
+"""A snapshot as `/stats` shows it: the same, with percentiles of each operation's time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from remote_server.metering import BOUNDS_S
+from remote_server.snapshot import Snapshot
+
+PERCENTILES = (50, 90, 99)
+
+
+def summary(snapshot: Snapshot) -> dict[str, Any]:
+    """Everything in `snapshot`, and what follows from it."""
+    said: dict[str, Any] = msgspec.to_builtins(snapshot)
+    said["bounds_s"] = list(BOUNDS_S)
+    for name, timings in snapshot.operations.items():
+        operation = said["operations"][name]
+        operation["count"] = sum(timings.counts)
+        for percent in PERCENTILES:
+            operation[f"p{percent}_s"] = percentile(timings.counts, percent)
+    return said
+
+
+def percentile(counts: Sequence[int], percent: float) -> float | None:
+    """The time that `percent` of the observations took at most, by a straight line within its
+    bucket; None without observations. Above the last bound it is that bound."""
+    rank = sum(counts) * percent / 100
+    seen = 0
+    for number, count in enumerate(counts):
+        if count and seen + count >= rank:
+            if number == len(BOUNDS_S):
+                return BOUNDS_S[-1]
+            low = BOUNDS_S[number - 1] if number else 0.0
+            return low + (BOUNDS_S[number] - low) * (rank - seen) / count
+        seen += count
+    return None

@@ -1,0 +1,56 @@
+"""Who may change something: whoever knows the token."""
+
+import hmac
+import logging
+from pathlib import Path
+
+from remote_server.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+# Fewer could be guessed; `openssl rand -hex 32` makes 64.
+MIN_TOKEN_CHARS = 16
+MAX_TOKEN_BYTES = 4096
+
+
+class Token:
+    """A secret that never leaves this object: it is compared, and not shown."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def __repr__(self) -> str:
+        return "Token(***)"
+
+    def matches(self, header: str) -> bool:
+        """Whether an `Authorization` header carries it. The time it takes does not depend on how
+        much of it is right."""
+        scheme, _, given = header.partition(" ")
+        same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._secret)
+        return same and scheme.lower() == "bearer"
+
+
+def read_token(file: str) -> Token | None:
+    """The token in `file`, without blanks around it; None when no file is named.
+
+    Raises `ConfigError` when it cannot be read or cannot be meant.
+    """
+    if not file:
+        return None
+    path = Path(file)
+    try:
+        with path.open("rb") as opened:
+            secret = opened.read(MAX_TOKEN_BYTES + 1).strip()
+            mode = path.stat().st_mode
+    except OSError as error:
+        raise ConfigError(f"admin_token_file: {file}: {error.strerror}") from error
+    if not MIN_TOKEN_CHARS <= len(secret) <= MAX_TOKEN_BYTES:
+        raise ConfigError(
+            f"admin_token_file: {file}: a token has {MIN_TOKEN_CHARS} to {MAX_TOKEN_BYTES} "
+            f"characters, this one has {len(secret)}"
+        )
+    if not secret.isascii() or len(secret.split()) != 1:
+        raise ConfigError(f"admin_token_file: {file}: a token is one word of ASCII characters")
+    if mode & 0o007:
+        log.warning("admin_token_file: %s can be read by every user of this machine", file)
+    return Token(secret)

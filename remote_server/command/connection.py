@@ -1,0 +1,75 @@
+"""The server that a command asks: found by one flag, asked once, in bounded time."""
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
+from remote_server.keys import address_and_keys
+from remote_server.protocol import StatsReply
+
+DEFAULT_SERVER = "tcp://127.0.0.1:5757"
+
+
+class NoServer(KVFerryError):
+    """Nobody answered at the address."""
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """`--server` and `--timeout-s`, for every command that asks one."""
+    parser.add_argument(
+        "--server",
+        default=os.environ.get("KVFERRY_SERVER", DEFAULT_SERVER),
+        metavar="ADDRESS",
+        help="the cache server, tcp://host:port, of one with keys tcp://host:port?keys=FILE "
+        "(KVFERRY_SERVER; default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=float,
+        default=3.0,
+        metavar="SECONDS",
+        help="how long to wait for an answer (default: %(default)s)",
+    )
+
+
+def client_of(server: str, **options: Any) -> RemoteClient:
+    """A client of `server`, written as in `--server`; `options` are those of `ClientConfig`.
+    Raises `ConfigError`."""
+    endpoint, keys = address_and_keys(server)
+    return RemoteClient(ClientConfig(endpoint, keys=keys, quiet=True, **options))
+
+
+@contextmanager
+def connected(flags: argparse.Namespace) -> Iterator[RemoteClient]:
+    """A client of the server that the flags name. Raises `NoServer` out of the block for what
+    ends without an answer."""
+    client = client_of(flags.server, client_name="kvferry", transport="tcp")
+    try:
+        _wait_until_ready(client, flags.timeout_s)
+        yield client
+    except (ServerUnavailable, DeadlineExceeded) as error:
+        raise NoServer(
+            f"no answer from {flags.server} within {flags.timeout_s:g} s; is it running? "
+            "--server names another"
+        ) from error
+    finally:
+        client.close()
+
+
+def ask_stats(client: RemoteClient, timeout_s: float) -> StatsReply:
+    """Raises `ServerUnavailable` or `DeadlineExceeded`."""
+    return client.stats(timeout_s=timeout_s).result(timeout_s + 1)
+
+
+def _wait_until_ready(client: RemoteClient, timeout_s: float) -> None:
+    """A client that connects by itself cannot be asked before it has."""
+    ends_by = time.monotonic() + timeout_s
+    while not client.ready:
+        if client.absent or time.monotonic() > ends_by:
+            raise ServerUnavailable("not connected")
+        time.sleep(0.01)

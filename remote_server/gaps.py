@@ -1,0 +1,108 @@
+"""Why two engines share no block: the fields in which what they declared differs.
+
+Pure: it reads what the server's stats say. Used by `kvferry why` and by the engine, which says
+it in its own log.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from remote_server.protocol import NamespaceStats
+
+# An engine that differs in more fields than this runs something else altogether, and nobody
+# expects its blocks to be usable. A different dtype alone changes three or four.
+MOST_FIELDS = 5
+
+_DIGEST = re.compile(r"[0-9a-f]{16,}")
+
+
+class Gap(NamedTuple):
+    """`here` finds nothing of what `there` stored, because of `fields`."""
+
+    here: str
+    there: str
+    """Engines, by the name that they gave."""
+    namespace: str
+    other: str
+    """Their namespaces; the same one when only the keys differ, as with another hash seed."""
+    fields: dict[str, tuple[str, str]]
+    """By name: the value here and the value there, empty where one side has none."""
+    blocks: int
+    """What `other` holds, in memory and on disk."""
+
+    def line(self) -> str:
+        """For a person: one line, what can be read first. Of two digests it is only worth
+        knowing that they differ; mostly they do because of what was named before."""
+        readable, digests = [], []
+        for name, (here, there) in sorted(self.fields.items()):
+            if _DIGEST.fullmatch(here) and _DIGEST.fullmatch(there):
+                digests.append(f"the digest of {name} differs")
+            else:
+                readable.append(
+                    f"{name} is {here or 'not set'} here and {there or 'not set'} there"
+                )
+        told = ", ".join(readable + digests)
+        return f"{self.here or 'this engine'} cannot use the blocks of {self._whose}: {told}"
+
+    @property
+    def _whose(self) -> str:
+        if self.namespace == self.other:
+            return f"{self.there or 'another engine'} in the same namespace"
+        return f"{self.other} ({self.blocks:,} blocks)"
+
+
+def compare(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, tuple[str, str]]:
+    """The fields in which two fingerprints differ, with both values."""
+    return {
+        name: (here.get(name, ""), there.get(name, ""))
+        for name in {**here, **there}
+        if here.get(name) != there.get(name)
+    }
+
+
+def gaps_of(
+    namespace: str,
+    engine: str,
+    fingerprint: Mapping[str, str],
+    known: Mapping[str, NamespaceStats],
+) -> list[Gap]:
+    """What keeps `engine` from blocks that nearly are its own: in its own namespace another way
+    of making keys, and of the other namespaces with blocks the one that differs least."""
+    found = []
+    if (own := known.get(namespace)) is not None:
+        for other, differs in own.engines.items():
+            fields = compare(fingerprint, own.fingerprint | differs)
+            if other != engine and fields:
+                found.append(Gap(engine, other, namespace, namespace, fields, _blocks(own)))
+    nearest = min(_others(namespace, engine, fingerprint, known), key=_distance, default=None)
+    if nearest is not None and len(nearest.fields) <= MOST_FIELDS:
+        found.append(nearest)
+    return found
+
+
+def all_gaps(known: Mapping[str, NamespaceStats]) -> list[Gap]:
+    """The gaps of the engine that declared each namespace last."""
+    return [
+        gap
+        for namespace, stats in known.items()
+        for gap in gaps_of(namespace, stats.client, stats.fingerprint, known)
+    ]
+
+
+def _others(
+    namespace: str, engine: str, fingerprint: Mapping[str, str], known: Mapping[str, NamespaceStats]
+) -> Iterable[Gap]:
+    for other, stats in known.items():
+        if other == namespace or not stats.fingerprint or not (blocks := _blocks(stats)):
+            continue
+        if fields := compare(fingerprint, stats.fingerprint):
+            yield Gap(engine, stats.client, namespace, other, fields, blocks)
+
+
+def _distance(gap: Gap) -> tuple[int, int]:
+    return len(gap.fields), -gap.blocks
+
+
+def _blocks(stats: NamespaceStats) -> int:
+    return stats.blocks + stats.disk_blocks

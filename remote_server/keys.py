@@ -1,0 +1,236 @@
+"""Keys for CURVE: who a server is, who a client is. `python -m remote_server.keys DIR TENANT…`
+
+Three kinds of files, all TOML. The server's pair and each client's pair are secret and must be
+readable by their owner alone; the tenants file (`tenants.py`) holds public keys only.
+"""
+
+import argparse
+import os
+import re
+import stat
+import sys
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import zmq
+from zmq.utils import z85
+
+from remote_server.errors import ConfigError
+
+KEY_CHARS = 40  # 32 bytes in Z85, as ZeroMQ writes them
+
+# CURVE wraps each frame in so much at most, and libzmq's limit is on what is on the wire.
+CURVE_FRAME_BYTES = 64
+
+SERVER_FILE = "server.key"
+TENANTS_FILE = "tenants.toml"
+
+TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
+"""It names a table of the tenants file and a directory on the disk."""
+
+
+class ServerKeys(NamedTuple):
+    """A server's pair, in Z85."""
+
+    public: bytes
+    secret: bytes
+
+
+class ClientKeys(NamedTuple):
+    """A client's pair, and the public key of the server that it believes, in Z85."""
+
+    server: bytes
+    public: bytes
+    secret: bytes
+
+
+# ── reading ──────────────────────────────────────────────────────────────────────────────
+
+
+def read_server_keys(path: str) -> ServerKeys:
+    """Raises `ConfigError` naming the file: missing, readable by others, or not a pair."""
+    entries = _read_secret(path, "keys", ("public_key", "secret_key"))
+    return ServerKeys(entries["public_key"], entries["secret_key"])
+
+
+def read_client_keys(path: str) -> ClientKeys:
+    """Raises `ConfigError` naming the file: missing, readable by others, or not complete."""
+    entries = _read_secret(path, "keys", ("server_key", "public_key", "secret_key"))
+    return ClientKeys(entries["server_key"], entries["public_key"], entries["secret_key"])
+
+
+def address_and_keys(server: str) -> tuple[str, str]:
+    """`tcp://host:port?keys=FILE` as the address and the client key file, which may be empty.
+
+    One setting for both, because a key file names the one server that it is for. Raises
+    `ConfigError`.
+    """
+    address, question, query = server.partition("?")
+    if not question:
+        return address, ""
+    name, _, file = query.partition("=")
+    if name != "keys" or not file:
+        raise ConfigError(
+            f"server={server!r}: only a key file can follow the address, as ?keys=/path/client.key"
+        )
+    return address, file
+
+
+def check_public_key(key: object) -> str:
+    """`key`, if it is one. Raises `ConfigError` with what is wrong, but not with its place."""
+    if not isinstance(key, str) or len(key) != KEY_CHARS or not key.isascii():
+        raise ConfigError(f"{key!r} is not a key of {KEY_CHARS} characters")
+    try:
+        if len(z85.decode(key.encode())) == 32:
+            return key
+    except (KeyError, ValueError, OverflowError):
+        pass
+    raise ConfigError(f"{key!r} is not a key: it has characters that no key has")
+
+
+def read_toml(path: str, setting: str, forbidden_mode: int, advice: str) -> dict[str, Any]:
+    """The content of a small file of ours. Raises `ConfigError`, also when its mode has any
+    bit of `forbidden_mode`, or it is neither ours nor root's.
+
+    The mode is that of the file that is read, not of one that was there a moment before.
+    """
+    try:
+        with open(path, "rb") as file:
+            status = os.fstat(file.fileno())
+            if stat.S_IMODE(status.st_mode) & forbidden_mode:
+                raise ConfigError(
+                    f"{setting}: {path} has mode {stat.S_IMODE(status.st_mode):04o}; {advice}"
+                )
+            if status.st_uid not in (os.getuid(), 0):
+                raise ConfigError(f"{setting}: {path} belongs to user {status.st_uid}, not to us")
+            return tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"{setting}: {path}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{setting}: {path} is not TOML: {error}") from error
+
+
+def _read_secret(path: str, setting: str, names: Sequence[str]) -> dict[str, bytes]:
+    advice = f"others could read the secret in it: chmod 600 {path}"
+    entries = read_toml(path, setting, 0o077, advice)
+    missing = [name for name in names if name not in entries]
+    if missing:
+        raise ConfigError(f"{setting}: {path} has no {missing[0]}; is it another kind of key file?")
+    if len(entries) > len(names):
+        raise ConfigError(f"{setting}: {path} has more than {', '.join(names)}")
+    for name in names:
+        try:
+            check_public_key(entries[name])
+        except ConfigError:
+            # Without the error's words, which quote what may be a secret.
+            raise ConfigError(f"{setting}: {path}: {name} is not a key") from None
+    pair = {name: entries[name].encode() for name in names}
+    if zmq.curve_public(pair["secret_key"]) != pair["public_key"]:
+        raise ConfigError(f"{setting}: {path}: public_key and secret_key are not a pair")
+    return pair
+
+
+# ── making ───────────────────────────────────────────────────────────────────────────────
+
+
+def make_keys(folder: Path, tenants: Sequence[str], suffix: str = "") -> list[str]:
+    """Make in `folder` what is missing for `tenants`: the server's pair and a tenants file, once,
+    and a client's pair for each tenant. Returns lines for people: what to put where.
+
+    Nothing that exists is overwritten: raises `ConfigError` before anything is made when a
+    client's file is there already. `suffix` makes another pair for the same tenant.
+    """
+    for name in (*tenants, *([suffix] if suffix else [])):
+        if not TENANT_NAME.fullmatch(name):
+            raise ConfigError(
+                f"{name!r} cannot name a tenant: use up to 64 of a-z, 0-9, - and _, a letter or "
+                "digit first"
+            )
+    ending = f"-{suffix}.key" if suffix else ".key"
+    clients = {name: folder / f"client-{name}{ending}" for name in dict.fromkeys(tenants)}
+    for path in clients.values():
+        if os.path.lexists(path):
+            raise ConfigError(f"{path} exists and is not overwritten: choose another --suffix")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return _make(folder, clients)
+    except OSError as error:
+        raise ConfigError(f"{error.filename or folder}: {error.strerror}") from error
+
+
+def _make(folder: Path, clients: dict[str, Path]) -> list[str]:
+    server_file, tenants_file = folder / SERVER_FILE, folder / TENANTS_FILE
+    if not os.path.lexists(server_file):
+        public, secret = zmq.curve_keypair()
+        _write_new(
+            server_file,
+            "# The server's pair. Secret: it stays on the server, readable by its user alone.\n"
+            f'public_key = "{public.decode()}"\nsecret_key = "{secret.decode()}"\n',
+        )
+    server = read_server_keys(str(server_file))
+    entries = []
+    for name, path in clients.items():
+        public, secret = zmq.curve_keypair()
+        _write_new(
+            path,
+            f"# A pair of tenant {name}. Secret: it goes to its engines' hosts, and nowhere else.\n"
+            f'server_key = "{server.public.decode()}"\n'
+            f'public_key = "{public.decode()}"\nsecret_key = "{secret.decode()}"\n',
+        )
+        entries.append(f'[{name}]\nkeys = ["{public.decode()}"]\n')
+    lines = [
+        f"{server_file}  the server's, secret: --keys {server_file} --tenants {tenants_file}",
+        *(f"{path}  secret, for the engines of {name}: \"server\": \"tcp://HOST:5757?keys={path}\""
+          for name, path in clients.items()),
+    ]  # fmt: skip
+    if not os.path.lexists(tenants_file):
+        _write_new(tenants_file, _TENANTS_HEAD + "\n".join(entries))
+        return [*lines, f"{tenants_file}  who may connect; quotas and namespaces go in there"]
+    return [*lines, f"put this into {tenants_file}, or its key beside those of its tenant:",
+            *"\n".join(entries).splitlines()]  # fmt: skip
+
+
+_TENANTS_HEAD = """\
+# Who may connect, and what each may have. One table for each tenant:
+#   keys = [...]              public keys; two while one replaces the other
+#   memory = "4GiB"           its part of --memory; without it, an equal part of what is left
+#   disk = "64GiB"            its part of --disk-bytes; without it, none
+#   namespaces = ["team-a"]   what its namespaces must begin with; without it, anything
+#   namespace_memory = "1GiB" the most of its memory for one namespace
+#   ttl_s = 86400             blocks older than this are gone; without it, --ttl-s
+
+"""
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that must not exist, for its owner alone from its first moment."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(fd, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_server.keys") -> int:
+    """Returns the exit status: 0, or 1 when a file is in the way or cannot be written."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Make the key files of a server and its tenants. Overwrites nothing.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="DIR", help="where the files are, or go")
+    parser.add_argument("tenants", nargs="+", metavar="TENANT",
+                        help="each gets a client key file")  # fmt: skip
+    parser.add_argument("--suffix", default="",
+                        help="of the client's file: another pair for the same tenant")  # fmt: skip
+    flags = parser.parse_args(arguments)
+    try:
+        print(*make_keys(flags.folder, flags.tenants, flags.suffix), sep="\n")
+    except ConfigError as error:
+        print(f"remote_server.keys: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

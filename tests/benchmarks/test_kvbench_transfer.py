@@ -1,0 +1,194 @@
+"""Blocks of a model over every way: in stages that add up, in a window, with every byte checked."""
+
+import json
+import threading
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from benchmarks.harness.runner import Skipped, WrongBytes
+from benchmarks.kvbench import measure, nixl_ways
+from benchmarks.kvbench.__main__ import main
+from benchmarks.kvbench.file_ways import OneFile
+from benchmarks.kvbench.transfer import Stages, move
+from benchmarks.kvbench.ways import Memory, Rows
+from benchmarks.remote_kv_cache.baseline.disk_cases import aligned
+
+LOCAL = "memory,file,file O_DIRECT"
+
+
+class Scripted:
+    """A way with a clock of its own: each call takes as long as it is told."""
+
+    blocks_per_request = 4
+
+    def __init__(self, fail_at: int | None = None) -> None:
+        self.now = 0.0
+        self.on_the_way: deque[range] = deque()
+        self.most_on_the_way = 0
+        self.arrived: list[int] = []
+        self._fail_at = fail_at
+
+    def clock(self) -> float:
+        return self.now
+
+    def prepare(self, places: range) -> range:
+        self.now += 1
+        return places
+
+    def post(self, request: range) -> None:
+        self.now += 10
+        self.on_the_way.append(request)
+        self.most_on_the_way = max(self.most_on_the_way, sum(map(len, self.on_the_way)))
+
+    def wait(self, request: range) -> None:
+        assert request == self.on_the_way.popleft()
+        self.now += 100
+        if request.start == self._fail_at:
+            raise OSError("lost")
+        self.arrived += request
+
+
+@pytest.mark.parametrize("window", [1, 3, 4, 10, 625, 1000])
+def test_a_batch_of_625_arrives_once_and_never_exceeds_its_window(window):
+    way = Scripted()
+    stages = move(way, way.prepare, 625, window, way.clock)
+    assert way.arrived == [*range(625)]
+    assert way.most_on_the_way <= window
+    requests = -(-625 // min(4, window))
+    assert stages == Stages(1.0 * requests, 10.0 * requests, 100.0 * requests)
+    assert stages.total == way.now
+
+
+def test_what_is_on_the_way_when_one_fails_is_waited_for():
+    way = Scripted(fail_at=4)
+    with pytest.raises(OSError, match="lost"):
+        move(way, way.prepare, 100, 16, way.clock)
+    assert not way.on_the_way
+
+
+def run(tmp_path: Path, *arguments: str, status: int = 0) -> dict:
+    file = tmp_path / "record.json"
+    assert main([*arguments, "--directory", str(tmp_path), "--json", str(file)]) == status
+    assert [*tmp_path.iterdir()] == [file], "the scratch files are gone"
+    return json.loads(file.read_text())
+
+
+def test_every_way_moves_630_blocks_and_its_stages_are_its_time(tmp_path, capsys):
+    record = run(
+        tmp_path, "run", "--models", "tiny", "--requests", "10", "--page-size", "16",
+        "--trials", "3", "--window", "1MiB",
+    )  # fmt: skip
+    rows = {(row["transport"], row["operation"]): row for row in record["rows"]}
+    assert {way for way, _ in rows} == {*measure.WAYS}
+    figures = {(f["transport"], f["name"].split(", ")[1]): f["values"] for f in record["figures"]}
+    for key, row in rows.items():
+        assert "failed" not in row
+        if row.get("skipped"):
+            assert key[0] == measure.NIXL
+            continue
+        assert row["bytes"] == 630 * 16 * 1024
+        values = figures[key]
+        stages = sum(values[f"average {stage}"] for stage in Stages._fields)
+        wall = 1e6 * sum(row["values"]) / len(row["values"])
+        assert stages == pytest.approx(wall, rel=0.1), key
+        assert values["average per block"] == pytest.approx(wall / 630, rel=1e-4)
+    assert "tiny r=10" in capsys.readouterr().out
+
+
+def test_a_profile_has_a_row_for_each_window(tmp_path):
+    record = run(
+        tmp_path, "profile", "--models", "tiny", "--ways", LOCAL, "--trials", "1", "--warm-ups", "0"
+    )
+    assert [row["operation"] for row in record["rows"] if row["transport"] == "memory"] == [
+        f"{direction}, window {window}"
+        for window in (1, 4, 16, 63)
+        for direction in ("write", "read")
+    ]
+
+
+@pytest.mark.parametrize("place", [0, 7, 4000, 16_383])
+def test_a_byte_that_flips_in_the_file_fails_the_row(tmp_path, monkeypatch, capsys, place):
+    write = OneFile._write
+
+    def write_and_flip(self: OneFile, number: int, row: memoryview) -> None:
+        write(self, number, row)
+        if number == 62:
+            with self.path.open("r+b") as file:
+                file.seek(number * self._stride + place)
+                byte = file.read(1)[0]
+                file.seek(-1, 1)
+                file.write(bytes([byte ^ 1]))
+
+    monkeypatch.setattr(OneFile, "_write", write_and_flip)
+    arguments = ["run", "--models", "tiny", "--ways", "file", "--trials", "1", "--warm-ups", "0"]
+    record = run(tmp_path, *arguments, "--check", status=1)
+    assert [row["failed"] for row in record["rows"]] == [
+        f"WrongBytes: block 62: byte {place} is not what was written"
+    ] * 2
+    assert "FAILED" in capsys.readouterr().out
+    (tmp_path / "record.json").unlink()
+    record = run(tmp_path, *arguments, "--no-check")
+    assert all(row["seconds"] for row in record["rows"]), "unchecked, nobody notices"
+
+
+def test_a_write_that_writes_nothing_is_not_saved_by_what_an_earlier_one_wrote(
+    tmp_path, monkeypatch
+):
+    write, calls = OneFile._write, []
+    lock = threading.Lock()
+
+    def write_once(self: OneFile, number: int, row: memoryview) -> None:
+        with lock:
+            calls.append(number)
+            again = calls.count(number) > 1 and number == 10
+        if not again:
+            write(self, number, row)
+
+    monkeypatch.setattr(OneFile, "_write", write_once)
+    record = run(tmp_path, "run", "--models", "tiny", "--ways", "file", "--trials", "2", status=1)
+    failed = {row["operation"]: row.get("failed") for row in record["rows"]}
+    assert "block 10: byte" in failed["write"]
+
+
+class Halving(Memory):
+    """From some time on, only the first half of a block comes back."""
+
+    halve = False
+
+    def prepare_read(self, places: range) -> list[tuple[memoryview, memoryview]]:
+        pairs = super().prepare_read(places)
+        half = slice(len(pairs[0][0]) // 2 if self.halve else None)
+        return [(target[half], source[half]) for target, source in pairs]
+
+
+@pytest.mark.parametrize("direction", ["write", "read"])
+def test_half_a_block_is_not_saved_by_the_half_that_an_earlier_trial_brought(direction):
+    source, target, kept = (aligned(3, 4096) for _ in range(3))
+    way = Halving(rows := Rows(source, target, 4096), kept)
+    lane = measure.Lane(way, rows, measure.Kept(), 2, check=True)
+    (case,) = (case for case in lane.cases("way") if case.key.direction == direction)
+    for _ in range(2):
+        case.prepare()
+        case.run()
+        case.verify()
+    way.halve = True
+    case.prepare()
+    case.run()
+    with pytest.raises(WrongBytes, match="block 0: byte 2048"):
+        case.verify()
+
+
+def test_what_does_not_fit_and_what_is_not_installed_says_so(tmp_path, monkeypatch, capsys):
+    def absent(name: str) -> None:
+        raise ImportError(f"No module named {name!r}")
+
+    monkeypatch.setattr(nixl_ways.importlib, "import_module", absent)
+    with pytest.raises(Skipped, match=r"NIXL cannot be imported: No module named 'nixl._api'"):
+        nixl_ways.NixlFile(tmp_path, Rows(aligned(1, 4096), aligned(1, 4096), 4096))
+    record = run(tmp_path, "run", "--models", "tiny", "--ways", "nixl", "--trials", "1")
+    assert all("NIXL cannot" in row["skipped"] for row in record["rows"])
+    (tmp_path / "record.json").unlink()
+    record = run(tmp_path, "run", "--models", "tiny", "--ways", LOCAL, "--memory", "1MiB")
+    assert all("--memory allows" in row["skipped"] for row in record["rows"])

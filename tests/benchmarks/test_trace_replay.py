@@ -1,0 +1,402 @@
+"""The trace replay: what is counted, what is possible, and that a real server finds the same."""
+
+import itertools
+import json
+import random
+from pathlib import Path
+
+import pytest
+from synthetic_trace import write
+
+from benchmarks.harness.record import Record
+from benchmarks.remote_kv_cache import test_trace as trace_benchmark
+from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.remote_kv_cache.replay.candidates import FIFO, POLICIES, S3FIFO
+from benchmarks.remote_kv_cache.replay.driver import Found, Replay, WrongBlock
+from benchmarks.remote_kv_cache.replay.model_tier import model_tier
+from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
+from benchmarks.remote_kv_cache.replay.points import Setting, point_of
+from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
+from benchmarks.remote_kv_cache.replay.server_model import Level, Place, ServerModel
+from benchmarks.remote_kv_cache.replay.trace_file import Request, TraceError
+from benchmarks.simulated.tiered_pool import TieredPool
+from remote_server.store.eviction import LRU
+from remote_server.store.slabs import Slabs
+
+
+def prompts(*paths: str) -> tuple[Request, ...]:
+    """One request a second; each letter is a block, named by all before it."""
+    number = {}
+    return tuple(
+        Request(
+            float(second), len(path) * 512, 1,
+            tuple(number.setdefault(path[:end], len(number)) for end in range(1, len(path) + 1)),
+        )
+        for second, path in enumerate(paths)
+    )  # fmt: skip
+
+
+def random_prompts(
+    count: int, seed: int, letters: str = "ab", longest: int = 3
+) -> tuple[Request, ...]:
+    chance = random.Random(seed)
+    return prompts(
+        *("".join(chance.choices(letters, k=chance.randint(1, longest))) for _ in range(count))
+    )
+
+
+# ── the file ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_gzipped_trace_is_the_same_trace_and_a_block_that_is_not_full_is_left_out(tmp_path):
+    plain = trace_file.read(write(tmp_path / "trace.jsonl", 50))
+    assert trace_file.read(write(tmp_path / "trace.jsonl.gz", 50)) == plain
+    assert len(plain) == 50
+    assert all(len(each.blocks) == each.input_tokens // 512 for each in plain)
+    published = trace_file.read(tmp_path / "trace.jsonl", partial_blocks=True)
+    assert any(len(each.blocks) > each.input_tokens // 512 for each in published)
+    assert all(len(each.blocks) == -(-each.input_tokens // 512) for each in published)
+    assert trace_file.read(tmp_path / "trace.jsonl.gz", limit=7) == plain[:7]
+    assert plain[-1].arrival_s == 48.0
+
+
+@pytest.mark.parametrize(
+    ("second_line", "says"),
+    [
+        ('{"timestamp": 0, "input_length": 512}', "line 2: .*output_length"),
+        ("{", "line 2"),
+        ('{"timestamp": 0, "input_length": 600, "output_length": 1, "hash_ids": [7]}', "line 2: "
+         "input_length 600 is 2 blocks"),
+        ('{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [5, 2]}',
+         "block 2 follows 1 and also 5"),
+        ('{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 1]}',
+         "block 1 follows None and also 1"),
+    ],
+)  # fmt: skip
+def test_what_is_no_trace_is_refused_with_its_line(tmp_path, second_line, says):
+    good = '{"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": [1, 2]}'
+    path = tmp_path / "trace.jsonl"
+    path.write_text(f"{good}\n{second_line}\n")
+    with pytest.raises(TraceError, match=says):
+        trace_file.read(path)
+
+
+def test_a_truncated_archive_and_an_empty_file_are_refused(tmp_path):
+    whole = write(tmp_path / "trace.gz").read_bytes()
+    (tmp_path / "cut.gz").write_bytes(whole[: len(whole) // 2])
+    (tmp_path / "empty").write_bytes(b"\n")
+    for name in ("cut.gz", "empty", "missing"):
+        with pytest.raises(TraceError, match=name):
+            trace_file.read(tmp_path / name)
+
+
+# ── what is possible ─────────────────────────────────────────────────────────────────────
+
+
+def best_of_all(requests: tuple[Request, ...], capacity: int) -> int:
+    """Every choice of what to keep, tried: the definition, as slowly as it can be said."""
+
+    def leading(kept: frozenset[int], blocks: tuple[int, ...]) -> int:
+        return sum(1 for _ in itertools.takewhile(kept.__contains__, blocks))
+
+    reached: dict[frozenset[int], int] = {frozenset(): 0}
+    for request in requests:
+        after: dict[frozenset[int], int] = {}
+        for kept, found in reached.items():
+            total = found + leading(kept, request.blocks)
+            there = kept | set(request.blocks)
+            for size in range(min(capacity, len(there)) + 1):
+                for choice in itertools.combinations(sorted(there), size):
+                    key = frozenset(choice)
+                    after[key] = max(after.get(key, 0), total)
+        reached = after
+    return max(reached.values())
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_the_optimum_is_the_best_of_all_choices_of_what_to_keep(seed):
+    requests = random_prompts(7, seed)
+    uses = next_uses(requests)
+    for capacity in range(6):
+        assert optimum(requests, capacity, uses) == best_of_all(requests, capacity)
+
+
+def test_the_optimum_grows_to_what_is_found_when_nothing_ever_leaves():
+    requests = random_prompts(400, 3, "abcd", 6)
+    uses = next_uses(requests)
+    found = [optimum(requests, capacity, uses) for capacity in range(0, 3000, 50)]
+    assert found == sorted(found)
+    assert found[0] == 0
+    assert found[-1] == without_limit(requests) > 0
+
+
+def test_blocks_behind_one_that_is_missing_are_not_found():
+    requests = prompts("ab", "xy", "ab")
+    assert without_limit(requests) == 2
+    assert without_limit(prompts("ab", "b", "cb")) == 0
+    assert optimum(requests, 1, next_uses(requests)) == 1
+
+
+# ── policies and levels ──────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_finds_more_than_the_optimum_nor_keeps_more_than_its_places(policy):
+    requests = random_prompts(500, 5, "abcde", 5)
+    uses = next_uses(requests)
+    for capacity in (3, 17, 60):
+        model = ServerModel(capacity, 0, POLICIES[policy])
+        found = 0
+        for request in requests:
+            held = [*itertools.takewhile(model.holds, request.blocks)]
+            found += len(model.get(held))
+            model.put(request.blocks)
+            model.check()
+        assert 0 < found <= optimum(requests, capacity, uses)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_policy_names_a_pinned_block_and_it_is_one_again_once_unpinned(policy):
+    made = POLICIES[policy]()
+    places = [Place(number) for number in range(6)]
+    for place in places:
+        made.add(place)
+        place.pins = 1
+    assert made.victim() is None
+    places[3].pins = 0
+    made.unpin(places[3])
+    assert made.victim() is places[3]
+    made.remove(places[3])
+    assert made.victim() is None
+    assert len(made) == 5
+    assert places[3] not in made
+    assert places[2] in made
+
+
+def test_fifo_forgets_uses_and_lru_does_not():
+    for policy, leaves in ((FIFO, 0), (LRU, 1)):
+        level = Level(2, policy)
+        level.add(0)
+        level.add(1)
+        level.use(0)
+        level.add(2)
+        assert leaves not in level
+        assert len(level) == 2
+
+
+def test_s3_fifo_keeps_what_was_used_before_what_comes_once():
+    level = Level(20, S3FIFO)
+    for key in range(10):
+        level.add(key)
+        level.use(key)
+    for key in range(100, 200):
+        level.add(key)
+    assert all(key in level for key in range(10))
+
+
+def test_s3_fifo_remembers_who_left_unused():
+    policy: S3FIFO[Place] = S3FIFO()
+    level = Level(10, lambda: policy)
+    for key in range(10):
+        level.add(key)
+        if key < 8:
+            level.use(key)
+    for key in range(20, 24):
+        level.add(key)
+    assert 9 not in level
+    level.add(9)
+    for key in range(30, 40):
+        level.add(key)
+    assert 9 in level
+
+
+def test_the_head_of_a_prompt_outlives_its_end_in_memory():
+    model = ServerModel(4, 0, LRU)
+    model.put("abc")
+    model.put("xy")
+    assert [key for key in "abcxy" if model.holds(key)] == ["a", "b", "x", "y"]
+    model.get("ab")
+    model.put("q")
+    assert not model.holds("y")
+    model.put("r")
+    model.put("s")
+    assert [key for key in "abxqrs" if model.holds(key)] == [*"aqrs"]
+
+
+def test_what_came_from_the_disk_is_not_counted_as_the_memorys_too():
+    setting = Setting("store", "lru", "lru", 10, 20, 30)
+    found = Found(requests=2, blocks=20, from_pool=3, from_server=7)
+    point = point_of(setting, found, 5, 1.0, {"lost": 0, "late": 2})
+    assert (point.from_pool, point.from_memory, point.from_disk) == (3, 2, 5)
+    assert (point.hit_rate, point.remarks, setting.places) == (50.0, {"late": 2}, 60)
+
+
+def test_what_only_the_disk_has_is_in_memory_after_a_get_and_counted_as_the_disks():
+    model = ServerModel(2, 10, LRU)
+    model.put("abcd")
+    assert [key for key in "abcd" if key in model.memory] == ["a", "b"]
+    assert model.get("abcde") == [*"abcd"]
+    assert (model.from_memory, model.from_disk) == (2, 2)
+    model.check()
+
+
+@pytest.mark.parametrize("blocks", [1, 100, 1024, 5000, 170_899])
+@pytest.mark.parametrize("payload", [64, 1024, 8192])
+def test_a_server_of_that_size_has_the_places_that_are_said(blocks, payload):
+    room = memory_for(blocks, payload)
+    slabs = Slabs(room.num_bytes)
+    size_class = slabs.size_class(payload)
+    while slabs.free:
+        slabs.cut(size_class)
+    assert room.places == sum(slab.num_slots for slab in slabs.slabs) >= blocks
+    assert disk_for(blocks, payload).places >= blocks
+    assert disk_for(0, payload) == (0, 0)
+
+
+# ── the driver ───────────────────────────────────────────────────────────────────────────
+
+
+def replayed(requests, model, *, pool=64, eviction="lru", **more):
+    tiered = TieredPool(pool, 16, 512, model_tier(model), eviction=eviction)
+    replay = Replay(tiered, moves_bytes=False, **{"pause": lambda _: None, **more})
+    return tiered, replay
+
+
+@pytest.mark.parametrize("eviction", ["lru", "arc"])
+def test_with_room_for_everything_a_replay_finds_what_is_counted_over_the_trace(tmp_path, eviction):
+    requests = trace_file.read(write(tmp_path / "trace.jsonl", 200))
+    model = ServerModel(trace_file.distinct(requests), 0, LRU)
+    pool, replay = replayed(requests, model, pool=96, eviction=eviction)
+    found = replay.run(requests)
+    pool.check()
+    model.check()
+    pool.close()
+    assert found.hits == without_limit(requests)
+    assert found.from_pool > 0
+    assert found.from_server > 0
+    assert (found.requests, found.blocks) == (200, sum(len(each.blocks) for each in requests))
+    assert found.unstored == 0
+
+
+def test_at_a_speed_up_requests_wait_for_their_time_and_how_late_each_was_is_kept():
+    now, slept = [100.0], []
+
+    def pause(seconds: float) -> None:
+        slept.append(seconds)
+        now[0] += 0.25
+
+    requests = prompts("ab", "abc", "x", "xy")
+    pool, replay = replayed(requests, ServerModel(50, 0, LRU), clock=lambda: now[0], pause=pause)
+    found = replay.run(requests, speed_up=2.0)
+    pool.close()
+    assert found.requests == 4
+    assert len(found.late_s) == 4
+    assert all(0 <= late < 1.0 for late in found.late_s)
+    assert now[0] >= 100.0 + requests[-1].arrival_s / 2.0
+
+
+def test_back_to_back_nothing_has_a_time_and_ctrl_c_keeps_what_was_counted():
+    def stop_at_three(done: int) -> None:
+        if done == 3:
+            raise KeyboardInterrupt
+
+    requests = prompts("ab", "ab", "abc", "x")
+    pool, replay = replayed(requests, ServerModel(50, 0, LRU))
+    with pytest.raises(KeyboardInterrupt):
+        replay.run(requests, on_progress=stop_at_three)
+    pool.close()
+    assert (replay.found.requests, replay.found.hits, replay.found.late_s) == (2, 2, [])
+
+
+def test_a_row_that_holds_another_block_than_it_says_ends_the_replay():
+    model = ServerModel(50, 0, LRU)
+    pool = TieredPool(16, 16, 512, model_tier(model))
+    replay = Replay(pool, pause=lambda _: None)  # a model moves no bytes, and this one looks
+    requests = prompts("ab", *("xyz"[n % 3] + str(n) for n in range(40)), "ab")
+    with pytest.raises(WrongBlock, match="another block"):
+        replay.run(requests)
+    pool.close()
+
+
+# ── all of it ────────────────────────────────────────────────────────────────────────────
+
+SMALL = [
+    "--model", "tiny", "--pool", "64MiB", "--payload", "64KiB", "--server-memory", "64MiB,all",
+    "--wire-memory", "64MiB,all",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("transport", ["tcp"])
+def test_a_real_server_finds_what_its_policy_says_block_for_block(tmp_path, capsys, transport):
+    trace = write(tmp_path / "trace.jsonl.gz", 350)
+    status = trace_benchmark.main([
+        "--trace", str(trace), *SMALL, "--server-disk", "0,128MiB", "--transport", transport,
+        "--json", str(tmp_path / "r.json"), "--csv", str(tmp_path / "r.csv"),
+        "--plot", str(tmp_path / "r.svg"),
+    ])  # fmt: skip
+    said = capsys.readouterr().out
+    assert status == 0, said
+    assert "Traceback" not in said
+    figures = {each.name: each.values for each in Record.read(tmp_path / "r.json").figures}
+    wire = {name: values for name, values in figures.items() if name.startswith("wire")}
+    assert len(wire) == 3
+    for name, values in wire.items():
+        store = figures[name.replace("wire", "store")]
+        assert values["found"] == store["found"] > 0, name
+        assert values["pool"] == store["pool"], name
+        assert not {key for key in values if key.startswith(("missed", "not put", "hook"))}, values
+    by_disk = [values["disk"] for name, values in wire.items() if "disk none" not in name]
+    assert by_disk[0] > 0
+    counted = figures["counted over the trace, nothing ever leaves"]["found"]
+    everything = [values["found"] for values in figures.values() if values["found"] == counted]
+    assert len(everything) >= 4  # the count itself, and each replay with room for everything
+    assert "room for everything: counted over the trace" in said
+    assert len((tmp_path / "r.csv").read_text().splitlines()) == 1 + sum(
+        name.startswith(("wire", "store")) for name in figures
+    )
+    assert (tmp_path / "r.svg").exists()
+
+
+def test_after_ctrl_c_what_was_replayed_is_written_and_said_to_be_part(
+    tmp_path, capsys, monkeypatch
+):
+    def stop(self: object, done: int) -> None:
+        if done == 60:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(trace_benchmark.Progress, "__call__", stop)
+    trace = write(tmp_path / "trace.jsonl", 100)
+    status = trace_benchmark.main([
+        "--trace", str(trace), *SMALL, "--replay", "store", "--json", str(tmp_path / "r.json"),
+    ])  # fmt: skip
+    assert status == 130
+    assert "interrupted after 59 requests" in capsys.readouterr().out
+    record = json.loads((tmp_path / "r.json").read_text())
+    assert record["interrupted"]
+    replays = [each for each in record["figures"] if each["name"].startswith("store")]
+    assert [each["values"]["requests"] for each in replays] == [59]
+
+
+def test_a_replay_that_finds_something_else_than_is_counted_fails(tmp_path, capsys, monkeypatch):
+    trace = write(tmp_path / "trace.jsonl", 100)
+    monkeypatch.setattr(trace_benchmark, "without_limit", lambda requests: 1)
+    status = trace_benchmark.main([
+        "--trace", str(trace), *SMALL, "--replay", "store", "--server-memory", "all",
+        "--policies", "lru", "--pool-policies", "lru",
+    ])  # fmt: skip
+    assert status == 1
+    assert "FAILED: store replay, room for everything" in capsys.readouterr().out
+
+
+def test_a_pool_too_small_for_a_prompts_puts_is_refused(tmp_path, capsys):
+    trace = write(tmp_path / "trace.jsonl", 100)
+    status = trace_benchmark.main(["--trace", str(trace), "--model", "tiny", "--pool", "8MiB"])
+    assert status == 2
+    assert "--pool: 16 blocks; the longest prompt has" in capsys.readouterr().err
+
+
+def test_a_server_is_not_asked_for_a_policy_that_it_does_not_have(tmp_path):
+    arguments = trace_benchmark._parser().parse_args(["--trace", "x"])
+    assert trace_benchmark.policies_of(arguments, "wire") == [("lru", "lru")]
+    assert ("lru", "s3-fifo") in trace_benchmark.policies_of(arguments, "store")
+    assert Path("x") == arguments.trace

@@ -1,0 +1,3 @@
+from deployment_fixtures import installed, serving, wheel
+
+__all__ = ["installed", "serving", "wheel"]

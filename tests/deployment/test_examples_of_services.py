@@ -1,0 +1,241 @@
+"""The container file and the systemd unit say what is so: commands, settings, times, sizes."""
+
+import argparse
+import configparser
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+from deployment_fixtures import REPOSITORY
+from packaging.specifiers import SpecifierSet
+
+from remote_server import settings
+from remote_server.config import MiB, ServerConfig, parse_bytes
+
+EXAMPLES = REPOSITORY / "examples"
+UNIT = EXAMPLES / "systemd" / "kvferry.service"
+SETTINGS = EXAMPLES / "systemd" / "kvferry.toml"
+CONTAINER = EXAMPLES / "container" / "Containerfile"
+# Beside blocks: Python, connections, reads from the disk.
+BESIDE_MEMORY = 512 * MiB
+# Beside the drain: the last replies, the disk's threads.
+BESIDE_DRAIN_S = 5.0
+
+
+def settings_of(arguments: Sequence[str]) -> ServerConfig:
+    """What `kvferry serve ARGUMENTS` would use, read as the command reads it. An unknown flag
+    ends in `SystemExit`, an unknown or wrong setting in `ConfigError`."""
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    return settings.choose(settings.parse(parser, arguments), {}).config
+
+
+# ── systemd ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def unit() -> Mapping[str, str]:
+    """`[Service]` by name. No name is there twice: that would be an error here."""
+    parser = configparser.ConfigParser(interpolation=None, delimiters="=", comment_prefixes="#")
+    parser.optionxform = str  # type: ignore[assignment,method-assign]
+    parser.read_string(UNIT.read_text())
+    return dict(parser["Service"])
+
+
+@pytest.fixture
+def unit_settings(unit: Mapping[str, str]) -> ServerConfig:
+    _, command, *arguments = shlex.split(unit["ExecStart"])
+    assert command == "serve"
+    ours = [str(SETTINGS) if word == "/etc/kvferry/kvferry.toml" else word for word in arguments]
+    assert str(SETTINGS) in ours
+    return settings_of(ours)
+
+
+def test_every_setting_of_the_example_is_valid_and_in_force(unit_settings: ServerConfig):
+    given = tomllib.loads(SETTINGS.read_text())
+    assert given
+    for name, value in given.items():
+        wanted = parse_bytes(value, name) if name in ("memory", "disk_bytes") else value
+        assert getattr(unit_settings, name) == wanted
+
+
+def test_the_example_with_what_it_leaves_in_comments_is_valid_as_well(tmp_path: Path):
+    text = SETTINGS.read_text()
+    hidden = [line.removeprefix("#   ") for line in text.splitlines() if line.startswith("#   ")]
+    names = {line.partition(" = ")[0] for line in hidden}
+    assert names == {"bind", "keys", "tenants"}
+    kept = [line for line in text.splitlines() if line.partition(" = ")[0] not in names]
+    (tmp_path / "all.toml").write_text("\n".join([*kept, *hidden]))
+    config = settings_of(["--settings", str(tmp_path / "all.toml")])
+    assert config.keys and config.bind == "tcp://0.0.0.0:5757"
+
+
+def test_the_unit_waits_for_longer_than_a_drain_takes(
+    unit: Mapping[str, str], unit_settings: ServerConfig
+):
+    assert float(unit["TimeoutStopSec"]) >= unit_settings.drain_timeout_s + BESIDE_DRAIN_S
+    assert unit["KillSignal"] == "SIGTERM"
+
+
+def test_the_unit_gives_more_memory_than_the_blocks_take(
+    unit: Mapping[str, str], unit_settings: ServerConfig
+):
+    limit = parse_bytes(unit["MemoryMax"] + "iB", "MemoryMax")
+    assert limit >= unit_settings.memory + BESIDE_MEMORY
+
+
+def test_the_disk_is_the_folder_that_systemd_makes(
+    unit: Mapping[str, str], unit_settings: ServerConfig
+):
+    assert unit_settings.disk == f"/var/lib/{unit['StateDirectory']}"
+
+
+def test_the_unit_promises_no_message_that_the_server_never_sends(unit: Mapping[str, str]):
+    says_ready = any(
+        "NOTIFY_SOCKET" in file.read_text() for file in (REPOSITORY / "remote_server").rglob("*.py")
+    )
+    assert (unit["Type"] == "notify") is says_ready
+    assert "WatchdogSec" not in unit
+
+
+def test_the_unit_takes_nothing_that_the_server_needs(unit: Mapping[str, str]):
+    """Peers' users for shared memory, their network for its socket, /proc/meminfo for the check
+    of `memory`; netlink for libzmq's interface names."""
+    assert {"PrivateUsers", "PrivateNetwork", "ProcSubset"}.isdisjoint(unit)
+    families = unit["RestrictAddressFamilies"].split()
+    assert {"AF_UNIX", "AF_INET", "AF_INET6", "AF_NETLINK"} <= set(families)
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
+def test_systemd_finds_nothing_wrong_with_the_unit(unit: Mapping[str, str], tmp_path: Path):
+    """Of a copy that starts a program which exists here."""
+    program = shlex.split(unit["ExecStart"])[0]
+    copy = tmp_path / UNIT.name
+    copy.write_text(UNIT.read_text().replace(f"={program} ", "=/bin/true "))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True, timeout=30,
+        check=False,
+    )  # fmt: skip
+    ours = [line for line in done.stderr.splitlines() if UNIT.name in line or str(copy) in line]
+    assert (done.returncode, ours) == (0, []), done.stderr
+
+
+# ── container ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def steps() -> list[tuple[str, str]]:
+    """Instructions of the container file in their order, continued lines joined."""
+    lines = [line for line in CONTAINER.read_text().splitlines() if not line.startswith("#")]
+    whole = re.sub(r"\\\n\s*", "", "\n".join(lines)).splitlines()
+    return [
+        (name, rest.strip()) for name, _, rest in (line.partition(" ") for line in whole) if name
+    ]
+
+
+def _words(line: str) -> tuple[str, str, str]:
+    return line.partition(" ")
+
+
+def last(steps: Sequence[tuple[str, str]], name: str) -> str:
+    return [rest for each, rest in steps if each == name][-1]
+
+
+def test_the_container_runs_serve_and_gets_the_signals_itself(steps: list[tuple[str, str]]):
+    """The form with brackets: no shell between the signal and the server."""
+    program, *arguments = [*json.loads(last(steps, "ENTRYPOINT")), *json.loads(last(steps, "CMD"))]
+    assert (program, arguments[0]) == ("kvferry", "serve")
+    assert settings_of(arguments[1:]) == ServerConfig()
+    assert last(steps, "STOPSIGNAL") == "SIGTERM"
+
+
+def test_the_container_has_a_user_of_its_own_when_it_runs(steps: list[tuple[str, str]]):
+    names = [name for name, _ in steps]
+    user = last(steps, "USER")
+    assert user not in ("root", "0")
+    assert f"useradd --system --uid 5757 --no-create-home --shell /usr/sbin/nologin {user}" in last(
+        steps, "RUN"
+    )
+    assert "RUN" not in names[names.index("USER") :]
+    assert f"-o {user} -g {user} -m 0700 {last(steps, 'VOLUME')}" in last(steps, "RUN")
+
+
+def test_the_container_is_built_from_files_that_exist_and_a_python_that_fits(
+    steps: list[tuple[str, str]],
+):
+    copied = [
+        word
+        for name, rest in steps
+        if name == "COPY" and not rest.startswith("--from")
+        for word in rest.split()[:-1]
+    ]
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    packages = ["kv_connector", "remote_server"]
+    needed = {"pyproject.toml", project["readme"], *project["license-files"], *packages}
+    assert needed <= set(copied)
+    assert all((REPOSITORY / name).exists() for name in copied)
+    for name, base in steps:
+        if name == "FROM":
+            version = base.partition(":")[2].partition("-")[0]
+            assert SpecifierSet(project["requires-python"]).contains(f"{version}.0"), base
+
+
+def health_check(steps: Sequence[tuple[str, str]]) -> list[str]:
+    words = last(steps, "HEALTHCHECK").partition("CMD ")[2]
+    program, *arguments = json.loads(words)
+    assert program == "python"
+    return [sys.executable, *arguments]
+
+
+def test_the_health_check_asks_the_server_and_believes_its_answer(
+    steps: list[tuple[str, str]], serving: Mapping[str, str]
+):
+    def status(admin: str) -> int:
+        env = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
+        done = subprocess.run(health_check(steps), env=env | {"KVFERRY_ADMIN": admin}, timeout=20,
+                              capture_output=True, check=False)  # fmt: skip
+        return done.returncode
+
+    assert status(serving["admin"]) == 0
+    assert status("http://127.0.0.1:1") != 0
+    assert "'http://127.0.0.1:5758'" in " ".join(health_check(steps))
+    assert ServerConfig().admin == "http://127.0.0.1:5758"
+
+
+def test_docker_waits_for_longer_than_a_drain_takes():
+    found = re.findall(r"--stop-timeout (\d+)", CONTAINER.read_text() + readme("container"))
+    assert len(found) >= 2
+    assert all(float(s) >= ServerConfig().drain_timeout_s + BESIDE_DRAIN_S for s in found)
+
+
+# ── what the texts tell people to type ───────────────────────────────────────────────────
+
+
+def readme(name: str) -> str:
+    return (EXAMPLES / name / "README.md").read_text()
+
+
+def commands_in(text: str) -> Iterator[list[str]]:
+    """The arguments of each `kvferry serve …`, comments and continued lines included."""
+    joined = re.sub(r"\\\n#?\s*", "", text)
+    for line in joined.splitlines():
+        for found in re.findall(r"kvferry serve((?: +(?:--)?[\w./:-]+)*)", line):
+            yield found.split()
+
+
+@pytest.mark.parametrize("name", ["container", "systemd"])
+def test_the_commands_that_are_told_are_understood(name: str):
+    text = "\n".join(file.read_text() for file in sorted((EXAMPLES / name).iterdir()))
+    commands = [one for one in commands_in(text) if one and "FILE" not in one]
+    assert commands
+    for arguments in commands:
+        here = [str(SETTINGS) if word.endswith("kvferry.toml") else word for word in arguments]
+        settings_of(here)

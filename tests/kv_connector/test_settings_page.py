@@ -1,0 +1,33 @@
+"""docs/SETTINGS.md says what the code does, and says all of it."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from kv_connector.config import ConnectorConfig
+from kv_connector.settings_page import TABLES, rewritten
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "SETTINGS.md").read_text()
+
+
+def test_the_tables_are_what_the_code_says_now():
+    assert rewritten(PAGE) == PAGE, "run `make docs`"
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_that_is_out_of_date_is_noticed(name: str):
+    first = next(iter(TABLES[name].__struct_fields__))
+    assert rewritten(PAGE.replace(f"| `{first}` |", "| `gone` |")) == PAGE
+
+
+def test_the_connector_has_at_most_fifteen():
+    assert len(ConnectorConfig.__struct_fields__) <= 15
+
+
+def test_the_settings_that_the_readme_names_exist():
+    readme = (ROOT / "README.md").read_text()
+    known = {name for kind in TABLES.values() for name in kind.__struct_fields__}
+    named = set(re.findall(r"^\| `(?:--)?([a-z][a-z_-]+)` \|", readme, re.MULTILINE))
+    assert {name.replace("-", "_").removeprefix("no_") for name in named} <= known

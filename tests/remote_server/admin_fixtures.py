@@ -1,0 +1,90 @@
+"""A server with its admin HTTP in this process, and what the tests ask it with.
+
+Test modules name this file in `pytest_plugins`.
+"""
+
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from remote_server.admin.admin import Admin
+from remote_server.config import MiB, ServerConfig
+from remote_server.server import Server
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+ANY_PORT = {"bind": "tcp://127.0.0.1:*", "admin": "http://127.0.0.1:*"}
+
+
+def write_token(folder: Path, token: str = TOKEN) -> str:
+    file = folder / "token"
+    file.write_text(token + "\n")
+    file.chmod(0o600)
+    return str(file)
+
+
+@contextlib.contextmanager
+def served(**settings: object) -> Iterator[tuple[Server, Admin]]:
+    config = ServerConfig(**{**ANY_PORT, "memory": 16 * MiB, "populate": False, **settings})
+    with Server(config) as server:
+        with Admin(config) as admin:
+            admin.serve(server)
+            yield server, admin
+        if server._thread is not None and server._thread.is_alive():
+            server.desk.ask(server.store.check).result(5)
+
+
+class Http:
+    """`await http.get("/stats")` → status, headers, text."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str) -> None:
+        self.session = session
+        self.url = url
+
+    async def ask(self, method: str, path: str, **options):
+        async with self.session.request(method, self.url + path, **options) as reply:
+            return reply.status, reply.headers, await reply.text()
+
+    async def get(self, path: str, **options):
+        return await self.ask("GET", path, **options)
+
+    async def post(self, path: str, token: str | None = TOKEN, **options):
+        headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        return await self.ask("POST", path, headers=headers, **options)
+
+
+def raw(url: str, sent: bytes = b"") -> socket.socket:
+    """A connection to the admin port that speaks no more than it is told to."""
+    host, port = url.removeprefix("http://").rsplit(":", 1)
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    if sent:
+        connection.sendall(sent)
+    return connection
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Admin]]:
+    """Memory above disk, and a token."""
+    folder = tmp_path_factory.mktemp("admin")
+    disk = folder / "disk"
+    settings = {"disk": str(disk), "disk_bytes": 64 * MiB}
+    with served(admin_token_file=write_token(folder), **settings) as pair:
+        yield pair
+
+
+@pytest.fixture
+async def http(pair: tuple[Server, Admin]) -> AsyncIterator[Http]:
+    timeout = aiohttp.ClientTimeout(total=10)
+    async with aiohttp.ClientSession(timeout=timeout) as session:
+        yield Http(session, pair[1].url)
+
+
+@pytest.fixture
+def no_old_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each question is answered by a snapshot of its own."""
+    from remote_server.admin import site
+
+    monkeypatch.setattr(site, "SNAPSHOT_S", 0.0)

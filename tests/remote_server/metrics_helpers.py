@@ -1,0 +1,49 @@
+"""A server with something in every part of it, as a snapshot, without a server."""
+
+from remote_server.metering import BOUNDS_S, Timings, Traffic
+from remote_server.protocol import NamespaceStats, TierStats
+from remote_server.snapshot import Queues, Recovery, Snapshot
+from remote_server.store.disk.tier import COUNTERS as DISK_COUNTERS
+from remote_server.store.store import COUNTERS
+from remote_server.store.waterfall import COUNTERS as WATERFALL_COUNTERS
+
+TIER = TierStats(
+    budget_bytes=1 << 30, used_bytes=1 << 20, blocks=16, pending=1, pinned=2, free_slabs=3
+)
+OPERATIONS = ("hello", "lookup", "put", "get", "stream", "touch", "verify", "stats", "clear",
+              "keep", "put_shared", "get_shared")  # fmt: skip
+
+
+def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
+    names = [f"model-{n:04}-3f9a6c21b7d4e805" for n in range(num_namespaces)]
+    disk = dict.fromkeys([f"disk_{name}" for name in (*DISK_COUNTERS, *WATERFALL_COUNTERS)], 7)
+    own = ("evicted", "slabs_recut", "clients_gone", "connections_opened", "lookup_pending",
+           "refused_unknown_region", "bad_messages_bad_magic")  # fmt: skip
+    values = {
+        "server": "kvferry 0.1.0",
+        "endpoint": "tcp://127.0.0.1:5757",
+        "epoch": "e",
+        "uptime_s": 10.0,
+        "draining": False,
+        "connections": 4,
+        "regions": 1,
+        "leases": 2,
+        "queues": Queues(
+            requests=1, copies=1, copy_bytes=4096, shared_puts=0, replies=0, streams=1, demotions=3
+        ),
+        "recovery": Recovery(segments=1, blocks=100),
+        "tiers": {"memory": TIER, "disk": TIER},
+        "namespaces": {
+            name: NamespaceStats(
+                block_bytes=4096, blocks=n, used_bytes=n << 12, disk_blocks=n,
+                disk_used_bytes=n << 12, client="engine", fingerprint={},
+            )
+            for n, name in enumerate(names)
+        },
+        "traffic": {name: Traffic(get_hit=n) for n, name in enumerate(names)},
+        "operations": {
+            name: Timings([1] * (len(BOUNDS_S) + 1), 1.0) for name in OPERATIONS
+        },
+        "counters": dict.fromkeys([*COUNTERS, *own], 5) | disk,
+    }  # fmt: skip
+    return Snapshot(**{**values, **fields})

@@ -1,0 +1,110 @@
+"""A folder of real key files, servers that use it, and peers that hold its keys."""
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, SharedPeer, memfd
+from wire_peer import Peer
+
+from remote_server import protocol
+from remote_server.config import MiB, ServerConfig
+from remote_server.keys import make_keys, read_client_keys, read_server_keys
+from remote_server.protocol import Attach, Attached
+from remote_server.server import Server
+
+
+class Tenancy:
+    """Keys of tenants `a` and `b`, one server at a time, and peers."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.context = zmq.Context()
+        make_keys(folder, ["a", "b"])
+        self.server: Server | None = None
+
+    def client_file(self, name: str) -> str:
+        return str(self.folder / f"client-{name}.key")
+
+    def public_key(self, name: str) -> str:
+        return read_client_keys(self.client_file(name)).public.decode()
+
+    def write(self, **tables: str) -> None:
+        """The tenants file anew: `a="memory = 4"` gives tenant a its key and that."""
+        text = ""
+        for name, rest in tables.items():
+            keys = "" if "keys =" in rest else f'keys = ["{self.public_key(name)}"]\n'
+            text += f"[{name}]\n{keys}{rest}\n"
+        path = self.folder / "tenants.new"
+        path.write_text(text)
+        path.chmod(0o600)
+        path.replace(self.folder / "tenants.toml")  # another inode: noticed whatever the clock
+
+    def config(self, **settings) -> ServerConfig:
+        fields = {"memory": 8 * MiB, "populate": False, **settings}
+        return ServerConfig(
+            bind="tcp://127.0.0.1:*", keys=str(self.folder / "server.key"),
+            tenants=str(self.folder / "tenants.toml"), **fields,
+        )  # fmt: skip
+
+    def start(self, clock=None, **settings) -> Server:
+        assert self.server is None
+        config = self.config(**settings)
+        self.server = Server(config, clock) if clock else Server(config)
+        self.server.__enter__()
+        return self.server
+
+    def stop(self) -> None:
+        server, self.server = self.server, None
+        server.__exit__(None, None, None)
+        for quarters in server.quarters.values():
+            quarters.store.check()
+            assert quarters.store.counters["refused_internal"] == 0
+
+    def peer(self, name: str, server_key: bytes | None = None, **options) -> Peer:
+        """A DEALER that says hello with the keys in the file of `name`."""
+        keys = read_client_keys(self.client_file(name))
+        return Peer(
+            self.context, self.server.endpoint, curve_serverkey=server_key or keys.server,
+            curve_publickey=keys.public, curve_secretkey=keys.secret, **options,
+        )  # fmt: skip
+
+    @property
+    def server_key(self) -> bytes:
+        return read_server_keys(str(self.folder / "server.key")).public
+
+
+class Guest(SharedPeer):
+    """A shared peer that says the secret of its welcome, or another one."""
+
+    def __init__(self, peer: Peer, namespace: str = "ns", secret: bytes | None = None) -> None:
+        welcome = peer.hello(namespace)
+        said = welcome.local_secret if secret is None else secret
+        connect = LocalConnection(welcome.local_socket)
+        files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
+        attach = Attach(protocol=1, client="test", region_bytes=REGION_BYTES, secret=said)
+        connect.send(protocol.encode_local(attach), files)
+        self.answer, got = connect.receive()
+        if not isinstance(self.answer, Attached):
+            for fd in files:
+                os.close(fd)
+            connect.close()
+            return
+        self.peer, self.connection, self.token = peer, connect, self.answer.region
+        self.rows = mmap.mmap(files[0], REGION_BYTES)
+        self.tickets = memoryview(mmap.mmap(files[1], TICKETS_BYTES)).cast("Q")
+        self.arena = mmap.mmap(got[0], self.answer.arena_bytes, prot=mmap.PROT_READ)
+        for fd in (*files, *got):
+            os.close(fd)
+
+
+@pytest.fixture
+def tenancy(tmp_path: Path) -> Iterator[Tenancy]:
+    tenancy = Tenancy(tmp_path / "keys")
+    yield tenancy
+    if tenancy.server is not None:
+        tenancy.stop()
+    tenancy.context.destroy(linger=0)

@@ -1,0 +1,398 @@
+"""The admin HTTP over a real server: what it says, who may change something, what does no harm."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+import aiohttp
+import pytest
+from admin_fixtures import (
+    TOKEN,
+    Http,
+    raw,
+    served,
+    write_token,
+)
+from prometheus_client.parser import text_string_to_metric_families
+from wire_peer import Peer, key
+
+from remote_server.admin import address, settings, site
+from remote_server.admin.admin import Admin
+from remote_server.admin.token import read_token
+from remote_server.config import ServerConfig
+from remote_server.errors import ConfigError, ServerUnavailable
+from remote_server.protocol import Lookup
+
+pytest_plugins = ["admin_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_old_answers")
+
+# ── what it says ─────────────────────────────────────────────────────────────────────────
+
+
+def value_of(text: str, name: str, **labels: str) -> float:
+    (found,) = [
+        sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name and labels.items() <= sample.labels.items()
+    ]
+    return found
+
+
+async def test_an_idle_server_is_alive_and_ready(http):
+    assert (await http.get("/health"))[::2] == (200, "alive\n")
+    assert (await http.get("/ready"))[::2] == (200, "ready\n")
+
+
+async def test_stats_and_metrics_say_what_was_put_got_and_missed(pair, http, context):
+    peer = Peer(context, pair[0].endpoint)
+    peer.hello("said", client="engine-1")
+    peer.put(range(8), namespace="said")
+    peer.get(range(10), namespace="said")
+    wanted = [key(n) for n in range(6, 12)]
+    peer.ask(Lookup(request_id=peer.next_id(), namespace="said", keys=wanted))
+    _, headers, body = await http.get("/stats")
+    said = json.loads(body)
+    assert headers["Content-Type"].startswith("application/json")
+    assert said["namespaces"]["said"]["blocks"] == 8
+    assert said["namespaces"]["said"]["client"] == "engine-1"
+    traffic = said["traffic"]["said"]
+    assert (traffic["put_kept"], traffic["get_hit"], traffic["get_miss"]) == (8, 8, 2)
+    assert (traffic["lookup_hit"], traffic["lookup_miss"]) == (2, 4)
+    assert traffic["bytes_in"] == traffic["bytes_out"] == 8 * 4096
+    assert said["operations"]["put"]["count"] == said["operations"]["stream"]["count"] == 1
+    assert 0 < said["operations"]["get"]["p50_s"] <= said["operations"]["get"]["p99_s"] <= 10
+    assert said["connections"] >= 1
+    assert said["queues"]["requests"] == 0
+    _, headers, text = await http.get("/metrics")
+    assert headers["Content-Type"].startswith("text/plain; version=")
+    assert value_of(text, "kvferry_server_tier_gets_total", tier="memory", outcome="hit") == 8
+    assert value_of(text, "kvferry_server_tier_gets_total", tier="disk", outcome="miss") == 2
+    assert value_of(text, "kvferry_server_lookup_keys_total", outcome="miss") == 4
+    assert value_of(text, "kvferry_server_request_seconds_count", operation="put") == 1
+    assert value_of(text, "kvferry_server_bytes_total", direction="out", transport="tcp") == 32768
+    assert value_of(text, "kvferry_server_namespace_blocks", namespace="said", tier="memory") == 8
+
+
+async def test_settings_in_force_are_shown_and_no_token_is_in_them(pair, http):
+    _, _, body = await http.get("/settings")
+    assert json.loads(body)["disk_bytes"] == pair[0].config.disk_bytes
+    for path in ("/settings", "/stats", "/metrics", "/"):
+        assert TOKEN not in (await http.get(path))[2]
+
+
+def test_a_setting_that_is_a_secret_is_masked_when_it_is_set():
+    class Later(ServerConfig, frozen=True, kw_only=True):
+        server_secret_key: str = ""
+        other_token: str = ""
+
+    shown = settings.shown(Later(server_secret_key="xyzzy", admin_token_file="/run/token"))
+    assert shown["server_secret_key"] == settings.MASK
+    assert shown["other_token"] == ""
+    assert shown["admin_token_file"] == "/run/token"
+
+
+async def test_a_loop_that_does_not_answer_makes_health_a_503_and_then_200_again(
+    pair, http, monkeypatch
+):
+    monkeypatch.setattr(site, "ALIVE_S", 0.05)
+    held, go_on = threading.Event(), threading.Event()
+
+    def stand_still():
+        held.set()
+        go_on.wait(10)
+
+    standing = pair[0].desk.ask(stand_still)
+    assert await asyncio.to_thread(held.wait, 5)
+    assert (await http.get("/health"))[0] == 503
+    assert (await http.get("/settings"))[0] == 200, "what needs no answer is there"
+    go_on.set()
+    standing.result(5)
+    monkeypatch.setattr(site, "ALIVE_S", 5.0)
+    assert (await http.get("/health"))[0] == 200
+
+
+async def test_answers_carry_headers_that_keep_them_to_this_page(http):
+    for path, status in (("/", 200), ("/stats", 200), ("/nowhere", 404)):
+        got, headers, _ = await http.get(path)
+        assert got == status
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["Server"] == "kvferry"
+
+
+async def test_a_page_from_elsewhere_that_borrows_our_address_is_refused(pair, http):
+    elsewhere = {"Host": "attacker.example:5758"}
+    assert (await http.get("/stats", headers=elsewhere))[0] == 403
+    for host in ("localhost:1", "127.0.0.1", "[::1]:5758"):
+        assert (await http.get("/stats", headers={"Host": host}))[0] == 200
+
+
+# ── who may change something ─────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("path", ["/clear", "/drain"])
+@pytest.mark.parametrize(
+    "authorization",
+    ["", "Bearer", "Bearer ", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", f"Basic {TOKEN}", TOKEN,
+     "Bearer \xfc\xfc\xfc"],
+)  # fmt: skip
+async def test_no_change_without_exactly_the_token(pair, http, path, authorization, context):
+    peer = Peer(context, pair[0].endpoint)
+    peer.hello("kept")
+    peer.put([1], namespace="kept")
+    headers = {"Authorization": authorization} if authorization else {}
+    status, replied, _ = await http.ask("POST", path, headers=headers, data='{"all": true}')
+    assert status == 401
+    assert replied["WWW-Authenticate"] == "Bearer"
+    said = json.loads((await http.get("/stats"))[2])
+    assert said["namespaces"]["kept"]["blocks"] == 1
+    assert not said["draining"]
+
+
+async def test_clear_removes_one_namespace_or_all_and_only_when_told_which(pair, http, context):
+    peer = Peer(context, pair[0].endpoint)
+    for name in ("a", "b"):
+        peer.hello(name)
+        peer.put(range(3), namespace=name)
+    for refused in (
+        "",
+        "{}",
+        "[]",
+        '{"namespace": "a", "all": true}',
+        '{"all": false}',
+        '{"al": 1}',
+    ):
+        status, _, text = await http.post("/clear", data=refused)
+        assert status == 400 and "namespace" in text
+    assert (await http.post("/clear", json={"namespace": "nobody"}))[0] == 404
+    status, _, text = await http.post("/clear", json={"namespace": "a"})
+    assert (status, json.loads(text)["removed"]) == (200, 3)
+    spaces = json.loads((await http.get("/stats"))[2])["namespaces"]
+    assert (spaces["a"]["blocks"], spaces["b"]["blocks"]) == (0, 3)
+    status, _, text = await http.post("/clear", json={"all": True})
+    assert json.loads(text)["removed"] >= 3
+    spaces = json.loads((await http.get("/stats"))[2])["namespaces"]
+    assert sum(one["blocks"] for one in spaces.values()) == 0
+
+
+async def test_without_a_token_set_nothing_can_be_changed_and_the_reason_is_said():
+    with served() as (server, admin):
+        async with aiohttp.ClientSession() as session:
+            status, _, text = await Http(session, admin.url).post("/drain")
+            assert status == 403 and "--admin-token-file" in text
+            _, _, text = await Http(session, admin.url).get("/metrics")
+        assert value_of(text, "kvferry_server_admin_refused_total", reason="no_token_set") == 1
+        assert server._drain_until is None
+
+
+async def test_drain_declines_puts_and_ends_the_server_and_then_nothing_is_alive(tmp_path):
+    settings = {"admin_token_file": write_token(tmp_path)}
+    with served(**settings) as (server, admin):
+        async with aiohttp.ClientSession() as session:
+            http = Http(session, admin.url)
+            # Something is on its way, so that draining can be seen.
+            with server.copy_gate.shut():
+                busy = server.desk.ask(lambda: server._copier.submit(_endless(server)))
+                busy.result(5)
+                assert (await http.post("/drain"))[0] == 202
+                assert (await http.get("/ready"))[::2] == (503, "draining\n")
+                assert (await http.get("/health"))[0] == 200
+            assert await asyncio.to_thread(server.wait_until_drained, 5)
+            assert (await http.get("/health"))[0] == 503
+
+
+def _endless(server):
+    from remote_server.copier import Job
+
+    return Job(lambda _: True, 1, 1, lambda _: None)
+
+
+async def test_where_others_can_reach_it_seeing_takes_the_token_too(tmp_path):
+    settings = {"admin": "http://0.0.0.0:*", "admin_token_file": write_token(tmp_path)}
+    with served(**settings) as (_, admin):
+        url = admin.url.replace("0.0.0.0", "127.0.0.1")
+        async with aiohttp.ClientSession() as session:
+            http = Http(session, url)
+            for path in ("/stats", "/metrics", "/settings"):
+                assert (await http.get(path))[0] == 401
+                bearer = {"Authorization": f"Bearer {TOKEN}"}
+                assert (await http.get(path, headers=bearer))[0] == 200
+            for path in ("/", "/health", "/ready"):
+                assert (await http.get(path))[0] == 200
+
+
+# ── what does no harm ────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\0" * 64, b"GET\r\n\r\n", b"GET / HTTP/9.9\r\n\r\n", b"KVF1 hello\r\n\r\n",
+     b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+     b"GET / HTTP/1.1\r\n" + b"X: " + b"y" * 20_000 + b"\r\n\r\n",
+     b"POST /clear HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n"],
+)  # fmt: skip
+async def test_nonsense_is_answered_with_an_error_or_closed_and_nothing_else_suffers(
+    pair, http, sent
+):
+    with raw(pair[1].url, sent) as connection:
+        said = await asyncio.to_thread(connection.recv, 1000)
+    assert said == b"" or said.startswith((b"HTTP/1.1 4", b"HTTP/1.0 4"))
+    assert (await http.get("/health"))[0] == 200
+
+
+async def test_a_body_that_is_too_long_is_refused_before_it_is_read(pair, http):
+    status, _, _ = await http.post("/clear", data=b" " * (site.MAX_BODY_BYTES + 1))
+    assert status == 413
+
+
+async def test_a_connection_that_says_nothing_half_a_request_or_reads_nothing_is_closed(
+    monkeypatch, tmp_path
+):
+    monkeypatch.setattr(site, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(site, "LOOK_S", 0.05)
+    half = b"POST /clear HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+    half += f"Authorization: Bearer {TOKEN}\r\n\r\n{{".encode()
+    with served(admin_token_file=write_token(tmp_path)) as (_, admin):
+        for sent in (
+            b"",
+            b"GET /stats HTT",
+            half,
+            b"GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        ):
+            # Closed with something of ours unread, it may look like a reset.
+            with raw(admin.url, sent) as connection, suppress(ConnectionResetError):
+                while await asyncio.to_thread(connection.recv, 65536):
+                    pass
+
+
+async def test_a_thousand_connections_are_bounded_and_the_data_port_does_not_notice(context):
+    with served() as (server, admin):
+        peer = Peer(context, server.endpoint)
+        peer.hello()
+        peer.put(range(4))
+        many = []
+        try:
+            for _ in range(1000):
+                many.append(raw(admin.url, b"GET /stats HTTP/1.1\r\nHost: localhost\r\n\r\n"))
+            assert len(peer.get(range(4))[1]) == 4
+            said = await asyncio.to_thread(_statuses, many)
+            assert len(said) == 1000 and set(said) <= {b"200", b"503", b""}
+            assert b"503" in said and b"200" in said
+            open_now = server.desk.ask(lambda: threading.active_count()).result(5)
+            assert open_now < 40
+        finally:
+            for connection in many:
+                connection.close()
+        async with aiohttp.ClientSession() as session:
+            deadline = time.monotonic() + 10
+            while True:
+                try:
+                    if (await Http(session, admin.url).get("/health"))[0] == 200:
+                        break
+                except aiohttp.ClientError:
+                    pass
+                assert time.monotonic() < deadline, "it never came back"
+                await asyncio.sleep(0.02)
+
+
+def _statuses(connections) -> list[bytes]:
+    said = []
+    for connection in connections:
+        try:
+            said.append(connection.recv(65536)[9:12])
+        except ConnectionError:
+            said.append(b"")
+    return said
+
+
+# ── the desk ─────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_question_that_fails_fails_the_asker_and_the_loop_goes_on(pair):
+    desk = pair[0].desk
+    with pytest.raises(ZeroDivisionError):
+        desk.ask(lambda: 1 / 0).result(5)
+    assert desk.ask(threading.get_ident).result(5) == pair[0]._thread.ident
+
+
+def test_too_many_questions_are_refused_and_a_stopped_server_answers_none():
+    with served() as (server, _):
+        go_on = threading.Event()
+        first = server.desk.ask(lambda: go_on.wait(10))
+        asked = [server.desk.ask(lambda: 1) for _ in range(200)]
+        refused = [one for one in asked if one.done()]
+        assert len(refused) >= 200 - 65
+        with pytest.raises(ServerUnavailable):
+            refused[0].result()
+        go_on.set()
+        first.result(5)
+        assert sum(one.result(5) for one in asked if one not in refused) == 200 - len(refused)
+        server.leave()
+        assert server.wait_until_drained(5)
+        with pytest.raises(ServerUnavailable):
+            server.desk.ask(lambda: 1).result(5)
+
+
+# ── settings ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "wrong", ["", "5758", "127.0.0.1:5758", "http://127.0.0.1", "http://127.0.0.1:0",
+              "http://127.0.0.1:70000", "https://127.0.0.1:1", "http://a b:1"],
+)  # fmt: skip
+def test_an_address_that_is_none_is_refused_by_name(wrong):
+    with pytest.raises(ConfigError, match=r"^admin: "):
+        ServerConfig(admin=wrong)
+
+
+def test_an_address_that_others_can_reach_needs_a_token_or_to_be_told_that_it_is_insecure():
+    with pytest.raises(ConfigError, match=r"admin: http://0.0.0.0:1 can be reached"):
+        ServerConfig(admin="http://0.0.0.0:1")
+    ServerConfig(admin="http://0.0.0.0:1", insecure=True)
+    ServerConfig(admin="http://0.0.0.0:1", admin_token_file="/run/token")
+    ServerConfig(admin="off")
+
+
+def test_an_address_in_use_is_fatal_when_it_was_chosen_and_a_warning_when_it_was_not(
+    monkeypatch, caplog
+):
+    with served() as (_, admin):
+        with pytest.raises(ConfigError, match=r"another process listens there"):
+            Admin(ServerConfig(admin=admin.url))
+        monkeypatch.setattr(address, "DEFAULT", admin.url)
+        with Admin(ServerConfig(admin=admin.url)) as second:
+            assert second.url == ""
+    assert "no admin HTTP: admin: http://127.0.0.1:" in caplog.text
+
+
+@pytest.mark.parametrize("content", ["", "short", "two words are no token", "ü" * 20, "x" * 5000])
+def test_a_token_file_that_cannot_be_meant_is_refused_by_name(tmp_path, content):
+    with pytest.raises(ConfigError, match=r"^admin_token_file: "):
+        read_token(write_token(tmp_path, content))
+
+
+def test_a_token_file_that_is_missing_is_refused_and_one_that_all_can_read_is_warned_of(
+    tmp_path, caplog
+):
+    with pytest.raises(ConfigError, match=r"No such file"):
+        read_token(str(tmp_path / "none"))
+    file = write_token(tmp_path)
+    token = read_token(file)
+    assert token is not None and not caplog.records
+    assert TOKEN not in repr(token)
+    (tmp_path / "token").chmod(0o644)
+    read_token(file)
+    assert "can be read by every user" in caplog.text
+
+
+def test_the_data_port_is_ready_before_any_http_library_is_imported():
+    code = (
+        "import sys, remote_server.__main__\n"
+        "assert not {'aiohttp', 'prometheus_client', 'torch', 'vllm'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=20)

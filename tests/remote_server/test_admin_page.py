@@ -1,0 +1,114 @@
+"""The page in a real browser, over a real server."""
+
+import asyncio
+
+import pytest
+from admin_fixtures import (
+    TOKEN,
+    served,
+    write_token,
+)
+from browser import Browser, find_chromium
+from wire_peer import Peer
+
+pytest_plugins = ["admin_fixtures"]
+pytestmark = pytest.mark.usefixtures("no_old_answers")
+
+NASTY = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"
+
+chromium = find_chromium()
+needs_browser = pytest.mark.skipif(
+    chromium is None, reason="no Chromium: set KVFERRY_CHROMIUM, or have one on the PATH"
+)
+
+
+@pytest.fixture
+async def browser():
+    async with Browser(chromium) as browser:
+        yield browser
+
+
+@needs_browser
+async def test_the_page_shows_what_happens_keeps_names_as_text_and_fits_every_screen(
+    browser, context
+):
+    with served() as (server, admin):
+        peer = Peer(context, server.endpoint)
+        peer.hello(NASTY, client="engine-1")
+        await browser.open(admin.url + "/")
+        await browser.until("document.getElementById('state').textContent === 'serving'")
+        before = await browser.value("document.getElementById('namespaces').innerText")
+        assert NASTY in before and "engine-1" in before
+        peer.put(range(8), namespace=NASTY)
+        peer.get(range(8), namespace=NASTY)
+        await browser.until("Number(document.body.dataset.looks) >= 2")
+        names = await browser.value("document.getElementById('namespaces').innerText")
+        assert NASTY in names and "32.0 KiB" in names
+        tiers = await browser.value("document.getElementById('tiers').innerText")
+        assert "memory" in tiers and "16.0 MiB" in tiers and "\t8\t" in tiers
+        times = await browser.value("document.getElementById('times').innerText")
+        assert "put" in times and "stream" in times
+        assert await browser.value("document.title") == "kvferry"
+        assert await browser.value("document.images.length") == 0
+        colours = set()
+        for dark in (False, True):
+            for width, height in ((1280, 900), (390, 844), (320, 568)):
+                await browser.show(width, height, dark=dark)
+                wide = await browser.value("document.documentElement.scrollWidth")
+                assert wide <= width, "nothing is scrolled sideways but a table in its frame"
+            assert await browser.value(UNREADABLE) == []
+            colours.add(await browser.value("getComputedStyle(document.body).backgroundColor"))
+        assert len(colours) == 2, "light and dark differ"
+        assert await browser.value(UNNAMED) == []
+        assert browser.problems == []
+        await browser.value("fetch('https://example.com/').catch(() => 0).then(() => 0)")
+        assert any("Content Security Policy" in one for one in browser.problems)
+
+
+UNREADABLE = """(() => {
+  const light = (c) => { const [r, g, b] = c.match(/[0-9.]+/g).slice(0, 3).map((v) => { v /= 255;
+    return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4; });
+    return .2126 * r + .7152 * g + .0722 * b; };
+  const behind = (n) => { for (; n; n = n.parentElement) {
+    const c = getComputedStyle(n).backgroundColor; if (c !== "rgba(0, 0, 0, 0)") return c; } };
+  return [...document.querySelectorAll("h1,h2,th,td,dt,dd,p,a,.figure,#state")].filter((n) => {
+    const [a, b] = [light(getComputedStyle(n).color), light(behind(n))].sort((x, y) => y - x);
+    return n.textContent.trim() && n.offsetParent && (a + .05) / (b + .05) < 4.5;
+  }).map((n) => n.outerHTML);
+})()"""
+"""Text whose contrast to what is behind it is below 4.5 to 1."""
+
+UNNAMED = """[...document.querySelectorAll("progress,input,[role=region],th")].filter(
+  (n) => !(n.getAttribute("aria-label") || n.getAttribute("aria-labelledby") || n.labels?.length
+    || n.textContent.trim())).map((n) => n.outerHTML)"""
+"""What a screen reader would have no name for."""
+
+
+@needs_browser
+async def test_the_page_asks_for_a_token_where_one_is_needed_and_says_when_the_server_is_away(
+    browser, tmp_path
+):
+    settings = {"admin": "http://0.0.0.0:*", "admin_token_file": write_token(tmp_path)}
+    with served(**settings) as (server, admin):
+        await browser.open(admin.url.replace("0.0.0.0", "127.0.0.1") + "/")
+        await browser.until("document.getElementById('state').textContent === 'locked'")
+        assert await browser.value("!document.getElementById('ask').hidden")
+        await browser.value(
+            f"document.getElementById('token').value = '{TOKEN}';"
+            "document.querySelector('form').requestSubmit()"
+        )
+        await browser.until("document.getElementById('state').textContent === 'serving'")
+        assert await browser.value("document.getElementById('ask').hidden")
+        server.leave()
+        assert await asyncio.to_thread(server.wait_until_drained, 5)
+        await browser.value("look()")
+        assert await browser.value("document.getElementById('state').textContent") == "away"
+
+
+def test_the_page_names_no_address_but_its_own():
+    from importlib.resources import files
+
+    text = files("remote_server.admin").joinpath("page.html").read_text("utf-8")
+    assert "http:" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "https:" not in text and "//cdn" not in text
+    assert "innerHTML" not in text and "style=" not in text and "onclick" not in text

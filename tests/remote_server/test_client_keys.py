@@ -1,0 +1,170 @@
+"""Our client at servers with keys and without: it is let in, or says why not and computes."""
+
+import time
+
+import pytest
+from client_helpers import BLOCK_BYTES, NAMESPACE, Memory, block, key
+from fake_server import eventually
+from tenancy import tenancy
+
+from remote_server.client import ClientConfig, GetOutcome, RemoteClient, attachment
+from remote_server.config import ServerConfig
+from remote_server.errors import ConfigError, ServerUnavailable
+from remote_server.keys import make_keys
+from remote_server.server import Server
+from remote_server.shared.region import NotAttachable
+
+pytest_plugins = ["client_fixtures"]
+assert tenancy
+
+
+def rows(count: int) -> list[memoryview]:
+    return [Memory.source.take(BLOCK_BYTES) for _ in range(count)]
+
+
+def filled(numbers) -> list[memoryview]:
+    taken = rows(len(numbers))
+    for row, number in zip(taken, numbers, strict=True):
+        row[:] = block(number)
+    return taken
+
+
+def connect(make_client, tenancy, name: str, **settings) -> RemoteClient:
+    return make_client(tenancy.server.endpoint, keys=tenancy.client_file(name), **settings)
+
+
+def test_blocks_go_there_and_back_encrypted_and_on_one_host_through_shared_memory(
+    tenancy, make_client, transport
+):
+    server = tenancy.start(memory=64 << 20)
+    client = connect(make_client, tenancy, "a")
+    keys = [key(number) for number in range(20)]
+    put = client.put(NAMESPACE, keys, filled(range(20)), deferred=False).result(5)
+    assert put.created == 20
+    target = rows(20)
+    got = client.get(NAMESPACE, keys, target, timeout_s=5, stall_s=5).result(5)
+    assert got.landed == [*range(20)]
+    assert [bytes(row) for row in target] == [bytes(block(number)) for number in range(20)]
+    assert (client.counters()["shm_bytes_in"] > 0) is (transport == "shm")
+    other = connect(make_client, tenancy, "b")
+    missed = other.get(NAMESPACE, keys, rows(20), timeout_s=5, stall_s=5).result(5)
+    assert missed.outcomes == [GetOutcome.MISS] * 20
+    assert server.quarters["b"].store.counters["bytes_in"] == 0
+
+
+def test_a_frame_of_the_largest_size_passes_encrypted(tenancy, make_client):
+    """Encryption makes it longer, and a frame above the limit would close the connection."""
+    size = 64 << 20
+    tenancy.write(a="")
+    tenancy.start(memory=1 << 30)
+    client = connect(make_client, tenancy, "a", block_bytes=size)
+    row = memoryview(bytearray(size))
+    assert client.put(NAMESPACE, [key(1)], [row], deferred=False, timeout_s=20).result(20).created
+    into = memoryview(bytearray(b"\1") * size)
+    got = client.get(NAMESPACE, [key(1)], [into], timeout_s=20, stall_s=20).result(20)
+    assert got.landed == [0]
+    assert into == row
+
+
+def told(client: RemoteClient, reason: str) -> None:
+    """`client` says so, at once and for every request, and never gets in."""
+
+    def says_so() -> bool:
+        error = client.lookup(NAMESPACE, [key(1)], timeout_s=0.05).exception(1)
+        assert isinstance(error, ServerUnavailable)
+        return reason in str(error)
+
+    eventually(says_so)
+    started = time.monotonic()
+    put = client.put(NAMESPACE, [key(1)], filled([1])).result(1)
+    assert isinstance(put.error, ServerUnavailable)
+    assert time.monotonic() - started < 1
+    assert not client.ready
+
+
+def test_a_client_whose_key_nobody_knows_says_so_and_every_block_is_a_miss(
+    tenancy, make_client, caplog
+):
+    tenancy.start()
+    make_keys(tenancy.folder, ["stranger"])
+    client = connect(make_client, tenancy, "stranger", wait=False)
+    told(client, "the server does not know our key")
+    assert client.absent, "so nobody waits for it at start"
+    assert caplog.text.count("does not know our key; every block is a miss") == 1
+
+
+def test_a_client_without_keys_at_a_server_with_keys_says_so(tenancy, make_client):
+    tenancy.start()
+    told(make_client(tenancy.server.endpoint, wait=False), "the server demands keys")
+
+
+def test_a_client_with_keys_does_not_speak_to_a_server_without(tenancy, make_client):
+    """It would send an engine's blocks to whoever took the server's address."""
+    with Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=16 << 20, populate=False)) as server:
+        client = make_client(server.endpoint, keys=tenancy.client_file("a"), wait=False)
+        told(client, "the server has no keys")
+        assert server.store.namespaces == {}
+
+
+def test_a_client_that_holds_another_servers_key_says_so(tenancy, make_client, tmp_path):
+    tenancy.start()
+    make_keys(tmp_path / "elsewhere", ["a"])
+    file = str(tmp_path / "elsewhere" / "client-a.key")
+    client = make_client(tenancy.server.endpoint, keys=file, wait=False)
+    told(client, f"most likely not the one whose public key {file} holds")
+
+
+def test_a_client_above_the_limit_of_connections_says_so_and_comes_in_when_there_is_room(
+    tenancy, make_client, context
+):
+    server = tenancy.start(max_connections=4)
+    first = tenancy.peer("a")
+    others = [tenancy.peer("a") for _ in range(3)]
+    for peer in (first, *others):
+        peer.stats()
+    client = connect(make_client, tenancy, "b", wait=False)
+    told(client, "the server has as many connections as it may")
+    assert first.stats().counters["peers_refused_connections"] > 0
+    for peer in (first, *others):
+        peer.socket.close()
+    eventually(lambda: client.ready)
+    assert server._door.num_connections == 3
+
+
+def test_a_key_that_becomes_known_lets_a_waiting_client_in(tenancy, make_client):
+    tenancy.start()
+    make_keys(tenancy.folder, ["a"], "late")
+    client = connect(make_client, tenancy, "a-late", wait=False)
+    told(client, "does not know our key")
+    tenancy.write(a=f'keys = ["{tenancy.public_key("a")}", "{tenancy.public_key("a-late")}"]')
+    eventually(lambda: client.ready, 10)
+
+
+def test_a_namespace_that_the_key_does_not_allow_is_never_ready_and_says_so(tenancy, make_client):
+    tenancy.write(a='namespaces = ["mine"]')
+    tenancy.start()
+    client = connect(make_client, tenancy, "a", wait=False)
+
+    def refused() -> bool:
+        error = client.lookup(NAMESPACE, [key(1)]).exception(1)
+        return "your key does not allow the namespace" in str(error)
+
+    eventually(refused)
+    assert not client.ready
+
+
+def test_a_key_file_that_others_can_read_stops_a_client_before_it_starts(tenancy, tmp_path):
+    (tenancy.folder / "client-a.key").chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        RemoteClient(ClientConfig("tcp://127.0.0.1:9", keys=tenancy.client_file("a")))
+
+
+def test_memory_is_not_handed_to_a_local_socket_of_another_user(monkeypatch):
+    """Who takes the name of a server that has ended would get to read the engine's pool."""
+    monkeypatch.setattr(attachment.os, "getuid", lambda: 1000)
+    monkeypatch.setattr(attachment, "_user_of", lambda connection: 1001)
+    with pytest.raises(NotAttachable, match="belongs to user 1001"):
+        attachment._check_server_user(None)
+    for allowed in (0, 1000):
+        monkeypatch.setattr(attachment, "_user_of", lambda connection, uid=allowed: uid)
+        attachment._check_server_user(None)

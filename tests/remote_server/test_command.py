@@ -1,0 +1,256 @@
+"""`kvferry` as an operator meets it: what it prints, and the exit status that scripts trust."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from client_helpers import key
+
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.command import COMMANDS, main
+from remote_server.command import doctor as doctor_module
+from remote_server.command.stats import picture
+from remote_server.command.watch import events
+from remote_server.protocol import StatsReply
+
+FACTS = {"model": "m", "dtype": "bfloat16", "hash_algo": "sha256", "hash_seed": "0"}
+NOBODY = "tcp://127.0.0.1:1"
+
+
+@pytest.fixture
+def engine(server):
+    """An engine of the server, by name, namespace, and what it declares; with `blocks` stored."""
+    clients = []
+
+    def make(name, namespace, blocks=0, **facts):
+        client = RemoteClient(ClientConfig(server.endpoint, client_name=name, quiet=True))
+        clients.append(client)
+        client.declare(namespace, 4096, FACTS | facts)
+        while not client.ready:
+            pass
+        keys, rows = [key(i) for i in range(blocks)], [memoryview(bytes(4096))] * blocks
+        assert client.put(namespace, keys, rows, deferred=False).result(5).created == blocks
+        return client
+
+    yield make
+    for client in clients:
+        client.close()
+
+
+@pytest.fixture
+def kvferry(server, capsys):
+    """Run a command on the server: the status, what it printed, what it complained of."""
+
+    def run(*arguments):
+        status = main([*arguments, "--server", server.endpoint])
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+# ── why ──────────────────────────────────────────────────────────────────────────────────
+
+
+def test_why_names_the_dtype_in_which_two_engines_differ(kvferry, engine):
+    engine("first", "m@1", blocks=3)
+    engine("second", "m@2", dtype="half")
+    status, out, _ = kvferry("why")
+    assert status == 1
+    assert "second cannot use the blocks of m@1 (3 blocks): dtype is half here and bfloat16" in out
+
+
+def test_why_names_the_hash_seed_though_the_namespace_is_one(kvferry, engine):
+    engine("first", "m@1", blocks=3)
+    engine("second", "m@1", hash_seed="42")
+    status, out, _ = kvferry("why", "m@")
+    assert status == 1
+    assert "the blocks of first in the same namespace: hash_seed is 42 here" in out
+
+
+def test_why_finds_nothing_between_equals(kvferry, engine):
+    engine("first", "m@1", blocks=1)
+    engine("second", "m@1")
+    status, out, _ = kvferry("why")
+    assert (status, "nothing keeps them apart" in out) == (0, True)
+
+
+def test_why_says_so_where_no_engine_has_been(kvferry, engine):
+    status, out, _ = kvferry("why")
+    assert (status, "no engine has declared" in out) == (1, True)
+    engine("first", "m@1")
+    status, out, _ = kvferry("why", "other")
+    assert (status, "'other'" in out) == (1, True)
+
+
+def test_why_for_scripts(kvferry, engine):
+    engine("first", "m@1", blocks=3)
+    engine("second", "m@2", dtype="half")
+    (gap,) = json.loads(kvferry("why", "--json")[1])
+    assert gap["fields"] == {"dtype": ["half", "bfloat16"]}
+    assert (gap["here"], gap["other"], gap["blocks"]) == ("second", "m@1", 3)
+
+
+# ── doctor ───────────────────────────────────────────────────────────────────────────────
+
+
+def test_doctor_finds_the_server_its_transport_and_the_engines_that_differ(kvferry, engine, server):
+    engine("first", "m@1", blocks=3)
+    engine("second", "m@2", dtype="half")
+    status, out, _ = kvferry("doctor", "--json")
+    assert status == 1
+    found = {finding["check"]: finding for finding in json.loads(out)}
+    assert found["engines"]["verdict"] == "bad" and "dtype is" in found["engines"]["told"]
+    assert "shared memory: this host" in found["transport"]["told"]
+    assert "0.0 s from ours" in found["clocks"]["told"]
+    assert sorted(server.store.namespaces) == ["m@1", "m@2"], "doctor left something behind"
+
+
+def test_doctor_without_a_server_still_looks_at_the_host(capsys):
+    assert main(["doctor", "--server", NOBODY, "--timeout-s", "1"]) == 3
+    out = capsys.readouterr().out
+    assert "clock source" in out and f"no answer from {NOBODY}" in out
+
+
+def test_doctor_warns_of_little_shared_memory(tmp_path, monkeypatch):
+    usage = type("Usage", (), {"total": 64 << 20, "free": 64 << 20, "used": 0})
+    monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: usage)
+    found = {finding.check: finding for finding in doctor_module.host_findings(sys_=tmp_path)}
+    assert found["shared memory"].verdict == "bad" and "--shm-size" in found["shared memory"].told
+    assert found["huge pages"].verdict == "note"
+
+
+# ── stats, watch, clear ──────────────────────────────────────────────────────────────────
+
+
+def test_stats_print_occupancy_by_tier_and_namespace(kvferry, engine):
+    engine("first", "m@1", blocks=3)
+    status, out, _ = kvferry("stats")
+    assert status == 0
+    rows = [line.split() for line in out.splitlines()]
+    assert ["memory", "12.0", "KiB", "16.0", "MiB", "3", "0", "0"] in rows
+    assert ["m@1", "4.0", "KiB", "3", "12.0", "KiB", "0", "B"] in rows
+
+
+def test_stats_for_scripts_are_one_object(kvferry, engine):
+    engine("first", "m@1", blocks=3)
+    assert json.loads(kvferry("stats", "--json")[1])["namespaces"]["m@1"]["blocks"] == 3
+
+
+def _reply(epoch="e", uptime_s=10.0, namespaces=None, **counters):
+    return StatsReply(request_id=1, epoch=epoch, server="s", uptime_s=uptime_s, time_s=0.0,
+                      tiers={}, namespaces=namespaces or {}, counters=counters)  # fmt: skip
+
+
+def test_flows_are_per_second_since_the_last_look_and_never_over_a_restart():
+    before = _reply(bytes_in=1 << 20)
+    now = _reply(uptime_s=12.0, bytes_in=5 << 20, put_declined_no_slot=7)
+    told = "\n".join(picture(now, before))
+    assert "5.0 MiB, 2.0 MiB/s" in told
+    assert "put_declined_no_slot" in told
+    assert "/s" not in "\n".join(picture(_reply("other", bytes_in=1 << 20), before))
+
+
+def test_watch_tells_what_grew_and_that_a_server_was_restarted():
+    before, now = _reply(put_total=2, bytes_in=0), _reply(put_total=5, bytes_in=2 << 20)
+    assert events(before, now) == (
+        ["put_total 3", "bytes_in 2.0 MiB"], {"put_total": 3, "bytes_in": 2 << 20}
+    )  # fmt: skip
+    assert events(now, now) == ([], {})
+    assert "restarted" in events(now, _reply("other"))[0][0]
+
+
+def test_clear_removes_what_it_says_and_only_when_told_to(kvferry, engine, server):
+    engine("first", "m@1", blocks=3)
+    engine("second", "m@2", blocks=2)
+    assert kvferry("clear", "--all")[::2] == (1, "nothing removed; --yes does not ask\n")
+    assert kvferry("clear", "--namespace", "m", "--yes")[2].endswith("known: m@1, m@2\n")
+    status, out, _ = kvferry("clear", "--namespace", "m@1", "--yes")
+    assert (status, out) == (0, "removed 3 blocks from memory, 0 from disk\n")
+    assert server.store.tier.num_blocks("m@2") == 2
+
+
+# ── pin, unpin ───────────────────────────────────────────────────────────────────────────
+
+
+def test_pin_keeps_what_is_named_and_unpin_lets_it_go(kvferry, engine, server):
+    engine("first", "m@1", blocks=3)
+    named = [key(1).hex(), key(2).hex(), key(2).hex(), key(7).hex()]
+    status, out, err = kvferry("pin", "m@1", *named)
+    assert (status, out) == (0, "pinned 2 blocks, 8.0 KiB\n")
+    assert "1 keys are not in memory" in err
+    assert "2 (2 kept)" in kvferry("stats")[1]
+    assert json.loads(kvferry("pin", "m@1", "--json")[1]) == {
+        "kept": 3, "bytes": 3 * 4096, "declined": 0, "absent": 0
+    }  # fmt: skip
+    assert kvferry("unpin", "m@1", key(1).hex())[:2] == (0, "unpinned 1 blocks, 4.0 KiB\n")
+    assert kvferry("unpin", "m@1")[:2] == (0, "unpinned 2 blocks, 8.0 KiB\n")
+    assert server.store.tier.stats().pinned == 0
+
+
+def test_pin_says_no_when_nothing_is_there_or_not_all_may_be_kept(kvferry, engine):
+    assert kvferry("pin", "m@9") == (1, "", "kvferry: no block of 'm@9' is in memory\n")
+    engine("first", "m@1", blocks=4096 // 2 + 10)
+    status, out, _ = kvferry("unpin", "m@1", key(1).hex(), "--json")
+    assert (status, json.loads(out)["absent"]) == (1, 1)
+    assert kvferry("unpin", "m@1", "ab")[2] == "kvferry: none of the 1 keys is pinned\n"
+    status, out, err = kvferry("pin", "m@1")
+    assert (status, out) == (1, "pinned 2,048 blocks, 8.0 MiB\n")
+    assert "10 blocks declined: no more than half of the memory's slabs" in err
+
+
+# ── all of them ──────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "command", ["stats", "why", "watch", "clear --all --yes", "pin m", "unpin m"]
+)
+def test_no_server_is_status_3_and_says_where_it_looked(command, capsys):
+    assert main([*command.split(), "--server", NOBODY, "--timeout-s", "1"]) == 3
+    assert NOBODY in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["stat"],
+        ["stats", "--wach"],
+        ["clear"],
+        ["pin"],
+        ["pin", "m", "xy"],
+        ["unpin", "m", "00" * 129],
+    ],
+)
+def test_wrong_usage_is_status_2(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+
+
+def test_bench_measures_both_transports_beside_a_copy(kvferry):
+    status, out, _ = kvferry("bench", "--seconds", "0", "--block", "16KiB", "--json")
+    rows = json.loads(out)
+    assert [(row["transport"], row["operation"]) for row in rows] == [
+        ("shm", "put"), ("shm", "get"), ("tcp", "put"), ("tcp", "get")
+    ]  # fmt: skip
+    assert all(row["num_bytes"] == 64 * (16 << 10) and row["trials"] >= 5 for row in rows)
+    assert status == (1 if any(row["slow"] for row in rows) else 0)
+
+
+def test_the_script_is_what_the_distribution_installs():
+    done = subprocess.run([sys.executable, "-m", "remote_server.command", "--help"],
+                          capture_output=True, text=True, timeout=20)  # fmt: skip
+    assert done.returncode == 0
+    for command in COMMANDS:
+        assert command.__name__.rpartition(".")[2] in done.stdout
+
+
+def test_the_readme_and_the_commands_know_each_other():
+    readme = (Path(__file__).parents[2] / "README.md").read_text()
+    blocks = "".join(re.findall(r"^```$(.*?)^```$", readme, re.MULTILINE | re.DOTALL))
+    named = set(re.findall(r"^kvferry ([a-z]+)", blocks, re.MULTILINE))
+    assert named == {command.__name__.rpartition(".")[2] for command in COMMANDS}

@@ -1,0 +1,222 @@
+"""What an operator keeps in memory, from the arena up to the client."""
+
+from concurrent.futures import Future
+
+import pytest
+from wire_peer import BLOCK_BYTES, key
+
+from remote_server.client import requests
+from remote_server.protocol import Error, Keep, Kept, KeyState
+from remote_server.store.age import TimeToLive
+from remote_server.store.arena import Arena
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.store import NamespaceInfo, Store
+
+SLAB_BYTES, NUM_SLABS = 4096, 16
+SMALL, LARGE = 512, 2048  # 8 and 2 to a slab
+CAPACITY = NUM_SLABS * SLAB_BYTES // SMALL
+
+
+@pytest.fixture
+def make():
+    """A tier of 128 small blocks; its books are checked when the test is over."""
+    made = []
+
+    def tier(**options):
+        arena = Arena(NUM_SLABS * SLAB_BYTES)
+        made.append((arena, MemoryTier(arena, SLAB_BYTES, **options)))
+        return made[-1][1]
+
+    yield tier
+    for arena, tier in made:
+        tier.check()
+        arena.close()
+
+
+@pytest.fixture
+def tier(make):
+    return make()
+
+
+def put(tier, names, namespace="ns", block_bytes=SMALL, data=b"old"):
+    kept = []
+    for name in names:
+        block = tier.begin_put(namespace, b"%d" % name, block_bytes, block_bytes, 0)
+        if block is not None:
+            tier.view(block)[:3] = data
+            kept.append(tier.complete_put(block))
+    return len(kept)
+
+
+def readable(tier, names, namespace="ns"):
+    return [n for n in names if tier.lookup(namespace, b"%d" % n) is KeyState.READABLE]
+
+
+def keys(names):
+    return [b"%d" % name for name in names]
+
+
+def scan(tier, **options):
+    assert put(tier, range(1000, 1000 + 10 * CAPACITY), "scan", **options)
+
+
+def test_what_is_kept_survives_a_scan_of_ten_times_the_capacity(tier):
+    put(tier, range(20))
+    assert tier.keep("ns", keys([3, 5, 3, 99])) == (2, 2 * SMALL, 0), "99 was never there"
+    scan(tier)
+    assert readable(tier, range(20)) == [3, 5]
+    assert (tier.stats().kept, tier.stats().pinned) == (2, 2)
+    block = tier.pin("ns", b"3")
+    assert bytes(tier.view(block)[:3]) == b"old"
+    tier.unpin(block)
+    scan(tier)
+    assert readable(tier, range(20)) == [3, 5], "a reader's pin that ends is not the operator's"
+
+
+def test_a_slab_with_a_kept_block_does_not_go_to_another_block_size(tier):
+    put(tier, range(CAPACITY))
+    tier.keep("ns", keys([0]))
+    for number in range(100):
+        put(tier, [number], "large", LARGE)
+    assert readable(tier, range(CAPACITY)) == [*range(8)]
+    assert tier.num_blocks("large") == 2 * (NUM_SLABS - 1)
+
+
+def test_half_of_the_memory_may_be_kept_and_the_rest_is_declined(tier):
+    put(tier, range(CAPACITY))
+    half = CAPACITY // 2
+    assert tier.keep("ns", keys(range(CAPACITY))) == (half, half * SMALL, half)
+    assert tier.keep("ns", keys(range(half))) == (half, half * SMALL, 0), "are kept already"
+    assert tier.counters()["keep_declined"] == half
+    scan(tier)
+    assert readable(tier, range(CAPACITY)) == [*range(half)]
+    assert tier.num_blocks("scan") == half
+    tier.let_go("ns", tier.kept_keys("ns"))
+    others = tier.readable_keys("scan")
+    assert tier.keep("scan", others) == (half, half * SMALL, 0), "the half is free again"
+
+
+def test_kept_blocks_strewn_over_all_slabs_leave_half_of_these_to_other_block_sizes(tier):
+    put(tier, range(CAPACITY))
+    one_in_each = keys(range(0, CAPACITY, 8))
+    assert tier.keep("ns", one_in_each) == (8, 8 * SMALL, 8)
+    put(tier, range(100), "large", LARGE)
+    assert tier.num_blocks("large") == 2 * NUM_SLABS // 2
+
+
+def test_half_of_a_quota_may_be_kept_so_that_its_namespace_still_takes_puts(make):
+    tier = make(namespace_bytes=10 * SMALL)
+    put(tier, range(10))
+    assert tier.keep("ns", keys(range(10))) == (5, 5 * SMALL, 5)
+    put(tier, range(100, 120))
+    assert readable(tier, range(120)) == [*range(5), *range(115, 120)]
+
+
+def test_a_block_that_replaces_a_kept_one_is_kept_in_its_stead(tier):
+    put(tier, range(4))
+    tier.keep("ns", keys([2]))
+    sent = tier.pin("ns", b"2")
+    put(tier, [2], data=b"new")
+    assert (tier.stats().kept, tier.stats().pinned) == (1, 2), "the old one is still being sent"
+    assert bytes(tier.view(sent)[:3]) == b"old"
+    tier.unpin(sent)
+    scan(tier)
+    block = tier.pin("ns", b"2")
+    assert bytes(tier.view(block)[:3]) == b"new"
+    tier.unpin(block)
+    assert (tier.stats().kept, tier.stats().pinned) == (1, 1)
+
+
+def test_a_replacement_that_fails_leaves_the_kept_block_kept(tier):
+    put(tier, [1])
+    tier.keep("ns", keys([1]))
+    tier.fail_put(tier.begin_put("ns", b"1", SMALL, SMALL, 0))
+    scan(tier)
+    assert readable(tier, [1]) == [1]
+
+
+LETTING_GO = {
+    "let go": lambda tier: tier.let_go("ns", keys(range(4))),
+    "cleared": lambda tier: tier.clear("ns"),
+    "all cleared": lambda tier: tier.clear(None),
+    "bad": lambda tier: [tier.remove(tier._index["ns"][name]) for name in keys(range(4))],
+    "asked for when too old": lambda tier: tier.expire("ns", keys(range(4)), 1.0),
+    "swept when too old": lambda tier: tier.expire_some(1.0, 100),
+}
+
+
+@pytest.mark.parametrize("ending", LETTING_GO)
+@pytest.mark.parametrize("being_sent", [False, True])
+def test_nothing_stays_pinned_of_what_is_no_longer_kept(tier, ending, being_sent):
+    put(tier, range(4))
+    tier.keep("ns", keys(range(4)))
+    sent = tier.pin_all("ns", keys(range(4))) if being_sent else []
+    LETTING_GO[ending](tier)
+    stats = tier.stats()
+    assert (stats.kept, stats.pinned) == (0, len(sent))
+    tier.check()
+    tier.unpin_all(sent)
+    scan(tier)
+    assert (readable(tier, range(4)), tier.stats().pinned) == ([], 0)
+    assert tier.num_blocks("scan") == CAPACITY
+    assert tier.keep("scan", tier.readable_keys("scan")).kept == CAPACITY // 2, "books of nothing"
+
+
+def test_without_keys_all_that_are_there_are_kept_but_for_those_too_old(make):
+    now = 0.0
+    tier = make()
+    store = Store(tier, lambda: now, ttl=TimeToLive(10.0, lambda: now))
+    store.declare("ns", NamespaceInfo(block_bytes=SMALL))
+    for name in (b"old", b"young"):
+        reserved = store.begin_put("ns", [name], [SMALL], [0], force=False, draining=False)
+        store.end_put(reserved, [True])
+        now += 6.0
+    assert store.keep("ns", None) == (1, SMALL, 0)
+    assert tier.kept_keys("ns") == [b"young"]
+    assert store.counters["expired"] == 1
+    assert store.let_go("ns", None) == (1, SMALL, 0)
+    assert store.let_go("ns", None) == store.keep("unknown", None) == (0, 0, 0)
+
+
+# ── over the wire ────────────────────────────────────────────────────────────────────────
+
+
+def test_a_peer_keeps_blocks_and_lets_them_go(peer, server):
+    peer.put([1, 2, 3])
+
+    def keep(**fields):
+        return peer.ask(Keep(request_id=peer.next_id(), namespace="ns", **fields))
+
+    def figures(reply):
+        assert isinstance(reply, Kept) and reply.epoch == server.store.epoch
+        return reply.kept, reply.bytes, reply.declined
+
+    assert figures(keep(keys=[key(2), key(9)])) == (1, BLOCK_BYTES, 0)
+    assert figures(keep()) == (3, 3 * BLOCK_BYTES, 0)
+    memory = peer.stats().tiers["memory"]
+    assert (memory.kept, memory.pinned) == (3, 3)
+    assert figures(keep(keys=[key(1)], keep=False)) == (1, BLOCK_BYTES, 0)
+    assert figures(keep(keep=False)) == (2, 2 * BLOCK_BYTES, 0)
+    memory = peer.stats().tiers["memory"]
+    assert (memory.kept, memory.pinned) == (0, 0)
+
+
+def test_more_keys_than_a_message_may_have_are_refused_and_nothing_is_kept(peer):
+    peer.put([1])
+    reply = peer.ask(Keep(request_id=9, namespace="ns", keys=[key(1)] * 16_385))
+    assert isinstance(reply, Error) and reply.code == "bad_message"
+    assert peer.stats().tiers["memory"].kept == 0
+
+
+def test_a_client_asks_in_several_messages_and_gives_the_sum():
+    future = Future()
+    ask = requests.keep(future, "ns", [b"1", b"2", b"3"], 1.0, keep=False)
+    messages = [part(request_id=1) for part in ask.split(2)]
+    assert [(message.keys, message.keep) for message in messages] == [
+        ([b"1", b"2"], False), ([b"3"], False)
+    ]  # fmt: skip
+    ask.end([Kept(request_id=n, epoch="e", kept=n, bytes=5, declined=2) for n in (1, 2)])
+    done = future.result(0)
+    assert (done.kept, done.bytes, done.declined) == (3, 10, 4)
+    (everything,) = requests.keep(future, "ns", None, 1.0, keep=True).split(2)
+    assert everything(request_id=1).keys is None

@@ -1,0 +1,63 @@
+"""A server with a disk, stopped or killed, and started again."""
+
+import signal
+
+from disk_server import LENGTH, put_all, small_server
+from test_server_process import Process, fails_with
+from wire_peer import Peer, block, key
+
+from remote_server.protocol import Error, Get, Got
+from remote_server.store.disk.layout import PAGE
+
+
+def test_a_namespace_found_on_disk_is_listed_before_anybody_says_hello(tmp_path, context):
+    with small_server(tmp_path) as server:
+        put_all(Peer(context, server.endpoint), 3)
+    with small_server(tmp_path) as server:
+        peer = Peer(context, server.endpoint)
+        found = peer.stats_once(lambda s: s.counters["disk_recovered"] == 3).namespaces["big"]
+        assert (found.block_bytes, found.blocks, found.disk_blocks) == (LENGTH, 0, 3)
+        assert found.disk_used_bytes == 3 * (LENGTH + PAGE)
+        assert found.client == ""
+        peer.hello(namespace="big", block_bytes=LENGTH, client="me")
+        assert peer.stats().namespaces["big"].client == "me"
+
+
+def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, context):
+    flags = ["--memory", "64MiB", "--disk", str(tmp_path), "--disk-bytes", "64MiB", "--no-populate"]
+    first = Process(*flags)
+    try:
+        assert "disk 64.0 MiB" in first.ready_line
+        peer = Peer(context, first.endpoint)
+        peer.hello(block_bytes=LENGTH)
+        peer.put(range(40), length=LENGTH)
+        peer.stats_once(lambda s: s.counters["disk_demoted"] == 40)
+        first.signal(signal.SIGKILL)
+        first.ended()
+        second = Process(*flags)
+    finally:
+        first.popen.kill()
+    try:
+        peer = Peer(context, second.endpoint)
+        stats = peer.stats_once(lambda s: s.counters["disk_recovered"] == 40)
+        assert stats.tiers["memory"].blocks == 0
+        get = Get(request_id=peer.next_id(), namespace="ns", keys=[key(3)], stream=False)
+        assert isinstance(peer.ask(get), Got), "before anybody said hello"
+        mismatch = peer.hello(block_bytes=2 * LENGTH)
+        assert isinstance(mismatch, Error) and mismatch.code == "block_bytes_mismatch"
+        peer.hello(block_bytes=LENGTH)
+        assert peer.lookup(range(41)).prefix == 40
+        got, arrived = peer.get(range(40))
+        assert got.hit == 40
+        assert [data for _, data in sorted(arrived)] == [block(n, LENGTH) for n in range(40)]
+        assert "in use by another server" in fails_with(1, "--bind", "tcp://127.0.0.1:*", *flags)
+        second.signal(signal.SIGTERM)
+        assert second.ended()[0] == 0
+    finally:
+        second.popen.kill()
+        second.popen.communicate()
+
+
+def test_an_impossible_disk_is_told_at_start(tmp_path):
+    (tmp_path / "photo.jpg").write_text("")
+    assert "photo.jpg" in fails_with(1, "--disk", str(tmp_path))

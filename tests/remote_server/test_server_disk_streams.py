@@ -1,0 +1,203 @@
+"""Streamed gets from a server's disk, larger than its memory, and what comes in between."""
+
+from functools import partial
+
+import pytest
+from disk_server import (
+    COUNT,
+    IN_MEMORY,
+    LENGTH,
+    Permits,
+    checked_server,
+    damage,
+    put_all,
+    receive_blocks,
+    whole,
+)
+from shared_peer import SharedPeer
+from wire_peer import Peer, block
+
+from remote_server import protocol
+from remote_server.config import MiB, ServerConfig
+from remote_server.protocol import Blocks, Clear
+from remote_server.server import Server
+from remote_server.store.disk import opening
+from remote_server.store.disk.pool import ThreadPool
+
+
+@pytest.fixture
+def one_disk_thread(monkeypatch):
+    """Ask for it before `server`: what waits for the disk is read in the order asked."""
+    monkeypatch.setattr(opening, "ThreadPool", partial(ThreadPool, num_threads=1))
+
+
+@pytest.fixture
+def server(tmp_path):
+    with checked_server(tmp_path) as server:
+        yield server
+
+
+def test_blocks_beyond_memory_are_looked_up_and_streamed_from_disk(peer):
+    put_all(peer, COUNT)
+    stats = peer.stats()
+    assert stats.tiers["memory"].blocks == IN_MEMORY
+    assert stats.tiers["disk"].blocks == COUNT
+    assert peer.lookup(range(COUNT), "big").prefix == COUNT
+    for first in range(0, COUNT, 8):
+        got, arrived = peer.get(range(first, first + 8), "big")
+        assert (got.hit, got.miss) == (8, 0)
+        assert arrived == [(place, block(first + place, LENGTH)) for place in range(8)]
+    counters = peer.stats_once(lambda s: s.tiers["memory"].pinned == 0).counters
+    assert counters["get_hit"] == COUNT
+    assert counters["disk_promoted"] == counters["disk_read"] == COUNT
+    assert counters["disk_written"] == COUNT, "what came from disk was written again"
+
+
+def test_a_streamed_get_of_four_memories_brings_every_block_in_order(peer):
+    put_all(peer, COUNT)
+    for _ in range(2):  # the second time memory holds the end, and must give it up
+        got, arrived = peer.get(range(COUNT), "big")
+        assert (got.hit, got.miss) == (COUNT, 0)
+        assert arrived == whole(range(COUNT))
+    counters = peer.stats_once(lambda s: s.tiers["memory"].pinned == 0).counters
+    assert counters["disk_lost"] == counters["disk_promote_no_slot"] == 0
+    assert counters["get_hit"] == 2 * COUNT
+
+
+def test_the_first_blocks_of_a_get_leave_while_later_ones_are_read(
+    one_disk_thread, server, connect
+):
+    peer = connect()
+    put_all(peer, COUNT)
+    server.quarters[""].disk.pool.gate = permits = Permits(0)
+    peer.send_get(range(8), "big")
+    assert peer.receive()[0].hit == 8, "what is found is told before anything is read"
+    for place in range(8):
+        permits.allow(1)
+        assert receive_blocks(peer) == ([place], place < 7)
+    permits.open_for_good()
+
+
+def test_a_get_that_waits_for_the_disk_lets_another_of_its_client_pass(server, connect):
+    peer = connect()
+    put_all(peer, 2 * IN_MEMORY)
+    with server.quarters[""].disk.pool.gate.shut():
+        first = peer.send_get([0, 1], "big")
+        second = peer.send_get([2 * IN_MEMORY - 1], "big")
+        replies = [peer.receive()[0] for _ in range(3)]
+        assert [reply.request_id for reply in replies] == [first, second, second]
+    indices, more = receive_blocks(peer)
+    while more:
+        part, more = receive_blocks(peer)
+        indices += part
+    assert indices == [0, 1]
+
+
+@pytest.mark.parametrize("bad", [[0], [3], [7], [2, 3], [*range(8)]])
+def test_what_is_found_and_turns_out_damaged_is_left_out_of_the_stream(peer, tmp_path, bad):
+    put_all(peer, COUNT)
+    damage(tmp_path, *bad)
+    got, arrived = peer.get(range(8), "big")
+    assert got.hit == 8
+    assert arrived == [one for one in whole(range(8)) if one[0] not in bad]
+    stats = peer.stats_once(lambda s: s.tiers["memory"].pinned == 0)
+    assert stats.counters["disk_lost"] == len(bad)
+    assert peer.lookup(range(8), "big").states.count(0) == len(bad)
+
+
+def test_what_is_cleared_in_the_middle_of_a_stream_is_left_out_and_the_stream_ends(
+    one_disk_thread, server, connect
+):
+    peer, other = connect(), connect()
+    put_all(peer, COUNT)
+    server.quarters[""].disk.pool.gate = permits = Permits(0)
+    peer.send_get(range(8), "big")
+    permits.allow(1)
+    assert peer.receive()[0].hit == 8
+    assert receive_blocks(peer) == ([0], True)
+    other.ask(Clear(request_id=other.next_id(), namespace="big"))
+    permits.open_for_good()
+    while receive_blocks(peer)[1]:
+        pass
+    stats = peer.stats_once(lambda s: s.tiers["memory"].pinned == s.tiers["memory"].pending == 0)
+    assert stats.counters["disk_lost"] >= 5, "more than a window came after the clear"
+
+
+def test_a_stream_that_finds_memory_full_of_leases_misses_what_has_no_room_and_ends(
+    server, connect
+):
+    peer = connect()
+    put_all(peer, COUNT)
+    shared = SharedPeer(connect())
+    lease = shared.lease(range(COUNT - IN_MEMORY, COUNT), "big")
+    assert lease.hit == IN_MEMORY
+    got, arrived = peer.get(range(4), "big")
+    assert (got.hit, arrived) == (4, [])
+    counters = peer.stats().counters
+    assert counters["disk_promote_no_slot"] == counters["disk_lost"] == 4
+    shared.release(lease)
+    assert peer.get(range(4), "big")[1] == whole(range(4))
+
+
+def test_a_reader_that_pauses_in_a_get_of_four_memories_loses_nothing(server, connect):
+    """Its own blocks on their way fill memory, so the rest waits until they have left."""
+    peer, slow = connect(), connect(rcvhwm=1)
+    put_all(peer, COUNT)
+    ids = [slow.send_get(range(COUNT), "big") for _ in range(3)]
+    peer.stats_once(lambda s: s.counters["get_total"] == 3 * COUNT)
+    arrived: dict[int, list[int]] = {number: [] for number in ids}
+    left = set(ids)
+    while left:
+        part, frames = slow.receive()
+        if isinstance(part, Blocks):
+            arrived[part.request_id] += part.indices
+            views = protocol.split_frames(frames, part.lengths, part.blocks_per_frame)
+            for index, view in zip(part.indices, views, strict=True):
+                assert view == block(index, LENGTH)
+            left -= set() if part.more else {part.request_id}
+    assert arrived == {number: [*range(COUNT)] for number in ids}
+    assert peer.stats().counters["disk_lost"] == 0
+
+
+def test_a_stream_waits_for_room_that_its_own_blocks_on_their_way_will_leave(tmp_path, context):
+    length = 256 << 10  # sent from where they lie, so a reader that pauses keeps them in memory
+    config = ServerConfig(
+        bind="tcp://127.0.0.1:*", memory=4 * MiB, populate=False, disk=str(tmp_path),
+        disk_bytes=64 * MiB,
+    )  # fmt: skip
+    with Server(config) as server:
+        peer, slow = Peer(context, server.endpoint), Peer(context, server.endpoint, rcvhwm=1)
+        peer.hello(block_bytes=length)
+        for first in range(0, 64, 8):
+            peer.put(range(first, first + 8), length=length)
+            peer.stats_once(lambda s: s.counters["disk_demoted"] == first + 8)  # noqa: B023
+        ids = {slow.send_get(range(64)) for _ in range(3)}
+        peer.stats_once(lambda s: s.tiers["memory"].pinned == IN_MEMORY)
+        num_arrived = 0
+        while ids:
+            part, frames = slow.receive()
+            if isinstance(part, Blocks):
+                (index,), (frame,) = part.indices, frames
+                assert frame == block(index, length)
+                num_arrived += 1
+                ids -= set() if part.more else {part.request_id}
+        assert num_arrived == 3 * 64
+        assert peer.stats().counters["disk_lost"] == 0
+        server.store.check()
+
+
+def test_a_client_that_leaves_in_the_middle_of_a_stream_leaves_no_pin(
+    one_disk_thread, server, connect
+):
+    peer, leaving = connect(), connect()
+    put_all(peer, COUNT)
+    server.quarters[""].disk.pool.gate = permits = Permits(0)
+    leaving.send_get(range(8), "big")
+    leaving.receive()
+    leaving.socket.close()
+    peer.stats_once(lambda s: s.tiers["disk"].pinned == 2)
+    permits.allow(1)
+    peer.stats_once(lambda s: s.counters["clients_gone"] == 1)
+    permits.open_for_good()
+    peer.stats_once(lambda s: s.tiers["disk"].pinned == 0)
+    peer.stats_once(lambda s: s.tiers["memory"].pinned == 0 and s.tiers["memory"].pending == 0)

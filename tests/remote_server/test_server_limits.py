@@ -1,0 +1,340 @@
+"""What one client may take from the others: each limit refuses, counts, and leaves them alone."""
+
+import pytest
+from shared_peer import SharedPeer
+from tenancy import Guest, tenancy
+from wire_peer import BLOCK_BYTES, Peer, block, key
+
+from remote_server import inflight, protocol
+from remote_server.config import KiB, MiB, ServerConfig
+from remote_server.protocol import Clear, Error, Lookup, Touch
+from remote_server.server import Server
+from remote_server.store import store as store_module
+from remote_server.store.age import TimeToLive
+from remote_server.streams import BlockStream
+
+assert tenancy
+
+ABSENT, READABLE = bytes([0]), bytes([2])
+
+
+@pytest.fixture
+def now():
+    """A clock that a test moves."""
+    return [1000.0]
+
+
+@pytest.fixture
+def start(context, now):
+    servers = []
+
+    def start(**settings) -> Server:
+        fields = {"memory": 16 * MiB, "populate": False, **settings}
+        server = Server(ServerConfig(bind="tcp://127.0.0.1:*", **fields), lambda: now[0])
+        servers.append(server.__enter__())
+        return server
+
+    yield start
+    for server in servers:
+        if server._context.closed:  # a test has stopped it
+            continue
+        server.__exit__(None, None, None)
+        server.store.check()
+        assert server.store.counters["refused_internal"] == 0
+
+
+def many(numbers, size=50):
+    """`numbers` in messages of a moderate size."""
+    return [numbers[first : first + size] for first in range(0, len(numbers), size)]
+
+
+# ── bytes in flight ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_reader_that_asks_and_does_not_read_is_refused_and_others_are_served(start, context):
+    """64 blocks are 16 MiB: more than the sockets hold, and more than one may have."""
+    server = start(max_inflight=8 * MiB)
+    slow, other = Peer(context, server.endpoint, rcvhwm=1), Peer(context, server.endpoint)
+    slow.hello(block_bytes=256 * KiB)
+    slow.put(range(16), length=256 * KiB)
+    for _ in range(64):
+        slow.send_get(range(16))
+    stats = other.stats_once(lambda stats: stats.counters["get_total"] == 64 * 16)
+    refused = stats.counters["refused_too_much_in_flight"]
+    assert refused >= 30, "what the kernel's buffers took is on its way no more"
+    assert other.get(range(16))[1] == [(n, block(n, 256 * KiB)) for n in range(16)]
+    errors = 0
+    while errors < refused:  # each is told so, and what it did get arrives
+        reply, _ = slow.receive()
+        if isinstance(reply, Error):
+            errors += 1
+            assert reply.code == "too_much_in_flight"
+            assert "at most 8.0 MiB" in reply.message
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_one_get_of_more_than_a_client_may_have_is_refused_and_unpinned(start, context, stream):
+    server = start(max_inflight=1 * MiB)
+    peer = Peer(context, server.endpoint)
+    peer.hello(block_bytes=256 * KiB)
+    peer.put(range(8), length=256 * KiB)
+    peer.send_get(range(5), stream=stream)
+    assert peer.receive()[0].code == "too_much_in_flight"
+    assert peer.stats().tiers["memory"].pinned == 0
+    assert len(peer.get(range(4))[1]) == 4
+
+
+def test_leases_of_more_than_a_region_may_have_are_refused_and_unpinned(start, context):
+    server = start(max_inflight=4 * BLOCK_BYTES)
+    first = SharedPeer(Peer(context, server.endpoint))
+    first.peer.hello()
+    for numbers in many(range(8), 4):
+        first.put(numbers)
+    held = first.lease([0, 1, 2])
+    assert first.lease([3, 4]).code == "too_much_in_flight"
+    assert first.peer.stats().tiers["memory"].pinned == 3
+    second = SharedPeer(Peer(context, server.endpoint))
+    assert second.lease([3, 4]).hit == 2
+    first.release(held)
+    assert first.lease([3, 4]).hit == 2
+
+
+def test_shared_puts_of_more_than_a_region_may_have_waiting_are_refused(start, context):
+    server = start(max_inflight=4 * BLOCK_BYTES)
+    first, second = (SharedPeer(Peer(context, server.endpoint)) for _ in range(2))
+    first.peer.hello()
+    with server.copy_gate.shut():
+        waiting = first.put_message([0, 1, 2])
+        first.peer.send(waiting)
+        refused = first.put_message([3, 4], ticket=4, ticket_value=1)
+        reply = first.peer.ask(refused)
+        assert reply.code == "too_much_in_flight"
+        assert first.peer.lookup(range(5)).states == bytes([1, 1, 1, 0, 0])
+        second.peer.send(second.put_message([5, 6, 7]))
+        second.peer.stats_once(lambda stats: stats.tiers["memory"].pending == 6)
+    assert first.peer.receive()[0].request_id == waiting.request_id
+    assert second.peer.receive()[0].created == 3
+
+
+def test_all_readers_together_leave_a_part_of_the_memory_to_others(start, context, monkeypatch):
+    monkeypatch.setattr(inflight, "LEAST_BYTES", 0)
+    server = start(memory=1 * MiB, max_inflight=1 * MiB)
+    shared = [SharedPeer(Peer(context, server.endpoint)) for _ in range(3)]
+    shared[0].peer.hello()
+    full = 1 * MiB // BLOCK_BYTES
+    for numbers in many(range(full)):
+        shared[0].put(numbers)
+    assert shared[0].lease(range(full // 2)).hit == full // 2
+    assert shared[1].lease(range(full // 2)).hit == full // 2, "the same blocks take no more room"
+    assert shared[2].lease(range(full // 2, full)).code == "too_much_in_flight"
+    assert shared[2].peer.put([9999]).created == 1
+    assert shared[2].peer.stats().tiers["memory"].pinned == full // 2
+
+
+def test_a_client_that_reads_no_reply_is_not_answered_without_end(start, context):
+    """500 answers of 16 KB are more than the sockets hold and the limit together."""
+    server = start(max_inflight=256 * KiB)
+    deaf = Peer(context, server.endpoint, rcvhwm=1, rcvbuf=4096)
+    other = Peer(context, server.endpoint)
+    keys = [b"k"] * protocol.MAX_KEYS_PER_MESSAGE
+    for number in range(500):
+        deaf.send(Lookup(request_id=number + 1, namespace="ns", keys=keys))
+    other.stats_once(lambda stats: stats.counters.get("bad_messages_unread", 0) > 0)
+    waiting = [*server.quarters[""].outboxes._outboxes.values()]
+    assert max(outbox.reply_bytes for outbox in waiting) < 512 * KiB
+    assert other.lookup([1]).states == ABSENT
+
+
+def test_what_a_stream_has_handed_over_is_no_longer_its_own(start, context):
+    server = start()
+    peer = Peer(context, server.endpoint)
+    peer.hello(block_bytes=256 * KiB)
+    peer.put(range(4), length=256 * KiB)
+    found = server.store.get("ns", [key(number) for number in range(4)])
+    stream = BlockStream(1, "", found, server.store.tier)
+    left = []
+    while (parcel := stream.next_parcel()) is not None:
+        left.append(stream.num_bytes)
+        server.store.tier.unpin_all(parcel.blocks)
+    assert left == [768 * KiB, 512 * KiB, 256 * KiB, 0]
+
+
+# ── connections ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_connections_above_the_limit_are_refused_until_one_leaves(start, context):
+    server = start(max_connections=2)
+    first, second = Peer(context, server.endpoint), Peer(context, server.endpoint)
+    first.hello()
+    second.hello()
+    third = Peer(context, server.endpoint)
+    third.send(Touch(request_id=1, namespace="ns", keys=[key(1)]))
+    stats = first.stats_once(lambda stats: stats.counters["peers_refused_connections"] == 1)
+    assert not third.socket.poll(100)
+    assert stats.counters["clients_gone"] == 0
+    assert second.put([1]).created == 1
+    second.socket.close()
+    deadline = 100
+    while server._door.num_connections > 1 and deadline:
+        first.stats()
+        deadline -= 1
+    assert Peer(context, server.endpoint).lookup([1]).states == READABLE
+
+
+# ── quotas ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_namespace_at_its_quota_evicts_its_own_oldest_and_nobody_elses(tenancy):
+    tenancy.write(a=f'memory = "4MiB"\nnamespace_memory = {8 * BLOCK_BYTES}')
+    tenancy.start()
+    peer = tenancy.peer("a")
+    peer.hello("small")
+    peer.hello("other")
+    peer.put(range(8), namespace="other")
+    for number in range(20):
+        assert peer.put([number], namespace="small").created == 1
+    stats = peer.stats()
+    assert stats.namespaces["small"].used_bytes == 8 * BLOCK_BYTES
+    assert peer.lookup(range(20), namespace="small").states == ABSENT * 12 + READABLE * 8
+    assert peer.lookup(range(8), namespace="other").states == READABLE * 8
+    assert stats.counters["evicted"] == 12
+    put = peer.put(range(100, 120), namespace="small")
+    assert put.declined == {"quota": 12}
+    assert peer.stats().counters["put_declined_quota"] == 12
+
+
+def test_a_namespace_whose_quota_is_pinned_takes_no_more(tenancy):
+    tenancy.write(a=f'memory = "4MiB"\nnamespace_memory = {8 * BLOCK_BYTES}')
+    server = tenancy.start()
+    peer = tenancy.peer("a")
+    peer.hello()
+    with server.copy_gate.shut():
+        for number in range(8):
+            peer.put([number], deferred=True)
+        assert peer.put(range(8, 12)).declined == {"quota": 4}
+        assert peer.put([0], force=True).declined == {"quota": 1}
+    peer.stats_once(lambda stats: stats.tiers["memory"].pending == 0)
+    assert peer.put(range(8, 12)).created == 4
+
+
+def test_what_was_cleared_and_is_still_read_counts_in_the_quota_of_its_namespace(tenancy):
+    tenancy.write(a=f'memory = "4MiB"\nnamespace_memory = {8 * BLOCK_BYTES}')
+    tenancy.start()
+    guest = Guest(tenancy.peer("a"))
+    guest.put(range(8))
+    leased = guest.lease(range(6))
+    guest.peer.ask(Clear(request_id=guest.peer.next_id(), namespace="ns"))
+    assert guest.put(range(10, 18)).declined == {"quota": 6}
+    guest.release(leased)
+    assert guest.put(range(20, 28)).created == 8
+
+
+def test_a_replaced_block_counts_as_the_newest_of_its_namespace(tenancy):
+    tenancy.write(a=f'memory = "4MiB"\nnamespace_memory = {4 * BLOCK_BYTES}')
+    tenancy.start()
+    peer = tenancy.peer("a")
+    peer.hello()
+    peer.put([0, 1, 2])
+    peer.put([2], force=True)  # published from the last to the first: 2 was the oldest
+    peer.put([3, 4])
+    assert peer.lookup(range(5)).states == bytes([2, 0, 2, 2, 2])
+
+
+# ── age ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_block_is_absent_to_every_request_once_it_is_too_old(start, context, now):
+    server = start(ttl_s=60.0)
+    peer = Peer(context, server.endpoint)
+    shared = SharedPeer(Peer(context, server.endpoint))
+    peer.hello()
+    server.store.expire_some = lambda: None  # what is asked for is found old without any sweep
+    peer.put(range(6))
+    now[0] += 59.9
+    assert peer.lookup(range(6)).states == READABLE * 6
+    assert len(peer.get(range(6))[1]) == 6, "to be read makes nothing younger"
+    now[0] += 0.1
+    assert peer.lookup([0]).states == ABSENT
+    assert peer.get([1])[0].found == []
+    assert shared.lease([2]).hit == 0
+    touch = Touch(request_id=peer.next_id(), namespace="ns", keys=[key(3)])
+    assert peer.ask(touch).touched == 0
+    assert peer.put([4]).created == 1, "and not existed"
+    stats = peer.stats()
+    assert (stats.counters["expired"], stats.tiers["memory"].blocks) == (5, 2)
+    now[0] += 59
+    assert peer.lookup([4]).states == READABLE
+
+
+def test_what_nobody_asks_for_leaves_when_it_is_too_old_a_bounded_part_at_a_time(
+    start, context, now, monkeypatch
+):
+    monkeypatch.setattr(store_module, "MAX_SWEPT", 4)
+    server = start(ttl_s=60.0)
+    peer = Peer(context, server.endpoint)
+    peer.hello()
+    peer.hello("second")
+    peer.put(range(6))
+    peer.put(range(6), namespace="second")
+    now[0] += 30
+    peer.put([7])
+    now[0] += 30
+    sizes = []
+    for _ in range(5):
+        now[0] += 0.2
+        peer.stats()
+        sizes.append(peer.stats().tiers["memory"].blocks)
+    assert sizes == [9, 5, 1, 1, 1]
+    assert peer.lookup([7]).states == READABLE
+
+
+def test_a_pinned_block_that_is_too_old_is_absent_and_still_read_to_its_end(start, context, now):
+    server = start(ttl_s=60.0)
+    shared = SharedPeer(Peer(context, server.endpoint))
+    shared.peer.hello()
+    shared.put([1])
+    now[0] += 55
+    leased = shared.lease([1])
+    now[0] += 6
+    assert shared.peer.lookup([1]).states == ABSENT
+    assert shared.read(leased) == [block(1)]
+    assert shared.words(leased) == leased.generations
+
+
+def test_what_is_on_disk_grows_old_over_a_restart_and_on_its_way_back(
+    start, context, now, tmp_path
+):
+    disk = {"disk": str(tmp_path), "disk_bytes": 16 * MiB, "ttl_s": 3600.0}
+    server = start(**disk)
+    peer = Peer(context, server.endpoint)
+    peer.hello()
+    peer.put(range(4))
+    peer.stats_once(lambda stats: stats.counters["disk_written"] == 4)
+    server.__exit__(None, None, None)
+    server = start(**disk)
+    ages = server.store._ttl
+    start_ns = ages._wall_clock_ns()
+    peer = Peer(context, server.endpoint)
+    peer.stats_once(lambda stats: stats.counters["disk_recovered"] == 4)
+    ages._wall_clock_ns = lambda: start_ns + 3000 * 10**9
+    assert len(peer.get([0, 1])[1]) == 2
+    now[0] += 700  # 3,700 s in memory by now; the disk's clock stands still
+    assert peer.lookup(range(4)).states == READABLE * 4, "still on disk"
+    assert peer.stats().counters["expired"] == 2, "and not in memory"
+    ages._wall_clock_ns = lambda: start_ns + 3700 * 10**9
+    assert peer.lookup([0, 2]).states == ABSENT * 2
+    assert peer.get([1])[0].found == []
+    for _ in range(50):  # what nobody asks for
+        now[0] += 1
+        stats = peer.stats()
+    assert stats.counters["disk_expired"] == 4
+    assert stats.tiers["disk"].blocks == 0
+
+
+def test_a_wall_clock_that_goes_back_makes_nothing_younger_than_now(now):
+    wall = [10**18]
+    ttl = TimeToLive(60.0, lambda: now[0], lambda: wall[0])
+    assert ttl.born(10**18 - 20 * 10**9) == now[0] - 20
+    assert ttl.born(10**18 + 5) == now[0]
+    assert ttl.last_birth == now[0] - 60
+    assert ttl.last_generation == 10**18 - 60 * 10**9

@@ -1,0 +1,358 @@
+"""Tenants of one server, over real sockets: what one can do to another, which is nothing."""
+
+import os
+
+import pytest
+import zmq
+from tenancy import Guest, tenancy
+from wire_peer import BLOCK_BYTES, Peer, block, key
+
+from remote_server import protocol
+from remote_server.config import MiB
+from remote_server.errors import ConfigError
+from remote_server.keys import make_keys
+from remote_server.protocol import (
+    Attached,
+    Clear,
+    Error,
+    Get,
+    GetShared,
+    Hello,
+    Keep,
+    Lookup,
+    NotAttached,
+    Put,
+    PutShared,
+    Release,
+    Touch,
+    Verify,
+)
+from remote_server.server import Server
+
+assert tenancy
+
+ABSENT, READABLE = bytes([0]), bytes([2])
+
+
+@pytest.fixture
+def two(tenancy):
+    """Two tenants whose blocks have equal keys in namespaces of one name."""
+    tenancy.start()
+    a, b = tenancy.peer("a"), tenancy.peer("b")
+    a.hello()
+    b.hello()
+    return a, b
+
+
+def test_equal_prompts_in_equal_namespaces_of_two_tenants_never_share_a_block(two):
+    a, b = two
+    assert a.put(range(4)).created == 4
+    assert b.lookup(range(4)).states == ABSENT * 4
+    assert b.get(range(4))[0].found == []
+    assert b.put([0], length=100).created == 1, "and not existed"
+    assert a.get([0])[1] == [(0, block(0))]
+    assert b.get([0])[1] == [(0, block(0, 100))]
+
+
+def test_no_request_of_a_tenant_touches_what_another_has(two, tenancy):
+    a, b = two
+    a.put(range(3))
+    keys = [key(number) for number in range(3)]
+    for message in (
+        Touch(request_id=b.next_id(), namespace="ns", keys=keys),
+        Verify(request_id=b.next_id(), namespace="ns", keys=keys),
+        Clear(request_id=b.next_id(), namespace="ns"),
+        Clear(request_id=b.next_id(), namespace="ns", forget=True),
+        Clear(request_id=b.next_id()),
+    ):
+        b.ask(message)
+    assert a.lookup(range(3)).states == READABLE * 3
+    assert b.put([0]).code == "unknown_namespace", "its own is forgotten"
+    assert a.put([9]).created == 1, "and not a's"
+    stats = b.stats()
+    assert stats.namespaces == {}
+    assert stats.tiers["memory"].blocks == 0
+    assert stats.tiers["memory"].budget_bytes == 4 * MiB
+    assert stats.counters["put_total"] == 0
+    assert a.stats().counters["removed"] == 0
+
+
+def test_a_tenant_that_fills_its_quota_evicts_only_its_own(tenancy):
+    tenancy.write(a='memory = "2MiB"', b='memory = "1MiB"')
+    tenancy.start()
+    a, b = tenancy.peer("a"), tenancy.peer("b")
+    a.hello()
+    b.hello()
+    a.put(range(8))
+    for first in range(0, 1000, 50):
+        b.put(range(first, first + 50))
+    stats = b.stats()
+    assert stats.tiers["memory"].used_bytes <= 1 * MiB
+    assert stats.counters["evicted"] > 0
+    assert a.lookup(range(8)).states == READABLE * 8
+    assert a.stats().counters["evicted"] == 0
+
+
+def test_pinning_all_of_its_memory_takes_nothing_from_another_tenant(tenancy):
+    tenancy.write(a='memory = "1MiB"', b='memory = "1MiB"')
+    tenancy.start()
+    greedy, a = Guest(tenancy.peer("b")), tenancy.peer("a")
+    a.hello()
+    full = 1 * MiB // BLOCK_BYTES
+    for first in range(0, full, 100):
+        greedy.put(range(first, min(first + 100, full)))
+    assert greedy.lease(range(full)).hit == full
+    assert greedy.peer.put([9999]).declined == {"no_slot": 1}
+    assert a.put(range(full)).created == full
+
+
+@pytest.mark.parametrize("namespace", ["other", "tea", "", "Team-a"])
+def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(tenancy, namespace):
+    tenancy.write(a='namespaces = ["team-a", "shared/"]', b="")
+    server = tenancy.start()
+    peer = tenancy.peer("a")
+    guest = Guest(peer, "team-a/model")
+    assert guest.put([1], namespace="team-a/model").created == 1
+    assert peer.hello("shared/x").protocol == 1
+    namespace = namespace or "x"
+    keys, put = [key(1)], {"lengths": [BLOCK_BYTES], "checksums": [0]}
+    shared = {"region": guest.token, "namespace": namespace, "keys": keys}
+    messages = [
+        Hello(request_id=1, protocol=1, namespace=namespace, block_bytes=4096),
+        Lookup(request_id=1, namespace=namespace, keys=keys),
+        Get(request_id=1, namespace=namespace, keys=keys),
+        Get(request_id=1, namespace=namespace, keys=keys, stream=False),
+        Touch(request_id=1, namespace=namespace, keys=keys),
+        Verify(request_id=1, namespace=namespace, keys=keys),
+        Keep(request_id=1, namespace=namespace, keys=keys),
+        Keep(request_id=1, namespace=namespace, keep=False),
+        Clear(request_id=1, namespace=namespace),
+        PutShared(request_id=1, offsets=[0], ticket=1, ticket_value=1, **put, **shared),
+        GetShared(request_id=1, **shared),
+    ]
+    for message in messages:
+        reply = peer.ask(message)
+        assert (type(reply), reply.code) == (Error, "forbidden_namespace"), message
+    refused = Put(request_id=1, namespace=namespace, keys=keys, **put)
+    assert peer.ask(refused, block(1)).code == "forbidden_namespace"
+    counters = server.quarters["a"].store.counters
+    assert counters["refused_forbidden_namespace"] == len(messages) + 1
+    assert [*server.quarters["a"].store.namespaces] == ["team-a/model", "shared/x"]
+
+
+def test_the_namespace_that_every_engine_tries_at_start_is_always_allowed(tenancy):
+    tenancy.write(a='namespaces = ["team-a"]')
+    tenancy.start()
+    assert tenancy.peer("a").hello("kvferry/canary/1234").protocol == 1
+
+
+# ── shared memory ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_tenants_arena_never_shows_a_byte_of_another_tenant(tenancy):
+    tenancy.write(a='memory = "1MiB"', b='memory = "1MiB"')
+    tenancy.start()
+    a, b = Guest(tenancy.peer("a")), Guest(tenancy.peer("b"))
+    a.put(range(5))
+    assert a.get(range(5)) == [block(number) for number in range(5)]
+    whole = b.arena[:]
+    assert block(1)[:64] in a.arena[:]
+    assert block(1)[:64] not in whole
+    assert not any(whole), "untouched, words and all"
+
+
+def test_regions_and_leases_of_one_tenant_mean_nothing_to_another(tenancy):
+    server = tenancy.start()
+    a, b = Guest(tenancy.peer("a")), Guest(tenancy.peer("b"))
+    a.put([1])
+    held = a.lease([1])
+    assert held.hit == 1
+    b.peer.send(Release(request_id=b.peer.next_id(), lease=held.lease))
+    assert b.lease([1], region=a.token).code == "unknown_region"
+    assert b.lease([1], release=[held.lease]).hit == 0
+    stolen = b.put_message([2], region=a.token)
+    assert b.peer.ask(stolen).code == "unknown_region"
+    assert len(server.quarters["a"].leases) == 1
+    assert b.peer.stats().counters["releases_unknown"] == 2
+
+
+@pytest.mark.parametrize("said", [b"", b"x" * 32, "b"], ids=["none", "wrong", "of another tenant"])
+def test_a_process_without_the_secret_of_the_session_attaches_nothing(tenancy, said):
+    """Same host, same user, and it knows the socket's name: the kernel lists it."""
+    server = tenancy.start()
+    a, b = tenancy.peer("a"), tenancy.peer("b")
+    secret = b.hello().local_secret if said == "b" else said
+    assert len(b.hello().local_secret) == 32
+    guest = Guest(a, secret=secret)
+    assert isinstance(guest.answer, NotAttached)
+    assert "secret" in guest.answer.reason
+    assert a.stats().counters["regions_refused"] == 1
+    assert server.quarters["a"].shared._regions == {}
+    assert isinstance(Guest(a).answer, Attached)
+
+
+# ── who is let in ────────────────────────────────────────────────────────────────────────────
+
+
+def silent(peer: Peer) -> bool:
+    """Whether nothing comes back, in the time in which all else here is answered."""
+    return not peer.socket.poll(300)
+
+
+def test_an_unknown_key_gets_no_connection_holds_nothing_and_is_counted(tenancy):
+    server = tenancy.start()
+    public, secret = zmq.curve_keypair()
+    stranger = Peer(
+        tenancy.context, server.endpoint, curve_serverkey=tenancy.server_key,
+        curve_publickey=public, curve_secretkey=secret, immediate=True, sndtimeo=300,
+    )  # fmt: skip
+    with pytest.raises(zmq.Again):  # there is no connection that could take it
+        stranger.hello()
+    known = tenancy.peer("a")
+    stats = known.stats_once(lambda stats: stats.counters["peers_refused_unknown_key"] >= 1)
+    assert stats.namespaces == {}
+    assert server._door.num_connections == 1
+    assert all(not quarters.store.namespaces for quarters in server.quarters.values())
+
+
+def test_a_peer_without_keys_gets_no_connection_and_is_counted(tenancy):
+    server = tenancy.start()
+    plain = Peer(tenancy.context, server.endpoint)
+    plain.send(protocol.Stats(request_id=1))
+    known = tenancy.peer("a")
+    known.stats_once(lambda stats: stats.counters["peers_refused_handshake"] >= 1)
+    assert silent(plain)
+
+
+def test_a_peer_that_believes_in_another_server_gets_no_connection_and_is_counted(tenancy):
+    tenancy.start()
+    lost = tenancy.peer("a", server_key=zmq.curve_keypair()[0])
+    lost.send(protocol.Stats(request_id=1))
+    known = tenancy.peer("a")
+    known.stats_once(lambda stats: stats.counters["peers_refused_handshake"] >= 1)
+    assert silent(lost)
+
+
+def test_a_server_knows_a_tenant_by_its_key_and_not_by_what_it_says(two):
+    """Neither a name in hello nor a property of the connection makes b into a."""
+    a, b = two
+    a.put([1])
+    b.hello("ns", client="a", fingerprint={"User-Id": "a", "tenant": "a"})
+    assert b.lookup([1]).states == ABSENT
+
+
+def test_a_connection_that_names_itself_is_not_served_by_a_server_with_tenants(tenancy):
+    """The name could be one that another tenant's replies still wait for."""
+    server = tenancy.start()
+    named = tenancy.peer("b", routing_id=b"12345")
+    named.send(protocol.Stats(request_id=1))
+    known = tenancy.peer("a")
+    known.stats_once(lambda stats: stats.counters["refused_routing_id"] == 1)
+    assert silent(named)
+    assert server.quarters["b"].outboxes._outboxes == {}
+
+
+# ── keys come and go ─────────────────────────────────────────────────────────────────────────
+
+
+def test_two_keys_of_one_tenant_share_its_blocks(tenancy):
+    make_keys(tenancy.folder, ["a"], "new")
+    old, new = tenancy.public_key("a"), tenancy.public_key("a-new")
+    tenancy.write(a=f'keys = ["{old}", "{new}"]')
+    tenancy.start()
+    first, second = tenancy.peer("a"), tenancy.peer("a-new")
+    first.hello()
+    first.put([1])
+    assert second.get([1])[1] == [(0, block(1))]
+
+
+def test_a_key_is_added_and_withdrawn_while_the_server_runs(tenancy):
+    now = [0.0]
+    make_keys(tenancy.folder, ["a"], "new")
+    tenancy.write(a="", b="")
+    server = tenancy.start(clock=lambda: now[0])
+    old = tenancy.peer("a")
+    old.hello()
+    old.put([1])
+    tenancy.write(a=f'keys = ["{tenancy.public_key("a-new")}"]', b="")
+    assert old.lookup([1]).states == READABLE, "nobody has looked yet"
+    now[0] += 10
+    tenancy.peer("b").stats()  # a turn of the loop
+    reply = old.lookup([1])
+    assert (type(reply), reply.code) == (Error, "revoked_key")
+    assert old.put([2]).code == "revoked_key"
+    new = tenancy.peer("a-new")
+    assert new.lookup([1, 2]).states == READABLE + ABSENT
+    assert new.stats().counters["refused_revoked_key"] == 2
+    again = tenancy.peer("a")
+    again.send(protocol.Stats(request_id=1))
+    new.stats_once(lambda stats: stats.counters["peers_refused_unknown_key"] >= 1)
+    assert silent(again)
+    assert [*server.quarters] == ["a", "b"]
+
+
+def test_a_tenants_file_that_breaks_while_the_server_runs_changes_nothing(tenancy, caplog):
+    now = [0.0]
+    tenancy.start(clock=lambda: now[0])
+    peer = tenancy.peer("a")
+    peer.hello()
+    (tenancy.folder / "tenants.toml").write_text("[a")
+    now[0] += 10
+    peer.stats()
+    assert peer.put([1]).created == 1
+    assert "is not used" in caplog.text
+    make_keys(tenancy.folder, ["c"])
+    tenancy.write(a="", c="")
+    now[0] += 10
+    peer.stats()
+    newcomer = tenancy.peer("c")
+    newcomer.send(protocol.Stats(request_id=1))
+    peer.stats_once(lambda stats: stats.counters["peers_refused_unknown_key"] >= 1)
+    assert silent(newcomer)
+    assert "tenants c get a place when the server starts again" in caplog.text
+
+
+def test_a_tenants_disk_is_its_own_and_comes_back_to_it_alone(tenancy, tmp_path):
+    def quotas() -> dict[str, str]:
+        return {"a": 'disk = "16MiB"', "b": 'disk = "16MiB"'}
+
+    disk = {"disk": str(tmp_path / "disk"), "disk_bytes": 32 * MiB}
+    tenancy.write(**quotas())
+    tenancy.start(**disk)
+    a = tenancy.peer("a")
+    a.hello()
+    a.put(range(3))
+    a.stats_once(lambda stats: stats.counters["disk_written"] == 3)
+    tenancy.stop()
+    tenancy.write(**quotas())
+    tenancy.start(**disk)
+    a, b = tenancy.peer("a"), tenancy.peer("b")
+    a.stats_once(lambda stats: stats.counters["disk_recovered"] == 3)
+    assert b.lookup(range(3)).states == ABSENT * 3
+    assert b.stats().tiers["disk"].blocks == 0
+    assert b.get(range(3))[1] == []
+    assert a.get(range(3))[1] == [(number, block(number)) for number in range(3)]
+    assert sorted(os.listdir(tmp_path / "disk")) == ["tenant-a", "tenant-b"]
+
+
+def test_a_server_that_cannot_start_for_one_tenant_holds_nothing_of_the_others(tenancy, tmp_path):
+    tenancy.write(a='disk = "16MiB"', b='disk = "1MiB"')
+    config = tenancy.config(disk=str(tmp_path / "disk"), disk_bytes=32 * MiB)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(ConfigError, match="below the least"):
+        Server(config).start()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_many_tenants_on_one_server_each_find_their_own(tenancy):
+    names = [f"t{number}" for number in range(12)]
+    make_keys(tenancy.folder, names)
+    tenancy.write(**dict.fromkeys(names, 'memory = "1MiB"'))
+    tenancy.start(memory=12 * MiB)
+    peers = [tenancy.peer(name) for name in names]
+    for number, peer in enumerate(peers):
+        peer.hello()
+        peer.put([number])
+    for number, peer in enumerate(peers):
+        states = peer.lookup(range(12)).states
+        assert states == ABSENT * number + READABLE + ABSENT * (11 - number)
