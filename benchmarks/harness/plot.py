@@ -131,6 +131,24 @@ def lines(
     return Chart(draw)
 
 
+def over_time(
+    title: str, unit: str, seconds: Sequence[float], series: Series, mark: float | None = None
+) -> Chart:
+    """One line per series over `seconds`, wherever those lie. None interrupts the line."""
+
+    def draw(axes: Any) -> None:
+        for number, (name, values) in enumerate(series.items()):
+            ys = [float("nan") if value is None else value for value in values]
+            axes.plot(
+                seconds, ys, marker=_of(_MARKS, number), markevery=max(1, len(ys) // 12),
+                color=_of(_COLOURS, number), label=name,
+            )  # fmt: skip
+        axes.set_xlabel("s")
+        _finish(axes, title, unit, mark, bool(series))
+
+    return Chart(draw)
+
+
 def timeline(title: str, unit: str, lanes: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
     """What went on when: one lane for each name, a bar from the beginning to the end of each."""
 

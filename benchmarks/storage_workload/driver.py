@@ -126,7 +126,7 @@ class Driver:
         try:
             while user < self._wanted and not self._stopping.is_set():
                 request = next(stream, None)
-                if request is None or 0 < self._pace.max_requests <= request.index:
+                if request is None or 0 < self._pace.max_requests <= request.number:
                     return
                 await self._idle(request.think_s * self._pace.think_scale)
                 await self._serve(request)
@@ -201,7 +201,7 @@ class Driver:
         self._tokens += request.generation_tokens
         self.samples.requests.append(
             RequestSample(
-                arrived - self.started, ended - self.started, request.user, request.index,
+                arrived - self.started, ended - self.started, request.user, request.number,
                 request.qos.name, request.persona, request.phase, request.turn,
                 request.context_tokens, request.generation_tokens,
                 cost.queue_s, cost.storage_s, ended - began,
@@ -265,12 +265,12 @@ class Driver:
         waited_s: float, ended: float | None = None,
     ) -> None:  # fmt: skip
         ended_s = (ended if ended is not None else self._loop.time()) - self.started
-        user, index = (request.user, request.index) if request is not None else (-1, -1)
+        user, number = (request.user, request.number) if request is not None else (-1, -1)
         for part in parts:
             if purpose != "behind":
                 self._moved[direction] += part.num_bytes
             self.samples.transfers.append(
-                TransferSample(ended_s, user, index, purpose, direction, *part, waited_s)
+                TransferSample(ended_s, user, number, purpose, direction, *part, waited_s)
             )
 
     # ── around it ────────────────────────────────────────────────────────────────────────

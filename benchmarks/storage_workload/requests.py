@@ -59,7 +59,7 @@ class Request(NamedTuple):
     """One request, decided before anything is served."""
 
     user: int
-    index: int
+    number: int
     qos: QosClass
     persona: str
     think_s: float
@@ -88,7 +88,7 @@ class Request(NamedTuple):
 
     @property
     def decode_reads(self) -> int:
-        """How often its own entry is read while it generates; 0 for a prompt that is only read in."""
+        """How often its own entry is read while it generates; 0: it generates nothing."""
         if self.context_tokens >= PREFILL_ONLY_TOKENS or self.generation_tokens == 0:
             return 0
         return -(-self.generation_tokens // DECODE_BATCH_TOKENS)

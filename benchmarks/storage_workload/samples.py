@@ -13,7 +13,7 @@ class RequestSample(NamedTuple):
     arrived_s: float
     ended_s: float
     user: int
-    index: int
+    number: int
     qos: str
     persona: str
     phase: str
@@ -63,7 +63,7 @@ class TransferSample(NamedTuple):
     user: int
     """-1 for a write behind a put, and for documents that are stored before users come."""
 
-    index: int
+    number: int
     purpose: str
     """reuse, chunk, decode; new, recompute, ingest, behind"""
 

@@ -1,4 +1,4 @@
-"""Carries out what the autoscaler decides: users really come and go, and each step is written down."""
+"""Carries out what the autoscaler decides: users really come and go, and each step is kept."""
 
 import asyncio
 import math

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class PrioritySlots:
-    """`count` slots, 0 for no limit. Who waits is let in by priority, then in the order of coming."""
+    """`count` slots, 0 for no limit. By priority, and inside one in the order of coming."""
 
     def __init__(self, count: int) -> None:
         self._free = count

@@ -389,7 +389,7 @@ class StoreHost:
         row = self._rows[self._next_row, : block.length]
         self._next_row = (self._next_row + 1) % len(self._rows)
         np.copyto(row, np.frombuffer(self._tier.view(block), np.uint8))
-        if protocol.checksum(NAMESPACE, block.key, memoryview(row)) == block.checksum:
+        if protocol.checksum(NAMESPACE, block.key, row.data) == block.checksum:
             return True
         self.own["corrupt"] += 1
         return False

@@ -1,0 +1,136 @@
+"""Recorded requests: Mooncake's JSON lines, BurstGPT's CSV, ShareGPT's conversations.
+
+Each becomes the same `Request`s as a synthetic user's. Users of a closed loop take them in the
+recorded order, whoever is free; an open loop sends them at their times or at a rate.
+"""
+
+import csv
+import itertools
+import json
+from collections import deque
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.remote_kv_cache.replay import trace_file
+from benchmarks.storage_workload.entries import Entry, Kind, TraceEntry
+from benchmarks.storage_workload.personas import QOS_BY_NAME
+from benchmarks.storage_workload.requests import Request
+from remote_server.errors import ConfigError
+
+MOONCAKE_BLOCK_TOKENS = trace_file.TOKENS_PER_BLOCK
+
+BURST_USERS = 1000
+BURST_INTERVAL_S = 0.010
+"""Between two rows of a BurstGPT file that does not say when."""
+
+MAX_SHAREGPT_TOKENS = (16_384, 2_048)
+"""Of a question and of an answer."""
+
+SHAREGPT_INTERVAL_S = 0.1
+CHARACTERS_PER_TOKEN = 4
+"""About, in English: ShareGPT has text and no token counts."""
+
+
+class TraceSource:
+    """The requests of a trace, in groups that must keep their order: conversations, or single
+    requests. Who asks for a user's requests gets the next group that nobody has."""
+
+    def __init__(self, groups: Sequence[Sequence[Request]]) -> None:
+        self.requests = [*_in_rounds(groups)]
+        self._groups = deque(groups)
+
+    def requests_of(self, user: int) -> Iterator[Request]:
+        while self._groups:
+            yield from self._groups.popleft()
+
+
+def read_mooncake(path: Path) -> TraceSource:
+    """Each prompt is its full blocks; what is not found of them is new. Raises `ConfigError`."""
+    try:
+        recorded = trace_file.read(path)
+    except trace_file.TraceError as error:
+        raise ConfigError(f"mooncake_trace: {error}") from None
+    groups = []
+    for number, prompt in enumerate(recorded):
+        request = _request(number, number, prompt.output_tokens, prompt.arrival_s)
+        prefix = TraceEntry(prompt.blocks, prompt.input_tokens)
+        groups.append([request._replace(prefix=(prefix,))])
+    return TraceSource(groups)
+
+
+def read_burst(path: Path) -> TraceSource:
+    """Columns `Request tokens`, `Response tokens`, and `Timestamp` in seconds where it is there.
+    Raises `ConfigError`."""
+    groups = []
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            for number, row in enumerate(csv.DictReader(file)):
+                context, generation = int(row["Request tokens"]), int(row["Response tokens"])
+                arrival_s = float(row.get("Timestamp") or number * BURST_INTERVAL_S)
+                user = number % BURST_USERS
+                request = _request(number, user, generation, arrival_s)
+                new = Entry(Kind.TURN, max(1, context), user, number, 1)
+                groups.append([request._replace(new=new)])
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise ConfigError(f"burst_trace_path: {path}: {error!r}") from None
+    return _not_empty(groups, "burst_trace_path", path)
+
+
+def read_sharegpt(path: Path, max_conversations: int) -> TraceSource:
+    """A list of `{"id", "conversations": [{"from": "human" | "gpt", "value"}]}`. Each question is
+    a turn, and the questions before it are what its prompt begins with. Raises `ConfigError`."""
+    groups: list[list[Request]] = []
+    try:
+        for recorded in json.loads(path.read_text(encoding="utf-8")):
+            if len(groups) == max_conversations:
+                break
+            if conversation := _conversation(len(groups), recorded["conversations"]):
+                groups.append(conversation)
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        raise ConfigError(f"dataset_path: {path}: {error!r}") from None
+    arrivals = {
+        (request.user, request.turn): place * SHAREGPT_INTERVAL_S
+        for place, request in enumerate(_in_rounds(groups))
+    }
+    timed = [
+        [request._replace(arrival_s=arrivals[request.user, request.turn]) for request in group]
+        for group in groups
+    ]
+    return _not_empty(timed, "dataset_path", path)
+
+
+def _conversation(number: int, messages: Sequence[dict[str, Any]]) -> list[Request]:
+    requests: list[Request] = []
+    said: list[Entry] = []
+    for asked, answered in itertools.pairwise(messages):
+        if (asked["from"], answered["from"]) != ("human", "gpt"):
+            continue
+        turn = len(said) + 1
+        question, answer = (
+            max(1, min(most, len(message["value"]) // CHARACTERS_PER_TOKEN))
+            for message, most in zip((asked, answered), MAX_SHAREGPT_TOKENS, strict=True)
+        )
+        new = Entry(Kind.TURN, question, number, 0, turn)
+        request = _request(turn - 1, number, answer, 0.0)
+        requests.append(request._replace(prefix=tuple(said), new=new, turn=turn))
+        said.append(new)
+    return requests
+
+
+def _request(number: int, user: int, generation: int, arrival_s: float) -> Request:
+    """Of nobody in particular: a trace does not say who is patient."""
+    batch = QOS_BY_NAME["batch"]
+    return Request(user, number, batch, "trace", 0.0, (), (), None, generation, 0, 1, arrival_s)
+
+
+def _in_rounds(groups: Sequence[Sequence[Request]]) -> Iterator[Request]:
+    """The first of each, then the second of each."""
+    for turn in itertools.zip_longest(*groups):
+        yield from (request for request in turn if request is not None)
+
+
+def _not_empty(groups: Sequence[Sequence[Request]], setting: str, path: Path) -> TraceSource:
+    if not groups:
+        raise ConfigError(f"{setting}: {path} has no requests")
+    return TraceSource(groups)
