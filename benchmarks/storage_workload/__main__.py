@@ -4,8 +4,9 @@ import shlex
 import sys
 from collections.abc import Sequence
 
-from benchmarks.storage_workload import document, report
+from benchmarks.storage_workload import document, report, suite
 from benchmarks.storage_workload.options import default_output, parse
+from benchmarks.storage_workload.pictures import write_pictures
 from benchmarks.storage_workload.run import execute
 from benchmarks.storage_workload.scenarios import SCENARIOS
 from remote_server.errors import ConfigError
@@ -14,16 +15,19 @@ from remote_server.errors import ConfigError
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when the run passed, 1 when it did not, 2 for impossible options, 130 after Ctrl-C."""
     argv = sys.argv[1:] if argv is None else list(argv)
+    if argv[:1] == ["suite"]:
+        return suite.main(argv[1:])
     try:
         options = parse(argv, SCENARIOS)
         print(f"as: python -m {document.BENCHMARK} {shlex.join(options.arguments())}", flush=True)
-        run = execute(options, argv)
+        run = execute(options)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
     found = run.document()
     output = options.output or default_output()
     document.write(found, output)  # before any printing: a closed pipe must not cost it
+    write_pictures(run, found)
     print(report.render(found))
     print(f"\n{run.record.describe_machine()}; {run.record.command}; {output}")
     if run.interrupted:

@@ -52,7 +52,7 @@ def lines_of(
              memory.used_bytes),
         Line("memory", "blocks got: the store's and the samples'",
              counters["get_hit"], _blocks(transfers, "read")),
-        Line("memory", "no damaged block", counters["corrupt"], 0),
+        Line("memory", "damaged blocks", counters["corrupt"], 0),
     ]  # fmt: skip
     created = _blocks(transfers, "write", "memory" if has_memory else "disk")
     lines.append(
@@ -78,6 +78,19 @@ def lines_of(
                  + counters["disk_demote_declined"]),
         ]  # fmt: skip
     return lines
+
+
+def lines_over_the_wire(
+    transfers: Sequence[TransferSample], counters: Mapping[str, int]
+) -> list[Line]:
+    """Of a server that nobody else uses meanwhile; `counters` are those of this run."""
+    return [
+        Line("server", "blocks created: the server's and the samples'",
+             counters["put_created"], _blocks(transfers, "write")),
+        Line("server", "blocks got: the server's and the samples'",
+             counters["get_hit"], _blocks(transfers, "read")),
+        Line("server", "damaged blocks", counters["integrity_checksum"], 0),
+    ]  # fmt: skip
 
 
 def _blocks(transfers: Sequence[TransferSample], direction: str, tier: str = "") -> int:

@@ -1,12 +1,12 @@
 """One run as one JSON document: the source's keys, and what somebody needs to judge it later."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.record import Record
+from benchmarks.harness.record import Figure, Record
 from benchmarks.storage_workload.accounting import Line
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.samples import Samples
@@ -36,6 +36,8 @@ class Run:
     autoscaling: dict[str, Any] | None = None
     validation: dict[str, Any] | None = None
     interrupted: bool = False
+    headroom: float | None = None
+    """Requests per second of the driver on a store that takes no time."""
 
     @property
     def agrees(self) -> bool:
@@ -61,6 +63,7 @@ class Run:
             "machine": dict(record.machine),
             "stolen_percent": record.stolen_percent,
             "versions": record.versions,
+            "parameters": {"request digest": self.request_digest},
             "options": _plain(asdict(self.options)),
             "seed": self.options.seed,
             "request_digest": self.request_digest,
@@ -74,8 +77,11 @@ class Run:
             },
             "accounting": [{**line._asdict(), "agrees": line.agrees} for line in self.accounting],
             "device": self.device,
+            "driver_alone_requests_per_second": self.headroom,
             "counters": self.counters,
             "validation": self.validation,
+            "rows": [],
+            "figures": [figure.to_json() for figure in _figures(summary)],
             "throughput_timeline": throughput_timeline(self.samples),
             "samples": self.samples.to_json() if self.options.samples else None,
         }
@@ -91,6 +97,22 @@ def write(document: Mapping[str, Any], path: Path) -> None:
     text = json.dumps({**document, "samples": None}, indent=1)
     samples = json.dumps(document["samples"], separators=(",", ":"))
     path.write_text(text.replace('"samples": null', f'"samples": {samples}') + "\n")
+
+
+def _figures(summary: Mapping[str, Any]) -> Iterator[Figure]:
+    """The ones to look at first, as any benchmark's record has them."""
+    yield Figure("throughput", "tokens/s", {"": summary["avg_throughput_tokens_per_sec"]})
+    stats = summary["cache_stats"]
+    moved = {name: stats[f"{name}_gb_per_sec"] for name in ("read", "write")}
+    yield Figure("storage throughput", "GB/s", moved)
+    if stats["cache_hit_rate"] is not None:
+        yield Figure("cache hit rate", "%", {"": 100 * stats["cache_hit_rate"]})
+    for name in ("end_to_end_latency_ms", "storage_io_latency_ms", "queue_wait_ms"):
+        if summary[name] is not None:
+            yield Figure(name.removesuffix("_ms").replace("_", " "), "ms", summary[name])
+    for name, row in summary["tier_latency_ms"].items():
+        values = {part: row[part]["p95"] for part in ("total", "device", "host")}
+        yield Figure(f"{name.replace('_', ' ')}, P95", "ms", values)
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -214,14 +214,14 @@ class Driver:
     ) -> tuple[tuple[int, int], tuple[int, int]]:
         """Read what the prompt begins with. Blocks asked and found, of the system prompt and of
         the rest."""
-        if not request.prefix:
-            return (0, 0), (0, 0)
         prefix, num_system = NO_BLOCKS, 0
         for entry in request.prefix:
             blocks = entry.blocks(self._shape)
             prefix += blocks
             if _is_system(entry):
                 num_system += len(blocks.keys)
+        if not prefix.keys:  # a conversation begins, or a recorded prompt is below a block
+            return (0, 0), (0, 0)
         hit = await self._read(request, prefix, "reuse", cost)
         if hit < len(prefix.keys):
             purpose = "recompute" if request.new is not None else "new"

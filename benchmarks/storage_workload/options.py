@@ -1,4 +1,4 @@
-"""Every option of the source document with its default, and ours. Checked before anything starts."""
+"""Every option of the source document with its default, and ours. Checked when made."""
 
 import argparse
 import time
@@ -54,6 +54,7 @@ class Options:
     request_rate: float = 10.0
     max_requests: int = 0
     storage_capacity_gb: float = 0.0
+    no_disk: bool = False
     block_tokens: int = 16
     bytes_scale: float = 1.0
     think_scale: float = 1.0
@@ -99,6 +100,8 @@ class Options:
             raise ConfigError(f"{self.traces[0]} with enable_autoscaling: a trace has its own load")
         if self.server is not None and self.cache_dir is not None:
             raise ConfigError("cache_dir with server: the server has a directory of its own")
+        if self.no_disk and not self.cpu_mem_gb:
+            raise ConfigError("cpu_mem_gb: 0 with no_disk leaves nowhere to store anything")
 
     @property
     def traces(self) -> list[str]:
@@ -127,7 +130,7 @@ class Options:
             if field.name == "samples":
                 words += [] if value else ["--no-samples"]
             elif value != field.default:
-                words += [flag] if value is True else [flag, f"{value:g}" if isinstance(value, float) else str(value)]
+                words += [flag] if value is True else [flag, _word(value)]
         return words
 
 
@@ -154,8 +157,8 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--disable-prefix-caching", action="store_true")
     load.add_argument("--enable-rag", action="store_true")
     load.add_argument("--rag-num-docs", type=int, metavar="N")
-    load.add_argument("--arrival", metavar="KIND", help="closed: a user waits for its answer; fixed, "
-                      "poisson, gamma: at --request-rate; trace: at the trace's times")  # fmt: skip
+    load.add_argument("--arrival", metavar="KIND", help="closed: a user waits for its answer; "
+                      "fixed, poisson, gamma: at --request-rate; trace: at its times")  # fmt: skip
     load.add_argument("--request-rate", type=float, metavar="PER_SECOND")
     load.add_argument("--max-requests", type=int, metavar="N", help="of each user; 0: no limit")
     load.add_argument("--think-scale", type=float, metavar="X", help="0: users do not think")
@@ -166,6 +169,7 @@ def parser() -> argparse.ArgumentParser:
                        "directory of its own, removed at the end")  # fmt: skip
     tiers.add_argument("--storage-capacity-gb", type=float, metavar="N",
                        help="of the disk tier; 0: a quarter of what is free there")  # fmt: skip
+    tiers.add_argument("--no-disk", action="store_true", help="memory alone")
     tiers.add_argument("--server", metavar="ENDPOINT", help="a running server instead of a store "
                        "in this process, as tcp://127.0.0.1:5757")  # fmt: skip
     tiers.add_argument("--block-tokens", type=int, metavar="N", help="tokens of a block")
@@ -208,6 +212,10 @@ def parse(argv: Sequence[str], scenarios: Mapping[str, Mapping[str, Any]]) -> Op
 
 def default_output() -> Path:
     return Path(time.strftime("benchmark_results_%Y%m%d_%H%M%S.json"))
+
+
+def _word(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _one_of(setting: str, value: str, allowed: Mapping[str, Any] | Sequence[str]) -> None:

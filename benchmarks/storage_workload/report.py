@@ -30,6 +30,10 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"  Total Tokens Generated: {summary['total_tokens']:,}"
     yield f"  Throughput: {summary['avg_throughput_tokens_per_sec']:,.2f} tok/s"
     yield f"  Requests/s: {summary['requests_per_second']:.2f}"
+    alone = document["driver_alone_requests_per_second"]
+    if alone is not None and summary["requests_per_second"]:
+        times = alone / summary["requests_per_second"]
+        yield f"  The driver alone: {alone:,.0f} requests/s, {times:,.0f} times as many"
     yield from _section("LATENCY BREAKDOWN")
     for title, name in (
         ("End-to-End", "end_to_end_latency_ms"), ("Queue wait", "queue_wait_ms"),
@@ -43,8 +47,8 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"  Cache Hit Rate: {_percent(hit_rate)} ({found} that might be there)"
     ratio = stats["read_write_ratio"]
     yield (
-        f"  Read: {stats['total_read_gb']:.2f} GiB ({stats['decode_read_gb']:.2f} of it by decoding)"
-        f", Write: {stats['total_write_gb']:.2f} GiB"
+        f"  Read: {stats['total_read_gb']:.2f} GiB, of it by decoding "
+        f"{stats['decode_read_gb']:.2f}, Write: {stats['total_write_gb']:.2f} GiB"
         + (f", Ratio: {ratio:.2f}" if ratio is not None else "")
     )
     yield (
@@ -142,8 +146,8 @@ def _tiers(document: Mapping[str, Any]) -> Iterator[str]:
     for name, row in summary["tier_latency_ms"].items():
         total, device, host = (row[part]["p95"] for part in ("total", "device", "host"))
         yield (
-            f"  {name.replace('_', ' ')}: {total:.1f}ms in all, device {device:.1f}ms, host {host:.1f}ms "
-            f"({row['count']:,} of them, {row['gb']:.2f} GiB)"
+            f"  {name.replace('_', ' ')}: {total:.1f}ms in all, device {device:.1f}ms, "
+            f"host {host:.1f}ms ({row['count']:,} of them, {row['gb']:.2f} GiB)"
         )
 
 

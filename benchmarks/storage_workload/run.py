@@ -1,60 +1,78 @@
 """One run from its options to its document."""
 
 import asyncio
+import itertools
 import secrets
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from typing import NamedTuple
 
 from benchmarks.harness.record import Record
-from benchmarks.storage_workload import accounting, device_io
-from benchmarks.storage_workload.accounting import Slots
+from benchmarks.storage_workload import arrivals, device_io, traces, validation
 from benchmarks.storage_workload.document import BENCHMARK, Run
 from benchmarks.storage_workload.driver import GENERATION_S, Driver, Pace
+from benchmarks.storage_workload.emulated import NullBackend
 from benchmarks.storage_workload.models import MODELS, BlockShape, shape_of
 from benchmarks.storage_workload.options import Options
-from benchmarks.storage_workload.payload import Payload
-from benchmarks.storage_workload.requests import Workload
-from benchmarks.storage_workload.store_host import StoreHost
-from benchmarks.storage_workload.summary import source_name
-from remote_server.config import GiB, format_bytes
-from remote_server.store.disk.layout import slot_bytes_for as disk_slot_bytes
-from remote_server.store.slabs import slot_bytes_for as memory_slot_bytes
+from benchmarks.storage_workload.requests import Request, Workload, digest_of
+from benchmarks.storage_workload.scaling import Scaling
+from benchmarks.storage_workload.stores import AnyStore, close_books, store_of
+from benchmarks.storage_workload.traces import TraceSource
 
-SHARE_OF_DISK = 4
-"""Of what is free: a benchmark must not fill a disk that others write to."""
+HEADROOM_S = 1.0
 
 
-def execute(options: Options, argv: Sequence[str]) -> Run:
+class Load(NamedTuple):
+    """What is asked of the store."""
+
+    workload: Workload
+    source: Workload | TraceSource
+    digest: str
+    block_tokens: int
+
+
+def execute(options: Options) -> Run:
     """Measure, until the end or until Ctrl-C. Raises `ConfigError` before anything was measured."""
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(32))
-    assert options.seed is not None
-    workload = _workload(options, options.seed)
-    run = Run(options, Record.begin(BENCHMARK, argv), workload.digest(options.num_users))
-    shape = shape_of(workload.model, options.block_tokens, options.bytes_scale)
-    if options.gpu_mem_gb:
-        run.notes.append("no GPU here: --gpu-mem-gb is as 0")
-    with ExitStack() as stack:
-        host = stack.enter_context(_store_here(options, shape, run))
-        asyncio.run(_measure(run, workload, host, shape))
-    run.record.interrupted = run.interrupted
+    load = load_of(options)
+    recorded = options.validation_trace and validation.read(options.validation_trace)
+    shape = shape_of(MODELS[options.model], load.block_tokens, options.bytes_scale)
+    measured = replace(options, output=None, html=None, plots=None)
+    run = Run(options, Record.begin(BENCHMARK, measured.arguments()), load.digest)
+    with store_of(options, shape, run) as backend:
+        asyncio.run(_measure(run, load, backend, shape))
+    if recorded:
+        run.validation = validation.compare(recorded, run.samples)
     run.record.end()
+    if not run.interrupted:
+        run.headroom = asyncio.run(_headroom(load.workload, shape, options.num_users))
     return run
 
 
-def _workload(options: Options, seed: int) -> Workload:
-    return Workload(
+def load_of(options: Options) -> Load:
+    """Raises `ConfigError` for a trace that cannot be read."""
+    assert options.seed is not None
+    workload = Workload(
         MODELS[options.model],
-        seed,
+        options.seed,
         multi_turn=not options.disable_multi_turn,
         system_prompts=not options.disable_prefix_caching,
         num_documents=options.rag_num_docs if options.enable_rag else 0,
     )
+    block_tokens = options.block_tokens
+    if options.mooncake_trace is not None:
+        trace = traces.read_mooncake(options.mooncake_trace)
+        block_tokens = traces.MOONCAKE_BLOCK_TOKENS  # its ids are of so many
+    elif options.use_burst_trace:
+        trace = traces.read_burst(options.burst_trace_path)
+    elif options.dataset_path is not None:
+        trace = traces.read_sharegpt(options.dataset_path, options.max_conversations)
+    else:
+        return Load(workload, workload, workload.digest(options.num_users), block_tokens)
+    return Load(workload, trace, digest_of(trace.requests), block_tokens)
 
 
 def pace_of(options: Options) -> Pace:
@@ -64,77 +82,78 @@ def pace_of(options: Options) -> Pace:
     )  # fmt: skip
 
 
-@contextmanager
-def _store_here(options: Options, shape: BlockShape, run: Run) -> Iterator[StoreHost]:
-    """The store in this process; its directory is gone afterwards."""
-    assert options.seed is not None
-    with tempfile.TemporaryDirectory(prefix="kvferry-workload-", dir=options.cache_dir) as folder:
-        capacity = round(options.storage_capacity_gb * GiB)
-        capacity = capacity or shutil.disk_usage(folder).free // SHARE_OF_DISK
-        payload = Payload(options.seed, shape.num_bytes)
-        host = StoreHost(
-            shape.num_bytes, options.memory_bytes, capacity, Path(folder), payload
-        )
-        with host:
-            run.tiers = host.tiers
-            if not host.has_memory:
-                run.notes.append(
-                    "no memory tier: every read comes from disk, every write is answered there; "
-                    f"{format_bytes(host.memory)} of memory hold what is on its way"
-                )
-            if host.disk is not None and not host.disk.direct:
-                run.notes.append(
-                    "the file system does not offer O_DIRECT: reads went through the page cache, "
-                    "and the figures of the disk are not those of a device"
-                )
-            yield host
-
-
-async def _measure(run: Run, workload: Workload, backend: StoreHost, shape: BlockShape) -> None:
-    options = run.options
-    driver = Driver(workload, backend, shape, pace_of(options))
+async def _measure(run: Run, load: Load, backend: AnyStore, shape: BlockShape) -> None:
+    driver = Driver(load.source, backend, shape, pace_of(run.options))
     run.samples = driver.samples
     before = device_io.of_this_process()
     with _stopped_by_signals(driver, run):
-        await driver.ingest(workload.documents())
-        await driver.run_users(options.num_users, options.duration)
+        await driver.ingest(load.workload.documents())
+        await _drive(driver, run, load)
     await backend.settle()
     driver.take_behind()
-    after = device_io.of_this_process()
-    run.counters = dict(await backend.counters())
-    occupancy = await backend.occupancy()
-    run.occupancy = {source_name(tier): state._asdict() for tier, state in occupancy.items()}
-    if backend.disk is not None and before is not None and after is not None:
-        moved = after.since(before)
-        run.device = {
-            "direct": backend.disk.direct,
-            "tier_read_bytes": backend.disk.calls.num_bytes["read"],
-            "tier_written_bytes": backend.disk.calls.num_bytes["write"],
-            "kernel_read_bytes": moved.read,
-            "kernel_written_bytes": moved.written,
-        }
-    run.accounting = accounting.lines_of(
-        driver.samples.transfers, run.counters, occupancy,
-        Slots(memory_slot_bytes(shape.num_bytes), disk_slot_bytes(shape.num_bytes)),
-        has_memory=backend.has_memory,
+    await close_books(run, backend, shape, before)
+
+
+async def _drive(driver: Driver, run: Run, load: Load) -> None:
+    options = run.options
+    if options.arrival != "closed":
+        await driver.run_arrivals(_arrivals(options, load.source), options.duration)
+        return
+    if not options.enable_autoscaling:
+        await driver.run_users(options.num_users, options.duration)
+        return
+    scaling = Scaling(
+        driver, options.autoscaler_mode, options.num_users, options.target_saturation,
+        options.scale_interval,
     )  # fmt: skip
+    search = asyncio.create_task(scaling.run())
+    try:
+        await driver.run_users(options.num_users, options.duration)
+    finally:
+        search.cancel()
+        await asyncio.wait([search])
+        run.autoscaling = {"steps": scaling.steps, "summary": scaling.summary}
+    if not search.cancelled():
+        search.result()  # an error of ours ends the run
+
+
+def _arrivals(options: Options, source: Workload | TraceSource) -> Iterator[tuple[float, Request]]:
+    assert options.seed is not None
+    if isinstance(source, TraceSource):
+        if options.arrival == "trace":
+            return arrivals.as_recorded(source.requests, options.trace_rate)
+        requests = iter(source.requests)
+    else:
+        requests = arrivals.round_robin(source, options.num_users)
+        if options.max_requests:
+            requests = itertools.islice(requests, options.max_requests * options.num_users)
+    return arrivals.at_rate(requests, options.arrival, options.request_rate, options.seed)
+
+
+async def _headroom(workload: Workload, shape: BlockShape, users: int) -> float:
+    """Requests per second of the driver alone: of users that do not think, on a store that takes
+    no time."""
+    driver = Driver(workload, NullBackend(), shape, Pace(think_scale=0))
+    await driver.run_users(users, HEADROOM_S)
+    return len(driver.samples.requests) / driver.samples.elapsed_s
 
 
 @contextmanager
 def _stopped_by_signals(driver: Driver, run: Run) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the run; what was measured is kept. A second one is as ever."""
     loop = asyncio.get_running_loop()
+    numbers = (signal.SIGINT, signal.SIGTERM)
 
     def stop() -> None:
         run.interrupted = True
         driver.stop()
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in numbers:
         loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in numbers:
             loop.remove_signal_handler(number)

@@ -1,0 +1,105 @@
+"""The store that a run is against, from its options; and its books at the end."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from benchmarks.storage_workload import accounting, device_io
+from benchmarks.storage_workload.accounting import Line, Slots
+from benchmarks.storage_workload.device_io import DeviceBytes
+from benchmarks.storage_workload.document import Run
+from benchmarks.storage_workload.models import BlockShape
+from benchmarks.storage_workload.options import Options
+from benchmarks.storage_workload.payload import Payload
+from benchmarks.storage_workload.store_host import StoreHost
+from benchmarks.storage_workload.summary import source_name
+from benchmarks.storage_workload.wire import WireBackend
+from remote_server.config import GiB, format_bytes
+from remote_server.store.disk.layout import slot_bytes_for as disk_slot_bytes
+from remote_server.store.slabs import slot_bytes_for as memory_slot_bytes
+
+SHARE_OF_DISK = 4
+"""Of what is free: a benchmark must not fill a disk that others write to."""
+
+AnyStore = StoreHost | WireBackend
+
+
+@contextmanager
+def store_of(options: Options, shape: BlockShape, run: Run) -> Iterator[AnyStore]:
+    """Says in `run` what the reader must know of it. Raises `ConfigError`."""
+    assert options.seed is not None
+    payload = Payload(options.seed, shape.num_bytes)
+    if options.gpu_mem_gb:
+        run.notes.append("there is no GPU tier here: --gpu-mem-gb is as 0")
+    if options.server is not None:
+        with WireBackend(options.server, shape.num_bytes, payload) as wire:
+            run.tiers = wire.tiers
+            run.notes.append(
+                f"over the wire, {wire.transport}: which of the server's tiers a block came from "
+                "is not said, so there is nothing to judge those by"
+            )
+            yield wire
+        return
+    with tempfile.TemporaryDirectory(prefix="kvferry-workload-", dir=options.cache_dir) as folder:
+        capacity = 0 if options.no_disk else round(options.storage_capacity_gb * GiB)
+        if not options.no_disk and not capacity:
+            capacity = shutil.disk_usage(folder).free // SHARE_OF_DISK
+        host = StoreHost(shape.num_bytes, options.memory_bytes, capacity, Path(folder), payload)
+        with host:
+            run.tiers = host.tiers
+            run.notes += _notes(host)
+            yield host
+
+
+def _notes(host: StoreHost) -> Iterator[str]:
+    if not host.has_memory:
+        yield (
+            "no memory tier: every read comes from disk, every write is answered there; "
+            f"{format_bytes(host.memory)} of memory hold what is on its way"
+        )
+    if host.disk is not None and not host.disk.direct:
+        yield (
+            "the file system does not offer O_DIRECT: reads went through the page cache, and the "
+            "figures of the disk are not those of a device"
+        )
+
+
+async def close_books(
+    run: Run, backend: AnyStore, shape: BlockShape, before: DeviceBytes | None
+) -> None:
+    """Into `run`: what the tiers hold and have counted, and whether that is what it should be."""
+    run.counters = dict(await backend.counters())
+    occupancy = await backend.occupancy()
+    run.occupancy = {source_name(tier): state._asdict() for tier, state in occupancy.items()}
+    transfers = run.samples.transfers
+    if isinstance(backend, WireBackend):
+        run.accounting = accounting.lines_over_the_wire(transfers, run.counters)
+        return
+    run.accounting = accounting.lines_of(
+        transfers, run.counters, occupancy,
+        Slots(memory_slot_bytes(shape.num_bytes), disk_slot_bytes(shape.num_bytes)),
+        has_memory=backend.has_memory,
+    )  # fmt: skip
+    run.accounting.append(await _own_check(backend))
+    after = device_io.of_this_process()
+    if backend.disk is not None and before is not None and after is not None:
+        moved = after.since(before)
+        run.device = {
+            "direct": backend.disk.direct,
+            "tier_read_bytes": backend.disk.calls.num_bytes["read"],
+            "tier_written_bytes": backend.disk.calls.num_bytes["write"],
+            "kernel_read_bytes": moved.read,
+            "kernel_written_bytes": moved.written,
+        }
+
+
+async def _own_check(backend: StoreHost) -> Line:
+    """The identity that the store asserts of itself: every slot is free or holds one block."""
+    failures = 0
+    try:
+        await backend.call(backend.store.check)
+    except AssertionError:
+        failures = 1
+    return Line("store", "slots that are neither free nor of one block", failures, 0)
