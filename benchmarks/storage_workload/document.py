@@ -117,5 +117,3 @@ def _figures(summary: Mapping[str, Any]) -> Iterator[Figure]:
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: str(v) if isinstance(v, Path) else v for name, v in values.items()}
-
-

@@ -209,9 +209,7 @@ class Driver:
             )
         )  # fmt: skip
 
-    async def _find(
-        self, request: Request, cost: _Cost
-    ) -> tuple[tuple[int, int], tuple[int, int]]:
+    async def _find(self, request: Request, cost: _Cost) -> tuple[tuple[int, int], tuple[int, int]]:
         """Read what the prompt begins with. Blocks asked and found, of the system prompt and of
         the rest."""
         prefix, num_system = NO_BLOCKS, 0

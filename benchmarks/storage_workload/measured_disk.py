@@ -171,9 +171,7 @@ class MeasuredDiskTier(DiskTier):
 class MeasuredDisk:
     """`budget` bytes in `path`, which is empty. Raises `ConfigError` when it cannot be."""
 
-    def __init__(
-        self, path: Path, budget: int, block_bytes: int, wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, path: Path, budget: int, block_bytes: int, wake: Callable[[], None]) -> None:
         """For one namespace, whose blocks have at most `block_bytes`."""
         self.calls = Calls(slot_bytes_for(block_bytes))
         self._folder = TakenFolder(path)

@@ -114,7 +114,6 @@ class Samples:
     num_unfinished: int = 0
     """Requests that the end of the run cut off: not among `requests`."""
 
-
     def to_json(self) -> dict[str, Any]:
         return {
             "elapsed_s": self.elapsed_s,

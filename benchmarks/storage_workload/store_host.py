@@ -342,9 +342,7 @@ class StoreHost:
                 # What came from memory alone took the whole time; beside a disk, its copies.
                 alone = tier == "memory" and not spans["disk"].blocks
                 total_s = _now() - began if alone else span.total_s
-                parts.append(
-                    Part(tier, span.blocks, span.num_bytes, total_s, covered(span.during))
-                )
+                parts.append(Part(tier, span.blocks, span.num_bytes, total_s, covered(span.during)))
         end(ReadDone(good, tuple(parts), began - submitted))
 
     def _read_window(
