@@ -88,8 +88,8 @@ class Request(NamedTuple):
 
     @property
     def decode_reads(self) -> int:
-        """How often its own entry is read while it generates; 0: it generates nothing."""
-        if self.context_tokens >= PREFILL_ONLY_TOKENS or self.generation_tokens == 0:
+        """How often its own entry is read while it generates; 0 for one that is only read in."""
+        if self.new is None or self.context_tokens >= PREFILL_ONLY_TOKENS:
             return 0
         return -(-self.generation_tokens // DECODE_BATCH_TOKENS)
 

@@ -1,0 +1,139 @@
+"""The autoscalers: what they decide, as tables; and what they find, on devices of known speed."""
+
+import asyncio
+
+import fake_time
+import pytest
+
+from benchmarks.storage_workload import autoscale
+from benchmarks.storage_workload.autoscale import (
+    CapacityState,
+    QosState,
+    decide_capacity,
+    decide_qos,
+)
+from benchmarks.storage_workload.driver import Driver, Pace
+from benchmarks.storage_workload.emulated import EmulatedBackend
+from benchmarks.storage_workload.models import MODELS, shape_of
+from benchmarks.storage_workload.requests import Workload
+from benchmarks.storage_workload.scaling import Scaling
+
+
+def look(state: QosState, *saturations: float) -> tuple[QosState, list[int]]:
+    """The users that each look leaves."""
+    users = []
+    for saturation in saturations:
+        state, decision = decide_qos(state, saturation, 0.8)
+        users.append(decision.users)
+    return state, users
+
+
+def test_too_slow_twice_takes_a_fifth_away_and_then_three_looks_are_left_out():
+    state, users = look(QosState(100), 0.95, 0.95)
+    assert users == [100, 80] and state.cooldown == 3
+    state, users = look(state, 9.0, 9.0, 9.0)
+    assert users == [80, 80, 80] and state.cooldown == 0 and state.strikes == 0
+
+
+def test_too_slow_once_is_forgiven():
+    state, users = look(QosState(100), 0.95, 0.8, 0.95)
+    assert users == [100, 100, 100] and state.bad is None
+
+
+def test_room_left_adds_a_fifth_and_never_less_than_one():
+    assert look(QosState(100), 0.5)[1] == [120]
+    assert look(QosState(2), 0.5)[1] == [3]
+    state, decision = decide_qos(QosState(450), 0.1, 0.8)
+    assert decision.users == 500 and not decision.done
+    assert decide_qos(state, 0.1, 0.8)[1].done, "there may be no more"
+
+
+def test_between_well_and_too_many_it_goes_on_in_the_middle_until_nothing_lies_between():
+    state, decision = decide_qos(QosState(100, good=100, bad=140), 0.5, 0.8)
+    assert decision.users == 120 and not decision.done
+    state, decision = decide_qos(state, 0.5, 0.8)
+    assert decision.users == 130
+    for _ in range(2):
+        state, decision = decide_qos(state, 2.0, 0.8)
+    assert (state.good, state.bad) == (120, 130) and decision.users == 125
+    state, decision = decide_qos(state._replace(cooldown=0), 0.1, 0.8)
+    assert decision.done and decision.users == state.good == 125, "130 is within 5% of it"
+
+
+def test_on_target_twice_is_the_answer_and_a_single_user_who_waits_is_one_too():
+    state, decision = decide_qos(QosState(60), 0.8, 0.8)
+    assert not decision.done
+    state, decision = decide_qos(state, 0.85, 0.8)
+    assert decision.done and state.good == 60
+    state, _ = decide_qos(QosState(1), 5.0, 0.8)
+    state, decision = decide_qos(state, 5.0, 0.8)
+    assert decision.done and state.good == 0
+
+
+def test_what_was_well_by_luck_is_not_believed_when_fewer_are_too_many():
+    state, _ = look(QosState(50, good=80), 2.0, 2.0)
+    assert state.bad == 50 and state.good < 50
+
+
+def test_saturation_is_that_of_the_class_that_is_worst_off():
+    served = {"interactive": [10.0] * 19 + [40.0], "batch": [100.0] * 18 + [1500.0] * 2}
+    assert autoscale.saturation(served) == 1.5
+    assert autoscale.saturation({"interactive": [10.0] * 20, "batch": []}) == 0.2
+    assert autoscale.saturation({}) == 0.0
+
+
+def test_capacity_stops_after_two_looks_that_were_no_better_and_names_the_peak():
+    state, users, dones = CapacityState(50), [], []
+    for throughput in (100, 110, 110, 110):
+        state, decision = decide_capacity(state, throughput)
+        users.append(decision.users)
+        dones.append(decision.done)
+    assert dones == [False, False, False, True]
+    assert users == [70, 84, 100, 70], "40%, then 20%, and in the end back to the peak's"
+    assert (state.peak, state.peak_users) == (110, 70)
+
+
+def test_steps_of_capacity_are_5_to_100_users_and_end_at_the_most_there_may_be():
+    assert decide_capacity(CapacityState(1), 1.0)[1].users == 6
+    assert decide_capacity(CapacityState(400, 1.0, 300), 2.0)[1].users == 480
+    assert decide_capacity(CapacityState(400), 2.0)[1].users == 500
+    assert decide_capacity(CapacityState(500, 1.0, 300), 2.0)[1].done
+    almost, _ = decide_capacity(CapacityState(50, 100.0, 50), 100.9)
+    assert almost.failures == 1, "less than 1% more is no better"
+
+
+async def search(mode: str, seed: int, bytes_per_s: float, generation_s: float) -> Scaling:
+    workload = Workload(MODELS["tiny-1b"], seed)
+    shape = shape_of(workload.model, 512, 1 / 64)
+    driver = Driver(workload, EmulatedBackend(bytes_per_s), shape, Pace(generation_s))
+    scaling = Scaling(driver, mode, 150, 0.8, 10.0)
+    task = asyncio.create_task(scaling.run())
+    await driver.run_users(150, 600.0)
+    await task
+    for step in scaling.steps:
+        assert step["active"] <= 500
+        if step["reason"] == "settling":  # who had to leave has had time to
+            assert step["active"] == step["users"]
+    return scaling
+
+
+def test_the_most_users_of_a_device_are_the_same_within_15_percent_for_three_seeds():
+    found = [fake_time.run(search("qos", seed, 2e9, 0.002)).summary for seed in (1, 2, 3)]
+    assert all(each["converged"] for each in found)
+    users = [each["final_user_count"] for each in found]
+    assert min(users) > 150 and max(users) <= 1.15 * min(users), users
+
+
+@pytest.mark.parametrize("bytes_per_s", [1e8, 5e8])
+def test_the_peak_of_a_device_is_its_speed_within_10_percent(bytes_per_s: float):
+    summary = fake_time.run(search("capacity", 1, bytes_per_s, 0.0)).summary
+    assert summary["converged"]
+    assert abs(summary["peak_throughput"] * 1e9 / bytes_per_s - 1) <= 0.10
+
+
+def test_a_store_that_never_answers_is_overloaded_rather_than_waited_for_for_ever():
+    async def run() -> Scaling:
+        return await search("qos", 1, 1.0, 0.0)
+
+    summary = fake_time.run(run()).summary
+    assert summary["final_user_count"] == 0
