@@ -25,6 +25,9 @@ from benchmarks.storage_workload.slots import PrioritySlots
 MAX_WORKERS = 500
 MOMENT_EVERY_S = 1.0
 
+END_PATIENCE_S = 60.0
+"""For the store to end what it has begun. Then the run ends without, and the books will say so."""
+
 GENERATION_S = {"none": 0.0, "fast": 0.002, "realistic": 0.030}
 """Seconds for each generated token."""
 
@@ -338,6 +341,10 @@ class Driver:
         self.samples.num_unfinished = self._in_flight
         for task in [*self._idling]:
             task.cancel()
+        if tasks:
+            _, stuck = await asyncio.wait(tasks, timeout=END_PATIENCE_S)
+            for task in stuck:
+                task.cancel()
         for result in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(result, Exception) and not isinstance(result, _RunOver):
                 raise result

@@ -26,6 +26,7 @@ class FakeTimeLoop(asyncio.SelectorEventLoop):
     def __init__(self) -> None:
         self._clock = _Selector()
         super().__init__(self._clock)
+        self._clock_resolution = 1e-6  # what is due within it is due now: sums of floats are off
 
     def time(self) -> float:
         return self._clock.now

@@ -102,13 +102,16 @@ def test_steps_of_capacity_are_5_to_100_users_and_end_at_the_most_there_may_be()
     assert almost.failures == 1, "less than 1% more is no better"
 
 
+FIRST = 100
+
+
 async def search(mode: str, seed: int, bytes_per_s: float, generation_s: float) -> Scaling:
     workload = Workload(MODELS["tiny-1b"], seed)
     shape = shape_of(workload.model, 512, 1 / 64)
     driver = Driver(workload, EmulatedBackend(bytes_per_s), shape, Pace(generation_s))
-    scaling = Scaling(driver, mode, 150, 0.8, 10.0)
+    scaling = Scaling(driver, mode, FIRST, 0.8, 8.0)
     task = asyncio.create_task(scaling.run())
-    await driver.run_users(150, 600.0)
+    await driver.run_users(FIRST, 600.0)
     await task
     for step in scaling.steps:
         assert step["active"] <= 500
@@ -118,7 +121,7 @@ async def search(mode: str, seed: int, bytes_per_s: float, generation_s: float) 
 
 
 def test_the_most_users_of_a_device_are_the_same_within_15_percent_for_three_seeds():
-    found = [fake_time.run(search("qos", seed, 2e9, 0.002)).summary for seed in (1, 2, 3)]
+    found = [fake_time.run(search("qos", seed, 1e9, 0.002)).summary for seed in (1, 2, 3)]
     assert all(each["converged"] for each in found)
     users = [each["final_user_count"] for each in found]
     assert min(users) > 150 and max(users) <= 1.15 * min(users), users

@@ -1,4 +1,4 @@
-"""What users of the storage workload ask for: sizes by arithmetic, and always the same from a seed."""
+"""What users of the storage workload ask for: sizes by arithmetic, all of it from a seed."""
 
 import itertools
 from collections import Counter
@@ -115,7 +115,7 @@ def test_a_switch_changes_only_what_it_is_about():
 
 
 def test_one_conversation_in_five_begins_with_a_system_prompt():
-    begun = [r for r in first(Workload(MODEL, 2, multi_turn=False), 100, 100)]
+    begun = first(Workload(MODEL, 2, multi_turn=False), 100, 100)
     with_system = sum(bool(r.prefix) for r in begun)
     assert abs(with_system / len(begun) - 0.2) < 0.02
     assert len({r.prefix for r in begun if r.prefix}) == 3
