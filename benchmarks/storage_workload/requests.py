@@ -48,8 +48,7 @@ PREFILL_ONLY_TOKENS = 10_000
 DECODE_BATCH_TOKENS = 32
 """The source reads a request's own entry once for so many generated tokens."""
 
-_GOLDEN = (5**0.5 - 1) / 2
-_SQUARE_ROOT = 2**0.5 - 1
+_IRRATIONAL = [number**0.5 % 1 for number in (2, 5, 3, 7, 11)]
 
 DIGEST_REQUESTS = 100
 """Of each user: what the digest of a workload covers."""
@@ -173,22 +172,47 @@ def retrieve(draw: Random, num_chunks: int) -> list[int]:
     return chosen
 
 
-def _kind_of(seed: int, user: int) -> tuple[Persona, QosClass]:
+class _Character(NamedTuple):
+    """What a user is like for the whole run."""
+
+    persona: Persona
+    qos: QosClass
+    context_tokens: int
+    generation_tokens: int
+    think_s: float
+
+
+def _character(seed: int, user: int) -> _Character:
     """Drawn so that the first users, however many, are as mixed as all of them.
 
     Each draw is the one before plus an irrational part of the range, from a place that the seed
     says: one of ten users would otherwise be interactive in one run and five in another, and the
     most users that a machine can serve would depend on that rather than on the machine.
     """
-    start = Random(f"{seed} users")
-    place = (start.random() + user * _GOLDEN) % 1
-    persona = PERSONAS[int((start.random() + user * _SQUARE_ROOT) % 1 * len(PERSONAS))]
-    reached = 0.0
-    for qos in QOS_CLASSES:
-        reached += qos.share
-        if place < reached:
-            return persona, qos
-    return persona, QOS_CLASSES[-1]
+    draw = Random(f"{seed} users")
+    kind, place, context, generation, think = (
+        (draw.random() + user * step) % 1 for step in _IRRATIONAL
+    )
+    persona = PERSONAS[int(kind * len(PERSONAS))]
+    bounds = itertools.accumulate(qos.share for qos in QOS_CLASSES)
+    above = (qos for qos, bound in zip(QOS_CLASSES, bounds, strict=True) if place < bound)
+    return _Character(
+        persona,
+        next(above, QOS_CLASSES[-1]),
+        _within(persona.context_tokens, context),
+        _within(persona.generation_tokens, generation),
+        persona.think_s[0] + think * (persona.think_s[1] - persona.think_s[0]),
+    )
+
+
+def _within(limits: tuple[int, int], place: float) -> int:
+    """The whole number at `place`, from 0 to 1, of `limits`, both of which may come."""
+    low, high = limits
+    return low + int(place * (high - low + 1))
+
+
+def _quarter_or_more(draw: Random, most: int) -> int:
+    return draw.randint(max(1, most // 4), most)
 
 
 class _User:
@@ -199,10 +223,7 @@ class _User:
         self._number = number
         self._workload = workload
         self._documents = _documents(workload)
-        self.persona, self.qos = _kind_of(workload.seed, number)
-        self._context = self._draw.randint(*self.persona.context_tokens)
-        self._generation = self._draw.randint(*self.persona.generation_tokens)
-        self._think_s = self._draw.uniform(*self.persona.think_s)
+        self._is = _character(workload.seed, number)
         self._conversation = -1
         self._said: list[Entry] = []
         """What the conversation holds: perhaps a system prompt, then its turns."""
@@ -215,9 +236,9 @@ class _User:
 
     def _next(self, index: int) -> Request:
         draw = self._draw
-        think_s = round(self._think_s * draw.uniform(*THINK_SWING), 6)
-        context = draw.randint(max(1, self._context // 4), self._context)
-        generation = draw.randint(max(1, self._generation // 4), self._generation)
+        think_s = round(self._is.think_s * draw.uniform(*THINK_SWING), 6)
+        context = _quarter_or_more(draw, self._is.context_tokens)
+        generation = _quarter_or_more(draw, self._is.generation_tokens)
         goes_on = draw.random() < CONTINUE
         with_system = draw.random() < SYSTEM_SHARE
         system = draw.randrange(len(SYSTEM_TOKENS))
@@ -235,7 +256,7 @@ class _User:
         prefix = tuple(self._said)
         self._said.append(new)
         return Request(
-            self._number, index, self.qos, self.persona.name, think_s, prefix,
+            self._number, index, self._is.qos, self._is.persona.name, think_s, prefix,
             self._chunks() if with_document and self._documents else (),
             new, generation, self._conversation, self._turn,
         )  # fmt: skip
