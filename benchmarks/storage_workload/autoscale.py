@@ -20,7 +20,10 @@ OVER, UNDER = 1.1, 0.9
 """Times the target: beyond these there are too many users, or too few."""
 
 STRIKES = 2
-"""Looks in a row that must find too many, or the right number, before it is believed."""
+"""Looks in a row that must find too many before it is believed."""
+
+STEADY = 3
+"""Looks in a row that must find the right number: it ends the search."""
 
 COOLDOWN = 3
 """Looks that are left out after users have left: the queue they made has to drain."""
@@ -80,7 +83,7 @@ def decide_qos(state: QosState, saturation: float, target: float) -> tuple[QosSt
     state = state._replace(strikes=0)
     if saturation >= UNDER * target:
         state = state._replace(steady=state.steady + 1, good=max(state.good, users))
-        done = state.steady >= STRIKES
+        done = state.steady >= STEADY
         return state, Decision(users, "on target", done)
     state = state._replace(steady=0, good=max(state.good, users))
     if users >= MAX_USERS:
