@@ -35,6 +35,9 @@ NEAR = 1.6
 CONFIRMING = 4
 """Looks at what was found, before it is the answer."""
 
+WRONG = 1.3
+"""Times the target, or below it by as much, at what was found: the search goes on."""
+
 UP_A_LITTLE = 1.1
 """Between `UNDER` and what is on target."""
 
@@ -104,10 +107,16 @@ def decide_qos(state: QosState, saturation: float, target: float) -> tuple[QosSt
         found = most_users(state, target)
         state = _moved(state, found)._replace(confirming=CONFIRMING, cooldown=0)
         return state, Decision(found, decision.reason)
-    state = state._replace(confirming=state.confirming - 1)
-    is_done = not state.confirming
-    users = most_users(state, target) if is_done else state.users
-    return state, Decision(users, "confirmed" if is_done else "confirming", is_done)
+    state = state._replace(confirming=state.confirming - 1, looks=(*state.looks, saturation))
+    if state.confirming:
+        return state, Decision(state.users, "confirming")
+    found = statistics.geometric_mean(state.looks) / target
+    if found < 1 / WRONG and state.users < MAX_USERS:
+        # Whatever made more users too many is over: a search that it misled begins anew.
+        return _more(state._replace(good=state.users, bad=None, seen=state.seen[-CONFIRMING:]), UP)
+    if found > WRONG:
+        return _too_many(state._replace(good=state.good if state.good < state.users else 0))
+    return state, Decision(most_users(state, target), "confirmed", True)
 
 
 def _search(state: QosState, saturation: float, target: float) -> tuple[QosState, Decision]:

@@ -72,9 +72,19 @@ def test_what_was_found_is_looked_at_four_times_more_before_it_is_the_answer():
     assert not decision.done and decision.users == 60
     dones = []
     for _ in range(CONFIRMING):
-        state, decision = decide_qos(state, 5.0, 0.8)
+        state, decision = decide_qos(state, 0.85, 0.8)
         dones.append(decision.done)
     assert dones == [False, False, False, True]
+
+
+def test_what_turns_out_to_be_too_few_or_too_many_is_not_the_answer():
+    found = QosState(60, good=60, bad=61, confirming=CONFIRMING)
+    state, users = look(found, 0.4, 0.4, 0.4, 0.4)
+    assert users == [60, 60, 60, 72] and state.bad is None, "more were too many only for a while"
+    state, users = look(found._replace(good=50), 2.0, 2.0, 2.0, 2.0)
+    assert users == [60, 60, 60, 55] and state.bad == 60
+    state, users = look(found, 2.0, 2.0, 2.0, 2.0)
+    assert users == [60, 60, 60, 48], "what was well before was not"
 
 
 def test_about_on_target_three_times_goes_a_little_further_when_there_is_room_left():
