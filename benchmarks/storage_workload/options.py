@@ -130,8 +130,9 @@ class Options:
                 raise ConfigError(f"{name}: {file} is a folder")
             if file is not None:
                 _writable(name, file.parent)
-        if self.plots is not None and self.plots.exists():
-            _writable("plots", self.plots)
+        if self.plots is not None:  # it is made, and what is above it too
+            above = (self.plots, *self.plots.absolute().parents)
+            _writable("plots", next(folder for folder in above if folder.exists()))
 
     @property
     def traces(self) -> list[str]:

@@ -157,7 +157,7 @@ def _stopped_by_signals(driver: Driver, run: Run) -> Iterator[None]:
     def restore() -> None:
         for number, handler in before.items():
             loop.remove_signal_handler(number)  # which leaves the system's default behind
-            signal.signal(number, handler)
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     for number in before:
         loop.add_signal_handler(number, stop)

@@ -168,7 +168,10 @@ def main(argv: Sequence[str]) -> int:
     arguments = parser().parse_args(argv)
     machine = hardware.detect()
     print(machine.describe(), flush=True)
-    arguments.folder.mkdir(parents=True, exist_ok=True)
+    try:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--folder: {arguments.folder}: {error.strerror}") from None
     outcomes = run_all(plan(arguments, machine), execute)
     comparison = render(outcomes)
     (arguments.folder / "comparison.txt").write_text(comparison + "\n", encoding="utf-8")

@@ -78,7 +78,7 @@ def _judge(here: float | None, trace: float) -> tuple[bool, str]:
     if off is None:
         return here == 0, f"nothing was found again in the trace, and {here:.1%} here"
     return (
-        abs(off) <= MAX_OFF_PERCENT,
+        round(abs(off), 9) <= MAX_OFF_PERCENT,
         f"the hit rate is off by {off:+.1f}%, {MAX_OFF_PERCENT:g}% are allowed",
     )
 
