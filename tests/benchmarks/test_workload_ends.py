@@ -13,23 +13,10 @@ from benchmarks.storage_workload import __main__ as storage_workload
 from benchmarks.storage_workload import run
 
 QUICK = [
-    "--model",
-    "tiny-1b",
-    "--num-users",
-    "3",
-    "--cpu-mem-gb",
-    "0.05",
-    "--gpu-mem-gb",
-    "0",
-    "--generation-mode",
-    "none",
-    "--bytes-scale",
-    "0.01",
-    "--think-scale",
-    "0.05",
-    "--storage-capacity-gb",
-    "0.1",
-]
+    "--model", "tiny-1b", "--num-users", "3", "--cpu-mem-gb", "0.05", "--gpu-mem-gb", "0",
+    "--generation-mode", "none", "--bytes-scale", "0.01", "--think-scale", "0.05",
+    "--storage-capacity-gb", "0.1",
+]  # fmt: skip
 
 # The command line as it is, with a progress line ten times a second to wait for.
 OFTEN = (
