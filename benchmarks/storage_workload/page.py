@@ -19,17 +19,21 @@ body { color: var(--ink); background: var(--ground); font: 15px/1.5 system-ui, s
   max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem }
 .PASS { color: var(--good) } .FAIL { color: var(--bad) } .SKIPPED, .about { color: var(--quiet) }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr)); gap: .6rem;
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7.6rem, 1fr)); gap: .6rem;
   margin: 1.2rem 0 }
 .tiles div { background: var(--soft); border-radius: .4rem; padding: .5rem .7rem }
 .tiles b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .5rem; text-align: left; border-bottom: 1px solid var(--line) }
-td.n { text-align: right; white-space: nowrap }
-svg { display: block; width: 100%; height: auto; margin: 1rem 0; border-radius: .4rem }
+th { width: 4rem } td.n { text-align: right; white-space: nowrap }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(28rem, 100%), 1fr));
+  gap: 1rem; margin: 1.5rem 0 }
+.charts div { overflow-x: auto; border-radius: .4rem }
+.charts div:first-child:nth-last-child(odd) { grid-column: 1 / -1 }
+svg { display: block; width: 100%; min-width: 28rem; height: auto }
 pre { background: var(--soft); border-radius: .4rem; padding: .6rem .8rem; margin: 0;
   font-size: 13px; white-space: pre-wrap; overflow-wrap: anywhere }
-code { font-size: 90%; overflow-wrap: anywhere }
+code { font-size: 90%; overflow-wrap: anywhere } code span { white-space: nowrap }
 """
 
 
@@ -47,7 +51,7 @@ def page(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> str:
 def _parts(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> Iterator[str]:
     word = "PASS" if document["verdict"]["passed"] else "FAIL"
     yield f'<h1>Storage workload: <span class="{word}">{word}</span></h1>'
-    yield f"<p><code>{escape(document['command'])}</code></p>"
+    yield f"<p><code>{_command(document['command'])}</code></p>"
     yield f'<p class="about">{escape("; ".join(_about(document)))}</p>'
     yield '<div class="tiles">'
     for name, value in _first_figures(document["summary"]):
@@ -61,12 +65,26 @@ def _parts(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> Iterator
             f'<tr><th class="{verdict}">{verdict}</th><td>{escape(name)}</td>'
             f'<td class="n">{escape(shown)}</td></tr>'
         )
+    for line in document["accounting"]:
+        if not line["agrees"]:
+            yield (
+                f'<tr><th class="FAIL">FAIL</th><td>{escape(line["tier"])}, {escape(line["what"])}'
+                f'</td><td class="n">{line["counted"]:,} and {line["arithmetic"]:,}</td></tr>'
+            )
     yield "</table>"
+    yield '<div class="charts">'
     for chart in charts.values():
         svg = chart.svg()
-        yield svg[svg.index("<svg") :]
+        yield f"<div>{svg[svg.index('<svg') :]}</div>"
+    yield "</div>"
     for title, lines in report.sections(document):
         yield f"<h2>{escape(title)}</h2><pre>{escape(chr(10).join(lines))}</pre>"
+
+
+def _command(command: str) -> str:
+    """No line ends between the hyphens of a flag."""
+    words = [escape(word) for word in command.split(" ")]
+    return " ".join(f"<span>{word}</span>" if word.startswith("--") else word for word in words)
 
 
 def _about(document: Mapping[str, Any]) -> Iterator[str]:
@@ -86,7 +104,7 @@ def _first_figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield "requests/s", f"{summary['requests_per_second']:,.1f}"
     yield "tokens/s", f"{summary['avg_throughput_tokens_per_sec']:,.0f}"
     hit_rate = stats["cache_hit_rate"]
-    yield "of the blocks found", "-" if hit_rate is None else f"{100 * hit_rate:.1f} %"
+    yield "blocks found", "-" if hit_rate is None else f"{100 * hit_rate:.1f} %"
     yield "read GB/s", f"{stats['read_gb_per_sec']:.2f}"
     yield "written GB/s", f"{stats['write_gb_per_sec']:.2f}"
     for name, key in (

@@ -212,7 +212,9 @@ def rag_stats(requests: Sequence[RequestSample]) -> dict[str, Any]:
 
 
 def _tiers(transfers: Sequence[TransferSample]) -> list[str]:
-    return sorted({transfer.tier for transfer in transfers})
+    """From the fastest to the slowest."""
+    found = {transfer.tier for transfer in transfers}
+    return [tier for tier in SOURCE_NAMES if tier in found] + sorted(found - SOURCE_NAMES.keys())
 
 
 def _rate(count: float, seconds: float) -> float:

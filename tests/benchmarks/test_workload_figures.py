@@ -165,7 +165,7 @@ def test_every_figure_of_the_summary_can_be_recomputed_from_the_samples_of_the_j
     assert_same(written["summary"], expected, "summary")
     stats = written["summary"]["cache_stats"]
     assert stats["read_share_by_tier"].keys() == {"cpu", "nvme"}, "the run was to reach the disk"
-    assert 0 < stats["cache_hit_rate"] <= 1 and written["summary"]["total_requests"] > 20
+    assert 0 < stats["cache_hit_rate"] <= 1 and written["summary"]["total_requests"] == 6 * 8
     assert written["summary"]["rag_stats"]["requests"] > 0
     assert written["summary"]["prefix_cache_stats"]["bytes_saved"] > 0
 
@@ -195,7 +195,7 @@ def test_the_printed_verdict_can_be_recomputed_from_the_samples_of_the_json(writ
 def test_the_timeline_can_be_recomputed_from_the_moments_and_they_add_up_to_the_totals(written):
     moments = rows_of(written["samples"]["moments"])
     timeline = written["throughput_timeline"]
-    assert len(timeline) == len(moments) - 1 >= 2
+    assert len(timeline) == len(moments) - 1 >= 1
     for before, now, found in zip(moments, moments[1:], timeline, strict=False):
         passed_s = now["time_s"] - before["time_s"]
         assert_same(
@@ -218,7 +218,7 @@ def test_the_timeline_can_be_recomputed_from_the_moments_and_they_add_up_to_the_
 def test_the_json_has_the_keys_of_the_source_and_is_a_record_like_any_other(written, workload_run):
     assert written.keys() >= {"summary", "throughput_timeline", "seed", "options", "samples"}
     assert written["seed"] == 42 and len(written["request_digest"]) == 64
-    assert written["options"]["cpu_mem_gb"] == 0.03
+    assert written["options"]["cpu_mem_gb"] == 0.01
     record = Record.read(workload_run.json)
     assert record.benchmark == "benchmarks.storage_workload" and record.figures
     assert str(workload_run.folder) not in record.command.replace(
@@ -237,7 +237,7 @@ def test_samples_come_back_from_the_json_as_they_were_written(written):
 
 def test_nothing_but_what_was_asked_for_is_left_behind(workload_run):
     names = {path.name for path in workload_run.folder.iterdir()}
-    assert names == {"run.json", "run.html", "plots"}
+    assert names == {"run.json", "run.html"}
 
 
 # ── verdicts, from latencies that nobody has measured ────────────────────────────────────────

@@ -18,7 +18,3 @@ class WorkloadRun(NamedTuple):
     @property
     def html(self) -> Path:
         return self.folder / "run.html"
-
-    @property
-    def plots(self) -> Path:
-        return self.folder / "plots"
