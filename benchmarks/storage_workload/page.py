@@ -25,7 +25,7 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem }
 .tiles b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .5rem; text-align: left; border-bottom: 1px solid var(--line) }
-th { width: 4rem } td.n { text-align: right; white-space: nowrap }
+th { width: 3rem } td.n { text-align: right; white-space: nowrap }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(28rem, 100%), 1fr));
   gap: 1rem; margin: 1.5rem 0 }
 .charts div { overflow-x: auto; border-radius: .4rem }
