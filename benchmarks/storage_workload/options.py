@@ -1,6 +1,7 @@
 """Every option of the source document with its default, and ours. Checked when made."""
 
 import difflib
+import importlib.util
 import math
 import os
 import time
@@ -130,6 +131,9 @@ class Options:
                 raise ConfigError(f"{name}: {file} is a folder")
             if file is not None:
                 _writable(name, file.parent)
+        drawn = [name for name in ("html", "plots") if getattr(self, name) is not None]
+        if drawn and importlib.util.find_spec("matplotlib") is None:
+            raise ConfigError(f"{drawn[0]}: charts need matplotlib, which is not installed")
         if self.plots is not None:  # it is made, and what is above it too
             above = (self.plots, *self.plots.absolute().parents)
             _writable("plots", next(folder for folder in above if folder.exists()))

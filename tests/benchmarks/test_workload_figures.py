@@ -5,11 +5,16 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import fake_time
 import pytest
 from workload_files import WorkloadRun
 
 from benchmarks.harness.record import Record
 from benchmarks.storage_workload import document as documents
+from benchmarks.storage_workload.driver import Driver, Pace
+from benchmarks.storage_workload.emulated import EmulatedBackend
+from benchmarks.storage_workload.models import MODELS, BlockShape
+from benchmarks.storage_workload.requests import Workload
 from benchmarks.storage_workload.samples import Moment, RequestSample, Samples, TransferSample
 from benchmarks.storage_workload.summary import summarize
 from benchmarks.storage_workload.verdict import judge, passed
@@ -339,6 +344,35 @@ def test_what_ends_after_the_run_is_over_counts_nowhere_but_among_the_cut_off():
     assert summary["total_requests"] == 1 and summary["unfinished_requests"] == 1
     assert summary["cache_stats"]["total_read_gb"] == 0
     assert "interactive" not in summary["qos_metrics"]
+
+
+def of_emulated_users(workload: Workload) -> dict[str, Any]:
+    async def run() -> Samples:
+        driver = Driver(workload, EmulatedBackend(1e12), BlockShape(256, 1), Pace())
+        await driver.ingest(workload.documents())
+        await driver.run_users(20, 30.0)
+        return driver.samples
+
+    return summarize(fake_time.run(run()))
+
+
+def test_each_kind_of_reuse_counts_when_it_is_on_and_not_at_all_when_it_is_off():
+    on = Workload(MODELS["tiny-1b"], 5, num_documents=3)
+    summary = of_emulated_users(on)
+    assert summary["multi_turn_stats"]["cache_hits"] > 0
+    assert summary["prefix_cache_stats"]["prefix_hits"] > 0
+    assert summary["prefix_cache_stats"]["prefix_misses"] >= 3, "nobody has it before the first"
+    assert summary["prefix_cache_stats"]["bytes_saved"] > 0
+    assert summary["rag_stats"]["chunk_hits"] == summary["rag_stats"]["chunk_blocks"] > 0
+    assert summary["cache_stats"]["total_write_gb"] > 0
+    for off, stats in (
+        ({"multi_turn": False, "system_prompts": False}, "multi_turn_stats"),
+        ({"system_prompts": False}, "prefix_cache_stats"),
+        ({"num_documents": 0}, "rag_stats"),
+    ):
+        counters = of_emulated_users(on._replace(**off))[stats]
+        counters.pop("longest_conversation", None)
+        assert not any(counters.values()), counters
 
 
 def test_nothing_at_all_is_a_summary_too():

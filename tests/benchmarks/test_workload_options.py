@@ -190,6 +190,16 @@ def test_a_folder_that_may_not_be_written_to_is_found_before_anything_is_measure
         Options(output=tmp_path / "x.json")
 
 
+def test_charts_that_nothing_here_can_draw_are_found_before_anything_is_measured(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in ("html", "plots"):
+        with pytest.raises(ConfigError, match=f"{name}: charts need matplotlib"):
+            Options(**{name: tmp_path / "x"})
+    Options(output=tmp_path / "x")
+
+
 def test_help_is_shown_by_the_module_and_ends_with_0():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.storage_workload", "--help"],
