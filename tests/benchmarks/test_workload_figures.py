@@ -382,7 +382,16 @@ def test_nothing_at_all_is_a_summary_too():
     assert summary["dominates"]["component"] is None
 
 
-def test_a_text_that_looks_like_the_place_of_the_samples_does_not_get_them(tmp_path):
-    document = {"notes": ['"samples": null'], "samples": {"elapsed_s": 1.0}}
+def test_samples_get_into_their_place_of_the_json_and_no_other(tmp_path):
+    document = {"options": {"samples": None}, "samples": {"elapsed_s": 1.0}, "last": None}
     documents.write(document, tmp_path / "run.json")
     assert json.loads((tmp_path / "run.json").read_text()) == document
+
+
+def test_a_system_prompt_that_was_found_in_part_is_reused_and_no_hit():
+    requests = [
+        request(system_asked=4, system_hit=hit, system_hit_bytes=10 * hit) for hit in (0, 3, 4)
+    ]
+    stats = summarize(samples_of(requests))["prefix_cache_stats"]
+    assert (stats["prefix_hits"], stats["prefix_misses"]) == (1, 2)
+    assert (stats["system_prompt_reuse"], stats["bytes_saved"]) == (2, 70)

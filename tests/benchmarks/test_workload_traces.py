@@ -99,6 +99,8 @@ def test_each_conversation_of_sharegpt_keeps_its_order_and_begins_with_what_was_
         (20, 10, 2),
     ]
     assert first[1].prefix == (first[0].new,)
+    keys = [key for r in source.requests for key in r.new.blocks(BlockShape(16, 1)).keys]
+    assert len(keys) == len(set(keys)), "no two turns share a block"
     assert [(r.new.tokens, r.generation_tokens) for r in second] == [(16_384, 2_048)], "at most"
     assert [(r.new.tokens, r.generation_tokens) for r in third] == [(1, 1)], "at least"
     assert [r.arrival_s for r in source.requests] == pytest.approx([0, 0.1, 0.2, 0.3])
