@@ -1,5 +1,6 @@
 """A run that is ended from outside, and one that is run again: real processes."""
 
+import asyncio
 import json
 import os
 import signal
@@ -80,6 +81,34 @@ def test_a_signal_before_anything_is_measured_is_130_without_a_traceback(capsys,
     assert signal.getsignal(signal.SIGTERM) is before
 
 
+def test_the_second_signal_is_as_ever():
+    class Stopped:
+        stopped = interrupted = False
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    came: list[int] = []
+    it = Stopped()
+
+    async def signalled_twice() -> None:
+        with run._stopped_by_signals(it, it):
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not it.stopped:
+                await asyncio.sleep(0)
+            assert it.interrupted and came == []
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert came == [signal.SIGTERM]
+
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        asyncio.run(signalled_twice())
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert came == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def digests(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, str, str]:
     """Of a run: in its JSON, in what it printed, and its seed."""
     file = folder / "run.json"
@@ -96,8 +125,9 @@ def test_a_seed_asks_for_the_same_again_and_another_for_something_else(
     tmp_path, capsys, monkeypatch
 ):
     monkeypatch.setattr(run, "HEADROOM_S", 0.05)
+    monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 7)
     drawn = digests(tmp_path, capsys)
-    assert drawn[0] == drawn[1]
+    assert drawn[0] == drawn[1] and drawn[2] == str(2**32 - 7)
     assert digests(tmp_path, capsys, "--seed", drawn[2]) == drawn, "the seed that it said"
     other = digests(tmp_path, capsys, "--seed", str(int(drawn[2]) + 1))
     assert other[0] == other[1] != drawn[0]

@@ -11,9 +11,11 @@ from workload_files import WorkloadRun
 
 from benchmarks.harness.record import Record
 from benchmarks.storage_workload import document as documents
+from benchmarks.storage_workload.accounting import Line
 from benchmarks.storage_workload.driver import Driver, Pace
 from benchmarks.storage_workload.emulated import EmulatedBackend
 from benchmarks.storage_workload.models import MODELS, BlockShape
+from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.requests import Workload
 from benchmarks.storage_workload.samples import Moment, RequestSample, Samples, TransferSample
 from benchmarks.storage_workload.summary import summarize
@@ -329,6 +331,17 @@ def test_the_profile_of_a_submission_asks_only_whether_anything_was_generated():
     assert verdict(samples_of([]), "throughput") == ["[FAIL] Throughput > 0 tok/s: 0.00 tok/s"]
 
 
+def test_books_that_disagree_fail_a_run_whose_criteria_are_all_met():
+    def is_passed(counted: int) -> bool:
+        run = documents.Run(
+            Options(), Record("…", "…"), "digest", samples=samples_of([request()], FAST),
+            accounting=[Line("disk", "blocks", counted, 7)],
+        )  # fmt: skip
+        return bool(run.document()["verdict"]["passed"])
+
+    assert is_passed(7) and not is_passed(8)
+
+
 def test_five_of_a_hundred_late_answers_are_within_an_agreement_and_six_are_not():
     def met(num_late: int) -> bool:
         times = [0.2] * num_late + [0.1] * (100 - num_late)
@@ -362,7 +375,8 @@ def test_each_kind_of_reuse_counts_when_it_is_on_and_not_at_all_when_it_is_off()
     assert summary["multi_turn_stats"]["cache_hits"] > 0
     assert summary["prefix_cache_stats"]["prefix_hits"] > 0
     assert summary["prefix_cache_stats"]["prefix_misses"] >= 3, "nobody has it before the first"
-    assert summary["prefix_cache_stats"]["bytes_saved"] > 0
+    found = summary["prefix_cache_stats"]["system_prompt_block_hits"]
+    assert summary["prefix_cache_stats"]["bytes_saved"] == found * 256
     assert summary["rag_stats"]["chunk_hits"] == summary["rag_stats"]["chunk_blocks"] > 0
     assert summary["cache_stats"]["total_write_gb"] > 0
     for off, stats in (

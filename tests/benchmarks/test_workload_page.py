@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -12,6 +13,7 @@ from xml.etree import ElementTree
 
 import fake_time
 import pytest
+from matplotlib.figure import Figure
 from workload_files import WorkloadRun
 
 from benchmarks.storage_workload import __main__ as storage_workload
@@ -23,7 +25,7 @@ from benchmarks.storage_workload.page import page
 from benchmarks.storage_workload.plots import charts
 from benchmarks.storage_workload.progress import LOGGED_EVERY_S, WATCHED_EVERY_S, Progress
 from benchmarks.storage_workload.requests import Workload
-from benchmarks.storage_workload.samples import Samples
+from benchmarks.storage_workload.samples import Moment, RequestSample, Samples
 
 HEADERS = [
     "STORAGE PERFORMANCE ASSESSMENT: PASS", "OVERALL PERFORMANCE", "LATENCY BREAKDOWN",
@@ -168,6 +170,34 @@ def test_charts_are_written_as_svg_and_as_png_with_every_series_named(plots):
             assert f">{word}</text>" in texts[kind], (kind, word)
 
 
+def test_charts_show_the_figures_of_the_timeline_and_of_the_samples(workload_run):
+    found = json.loads(workload_run.json.read_text())
+    samples = Samples.from_json(found["samples"])
+    drawn: dict[str, dict[str, list[float]]] = {}
+    for name, chart in charts(found, samples).items():
+        axes = Figure().add_subplot()
+        chart.draw(axes)
+        drawn[name] = {line.get_label(): [*line.get_ydata()] for line in axes.lines}
+    timeline = found["throughput_timeline"]
+    for name, key, chart in (
+        ("read", "read_gb_per_sec", "throughput"), ("written", "write_gb_per_sec", "throughput"),
+        ("generated", "throughput_tokens_per_sec", "tokens"),
+        ("active", "num_users", "users"), ("waiting", "in_flight", "users"),
+    ):  # fmt: skip
+        assert drawn[chart][name] == [moment[key] for moment in timeline], name
+    last = timeline[-1]["used_bytes"]
+    assert {name: values[-1] for name, values in drawn["tiers"].items()} == {
+        tier: used / 2**30 for tier, used in last.items()
+    }
+    latency = drawn["latency"]
+    assert latency.keys() == {"queue", "storage", "end to end"}
+    for place, worst in enumerate(latency["end to end"]):
+        if not math.isnan(worst):  # somebody was answered then
+            assert latency["queue"][place] <= latency["storage"][place] <= worst
+    slowest = max(request.total_s for request in samples.requests)
+    assert 0 < max(filter(lambda each: each > 0, latency["end to end"])) <= 1000 * slowest + 1e-3
+
+
 def test_a_run_without_a_single_answer_can_be_drawn_and_reported(workload_run, tmp_path):
     found = document_of(workload_run)
     assert charts({**found, "throughput_timeline": []}, Samples())["latency"].svg()
@@ -219,6 +249,26 @@ def test_a_terminal_gets_one_line_that_is_written_again_and_then_taken_away():
     assert drawn[0].startswith("0 of 10.2 s") or drawn[0].startswith("1 of 10.2 s")
     assert len({len(line) for line in drawn[:-1]}) == 1, "a shorter line leaves nothing behind"
     assert not drawn[-2].strip() and drawn[-1] == ""
+
+
+def test_an_answer_counts_once_however_often_the_line_is_shown():
+    async def run() -> list[str]:
+        driver = Driver(Workload(MODELS["tiny-1b"], 1), NullBackend(), BlockShape(16, 1), Pace())
+        driver.samples.moments.append(Moment(0.0, 3, 1, 0, 0, 0, 0, {}))
+        progress = Progress(driver, 10, io.StringIO())
+        lines = [progress.line()]
+        for asked, hit in ((10, 10), (10, 4)):
+            driver.samples.requests.append(
+                RequestSample(0, 1, 0, 0, "batch", "", "", 1, 1, 1, 0, 0, 0, asked, hit, 0, 0, 0, 0)
+            )
+            lines += [progress.line(), progress.line()]
+        return lines
+
+    known = "0 of 10 s, 10 s left; 3 users, 1 waiting for an answer; "
+    assert asyncio.run(run()) == [
+        known + "0 requests", *[known + "1 requests; 100.0% of the blocks found"] * 2,
+        *[known + "2 requests; 70.0% of the blocks found"] * 2,
+    ]  # fmt: skip
 
 
 def test_before_users_come_the_line_says_what_is_done_instead():
