@@ -40,6 +40,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "no_disk": ("", "memory alone"),
         "server": ("ENDPOINT", "a running server instead of a store in this process, as "
                    "tcp://127.0.0.1:5757"),
+        "emulated_device": ("GB_PER_S", "no store: a device of this speed that keeps all, to try "
+                            "the autoscalers; 0: the store"),
         "block_tokens": ("N", "tokens of a block"),
         "bytes_scale": ("X", "blocks of X times their size: the same requests on a small machine"),
     },

@@ -50,6 +50,7 @@ class Options:
 
     # Ours.
     server: str | None = None
+    emulated_device: float = 0.0
     mooncake_trace: Path | None = None
     trace_rate: float = 1.0
     arrival: str = "closed"
@@ -75,7 +76,7 @@ class Options:
             _at_least(name, getattr(self, name), 1)
         for name in (
             "gpu_mem_gb", "cpu_mem_gb", "max_concurrent_allocs", "max_requests",
-            "storage_capacity_gb", "think_scale",
+            "storage_capacity_gb", "think_scale", "emulated_device",
         ):  # fmt: skip
             _at_least(name, getattr(self, name), 0)
         if self.seed is not None:
@@ -104,6 +105,8 @@ class Options:
             raise ConfigError(f"{self.traces[0]} with enable_autoscaling: a trace has its own load")
         if self.server is not None and self.cache_dir is not None:
             raise ConfigError("cache_dir with server: the server has a directory of its own")
+        if self.server is not None and self.emulated_device:
+            raise ConfigError("emulated_device with server: a device instead of all tiers")
         if self.no_disk and not self.cpu_mem_gb:
             raise ConfigError("cpu_mem_gb: 0 with no_disk leaves nowhere to store anything")
         at_rate, as_recorded = "an arrival of fixed, poisson or gamma", "an arrival of trace"

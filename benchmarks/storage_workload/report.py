@@ -108,6 +108,11 @@ def _storage(document: Mapping[str, Any]) -> Iterator[str]:
         f"Cache Hit Rate: {_percent(stats['cache_hit_rate'])} ({hits:,} of {asked:,} blocks that "
         "might be there)"
     )
+    if trace := document["trace"]:
+        yield (
+            f"Counted over the same {trace['requests']:,} requests, without a store and a limit: "
+            f"{100 * trace['findable']:.2f}%, here {100 * trace['hit_rate']:.2f}%"
+        )
     yield (
         f"Read: {stats['total_read_gb']:.2f} GiB, of it by decoding "
         f"{stats['decode_read_gb']:.2f}, Write: {stats['total_write_gb']:.2f} GiB"
