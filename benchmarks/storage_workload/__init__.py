@@ -13,8 +13,11 @@ store_host, measured_disk   the server's own store in this process, on a thread 
 wire                        a server, through the ordinary client
 driver, slots               users that wait for their answers, or arrivals that do not
 autoscale, scaling          how many users: the decision, and who carries it out
+progress                    how far a run is
 samples, summary, verdict   what was measured, every figure of it, PASS or FAIL
 accounting                  what the tiers hold against what they were given
+document, validation        all of it as JSON; beside a recorded trace
 report, plots, page         for people
-options, scenarios, suite   the command line
+options, flags, scenarios   the command line
+suite, comparison           many runs, and a table of them
 """

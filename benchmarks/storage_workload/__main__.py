@@ -1,38 +1,65 @@
 """`python -m benchmarks.storage_workload --scenario quick`."""
 
 import shlex
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from benchmarks.storage_workload import document, report, suite
-from benchmarks.storage_workload.options import default_output, parse
-from benchmarks.storage_workload.pictures import write_pictures
+from benchmarks.storage_workload import document, flags, pictures, report, suite
+from benchmarks.storage_workload.options import default_output
 from benchmarks.storage_workload.run import execute
-from benchmarks.storage_workload.scenarios import SCENARIOS
 from remote_server.errors import ConfigError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when the run passed, 1 when it did not, 2 for impossible options, 130 after Ctrl-C."""
     argv = sys.argv[1:] if argv is None else list(argv)
-    if argv[:1] == ["suite"]:
-        return suite.main(argv[1:])
     try:
-        options = parse(argv, SCENARIOS)
-        print(f"as: python -m {document.BENCHMARK} {shlex.join(options.arguments())}", flush=True)
-        run = execute(options)
+        with _sigterm_as_ctrl_c():
+            if argv[:1] == ["suite"]:
+                return suite.main(argv[1:])
+            if argv[:1] == ["report"]:
+                return pictures.main(argv[1:])
+            return _measure(argv)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _measure(argv: Sequence[str]) -> int:
+    options = flags.parse(argv)
+    words = ["python", "-m", document.BENCHMARK, *options.arguments()]
+    print(f"as: {shlex.join(words)}", flush=True)
+    run = execute(options)
     found = run.document()
     output = options.output or default_output()
     document.write(found, output)  # before any printing: a closed pipe must not cost it
-    write_pictures(run, found)
+    pictures.write(found, run.samples, options.html, options.plots)
     print(report.render(found))
     print(f"\n{run.record.describe_machine()}; {run.record.command}; {output}")
+    if run.record.stolen_percent:
+        print(f"the host gave {run.record.stolen_percent:g} % of the CPU time to other machines")
     if run.interrupted:
         return 130
     return 0 if found["verdict"]["passed"] else 1
+
+
+@contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """So that a disk tier removes its directory whoever ends this, and whenever."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

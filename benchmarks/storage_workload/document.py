@@ -98,9 +98,10 @@ def criteria_of(document: Mapping[str, Any]) -> list[Criterion]:
 
 def write(document: Mapping[str, Any], path: Path) -> None:
     """Raw samples on a line each list, the rest for people to read."""
-    text = json.dumps({**document, "samples": None}, indent=1)
-    samples = json.dumps(document["samples"], separators=(",", ":"))
-    path.write_text(text.replace('"samples": null', f'"samples": {samples}') + "\n")
+    text = json.dumps({**document, "samples": None}, indent=1, allow_nan=False)
+    samples = json.dumps(document["samples"], separators=(",", ":"), allow_nan=False)
+    head, _, tail = text.rpartition('"samples": null')
+    path.write_text(f'{head}"samples": {samples}{tail}\n')
 
 
 def _figures(summary: Mapping[str, Any]) -> Iterator[Figure]:

@@ -58,6 +58,8 @@ class _Cost:
 
     queue_s: float = 0.0
     storage_s: float = 0.0
+    system_hit_bytes: int = 0
+    """Not a cost but what a system prompt has saved."""
 
 
 class Driver:
@@ -99,10 +101,12 @@ class Driver:
     # ── before ───────────────────────────────────────────────────────────────────────────
 
     async def ingest(self, documents: Sequence[Sequence[Entry]]) -> None:
-        """Store what questions will be about. The run begins afterwards."""
-        for document in documents:
-            for chunk in document:
-                await self._write(None, chunk.blocks(self._shape), "ingest", _Cost())
+        """Store what questions will be about, or as much as there is time for before `stop`. The
+        run begins afterwards."""
+        with suppress(_RunOver):
+            for document in documents:
+                for chunk in document:
+                    await self._write(None, chunk.blocks(self._shape), "ingest", _Cost())
         self.started = self._loop.time()
 
     # ── closed loop ──────────────────────────────────────────────────────────────────────
@@ -214,6 +218,7 @@ class Driver:
                 request.context_tokens, request.generation_tokens,
                 cost.queue_s, cost.storage_s, ended - began,
                 asked[0], hit[0], asked[1], hit[1], chunks_asked, chunks_hit,
+                cost.system_hit_bytes,
             )
         )  # fmt: skip
 
@@ -233,6 +238,7 @@ class Driver:
             purpose = "recompute" if request.new is not None else "new"
             await self._write(request, prefix.part(hit), purpose, cost)
         system_hit = min(hit, num_system)
+        cost.system_hit_bytes = prefix.part(0, system_hit).num_bytes
         return (num_system, len(prefix.keys) - num_system), (system_hit, hit - system_hit)
 
     async def _find_chunks(self, request: Request, cost: _Cost) -> tuple[int, int]:

@@ -9,24 +9,39 @@ from benchmarks.storage_workload import report
 from benchmarks.storage_workload.document import criteria_of
 
 _STYLE = """
-:root { color-scheme: light dark; }
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 64rem; padding: 0 1rem;
-       color: CanvasText; background: Canvas; }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .7rem; text-align: left; border-bottom: 1px solid
-         color-mix(in srgb, CanvasText 15%, Canvas); }
-pre, .wide { overflow-x: auto; }
-svg { max-width: 100%; height: auto; }
-code { font-size: 90%; overflow-wrap: anywhere; }
-.about { color: GrayText; }
+:root { color-scheme: light dark; --ink: #1a1a1a; --ground: #fff; --line: #d5d8dd;
+  --soft: #f3f5f7; --quiet: #5c636e; --good: #0b6b3a; --bad: #b3261e }
+@media (prefers-color-scheme: dark) {
+  :root { --ink: #e8e8e8; --ground: #16181c; --line: #3d434c; --soft: #22262c; --quiet: #a4acb8;
+    --good: #6fd39b; --bad: #ff8a80 }
+}
+body { color: var(--ink); background: var(--ground); font: 15px/1.5 system-ui, sans-serif;
+  max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem }
+.PASS { color: var(--good) } .FAIL { color: var(--bad) } .SKIPPED, .about { color: var(--quiet) }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7.6rem, 1fr)); gap: .6rem;
+  margin: 1.2rem 0 }
+.tiles div { background: var(--soft); border-radius: .4rem; padding: .5rem .7rem }
+.tiles b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums }
+table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+th, td { padding: .3rem .5rem; text-align: left; border-bottom: 1px solid var(--line) }
+th { width: 3rem } td.n { text-align: right; white-space: nowrap }
+.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(28rem, 100%), 1fr));
+  gap: 1rem; margin: 1.5rem 0 }
+.charts div { overflow-x: auto; border-radius: .4rem }
+.charts div:first-child:nth-last-child(odd) { grid-column: 1 / -1 }
+svg { display: block; width: 100%; min-width: 28rem; height: auto }
+pre { background: var(--soft); border-radius: .4rem; padding: .6rem .8rem; margin: 0;
+  font-size: 13px; white-space: pre-wrap; overflow-wrap: anywhere }
+code { font-size: 90%; overflow-wrap: anywhere } code span { white-space: nowrap }
 """
 
 
 def page(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> str:
-    """The verdict, the charts, and the whole report."""
+    """The verdict, the figures to look at first, the charts, and the whole report."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Storage workload</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(_parts(document, charts))
         + "\n</body></html>\n"
@@ -35,20 +50,65 @@ def page(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> str:
 
 def _parts(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> Iterator[str]:
     word = "PASS" if document["verdict"]["passed"] else "FAIL"
-    yield f"<h1>Storage workload: {word}</h1>"
-    yield f"<p><code>{escape(document['command'])}</code></p>"
-    machine = document["machine"]
-    about = [document["started"], f"{machine['cores']} cores, {machine['memory_gib']} GiB"]
-    if document["interrupted"]:
-        about.append("interrupted: only what was measured until then")
-    about += [f"{name} {version}" for name, version in document["versions"].items()]
-    yield f'<p class="about">{escape("; ".join(about))}</p>'
+    yield f'<h1>Storage workload: <span class="{word}">{word}</span></h1>'
+    yield f"<p><code>{_command(document['command'])}</code></p>"
+    yield f'<p class="about">{escape("; ".join(_about(document)))}</p>'
+    yield '<div class="tiles">'
+    for name, value in _first_figures(document["summary"]):
+        yield f"<div><b>{escape(value)}</b>{escape(name)}</div>"
+    yield "</div>"
     yield "<table>"
     for criterion in criteria_of(document):
-        verdict, _, rest = criterion.line.partition("] ")
-        yield f"<tr><th>{escape(verdict.lstrip('['))}</th><td>{escape(rest)}</td></tr>"
+        verdict, _, rest = criterion.line.removeprefix("[").partition("] ")
+        name, _, shown = rest.partition(": ")
+        yield (
+            f'<tr><th class="{verdict}">{verdict}</th><td>{escape(name)}</td>'
+            f'<td class="n">{escape(shown)}</td></tr>'
+        )
+    for line in document["accounting"]:
+        if not line["agrees"]:
+            yield (
+                f'<tr><th class="FAIL">FAIL</th><td>{escape(line["tier"])}, {escape(line["what"])}'
+                f'</td><td class="n">{line["counted"]:,} and {line["arithmetic"]:,}</td></tr>'
+            )
     yield "</table>"
+    yield '<div class="charts">'
     for chart in charts.values():
         svg = chart.svg()
-        yield f'<div class="wide">{svg[svg.index("<svg") :]}</div>'
-    yield f"<h2>Report</h2><pre>{escape(report.render(document))}</pre>"
+        yield f"<div>{svg[svg.index('<svg') :]}</div>"
+    yield "</div>"
+    for title, lines in report.sections(document):
+        yield f"<h2>{escape(title)}</h2><pre>{escape(chr(10).join(lines))}</pre>"
+
+
+def _command(command: str) -> str:
+    """No line ends between the hyphens of a flag."""
+    words = [escape(word) for word in command.split(" ")]
+    return " ".join(f"<span>{word}</span>" if word.startswith("--") else word for word in words)
+
+
+def _about(document: Mapping[str, Any]) -> Iterator[str]:
+    machine = document["machine"]
+    yield document["started"]
+    yield f"{machine['cores']} cores, {machine['memory_gib']} GiB"
+    if document["interrupted"]:
+        yield "interrupted: only what was measured until then"
+    if document["stolen_percent"]:
+        yield f"{document['stolen_percent']:g} % of its CPU time was given to other machines"
+    for name, version in document["versions"].items():
+        yield f"{name} {version}"
+
+
+def _first_figures(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    stats = summary["cache_stats"]
+    yield "requests/s", f"{summary['requests_per_second']:,.1f}"
+    yield "tokens/s", f"{summary['avg_throughput_tokens_per_sec']:,.0f}"
+    hit_rate = stats["cache_hit_rate"]
+    yield "blocks found", "-" if hit_rate is None else f"{100 * hit_rate:.1f} %"
+    yield "read GB/s", f"{stats['read_gb_per_sec']:.2f}"
+    yield "written GB/s", f"{stats['write_gb_per_sec']:.2f}"
+    for name, key in (
+        ("storage, P95", "storage_io_latency_ms"), ("end to end, P95", "end_to_end_latency_ms"),
+    ):  # fmt: skip
+        latency = summary[key]
+        yield name, "-" if latency is None else f"{latency['p95']:,.1f} ms"

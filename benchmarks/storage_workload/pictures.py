@@ -1,22 +1,58 @@
-"""The files that people look at, where they were asked for."""
+"""The files that people look at, after a run or from the JSON of an earlier one."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.storage_workload.document import Run
+from benchmarks.storage_workload import report
+from benchmarks.storage_workload.flags import OneLineParser
 from benchmarks.storage_workload.page import page
 from benchmarks.storage_workload.plots import charts
+from benchmarks.storage_workload.samples import Samples
+from remote_server.errors import ConfigError
 
 
-def write_pictures(run: Run, document: Mapping[str, Any]) -> None:
-    """The page with `--html`, the charts with `--plots`."""
-    options = run.options
-    if options.html is None and options.plots is None:
+def write(
+    document: Mapping[str, Any], samples: Samples, html: Path | None, plots: Path | None
+) -> None:
+    """The page and the folder of charts, where a path says to."""
+    if html is None and plots is None:
         return
-    drawn = charts(document, run.samples)
-    if options.plots is not None:
-        options.plots.mkdir(parents=True, exist_ok=True)
+    drawn = charts(document, samples)
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
         for name, chart in drawn.items():
-            chart.write(options.plots / name)
-    if options.html is not None:
-        options.html.write_text(page(document, drawn), encoding="utf-8")
+            chart.write(plots / name)
+    if html is not None:
+        html.write_text(page(document, drawn), encoding="utf-8")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the report of a JSON file again, and draw what is asked for. Raises `ConfigError`."""
+    made = OneLineParser(
+        prog="python -m benchmarks.storage_workload report",
+        description="The report of an earlier run, from its JSON.",
+    )
+    made.add_argument("file", type=Path, help="what --output wrote")
+    made.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
+    made.add_argument("--plots", type=Path, metavar="FOLDER", help="charts as SVG and as PNG")
+    arguments = made.parse_args(argv)
+    found = _read(arguments.file)
+    if found["samples"] is None and (arguments.html or arguments.plots):
+        raise ConfigError(f"{arguments.file} has no samples to draw: it is of --no-samples")
+    samples = Samples.from_json(found["samples"]) if found["samples"] else Samples()
+    write(found, samples, arguments.html, arguments.plots)
+    print(report.render(found))
+    print(f"\n{found['command']}")
+    return 0
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if {"summary", "verdict", "samples"} <= found.keys():
+            return dict(found)
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{file}: {error}") from None
+    raise ConfigError(f"{file} is not the JSON of a run")

@@ -14,7 +14,7 @@ MAX_SLICES = 60
 
 
 def charts(document: Mapping[str, Any], samples: Samples) -> dict[str, Chart]:
-    """By the name of the file."""
+    """By the name of the file; what is to be looked at first comes first."""
     timeline = document["throughput_timeline"]
     seconds = [moment["timestamp"] for moment in timeline]
     tiers = sorted({tier for moment in timeline for tier in moment["used_bytes"]})
@@ -36,13 +36,13 @@ def charts(document: Mapping[str, Any], samples: Samples) -> dict[str, Chart]:
     }
     title = "Latency, P95 of what ended then"
     return {
+        "latency": plot.over_time(title, "ms", middles, latencies),
         "throughput": over(
             "Throughput", "GB/s", read="read_gb_per_sec", written="write_gb_per_sec"
         ),
         "tokens": over("Tokens", "tokens per s", generated="throughput_tokens_per_sec"),
         "tiers": plot.over_time("What the tiers hold", "GiB", seconds, held),
         "users": over("Users", "users", active="num_users", waiting="in_flight"),
-        "latency": plot.over_time(title, "ms", middles, latencies),
     }
 
 

@@ -16,6 +16,7 @@ from benchmarks.storage_workload.driver import GENERATION_S, Driver, Pace
 from benchmarks.storage_workload.emulated import NullBackend
 from benchmarks.storage_workload.models import MODELS, BlockShape, shape_of
 from benchmarks.storage_workload.options import Options
+from benchmarks.storage_workload.progress import Progress
 from benchmarks.storage_workload.requests import Request, Workload, digest_of
 from benchmarks.storage_workload.scaling import Scaling
 from benchmarks.storage_workload.stores import AnyStore, close_books, store_of
@@ -50,7 +51,10 @@ def execute(options: Options) -> Run:
         run.trace = trace_count.beside(load.source.requests, run.samples.requests)
     run.record.end()
     if not run.interrupted:
-        run.headroom = asyncio.run(_headroom(load.workload, shape, options.num_users))
+        try:
+            run.headroom = asyncio.run(_headroom(load.workload, shape, options.num_users))
+        except KeyboardInterrupt:  # all else is measured
+            run.interrupted = True
     return run
 
 
@@ -89,11 +93,12 @@ async def _measure(run: Run, load: Load, backend: AnyStore, shape: BlockShape) -
     run.samples = driver.samples
     before = device_io.of_this_process()
     with _stopped_by_signals(driver, run):
-        await driver.ingest(load.workload.documents())
-        await _drive(driver, run, load)
-    await backend.settle()
-    driver.take_behind()
-    await close_books(run, backend, shape, before)
+        async with Progress(driver, run.options.duration).shown():
+            await driver.ingest(load.workload.documents())
+            await _drive(driver, run, load)
+        await backend.settle()
+        driver.take_behind()
+        await close_books(run, backend, shape, before)
 
 
 async def _drive(driver: Driver, run: Run, load: Load) -> None:
@@ -144,18 +149,21 @@ async def _headroom(workload: Workload, shape: BlockShape, users: int) -> float:
 def _stopped_by_signals(driver: Driver, run: Run) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the run; what was measured is kept. A second one is as ever."""
     loop = asyncio.get_running_loop()
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop() -> None:
         run.interrupted = True
         driver.stop()
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        restore()
 
-    for number in numbers:
+    def restore() -> None:
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)  # which leaves the system's default behind
+            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+
+    for number in before:
         loop.add_signal_handler(number, stop)
     try:
         yield
     finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
+        restore()

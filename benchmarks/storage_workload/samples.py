@@ -37,6 +37,8 @@ class RequestSample(NamedTuple):
     history_hit: int
     document_asked: int
     document_hit: int
+    system_hit_bytes: int = 0
+    """Of `system_hit` blocks, the last of which may be shorter than the others."""
 
     @property
     def total_s(self) -> float:

@@ -7,23 +7,26 @@ the reason.
 """
 
 import argparse
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness import table
 from benchmarks.storage_workload import document, hardware
+from benchmarks.storage_workload.comparison import Outcome, render
 from benchmarks.storage_workload.document import Run
-from benchmarks.storage_workload.hardware import Hardware
+from benchmarks.storage_workload.flags import OneLineParser
+from benchmarks.storage_workload.hardware import STORAGE_CANDIDATES, Hardware
 from benchmarks.storage_workload.models import MODELS
-from benchmarks.storage_workload.options import Options
+from benchmarks.storage_workload.options import Options, one_of
 from benchmarks.storage_workload.run import execute
 from benchmarks.storage_workload.scenarios import SCENARIOS
 from remote_server.errors import ConfigError
 
 SEED = 42
 USERS = 50
+INTERRUPTED = "interrupted"
 
 WORKLOADS = (
     "gpu-only", "cpu-only", "storage-only", "gpu-cpu", "cpu-storage", "gpu-cpu-storage",
@@ -37,22 +40,15 @@ class Planned(NamedTuple):
     """One run of the suite; with a reason in `skipped` there is none."""
 
     name: str
-    settings: Mapping[str, Any]
+    options: Options
     skipped: str = ""
 
 
-class Outcome(NamedTuple):
-    """What became of one: its document, or the reason why there is none."""
-
-    name: str
-    document: Mapping[str, Any] | None
-    reason: str = ""
-
-
 def plan(arguments: argparse.Namespace, machine: Hardware) -> list[Planned]:
-    """The runs of the workloads that were asked for, in the source's order."""
-    low = arguments.users or USERS
-    high = arguments.high_users or machine.users_high
+    """The runs of the workloads that were asked for, in the source's order. Raises `ConfigError`
+    for what none of them could do."""
+    low = arguments.users
+    high = machine.users_high if arguments.high_users is None else arguments.high_users
     half, small = machine.memory_half_gb, machine.memory_small_gb
     rag = {"enable_rag": True, "rag_num_docs": arguments.documents} if arguments.rag else {}
     tier = {"duration": arguments.tier_s, **rag}
@@ -78,14 +74,17 @@ def plan(arguments: argparse.Namespace, machine: Hardware) -> list[Planned]:
     }
     always = {
         "model": arguments.model, "gpu_mem_gb": 0, "seed": SEED,
-        "bytes_scale": arguments.bytes_scale, "cache_dir": machine.storage,
+        "bytes_scale": arguments.bytes_scale, "cache_dir": arguments.cache_dir or machine.storage,
+        "storage_capacity_gb": arguments.storage_capacity_gb,
     }  # fmt: skip
     planned = []
     for name in WORKLOADS:
         for own in made[name] if name in arguments.workloads else ():
             settings = {**always, **own}
             label = name if len(made[name]) == 1 else f"{name} {settings['model']}"
-            planned.append(Planned(label, settings, _why_not(name, machine)))
+            output = arguments.folder / f"{label.replace(' ', '_')}.json"
+            options = Options(**settings, output=output)
+            planned.append(Planned(label, options, _why_not(name, machine)))
     return planned
 
 
@@ -95,64 +94,37 @@ def _why_not(name: str, machine: Hardware) -> str:
     return "the store has no GPU tier" if machine.gpu_gb else "no GPU"
 
 
-def run_all(
-    planned: Sequence[Planned], folder: Path, run_one: Callable[[Options], Run]
-) -> list[Outcome]:
-    """Each writes its JSON into `folder`. Ctrl-C ends the one at hand, and the rest is skipped."""
+def run_all(planned: Sequence[Planned], run_one: Callable[[Options], Run]) -> list[Outcome]:
+    """Each writes its JSON. Ctrl-C ends the one at hand, and the rest is skipped."""
     outcomes: list[Outcome] = []
     interrupted = False
-    for name, settings, skipped in planned:
-        reason = skipped or ("interrupted" if interrupted else "")
+    for name, options, skipped in planned:
+        reason = skipped or (INTERRUPTED if interrupted else "")
         found = None
         if not reason:
-            output = folder / f"{name.replace(' ', '_')}.json"
-            print(f"{name}…", file=sys.stderr, flush=True)
+            print(f"{name}: {shlex.join(options.arguments())}", file=sys.stderr, flush=True)
             try:
-                run = run_one(Options(**settings, output=output))
+                run = run_one(options)
             except ConfigError as error:
                 reason = str(error)
+            except KeyboardInterrupt:  # before it began to measure
+                reason, interrupted = INTERRUPTED, True
             else:
                 found = run.document()
-                document.write(found, output)
+                assert options.output is not None
+                document.write(found, options.output)
                 interrupted = run.interrupted
         outcomes.append(Outcome(name, found, reason))
     return outcomes
 
 
-def render(outcomes: Sequence[Outcome]) -> str:
-    """The comparison: one line a workload."""
-    heads = ["workload", "verdict", "users", "tok/s", "req/s", "read GB/s", "e2e P95 ms",
-             "storage P95 ms", "cpu %", "nvme %", "hits %", "bottleneck"]  # fmt: skip
-    rows: list[list[table.Cell]] = []
-    for name, found, reason in outcomes:
-        if found is None:
-            rows.append([name, f"SKIPPED ({reason})", *[None] * (len(heads) - 2)])
-            continue
-        summary = found["summary"]
-        stats = summary["cache_stats"]
-        share = stats["read_share_by_tier"]
-        hits = stats["cache_hit_rate"]
-        rows.append(
-            [name, "PASS" if found["verdict"]["passed"] else "FAIL",
-             found["options"]["num_users"], summary["avg_throughput_tokens_per_sec"],
-             summary["requests_per_second"], stats["read_gb_per_sec"],
-             _p95(summary["end_to_end_latency_ms"]), _p95(summary["storage_io_latency_ms"]),
-             100 * share.get("cpu", 0.0), 100 * share.get("nvme", 0.0),
-             None if hits is None else 100 * hits, summary["dominates"]["component"]]
-        )  # fmt: skip
-    return table.render(heads, rows)
-
-
-def _p95(latency: Mapping[str, float] | None) -> float | None:
-    return None if latency is None else latency["p95"]
-
-
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser(
+    made = OneLineParser(
         prog="python -m benchmarks.storage_workload suite",
         description="All workloads, one after another, and a table that compares them.",
     )
-    made.add_argument("-m", dest="model", default="llama3.1-8b", choices=MODELS, metavar="MODEL")
+    made.add_argument("-m", dest="model", default=Options.model, metavar="MODEL",
+                      help=", ".join(MODELS) + " (default: %(default)s)")  # fmt: skip
     for flag, name, default, of in (
         ("-t", "tier_s", 120.0, "each comparison of tiers"),
         ("-s", "saturation_s", 180.0, "the storage saturation"),
@@ -163,31 +135,50 @@ def parser() -> argparse.ArgumentParser:
                           help=f"of {of} (default: %(default)g)")  # fmt: skip
     made.add_argument("-w", dest="workloads", type=_workloads, default=WORKLOADS, metavar="LIST",
                       help="comma-separated: " + ", ".join(WORKLOADS))  # fmt: skip
-    made.add_argument("-u", dest="users", type=int, metavar="USERS", help="of a moderate load")
-    made.add_argument("-U", dest="high_users", type=int, metavar="USERS", help="of a high one")
+    made.add_argument("-u", dest="users", type=int, default=USERS, metavar="USERS",
+                      help="of a moderate load (default: %(default)s)")  # fmt: skip
+    made.add_argument("-U", dest="high_users", type=int, metavar="USERS",
+                      help="of a high one (default: 10 a GiB of memory, 50 to 300)")  # fmt: skip
     made.add_argument("-R", dest="rag", action="store_true", help="with documents")
-    made.add_argument("-D", dest="documents", type=int, default=10, metavar="DOCS")
+    made.add_argument("-D", dest="documents", type=int, default=Options.rag_num_docs,
+                      metavar="DOCS", help="so many (default: %(default)s)")  # fmt: skip
     made.add_argument("--bytes-scale", type=float, default=1.0, metavar="X",
-                      help="blocks of X times their size")  # fmt: skip
+                      help="blocks of X times their size (default: %(default)g)")  # fmt: skip
+    candidates = ", ".join(map(str, STORAGE_CANDIDATES))
+    made.add_argument("--cache-dir", type=Path, metavar="PATH",
+                      help=f"for the disk tier (default: the first of {candidates})")  # fmt: skip
+    made.add_argument("--storage-capacity-gb", type=float, default=0.0, metavar="N",
+                      help="GiB of the disk tier (default: a quarter of what is free)")  # fmt: skip
     made.add_argument("--folder", type=Path, default=Path("storage_workload_results"),
-                      metavar="FOLDER", help="for the JSON of each run")  # fmt: skip
+                      metavar="FOLDER", help="for the JSON of each run and the comparison "
+                      "(default: %(default)s)")  # fmt: skip
     return made
 
 
 def _workloads(text: str) -> tuple[str, ...]:
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
-        if name not in WORKLOADS:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(WORKLOADS)}")
+        one_of("-w", name, WORKLOADS)
     return names
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when everything that ran has passed, 1 when not."""
+    """0 when everything that ran has passed, 1 when not or when nothing ran, 130 after Ctrl-C.
+    Raises `ConfigError` before anything runs."""
     arguments = parser().parse_args(argv)
     machine = hardware.detect()
-    print(machine.describe())
-    arguments.folder.mkdir(parents=True, exist_ok=True)
-    outcomes = run_all(plan(arguments, machine), arguments.folder, execute)
-    print(render(outcomes))
-    return 0 if all(each.document["verdict"]["passed"] for each in outcomes if each.document) else 1
+    print(machine.describe(), flush=True)
+    try:
+        arguments.folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--folder: {arguments.folder}: {error.strerror}") from None
+    outcomes = run_all(plan(arguments, machine), execute)
+    comparison = render(outcomes)
+    (arguments.folder / "comparison.txt").write_text(comparison + "\n", encoding="utf-8")
+    print(comparison)
+    ran = [each.document for each in outcomes if each.document is not None]
+    if any(each["interrupted"] for each in ran) or any(
+        each.reason == INTERRUPTED for each in outcomes
+    ):
+        return 130
+    return 0 if ran and all(each["verdict"]["passed"] for each in ran) else 1

@@ -2,6 +2,7 @@
 
 Figures of tiers are the source's too: `cpu` is the memory tier and `nvme` the disk. Percentiles are
 values that were measured. Rates are over the time that passed, not the time that was asked for.
+As in the source, `…_gb` are 2³⁰ bytes; `…_gb_per_sec` are 10⁹ bytes a second, as devices are sold.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,14 +27,16 @@ def source_name(tier: str) -> str:
 
 
 def summarize(samples: Samples) -> dict[str, Any]:
-    """The `summary` of a record. Transfers that ended after the last moment count in no rate."""
-    requests, elapsed_s = samples.requests, samples.elapsed_s
+    """The `summary` of a record. What ended after the run was over counts nowhere: a rate is of
+    what happened within its time."""
+    elapsed_s = samples.elapsed_s
+    requests = [request for request in samples.requests if request.ended_s <= elapsed_s]
     within = [t for t in samples.transfers if t.ended_s <= elapsed_s and t.purpose != "ingest"]
     tokens = sum(request.generation_tokens for request in requests)
     return {
         "elapsed_s": elapsed_s,
         "total_requests": len(requests),
-        "unfinished_requests": samples.num_unfinished,
+        "unfinished_requests": samples.num_unfinished + len(samples.requests) - len(requests),
         "total_tokens": tokens,
         "avg_throughput_tokens_per_sec": _rate(tokens, elapsed_s),
         "requests_per_second": _rate(len(requests), elapsed_s),
@@ -48,10 +51,7 @@ def summarize(samples: Samples) -> dict[str, Any]:
         "qos_metrics": qos_metrics(requests),
         "prefix_cache_stats": prefix_stats(requests),
         "multi_turn_stats": multi_turn_stats(requests),
-        "rag_stats": {
-            "chunk_blocks": sum(r.document_asked for r in requests),
-            "chunk_hits": sum(r.document_hit for r in requests),
-        },
+        "rag_stats": rag_stats(requests),
     }
 
 
@@ -153,8 +153,8 @@ def phases(requests: Sequence[RequestSample]) -> dict[str, int]:
 
 
 def qos_metrics(requests: Sequence[RequestSample]) -> dict[str, Any]:
-    """Each class against its target, for what waiting and storage cost: the time an answer takes
-    to generate is not the store's."""
+    """Each class against its target, for what waiting and storage cost: the time that an answer
+    takes to generate is not the store's."""
     metrics: dict[str, Any] = {}
     for qos in QOS_CLASSES:
         served = [1000 * r.served_s for r in requests if r.qos == qos.name]
@@ -176,11 +176,14 @@ def qos_metrics(requests: Sequence[RequestSample]) -> dict[str, Any]:
 
 
 def prefix_stats(requests: Sequence[RequestSample]) -> dict[str, Any]:
+    """Of system prompts: found whole or not, found at all, and the bytes that were found."""
     begun = [request for request in requests if request.system_asked]
     whole = sum(request.system_hit == request.system_asked for request in begun)
     return {
         "prefix_hits": whole,
         "prefix_misses": len(begun) - whole,
+        "system_prompt_reuse": sum(request.system_hit > 0 for request in begun),
+        "bytes_saved": sum(request.system_hit_bytes for request in begun),
         "system_prompt_blocks": sum(request.system_asked for request in begun),
         "system_prompt_block_hits": sum(request.system_hit for request in begun),
     }
@@ -199,8 +202,19 @@ def multi_turn_stats(requests: Sequence[RequestSample]) -> dict[str, Any]:
     }
 
 
+def rag_stats(requests: Sequence[RequestSample]) -> dict[str, Any]:
+    """Of documents that were stored before users came."""
+    return {
+        "requests": sum(request.document_asked > 0 for request in requests),
+        "chunk_blocks": sum(request.document_asked for request in requests),
+        "chunk_hits": sum(request.document_hit for request in requests),
+    }
+
+
 def _tiers(transfers: Sequence[TransferSample]) -> list[str]:
-    return sorted({transfer.tier for transfer in transfers})
+    """From the fastest to the slowest."""
+    found = {transfer.tier for transfer in transfers}
+    return [tier for tier in SOURCE_NAMES if tier in found] + sorted(found - SOURCE_NAMES.keys())
 
 
 def _rate(count: float, seconds: float) -> float:

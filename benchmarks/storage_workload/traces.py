@@ -7,8 +7,9 @@ recorded order, whoever is free; an open loop sends them at their times or at a 
 import csv
 import itertools
 import json
+import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,17 +64,26 @@ def read_burst(path: Path) -> TraceSource:
     """Columns `Request tokens`, `Response tokens`, and `Timestamp` in seconds where it is there.
     Raises `ConfigError`."""
     groups = []
+    line = 1
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            for number, row in enumerate(csv.DictReader(file)):
-                context, generation = int(row["Request tokens"]), int(row["Response tokens"])
-                arrival_s = float(row.get("Timestamp") or number * BURST_INTERVAL_S)
+            rows = csv.DictReader(file)
+            for number, row in enumerate(rows):
+                line = rows.line_num
+                context, generation = (
+                    _whole(row, column) for column in ("Request tokens", "Response tokens")
+                )
+                arrival_s = number * BURST_INTERVAL_S
+                if row.get("Timestamp"):
+                    arrival_s = _seconds(row, "Timestamp")
                 user = number % BURST_USERS
                 request = _request(number, user, generation, arrival_s)
                 new = Entry(Kind.TURN, max(1, context), user, number, 1)
                 groups.append([request._replace(new=new)])
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise ConfigError(f"burst_trace_path: {path}: {error!r}") from None
+    except OSError as error:
+        raise ConfigError(f"burst_trace_path: {path}: {error.strerror}") from None
+    except (ValueError, csv.Error) as error:
+        raise ConfigError(f"burst_trace_path: {path}, line {line}: {error}") from None
     return _not_empty(groups, "burst_trace_path", path)
 
 
@@ -81,14 +91,18 @@ def read_sharegpt(path: Path, max_conversations: int) -> TraceSource:
     """A list of `{"id", "conversations": [{"from": "human" | "gpt", "value"}]}`. Each question is
     a turn, and the questions before it are what its prompt begins with. Raises `ConfigError`."""
     groups: list[list[Request]] = []
-    try:
-        for recorded in json.loads(path.read_text(encoding="utf-8")):
-            if len(groups) == max_conversations:
-                break
-            if conversation := _conversation(len(groups), recorded["conversations"]):
-                groups.append(conversation)
-    except (OSError, KeyError, ValueError, TypeError) as error:
-        raise ConfigError(f"dataset_path: {path}: {error!r}") from None
+    for number, recorded in enumerate(_conversations(path), 1):
+        if len(groups) == max_conversations:
+            break
+        try:
+            conversation = _conversation(len(groups), recorded["conversations"])
+        except (KeyError, TypeError):
+            raise ConfigError(
+                f"dataset_path: {path}, conversation {number} is not "
+                '{"conversations": [{"from": …, "value": text}, …]}'
+            ) from None
+        if conversation:
+            groups.append(conversation)
     arrivals = {
         (request.user, request.turn): place * SHAREGPT_INTERVAL_S
         for place, request in enumerate(_in_rounds(groups))
@@ -98,6 +112,37 @@ def read_sharegpt(path: Path, max_conversations: int) -> TraceSource:
         for group in groups
     ]
     return _not_empty(timed, "dataset_path", path)
+
+
+def _conversations(path: Path) -> list[Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"dataset_path: {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigError(f"dataset_path: {path}: {error}") from None
+    if not isinstance(found, list):
+        raise ConfigError(f"dataset_path: {path} is not a list of conversations")
+    return found
+
+
+def _whole(row: Mapping[str, str | None], column: str) -> int:
+    text = row.get(column)
+    if text is None:
+        raise ValueError(f"there is no column {column!r}")
+    if not text.strip().isdecimal():
+        raise ValueError(f"{column} is {text!r}, not a whole number")
+    return int(text)
+
+
+def _seconds(row: Mapping[str, str], column: str) -> float:
+    try:
+        value = float(row[column])
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise ValueError(f"{column} is {row[column]!r}, not seconds")
+    return value
 
 
 def _conversation(number: int, messages: Sequence[dict[str, Any]]) -> list[Request]:

@@ -5,6 +5,7 @@ have is not compared. Nothing is scaled: a trace of another machine has other la
 """
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,16 +17,40 @@ from remote_server.errors import ConfigError
 MAX_OFF_PERCENT = 5.0
 """Of the hit rate; the rest is for people to judge."""
 
+_MEANS = {
+    "hit rate": "cache_hit",
+    "context tokens, mean": "context_tokens",
+    "generated tokens, mean": "generation_tokens",
+    "bytes read of a request, mean": "read_bytes",
+    "bytes written of a request, mean": "write_bytes",
+}
+_LATENCIES = {
+    "read latency, P95 ms": "read_latency_ms",
+    "write latency, P95 ms": "write_latency_ms",
+}
+_FIELDS = (*_MEANS.values(), *_LATENCIES.values())
+
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Raises `ConfigError`."""
+    """Raises `ConfigError`, so that nothing is measured in vain."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"validation_trace: {path}: {error.strerror}") from None
+    except ValueError as error:
         raise ConfigError(f"validation_trace: {path}: {error}") from None
     if not (isinstance(rows, list) and rows and all(isinstance(row, dict) for row in rows)):
         raise ConfigError(f"validation_trace: {path} is not a list of requests")
-    if not any("cache_hit" in row for row in rows):
+    for number, row in enumerate(rows, 1):
+        for name in _FIELDS:
+            value = row.get(name)
+            if value is not None and not (
+                isinstance(value, (int, float)) and 0 <= value < math.inf
+            ):
+                raise ConfigError(
+                    f"validation_trace: {path}, request {number}: {name} is {value!r}, not a number"
+                )
+    if not any(row.get("cache_hit") is not None for row in rows):
         raise ConfigError(f"validation_trace: {path}: no request says cache_hit")
     return rows
 
@@ -33,40 +58,44 @@ def read(path: Path) -> list[dict[str, Any]]:
 def compare(rows: Sequence[Mapping[str, Any]], samples: Samples) -> dict[str, Any]:
     """Row by row what both have. A request here is a hit when all it looked for was there."""
     here, there = _of_samples(samples), _of_trace(rows)
-    off = {
-        name: 100 * (here[name] - trace) / trace if trace else None
-        for name, trace in there.items()
-        if name in here
-    }
-    wrong = off.get("hit rate")
+    common = [name for name in there if name in here]
+    off = {name: _off_percent(here[name], there[name]) for name in common}
+    passed, says = _judge(here.get("hit rate"), there["hit rate"])
     return {
-        "passed": wrong is not None and abs(wrong) <= MAX_OFF_PERCENT,
-        "says": f"the hit rate is off by {wrong:+.1f}%, {MAX_OFF_PERCENT:g}% are allowed"
-        if wrong is not None
-        else "there is no hit rate to compare",
+        "passed": passed,
+        "says": says,
         "rows": [
-            {"name": name, "here": here[name], "trace": there[name], "off_percent": percent}
-            for name, percent in off.items()
+            {"name": name, "here": here[name], "trace": there[name], "off_percent": off[name]}
+            for name in common
         ],
     }
 
 
+def _judge(here: float | None, trace: float) -> tuple[bool, str]:
+    if here is None:
+        return False, "no request was answered here, so there is no hit rate to compare"
+    off = _off_percent(here, trace)
+    if off is None:
+        return here == 0, f"nothing was found again in the trace, and {here:.1%} here"
+    return (
+        round(abs(off), 9) <= MAX_OFF_PERCENT,
+        f"the hit rate is off by {off:+.1f}%, {MAX_OFF_PERCENT:g}% are allowed",
+    )
+
+
+def _off_percent(here: float, trace: float) -> float | None:
+    return 100 * (here - trace) / trace if trace else None
+
+
 def _of_trace(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     found = {}
-    for name, field in (
-        ("hit rate", "cache_hit"), ("context tokens, mean", "context_tokens"),
-        ("generated tokens, mean", "generation_tokens"),
-        ("bytes read of a request, mean", "read_bytes"),
-        ("bytes written of a request, mean", "write_bytes"),
-    ):  # fmt: skip
+    for name, field in _MEANS.items():
         values = [float(row[field]) for row in rows if row.get(field) is not None]
         if values:
             found[name] = sum(values) / len(values)
-    for name, field in (
-        ("read latency, P95 ms", "read_latency_ms"), ("write latency, P95 ms", "write_latency_ms"),
-    ):  # fmt: skip
+    for name, field in _LATENCIES.items():
         values = [float(row[field]) for row in rows if row.get(field)]
-        if values:
+        if values:  # 0 is of a request that moved nothing
             found[name] = percentile(values, 95)
     return found
 

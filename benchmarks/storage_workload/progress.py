@@ -1,0 +1,75 @@
+"""How far a run is, on stderr, while it runs.
+
+One line that is written again and again where somebody watches; where the output is a file, a line
+now and then for those who will read it.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TextIO
+
+from benchmarks.storage_workload.driver import Driver
+
+WATCHED_EVERY_S = 0.5
+LOGGED_EVERY_S = 10.0
+
+WIDTH = 110
+"""Of the line that is written again: a longer one would not come back to its beginning."""
+
+
+class Progress:
+    """Of one run. `duration_s` is the most that it may take."""
+
+    def __init__(self, driver: Driver, duration_s: float, stream: TextIO | None = None) -> None:
+        self._driver = driver
+        self._duration_s = duration_s
+        self._stream = stream if stream is not None else sys.stderr
+        self._watched = self._stream.isatty()
+        self._counted = 0
+        self._asked = 0
+        self._hit = 0
+
+    @asynccontextmanager
+    async def shown(self) -> AsyncIterator[None]:
+        """While the block runs."""
+        task = asyncio.create_task(self._show())
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            if self._watched:
+                self._write("\r" + " " * WIDTH + "\r")
+
+    def line(self) -> str:
+        """What is known now."""
+        driver = self._driver
+        requests = driver.samples.requests
+        for request in requests[self._counted :]:
+            self._asked += request.asked
+            self._hit += request.hit
+        self._counted = len(requests)
+        if not driver.samples.moments:
+            return "storing documents"
+        now = min(driver.elapsed_s, self._duration_s)
+        last = driver.samples.moments[-1]
+        parts = [
+            f"{now:.0f} of {self._duration_s:g} s, {self._duration_s - now:.0f} s left",
+            f"{last.users} users, {last.in_flight} waiting for an answer",
+            f"{len(requests):,} requests",
+        ]
+        if self._asked:
+            parts.append(f"{100 * self._hit / self._asked:.1f}% of the blocks found")
+        return "; ".join(parts)
+
+    async def _show(self) -> None:
+        while True:
+            await asyncio.sleep(WATCHED_EVERY_S if self._watched else LOGGED_EVERY_S)
+            line = self.line()
+            self._write(f"\r{line:<{WIDTH}}"[: WIDTH + 1] if self._watched else f"{line}\n")
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()

@@ -1,0 +1,29 @@
+"""One short run of the storage workload, for all who look at what it leaves behind."""
+
+import contextlib
+import io
+
+import pytest
+from workload_files import WorkloadRun
+
+from benchmarks.storage_workload import __main__ as storage_workload
+from benchmarks.storage_workload import run
+
+
+@pytest.fixture(scope="session")
+def workload_run(tmp_path_factory: pytest.TempPathFactory) -> WorkloadRun:
+    """More than the memory tier holds, with documents: every tier and every purpose comes."""
+    folder = tmp_path_factory.mktemp("workload")
+    to = WorkloadRun(folder, 0, "")
+    arguments = [
+        "--model", "tiny-1b", "--num-users", "6", "--max-requests", "8",
+        "--generation-mode", "none", "--gpu-mem-gb", "0", "--cpu-mem-gb", "0.01",
+        "--storage-capacity-gb", "0.2",
+        "--bytes-scale", "0.05", "--think-scale", "0.2", "--seed", "42",
+        "--enable-rag", "--rag-num-docs", "2", "--cache-dir", str(folder),
+        "--output", str(to.json), "--html", str(to.html),
+    ]  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as out:
+        patch.setattr(run, "HEADROOM_S", 0.1)
+        status = storage_workload.main(arguments)
+    return to._replace(status=status, printed=out.getvalue())

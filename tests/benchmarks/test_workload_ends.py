@@ -1,0 +1,144 @@
+"""A run that is ended from outside, and one that is run again: real processes."""
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from benchmarks.storage_workload import __main__ as storage_workload
+from benchmarks.storage_workload import run
+
+QUICK = [
+    "--model", "tiny-1b", "--num-users", "3", "--cpu-mem-gb", "0.05", "--gpu-mem-gb", "0",
+    "--generation-mode", "none", "--bytes-scale", "0.01", "--think-scale", "0.05",
+    "--storage-capacity-gb", "0.1",
+]  # fmt: skip
+
+# The command line as it is, with a progress line ten times a second to wait for.
+OFTEN = (
+    "import sys; from benchmarks.storage_workload import __main__ as it, progress; "
+    "progress.LOGGED_EVERY_S = 0.1; sys.exit(it.main(sys.argv[1:]))"
+)
+
+
+def begin(folder: Path, *more: str) -> "subprocess.Popen[str]":
+    words = [*QUICK, "--cache-dir", str(folder), "--output", str(folder / "run.json"), *more]
+    return subprocess.Popen(
+        [sys.executable, "-c", OFTEN, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+
+
+def wait_for(process: "subprocess.Popen[str]", word: str) -> None:
+    """Until a progress line says so."""
+    assert process.stderr is not None
+    for line in process.stderr:
+        if word in line:
+            return
+    raise AssertionError(f"it ended before it said {word!r}: {process.communicate()}")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_sigterm_keeps_what_was_measured_and_leaves_no_folder(tmp_path, number):
+    with begin(tmp_path, "--duration", "600", "--seed", "1") as process:
+        wait_for(process, "of the blocks found")
+        assert any(path.is_dir() for path in tmp_path.iterdir()), "the disk tier has its folder"
+        process.send_signal(number)
+        out, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "Interrupted: only what was measured until then" in out and "Traceback" not in error
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    written = json.loads((tmp_path / "run.json").read_text())
+    assert written["interrupted"] is True and written["summary"]["total_requests"] > 0
+    assert all(line["agrees"] for line in written["accounting"]) and written["accounting"]
+    assert written["summary"]["elapsed_s"] < 500
+
+
+def test_ctrl_c_while_documents_are_stored_ends_the_run_in_order_too(tmp_path):
+    more = ["--duration", "600", "--enable-rag", "--rag-num-docs", "3000"]
+    with begin(tmp_path, *more) as process:
+        wait_for(process, "storing documents")
+        process.send_signal(signal.SIGINT)
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 130 and "Traceback" not in error
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    assert json.loads((tmp_path / "run.json").read_text())["summary"]["total_requests"] == 0
+
+
+def test_a_signal_before_anything_is_measured_is_130_without_a_traceback(capsys, monkeypatch):
+    def execute(_options: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(storage_workload, "execute", execute)
+    before = signal.getsignal(signal.SIGTERM)
+    assert storage_workload.main(QUICK) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_second_signal_is_as_ever():
+    class Stopped:
+        stopped = interrupted = False
+
+        def stop(self) -> None:
+            self.stopped = True
+
+    came: list[int] = []
+    it = Stopped()
+
+    async def signalled_twice() -> None:
+        with run._stopped_by_signals(it, it):
+            os.kill(os.getpid(), signal.SIGTERM)
+            while not it.stopped:
+                await asyncio.sleep(0)
+            assert it.interrupted and came == []
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert came == [signal.SIGTERM]
+
+    before = signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        asyncio.run(signalled_twice())
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert came == [signal.SIGTERM] * 2
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def digests(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[str, str, str]:
+    """Of a run: in its JSON, in what it printed, and its seed."""
+    file = folder / "run.json"
+    words = [*QUICK, "--duration", "0.3", "--no-disk", "--output", str(file), *more]
+    assert storage_workload.main(words) in (0, 1)
+    written = json.loads(file.read_text())
+    printed = capsys.readouterr().out
+    assert f"Requests: seed {written['seed']}, digest {written['request_digest']}" in printed
+    digest = printed.split("digest ")[1].split()[0]
+    return written["request_digest"], digest, str(written["seed"])
+
+
+def test_a_seed_asks_for_the_same_again_and_another_for_something_else(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(run, "HEADROOM_S", 0.05)
+    monkeypatch.setattr("secrets.randbits", lambda bits: 2**bits - 7)
+    drawn = digests(tmp_path, capsys)
+    assert drawn[0] == drawn[1] and drawn[2] == str(2**32 - 7)
+    assert digests(tmp_path, capsys, "--seed", drawn[2]) == drawn, "the seed that it said"
+    other = digests(tmp_path, capsys, "--seed", str(int(drawn[2]) + 1))
+    assert other[0] == other[1] != drawn[0]
+
+
+def test_no_samples_are_written_where_none_are_wanted(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(run, "HEADROOM_S", 0.05)
+    digests(tmp_path, capsys, "--no-samples")
+    written = json.loads((tmp_path / "run.json").read_text())
+    assert written["samples"] is None and written["summary"]["total_requests"] > 0
+    words = ["report", str(tmp_path / "run.json"), "--html", str(tmp_path / "page.html")]
+    assert storage_workload.main(words) == 2
+    assert "has no samples to draw" in capsys.readouterr().err
+    assert storage_workload.main(words[:2]) == 0

@@ -1,0 +1,208 @@
+"""What may be asked of a run, and what is said of the rest."""
+
+import dataclasses
+import fnmatch
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.storage_workload import __main__ as storage_workload
+from benchmarks.storage_workload import flags
+from benchmarks.storage_workload.models import MODELS
+from benchmarks.storage_workload.options import DEFAULTS, Options
+from benchmarks.storage_workload.scenarios import SCENARIOS
+from remote_server.errors import ConfigError
+
+OF_THE_SOURCE = {
+    "model": "llama3.1-8b", "num_users": 100, "duration": 60, "gpu_mem_gb": 16, "cpu_mem_gb": 32,
+    "cache_dir": None, "generation_mode": "realistic", "disable_multi_turn": False,
+    "disable_prefix_caching": False, "enable_autoscaling": False, "autoscaler_mode": "qos",
+    "target_saturation": 0.8, "enable_rag": False, "rag_num_docs": 10, "use_burst_trace": False,
+    "burst_trace_path": Path("BurstGPT/data/BurstGPT_1.csv"), "validation_trace": None,
+    "performance_profile": "latency", "output": None, "seed": None, "max_concurrent_allocs": 0,
+    "dataset_path": None, "max_conversations": 500,
+}  # fmt: skip
+
+
+def test_the_source_s_options_have_the_source_s_defaults():
+    assert {name: DEFAULTS[name] for name in OF_THE_SOURCE} == OF_THE_SOURCE
+    assert flags.parse([]) == Options()
+
+
+def test_help_lists_every_option_and_its_default():
+    parser = flags.parser()
+    text = " ".join(parser.format_help().split())
+    helps = {action.dest: str(action.help) for action in parser._actions}
+    for name, default in DEFAULTS.items():
+        flag = "--no-samples" if name == "samples" else "--" + name.replace("_", "-")
+        assert f" {flag} " in text and len(helps[name]) > 5, flag
+        if default is not None and not isinstance(default, bool):
+            shown = f"{default:g}" if isinstance(default, (int, float)) else str(default)
+            assert helps[name].endswith(f"(default: {shown})"), flag
+    for word in (*SCENARIOS, *MODELS):
+        assert word in text
+
+
+def test_the_documented_command_lines_of_the_source_are_understood(tmp_path):
+    options = flags.parse(
+        f"--model llama3.1-8b --num-users 50 --duration 120 --gpu-mem-gb 0 --cpu-mem-gb 4 "
+        f"--generation-mode realistic --cache-dir {tmp_path} --seed 42 "
+        f"--output {tmp_path}/results.json".split()
+    )
+    assert dataclasses.replace(options, cache_dir=None, output=None) == Options(
+        **SCENARIOS["quick"]
+    )
+
+
+def different(name: str, folder: Path) -> Any:
+    """A value that is allowed and is not the default."""
+    words: dict[str, Any] = {
+        "model": "tiny-1b", "generation_mode": "fast", "autoscaler_mode": "capacity",
+        "performance_profile": "throughput", "arrival": "poisson", "seed": 7,
+        "target_saturation": 1 / 3, "bytes_scale": 0.1 + 0.2, "duration": 1234567.875,
+        "server": "tcp://127.0.0.1:5757", "use_burst_trace": False, "samples": False,
+    }  # fmt: skip
+    if name in words:
+        return words[name]
+    if name in ("cache_dir", "plots"):
+        return folder
+    default = DEFAULTS[name]
+    if default is None or isinstance(default, Path):
+        return folder / name
+    return True if default is False else default + 1.5 if isinstance(default, float) else 3
+
+
+NEEDS: dict[str, dict[str, Any]] = {
+    "request_rate": {"arrival": "poisson"},
+    "trace_rate": {"arrival": "trace", "mooncake_trace": Path("t.jsonl")},
+    "burst_trace_path": {"use_burst_trace": True},
+    "max_conversations": {"dataset_path": Path("talk.json")},
+    "rag_num_docs": {"enable_rag": True},
+    "autoscaler_mode": {"enable_autoscaling": True},
+    "target_saturation": {"enable_autoscaling": True},
+    "scale_interval": {"enable_autoscaling": True},
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_the_printed_flags_are_those_of_the_same_run(name, tmp_path):
+    options = Options(**{name: different(name, tmp_path), **NEEDS.get(name, {})})
+    assert flags.parse(options.arguments()) == options
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_the_flags_that_a_scenario_prints_are_that_scenario(name):
+    options = flags.parse(["--scenario", name])
+    words = options.arguments()
+    assert "--scenario" not in words
+    assert flags.parse(words) == options == Options(**SCENARIOS[name])
+    assert options.seed == 42
+
+
+def test_the_named_runs_are_those_of_the_source():
+    small = {"gpu_mem_gb": 0, "cpu_mem_gb": 4}
+    large = {"gpu_mem_gb": 16, "cpu_mem_gb": 32}
+    model = {"model": "llama3.1-70b-instruct"}
+    for name, settings in {
+        "quick": {"num_users": 50, "duration": 120, **small},
+        "storage-only": {"num_users": 50, "duration": 180, **small},
+        "production": {"num_users": 100, "duration": 300, **large},
+        "max-users": {"num_users": 20, "duration": 300, **large, "enable_autoscaling": True},
+        "peak": {"num_users": 10, "duration": 180, **small, **model, "generation_mode": "none",
+                 "enable_autoscaling": True, "autoscaler_mode": "capacity"},
+        "rag": {"num_users": 30, "duration": 300, **large, "enable_rag": True, "rag_num_docs": 20},
+        "submission-8b": {"num_users": 150, "duration": 600, **small,
+                          "performance_profile": "throughput"},
+        "submission-70b": {"num_users": 40, "duration": 600, **small, **model,
+                           "performance_profile": "throughput"},
+    }.items():  # fmt: skip
+        assert flags.parse(["--scenario", name]) == Options(seed=42, **settings), name
+
+
+def test_what_is_on_the_command_line_replaces_what_a_scenario_says():
+    options = flags.parse(["--num-users", "3", "--scenario", "peak"])
+    assert options.num_users == 3 and options.model == "llama3.1-70b-instruct"
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--model llama3.1-8", "model: 'llama3.1-8' is none of *did you mean llama3.1-8b?"),
+        ("--scenario storage", "scenario: 'storage' is none of *did you mean storage-only?"),
+        ("--modle x", "there is no option --modle; did you mean --model?"),
+        ("--num-user=3", "there is no option --num-user=3; did you mean --num-users?"),
+        ("what", "there is no option what"),
+        ("--num-users x", "argument --num-users: invalid int value: 'x'"),
+        ("--duration", "argument --duration: expected one argument"),
+        ("--num-users 0", "num_users: 0 is less than 1"),
+        ("--seed -1", "seed: -1 is less than 0"),
+        ("--cpu-mem-gb nan", "cpu_mem_gb: nan is less than 0"),
+        ("--cpu-mem-gb inf", "cpu_mem_gb: inf is not finite"),
+        ("--duration inf", "duration: inf must be greater than 0, and finite"),
+        ("--bytes-scale 0", "bytes_scale: 0.0 must be greater than 0, and finite"),
+        ("--arrival often", "arrival: 'often' is none of closed, fixed, poisson, gamma, trace"),
+        ("--arrival trace", "arrival: trace needs a trace to take the times from"),
+        ("--enable-autoscaling --target-saturation 1.5",
+         "target_saturation: 1.5 must be above 0 and at most 1"),
+        ("--enable-autoscaling --arrival poisson",
+         "arrival: poisson with enable_autoscaling: only users can be added"),
+        ("--enable-autoscaling --use-burst-trace",
+         "use_burst_trace with enable_autoscaling: a trace has its own load"),
+        ("--use-burst-trace --dataset-path x", "use_burst_trace and dataset_path: one trace at a "
+         "time"),
+        ("--no-disk --cpu-mem-gb 0", "cpu_mem_gb: 0 with no_disk leaves nowhere to store anything"),
+        ("--server tcp://127.0.0.1:1 --cache-dir /tmp",
+         "cache_dir with server: the server has a directory of its own"),
+        ("--request-rate 20", "request_rate: 20 changes nothing without an arrival of *"),
+        ("--trace-rate 2", "trace_rate: 2 changes nothing without an arrival of trace"),
+        ("--burst-trace-path x", "burst_trace_path: x changes nothing without use_burst_trace"),
+        ("--rag-num-docs 3", "rag_num_docs: 3 changes nothing without enable_rag"),
+        ("--cache-dir /nowhere", "cache_dir: there is no folder /nowhere"),
+        ("--output /nowhere/x.json", "output: there is no folder /nowhere"),
+        ("--html /tmp", "html: /tmp is a folder"),
+        ("--plots /dev/null", "plots: there is no folder /dev/null"),
+        ("report /nowhere.json", "/nowhere.json: [[]Errno 2] *"),
+        ("report /dev/null", "/dev/null: Expecting value*"),
+        ("suite -w cpu", "-w: 'cpu' is none of *"),
+        ("suite -t x", "argument -t: invalid float value: 'x'"),
+        ("suite --folder /dev/null/x", "--folder: /dev/null/x: Not a directory"),
+        ("--plots /dev/null/x/y", "plots: there is no folder /dev/null"),
+    ],
+)  # fmt: skip
+def test_an_impossible_wish_ends_with_2_and_one_line_that_names_it(words, said, capsys):
+    assert storage_workload.main(words.split()) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert fnmatch.fnmatchcase(error.strip(), said), error
+
+
+def test_a_folder_that_may_not_be_written_to_is_found_before_anything_is_measured(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    for name in ("cache_dir", "plots"):
+        with pytest.raises(ConfigError, match="may not be written to"):
+            Options(**{name: tmp_path})
+    with pytest.raises(ConfigError, match="may not be written to"):
+        Options(output=tmp_path / "x.json")
+
+
+def test_charts_that_nothing_here_can_draw_are_found_before_anything_is_measured(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    for name in ("html", "plots"):
+        with pytest.raises(ConfigError, match=f"{name}: charts need matplotlib"):
+            Options(**{name: tmp_path / "x"})
+    Options(output=tmp_path / "x")
+
+
+def test_help_is_shown_by_the_module_and_ends_with_0():
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.storage_workload", "--help"],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0 and "--max-concurrent-allocs" in done.stdout

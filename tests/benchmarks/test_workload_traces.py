@@ -1,0 +1,304 @@
+"""Recorded requests: read as they are, refused with the place of what is wrong."""
+
+import itertools
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import fake_time
+import pytest
+
+from benchmarks.storage_workload import arrivals, traces, validation
+from benchmarks.storage_workload.driver import Driver, Pace
+from benchmarks.storage_workload.emulated import EmulatedBackend
+from benchmarks.storage_workload.models import BlockShape
+from benchmarks.storage_workload.options import Options
+from benchmarks.storage_workload.run import load_of
+from benchmarks.storage_workload.samples import RequestSample, Samples, TransferSample
+from benchmarks.storage_workload.traces import TraceSource
+from remote_server.errors import ConfigError
+
+BURST = """Timestamp,Session ID,Request tokens,Response tokens,Model
+5,1,472,18,ChatGPT
+45,2,1087,230,GPT-4
+45.5,1,417,0,ChatGPT
+118,3,1360,185,GPT-4
+120,4,0,77,ChatGPT
+"""
+
+
+def burst(folder: Path, text: str = BURST) -> Path:
+    file = folder / "burst.csv"
+    file.write_text(text)
+    return file
+
+
+def sharegpt(folder: Path) -> Path:
+    def said(*words: tuple[str, str]) -> dict[str, Any]:
+        return {"id": "x", "conversations": [{"from": who, "value": text} for who, text in words]}
+
+    long, longer = "q" * 4 * 20_000, "a" * 4 * 3_000
+    file = folder / "talk.json"
+    file.write_text(json.dumps([
+        said(("human", "q" * 400), ("gpt", "a" * 800), ("human", "q" * 80), ("gpt", "a" * 40)),
+        said(("system", "be kind"), ("human", long), ("gpt", longer)),
+        said(("human", "nobody answers")),
+        said(("human", "hi"), ("gpt", "")),
+    ]))  # fmt: skip
+    return file
+
+
+def mooncake(folder: Path) -> Path:
+    lines = [
+        {"timestamp": 0, "input_length": 1100, "output_length": 50, "hash_ids": [1, 2, 3]},
+        {"timestamp": 2000, "input_length": 1600, "output_length": 60, "hash_ids": [1, 2, 4, 5]},
+        {"timestamp": 6000, "input_length": 600, "output_length": 70, "hash_ids": [9, 10]},
+    ]
+    file = folder / "trace.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return file
+
+
+def served(source: TraceSource, arrival: Any, seconds: float) -> Samples:
+    """By a store that takes no notable time, in fake time."""
+
+    async def run() -> Samples:
+        driver = Driver(source, EmulatedBackend(1e12), BlockShape(512, 1), Pace())
+        await driver.run_arrivals(arrival, seconds)
+        return driver.samples
+
+    return fake_time.run(run())
+
+
+def test_five_rows_of_burstgpt_are_five_requests_of_their_lengths(tmp_path):
+    requests = traces.read_burst(burst(tmp_path)).requests
+    assert [(r.context_tokens, r.generation_tokens, r.arrival_s) for r in requests] == [
+        (472, 18, 5), (1087, 230, 45), (417, 0, 45.5), (1360, 185, 118), (1, 77, 120),
+    ]  # fmt: skip
+    assert all(not request.prefix for request in requests), "it does not say what was said before"
+
+
+def test_burstgpt_without_times_comes_every_10_ms(tmp_path):
+    rows = [line.split(",")[2:4] for line in BURST.splitlines()]
+    file = burst(tmp_path, "".join(",".join(row) + "\n" for row in rows))
+    assert [request.arrival_s for request in traces.read_burst(file).requests] == pytest.approx(
+        [0, 0.01, 0.02, 0.03, 0.04]
+    )
+
+
+def test_each_conversation_of_sharegpt_keeps_its_order_and_begins_with_what_was_asked(tmp_path):
+    source = traces.read_sharegpt(sharegpt(tmp_path), 500)
+    first, second, third = (
+        [request for request in source.requests if request.user == user] for user in range(3)
+    )
+    assert list(source.requests_of(0)) == [*first, *second, *third], "one after another"
+    assert list(source.requests_of(1)) == [], "nobody else has them too"
+    assert [(r.new.tokens, r.generation_tokens, r.turn) for r in first] == [
+        (100, 200, 1),
+        (20, 10, 2),
+    ]
+    assert first[1].prefix == (first[0].new,)
+    keys = [key for r in source.requests for key in r.new.blocks(BlockShape(16, 1)).keys]
+    assert len(keys) == len(set(keys)), "no two turns share a block"
+    assert [(r.new.tokens, r.generation_tokens) for r in second] == [(16_384, 2_048)], "at most"
+    assert [(r.new.tokens, r.generation_tokens) for r in third] == [(1, 1)], "at least"
+    assert [r.arrival_s for r in source.requests] == pytest.approx([0, 0.1, 0.2, 0.3])
+    assert [(r.user, r.turn) for r in source.requests] == [(0, 1), (1, 1), (2, 1), (0, 2)]
+
+
+def test_no_more_conversations_are_read_than_asked_for(tmp_path):
+    assert len(traces.read_sharegpt(sharegpt(tmp_path), 1).requests) == 2
+    options = Options(dataset_path=sharegpt(tmp_path), max_conversations=2, seed=1)
+    assert len(load_of(options).source.requests) == 3
+
+
+def test_a_mooncake_prompt_finds_the_blocks_that_it_shares_with_an_earlier_one(tmp_path):
+    source = traces.read_mooncake(mooncake(tmp_path))
+    samples = served(source, arrivals.as_recorded(source.requests, 1), 10)
+    assert [(r.history_asked, r.history_hit) for r in samples.requests] == [(2, 0), (3, 2), (1, 0)]
+    assert [r.context_tokens for r in samples.requests] == [1100, 1600, 600]
+
+
+@pytest.mark.parametrize("speed", [0.5, 1, 4])
+def test_a_trace_comes_as_many_times_as_fast_as_asked_for_from_its_first_request_on(
+    tmp_path, speed
+):
+    for source, times in (
+        (traces.read_burst(burst(tmp_path)), [0, 40, 40.5, 113, 115]),
+        (traces.read_sharegpt(sharegpt(tmp_path), 500), [0, 0.1, 0.2, 0.3]),
+        (traces.read_mooncake(mooncake(tmp_path)), [0, 2, 6]),
+    ):
+        samples = served(source, arrivals.as_recorded(source.requests, speed), 1000)
+        arrived = sorted(request.arrived_s for request in samples.requests)
+        assert arrived == pytest.approx([time / speed for time in times], abs=1e-5)
+
+
+def test_users_of_a_closed_loop_share_out_a_trace_and_no_request_comes_twice(tmp_path):
+    async def run() -> Samples:
+        source = traces.read_burst(burst(tmp_path))
+        driver = Driver(source, EmulatedBackend(1e9), BlockShape(16, 100), Pace(0.01))
+        await driver.run_users(2, 1000)
+        return driver.samples
+
+    samples = fake_time.run(run())
+    assert sorted(r.context_tokens for r in samples.requests) == [1, 417, 472, 1087, 1360]
+    assert samples.elapsed_s < 100, "the run ends with the trace"
+
+
+def test_the_same_trace_has_the_same_digest_and_another_rate_changes_only_the_times(tmp_path):
+    file = burst(tmp_path)
+
+    def digest(**more: Any) -> str:
+        options = Options(use_burst_trace=True, burst_trace_path=file, seed=1, **more)
+        return load_of(options).digest
+
+    before = digest()
+    assert digest(arrival="trace", trace_rate=9) == before
+    burst(tmp_path, BURST.replace("1087", "1088"))
+    assert digest() != before
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("Timestamp,Request tokens\n1,2\n", "burst.csv, line 2: there is no column 'Response tok"),
+        (BURST + "9,1,many,3,x\n", "burst.csv, line 7: Request tokens is 'many', not a whole"),
+        (BURST + "9,1,5,-3,x\n", "burst.csv, line 7: Response tokens is '-3', not a whole number"),
+        (BURST + "soon,1,5,3,x\n", "burst.csv, line 7: Timestamp is 'soon', not seconds"),
+        (BURST + "nan,1,5,3,x\n", "burst.csv, line 7: Timestamp is 'nan', not seconds"),
+        (BURST + "9,1\n", "burst.csv, line 7: there is no column 'Request tokens'"),
+        ("", "burst.csv has no requests"),
+    ],
+)
+def test_a_bad_row_of_burstgpt_is_named_with_its_option_and_line(tmp_path, text, said):
+    with pytest.raises(ConfigError) as error:
+        traces.read_burst(burst(tmp_path, text))
+    assert str(error.value).startswith("burst_trace_path: ") and said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[", "talk.json: Expecting value: line 1 column 2"),
+        ('{"id": 1}', "talk.json is not a list of conversations"),
+        ("[]", "talk.json has no requests"),
+        ('[{"conversations": []}, {"id": 1}]', "talk.json, conversation 2 is not"),
+        ('["hello"]', "talk.json, conversation 1 is not"),
+        ('[{"conversations": [{"from": "human", "value": 3}, {"from": "gpt", "value": ""}]}]',
+         "talk.json, conversation 1 is not"),
+    ],
+)  # fmt: skip
+def test_a_bad_conversation_is_named_with_its_option_and_place(tmp_path, text, said):
+    file = tmp_path / "talk.json"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as error:
+        traces.read_sharegpt(file, 500)
+    assert str(error.value).startswith("dataset_path: ") and said in str(error.value)
+
+
+def test_a_bad_line_of_mooncake_is_named_with_its_option_and_line(tmp_path):
+    file = mooncake(tmp_path)
+    file.write_text(file.read_text() + "what\n")
+    with pytest.raises(ConfigError, match=r"^mooncake_trace: .*trace\.jsonl, line 4: "):
+        traces.read_mooncake(file)
+
+
+def test_a_file_that_is_not_there_is_named_with_its_option(tmp_path):
+    gone = tmp_path / "gone"
+    for option, read in (
+        ("burst_trace_path", traces.read_burst),
+        ("dataset_path", lambda path: traces.read_sharegpt(path, 1)),
+        ("mooncake_trace", traces.read_mooncake),
+        ("validation_trace", validation.read),
+    ):
+        with pytest.raises(ConfigError, match=f"^{option}: .*gone.*No such file"):
+            read(gone)
+
+
+@pytest.mark.parametrize(
+    ("kind", "variation"), [("fixed", 0.0), ("poisson", 1.0), ("gamma", 2**0.5)]
+)
+def test_arrivals_come_at_their_rate_and_as_unevenly_as_their_kind(kind, variation):
+    times = list(itertools.islice(arrivals.times(kind, 20, 1), 20_000))
+    gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
+    assert times[0] == 0 and statistics.mean(gaps) == pytest.approx(1 / 20, rel=0.05)
+    assert statistics.stdev(gaps) * 20 == pytest.approx(variation, rel=0.05, abs=1e-9)
+    again = list(itertools.islice(arrivals.times(kind, 20, 1), 20_000))
+    assert times == again
+    if kind != "fixed":
+        assert times != list(itertools.islice(arrivals.times(kind, 20, 2), 20_000))
+
+
+# ── beside a recorded run ────────────────────────────────────────────────────────────────────
+
+
+def recorded(folder: Path, rows: object) -> Path:
+    file = folder / "recorded.json"
+    file.write_text(json.dumps(rows))
+    return file
+
+
+def ours(num_hits: int, num_requests: int) -> Samples:
+    requests = [
+        RequestSample(0, 1, 0, number, "batch", "coding", "prefill", 1, 200, 50, 0.0, 0.1, 0.5,
+                      0, 0, 10, 10 if number < num_hits else 9, 0, 0)
+        for number in range(num_requests)
+    ]  # fmt: skip
+    moved = [
+        TransferSample(0.5, 0, number, "reuse", "read", "disk", 1, 3000, 0.002 * (number + 1), 0, 0)
+        for number in range(num_requests)
+    ]
+    return Samples(requests, moved, [], 2.0)
+
+
+@pytest.mark.parametrize(
+    ("num_hits", "off", "is_near"), [(21, 5.0, True), (22, 10.0, False), (18, -10.0, False)]
+)
+def test_a_run_says_by_how_much_its_hit_rate_is_off_and_passes_within_five_percent(
+    tmp_path, num_hits, off, is_near
+):
+    rows = [{"cache_hit": number < 20, "context_tokens": 100, "read_latency_ms": 10}
+            for number in range(40)]  # fmt: skip
+    found = validation.compare(validation.read(recorded(tmp_path, rows)), ours(num_hits, 40))
+    assert found["passed"] is is_near
+    assert found["says"] == f"the hit rate is off by {off:+.1f}%, 5% are allowed"
+    by_name = {row["name"]: row for row in found["rows"]}
+    assert by_name.keys() == {"hit rate", "context tokens, mean", "read latency, P95 ms"}
+    assert by_name["hit rate"]["trace"] == 0.5 and by_name["hit rate"]["here"] == num_hits / 40
+    assert by_name["context tokens, mean"]["off_percent"] == pytest.approx(100.0)
+    assert by_name["read latency, P95 ms"]["here"] == pytest.approx(76.0)
+    assert by_name["read latency, P95 ms"]["off_percent"] == pytest.approx(660.0)
+
+
+def test_a_trace_in_which_nothing_was_found_again_is_met_only_by_a_run_like_it(tmp_path):
+    rows = validation.read(recorded(tmp_path, [{"cache_hit": False}]))
+    assert validation.compare(rows, ours(0, 4))["passed"]
+    found = validation.compare(rows, ours(1, 4))
+    assert not found["passed"]
+    assert found["says"] == "nothing was found again in the trace, and 25.0% here"
+
+
+def test_a_run_without_an_answer_agrees_with_no_trace(tmp_path):
+    rows = validation.read(recorded(tmp_path, [{"cache_hit": True}]))
+    found = validation.compare(rows, Samples())
+    assert not found["passed"] and found["rows"] == []
+    assert "no request was answered here" in found["says"]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ({"requests": []}, "is not a list of requests"),
+        ([], "is not a list of requests"),
+        ([1], "is not a list of requests"),
+        ([{"context_tokens": 3}], "no request says cache_hit"),
+        ([{"cache_hit": None}], "no request says cache_hit"),
+        ([{"cache_hit": True}, {"cache_hit": "yes"}], "request 2: cache_hit is 'yes', not a num"),
+        ([{"cache_hit": 1, "read_bytes": -1}], "request 1: read_bytes is -1, not a number"),
+    ],
+)
+def test_a_trace_to_compare_with_is_checked_before_anything_is_measured(tmp_path, rows, said):
+    with pytest.raises(ConfigError) as error:
+        validation.read(recorded(tmp_path, rows))
+    assert str(error.value).startswith("validation_trace: ") and said in str(error.value)
