@@ -100,7 +100,7 @@ class Options:
             raise ConfigError(f"{self.traces[0]} with enable_autoscaling: a trace has its own load")
         if self.server is not None and self.cache_dir is not None:
             raise ConfigError("cache_dir with server: the server has a directory of its own")
-        if self.no_disk and not self.cpu_mem_gb:
+        if self.no_disk and not self.cpu_mem_gb and not self.gpu_mem_gb:
             raise ConfigError("cpu_mem_gb: 0 with no_disk leaves nowhere to store anything")
 
     @property

@@ -137,7 +137,7 @@ def _tiers(document: Mapping[str, Any]) -> Iterator[str]:
         blocks, used = stats.get(f"{tier}_entries", 0), stats.get(f"{tier}_used_gb", 0.0)
         yield f"  {title} Entries: {blocks:,} ({used:.2f} GB)"
     for tier in document["tiers"]:
-        if f"{tier}_entries" in stats:
+        if tier != "gpu" and f"{tier}_entries" in stats:
             entries, used = stats[f"{tier}_entries"], stats[f"{tier}_used_gb"]
             yield f"  {tier} Entries: {entries:,} ({used:.2f} GB)"
     for tier, share in stats["read_share_by_tier"].items():

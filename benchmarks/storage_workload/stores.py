@@ -8,8 +8,11 @@ from pathlib import Path
 
 from benchmarks.storage_workload import accounting, device_io
 from benchmarks.storage_workload.accounting import Line, Slots
+from benchmarks.storage_workload.backend import Backend
 from benchmarks.storage_workload.device_io import DeviceBytes
 from benchmarks.storage_workload.document import Run
+from benchmarks.storage_workload.emulated import NoTier
+from benchmarks.storage_workload.gpu_tier import GpuTier
 from benchmarks.storage_workload.models import BlockShape
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.payload import Payload
@@ -23,7 +26,7 @@ from remote_server.store.slabs import slot_bytes_for as memory_slot_bytes
 SHARE_OF_DISK = 4
 """Of what is free: a benchmark must not fill a disk that others write to."""
 
-AnyStore = StoreHost | WireBackend
+AnyStore = StoreHost | WireBackend | NoTier | GpuTier
 
 
 @contextmanager
@@ -31,8 +34,36 @@ def store_of(options: Options, shape: BlockShape, run: Run) -> Iterator[AnyStore
     """Says in `run` what the reader must know of it. Raises `ConfigError`."""
     assert options.seed is not None
     payload = Payload(options.seed, shape.num_bytes)
-    if options.gpu_mem_gb:
-        run.notes.append("there is no GPU tier here: --gpu-mem-gb is as 0")
+    device = find_gpu() if options.gpu_mem_gb else None
+    with _store_below(options, shape, run, payload, needs_tier=device is None) as below:
+        if device is None:
+            if options.gpu_mem_gb:
+                run.notes.append("no GPU here: --gpu-mem-gb is as 0")
+            yield below
+            return
+        budget = round(options.gpu_mem_gb * GiB)
+        with GpuTier(below, shape.num_bytes, budget, payload, device) as tier:
+            run.tiers = tier.tiers
+            run.notes.append(
+                f"GPU tier: {tier.num_rows} rows on {device}; a write goes there and below at once "
+                "and counts once; a read from there is a copy inside the device"
+            )
+            yield tier
+
+
+def find_gpu() -> str | None:
+    """As torch names it; None without a GPU or without torch."""
+    try:
+        from benchmarks.storage_workload.device_rows import find_cuda
+    except ImportError:
+        return None
+    return find_cuda()
+
+
+@contextmanager
+def _store_below(
+    options: Options, shape: BlockShape, run: Run, payload: Payload, *, needs_tier: bool
+) -> Iterator[StoreHost | WireBackend | NoTier]:
     if options.server is not None:
         with WireBackend(options.server, shape.num_bytes, payload) as wire:
             run.tiers = wire.tiers
@@ -41,6 +72,9 @@ def store_of(options: Options, shape: BlockShape, run: Run) -> Iterator[AnyStore
                 "is not said, so there is nothing to judge those by"
             )
             yield wire
+        return
+    if options.no_disk and not options.cpu_mem_gb and not needs_tier:
+        yield NoTier()
         return
     with tempfile.TemporaryDirectory(prefix="kvferry-workload-", dir=options.cache_dir) as folder:
         capacity = 0 if options.no_disk else round(options.storage_capacity_gb * GiB)
@@ -74,22 +108,30 @@ async def close_books(
     occupancy = await backend.occupancy()
     run.occupancy = {source_name(tier): state._asdict() for tier, state in occupancy.items()}
     transfers = run.samples.transfers
-    if isinstance(backend, WireBackend):
-        run.accounting = accounting.lines_over_the_wire(transfers, run.counters)
+    below: Backend = backend
+    if isinstance(backend, GpuTier):
+        run.accounting = accounting.lines_of_gpu(
+            transfers, run.counters, occupancy["gpu"], backend.row_bytes
+        )
+        below = backend.below
+        transfers = [transfer for transfer in transfers if transfer.tier != "gpu"]
+    if isinstance(below, WireBackend):
+        run.accounting += accounting.lines_over_the_wire(transfers, run.counters)
+    if not isinstance(below, StoreHost):
         return
-    run.accounting = accounting.lines_of(
+    run.accounting += accounting.lines_of(
         transfers, run.counters, occupancy,
         Slots(memory_slot_bytes(shape.num_bytes), disk_slot_bytes(shape.num_bytes)),
-        has_memory=backend.has_memory,
+        has_memory=below.has_memory,
     )  # fmt: skip
-    run.accounting.append(await _own_check(backend))
+    run.accounting.append(await _own_check(below))
     after = device_io.of_this_process()
-    if backend.disk is not None and before is not None and after is not None:
+    if below.disk is not None and before is not None and after is not None:
         moved = after.since(before)
         run.device = {
-            "direct": backend.disk.direct,
-            "tier_read_bytes": backend.disk.calls.num_bytes["read"],
-            "tier_written_bytes": backend.disk.calls.num_bytes["write"],
+            "direct": below.disk.direct,
+            "tier_read_bytes": below.disk.calls.num_bytes["read"],
+            "tier_written_bytes": below.disk.calls.num_bytes["write"],
             "kernel_read_bytes": moved.read,
             "kernel_written_bytes": moved.written,
         }
