@@ -128,9 +128,11 @@ class GpuTier:
     async def write(self, blocks: Blocks) -> WriteDone:
         """What became of the blocks below, where there is anything below."""
         is_above = bool(self.below.tiers)
-        span, done = await asyncio.gather(
-            self._fill(blocks, 0, "gpu_written", is_behind=is_above), self.below.write(blocks)
-        )
+        filling = asyncio.create_task(self._fill(blocks, 0, "gpu_written", is_behind=is_above))
+        try:
+            done = await self.below.write(blocks)
+        finally:
+            span = await filling  # it goes on whatever becomes of the other, and is in the books
         if is_above:
             return done
         return WriteDone(span.blocks, span.existed, span.declined, span.parts, span.waited_s)

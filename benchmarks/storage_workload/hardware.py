@@ -43,7 +43,7 @@ class Hardware(NamedTuple):
         return max(1, self.memory_gb // 2)
 
     def describe(self) -> str:
-        gpu = f"{self.gpu_gb} GiB" if self.gpu_gb else "none"
+        gpu = f"{self.gpu_gb} GiB free" if self.gpu_gb else "none"
         return (
             f"GPU: {gpu}; memory available: {self.memory_gb} GiB; storage: {self.storage}, "
             f"{self.storage_gb} GiB free"

@@ -64,6 +64,10 @@ def find_gpu() -> str | None:
 def _store_below(
     options: Options, shape: BlockShape, run: Run, payload: Payload, *, needs_tier: bool
 ) -> Iterator[StoreHost | WireBackend | NoTier]:
+    is_nothing = options.server is None and options.no_disk and not options.cpu_mem_gb
+    if is_nothing and not needs_tier:
+        yield NoTier()
+        return
     if options.server is not None:
         with WireBackend(options.server, shape.num_bytes, payload) as wire:
             run.tiers = wire.tiers
@@ -72,9 +76,6 @@ def _store_below(
                 "is not said, so there is nothing to judge those by"
             )
             yield wire
-        return
-    if options.no_disk and not options.cpu_mem_gb and not needs_tier:
-        yield NoTier()
         return
     with tempfile.TemporaryDirectory(prefix="kvferry-workload-", dir=options.cache_dir) as folder:
         capacity = 0 if options.no_disk else round(options.storage_capacity_gb * GiB)

@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.storage_workload import gpu_tier, hardware, report, run, stores, suite
 from benchmarks.storage_workload.accounting import lines_of_gpu
-from benchmarks.storage_workload.backend import Backend, Part
+from benchmarks.storage_workload.backend import Backend, Behind, Part, WriteDone
 from benchmarks.storage_workload.device_rows import DeviceRows, row_bytes_for
 from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
 from benchmarks.storage_workload.entries import Blocks
@@ -90,6 +90,28 @@ def test_rows_hold_exactly_what_was_stored_in_them_whatever_the_order():
     rows.close()
 
 
+def test_events_are_waited_for_and_their_milliseconds_become_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    calls: list[str] = []
+
+    class Event:
+        def record(self) -> None:
+            calls.append("record")
+
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+
+        def elapsed_time(self, end: "Event") -> float:
+            calls.append("elapsed")
+            return 250.0
+
+    rows = DeviceRows("cpu", 2, 8, 2)
+    monkeypatch.setattr(rows, "_events", [Event(), Event()])
+    assert rows.store([1], [8]) == 0.25
+    assert calls == ["record", "record", "synchronize", "elapsed"]
+
+
 def test_the_least_recently_used_leaves_first_and_of_one_prompt_the_last():
     table = RowTable(4)
     for key in (b"a", b"b", b"c", b"d"):
@@ -137,10 +159,13 @@ def test_what_was_written_is_read_from_the_device_and_is_right(where: str, tmp_p
         asyncio.run(check(tier))
 
 
+@pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.parametrize("where", ["emulated", "memory", "disk"])
 def test_a_gap_on_the_device_is_filled_from_below_and_nothing_behind_it_comes_from_the_device(
-    where: str, tmp_path: Path
+    where: str, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(gpu_tier, "WINDOW_BYTES", window * row_bytes_for(BLOCK))
+
     async def check(tier: GpuTier) -> None:
         for number in (1, 2, 3):
             await tier.write(blocks(number))
@@ -171,6 +196,9 @@ def test_with_nothing_below_a_gap_ends_what_is_found_and_no_more_than_the_rows_i
         assert (await tier.read(blocks(*range(1, 6)))).blocks == 3, "its beginning, not its end"
         await tier.write(blocks(9))
         assert (await tier.read(blocks(*range(1, 6)))).blocks == 2
+        await tier.write(blocks(11, 12, 13))
+        await tier.write(blocks(14))
+        assert (await tier.read(blocks(11, 12, 13))).blocks == 2
 
     with above(NoTier(), 3) as tier:
         asyncio.run(check(tier))
@@ -186,6 +214,21 @@ def test_bytes_that_go_to_the_device_and_below_are_counted_once_and_the_device_i
 
     with above(EmulatedBackend(1e12), 4) as tier:
         asyncio.run(check(tier))
+
+
+def test_a_store_that_fails_ends_the_write_and_what_went_to_the_device_is_in_the_books():
+    class Broken(EmulatedBackend):
+        async def write(self, blocks: Blocks) -> WriteDone:
+            raise OSError("gone")
+
+    async def check(tier: GpuTier) -> list[Behind]:
+        with pytest.raises(OSError, match="gone"):
+            await tier.write(blocks(1, 2))
+        return tier.take_behind()
+
+    with above(Broken(1e12), 4) as tier:
+        moved = [("write", behind.part) for behind in asyncio.run(check(tier))]
+        assert all(books(tier, dict(asyncio.run(tier.counters())), moved).values()) and moved
 
 
 def test_a_block_that_is_wrong_on_the_device_is_noticed_and_read_from_below():
@@ -204,6 +247,8 @@ def test_a_block_that_is_wrong_on_the_device_is_noticed_and_read_from_below():
         assert by_tier(read.parts) == {"gpu": 1, "emulated": 2} and read.blocks == 3
         assert by_tier((await tier.read(blocks(1, 2, 3))).parts) == {"gpu": 3}
         assert (await tier.counters())["gpu_damaged"] == 1
+        on_device = (await tier.occupancy())["gpu"]
+        assert (on_device.used_bytes, on_device.blocks) == (3 * tier.row_bytes, 3)
 
     with above(EmulatedBackend(1e12), 8, WrongOnce(1, BLOCK, noise_bytes=MiB)) as tier:
         asyncio.run(check(tier))
