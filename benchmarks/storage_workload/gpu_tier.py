@@ -23,14 +23,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from benchmarks.storage_workload.backend import (
-    Backend,
-    Behind,
-    Occupancy,
-    Part,
-    ReadDone,
-    WriteDone,
-)
+from benchmarks.storage_workload import backend
+from benchmarks.storage_workload.backend import Behind, Occupancy, Part, ReadDone, WriteDone
 from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.row_table import RowTable
@@ -75,7 +69,7 @@ class GpuTier:
     """A `Backend` above another, which stays the caller's. `with` frees the device at its end."""
 
     def __init__(
-        self, below: Backend, block_bytes: int, budget: int, payload: Payload, device: str,
+        self, below: backend.Backend, block_bytes: int, budget: int, payload: Payload, device: str,
         check_every: int = CHECK_EVERY,
     ) -> None:  # fmt: skip
         """`budget` in bytes, taken at once; `device` as torch names it. Raises `ConfigError`."""
