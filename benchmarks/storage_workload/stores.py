@@ -102,37 +102,36 @@ def _notes(host: StoreHost) -> Iterator[str]:
 
 
 async def close_books(
-    run: Run, backend: AnyStore, shape: BlockShape, before: DeviceBytes | None
+    run: Run, backend: Backend, shape: BlockShape, before: DeviceBytes | None
 ) -> None:
     """Into `run`: what the tiers hold and have counted, and whether that is what it should be."""
     run.counters = dict(await backend.counters())
     occupancy = await backend.occupancy()
     run.occupancy = {source_name(tier): state._asdict() for tier, state in occupancy.items()}
     transfers = run.samples.transfers
-    below: Backend = backend
     if isinstance(backend, GpuTier):
         run.accounting = accounting.lines_of_gpu(
             transfers, run.counters, occupancy["gpu"], backend.row_bytes
         )
-        below = backend.below
         transfers = [transfer for transfer in transfers if transfer.tier != "gpu"]
-    if isinstance(below, WireBackend):
+        backend = backend.below
+    if isinstance(backend, WireBackend):
         run.accounting += accounting.lines_over_the_wire(transfers, run.counters)
-    if not isinstance(below, StoreHost):
+    if not isinstance(backend, StoreHost):
         return
     run.accounting += accounting.lines_of(
         transfers, run.counters, occupancy,
         Slots(memory_slot_bytes(shape.num_bytes), disk_slot_bytes(shape.num_bytes)),
-        has_memory=below.has_memory,
+        has_memory=backend.has_memory,
     )  # fmt: skip
-    run.accounting.append(await _own_check(below))
+    run.accounting.append(await _own_check(backend))
     after = device_io.of_this_process()
-    if below.disk is not None and before is not None and after is not None:
+    if backend.disk is not None and before is not None and after is not None:
         moved = after.since(before)
         run.device = {
-            "direct": below.disk.direct,
-            "tier_read_bytes": below.disk.calls.num_bytes["read"],
-            "tier_written_bytes": below.disk.calls.num_bytes["write"],
+            "direct": backend.disk.direct,
+            "tier_read_bytes": backend.disk.calls.num_bytes["read"],
+            "tier_written_bytes": backend.disk.calls.num_bytes["write"],
             "kernel_read_bytes": moved.read,
             "kernel_written_bytes": moved.written,
         }
