@@ -20,6 +20,7 @@ from benchmarks.storage_workload.store_host import StoreHost
 from benchmarks.storage_workload.summary import source_name
 from benchmarks.storage_workload.wire import WireBackend
 from remote_server.config import GiB, format_bytes
+from remote_server.errors import ConfigError
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot_bytes
 from remote_server.store.slabs import slot_bytes_for as memory_slot_bytes
 
@@ -65,7 +66,9 @@ def _store_below(
     options: Options, shape: BlockShape, run: Run, payload: Payload, *, needs_tier: bool
 ) -> Iterator[StoreHost | WireBackend | NoTier]:
     is_nothing = options.server is None and options.no_disk and not options.cpu_mem_gb
-    if is_nothing and not needs_tier:
+    if is_nothing:
+        if needs_tier:
+            raise ConfigError("cpu_mem_gb: 0 with no_disk leaves nowhere to store anything")
         yield NoTier()
         return
     if options.server is not None:

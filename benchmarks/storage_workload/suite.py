@@ -60,7 +60,9 @@ def plan(arguments: argparse.Namespace, machine: Hardware) -> list[Planned]:
     scaled = {"duration": arguments.autoscale_s, "enable_autoscaling": True}
     peak = dict(SCENARIOS["peak"])
     made: dict[str, list[dict[str, Any]]] = {
-        "gpu-only": [{**tier, **full, "num_users": low, "cpu_mem_gb": 0, "no_disk": True}],
+        "gpu-only": [
+            {**tier, **full, "num_users": low, "cpu_mem_gb": 0, "no_disk": machine.gpu_gb > 0}
+        ],
         "cpu-only": [{**tier, "num_users": low, "cpu_mem_gb": half, "no_disk": True}],
         "storage-only": [{**tier, "num_users": low, "cpu_mem_gb": 0}],
         "gpu-cpu": [{**tier, **full, "num_users": low, "cpu_mem_gb": half, "no_disk": True}],

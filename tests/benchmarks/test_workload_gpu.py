@@ -296,7 +296,7 @@ def test_after_many_at_once_every_row_and_every_block_is_accounted_for(
 
     with gpu(where, 17, tmp_path) as tier:
         counters = asyncio.run(everybody(tier))
-        assert counters["gpu_evicted"] > 50 and counters["gpu_hits"] > 100
+        assert counters["gpu_evicted"] and counters["gpu_hits"]
         assert all(books(tier, counters, moved).values())
         for name in ("gpu_hits", "gpu_written", "gpu_promoted", "gpu_evicted", "gpu_damaged"):
             wrong = {**counters, name: counters[name] + 1}
@@ -305,9 +305,9 @@ def test_after_many_at_once_every_row_and_every_block_is_accounted_for(
 
 def options(**settings: object) -> Options:
     given = {
-        "model": "tiny-1b", "num_users": 6, "duration": 0.6, "generation_mode": "none", "seed": 5,
-        "bytes_scale": 1 / 16, "think_scale": 0.0, "gpu_mem_gb": 1 / 64, "cpu_mem_gb": 1 / 16,
-        "storage_capacity_gb": 1 / 4,
+        "model": "tiny-1b", "num_users": 4, "duration": 60, "max_requests": 6, "seed": 5,
+        "generation_mode": "none", "bytes_scale": 1 / 64, "think_scale": 0.0,
+        "gpu_mem_gb": 1 / 512, "cpu_mem_gb": 1 / 16, "storage_capacity_gb": 1 / 4,
     }  # fmt: skip
     return Options(**{**given, **settings})  # type: ignore[arg-type]
 
@@ -349,11 +349,12 @@ def test_without_a_gpu_the_size_is_as_0_and_a_note_says_so(
 ):
     monkeypatch.setattr(stores, "find_gpu", lambda: None)
     monkeypatch.setattr(run, "HEADROOM_S", 0.01)
-    found = run.execute(options(cache_dir=tmp_path, no_disk=True, duration=0.1))
+    found = run.execute(options(cache_dir=tmp_path, no_disk=True, max_requests=1))
     assert found.tiers == ("memory",) and "no GPU here: --gpu-mem-gb is as 0" in found.notes
-    with pytest.raises(ConfigError, match="nowhere to store anything"):
+    nowhere = "cpu_mem_gb: 0 with no_disk leaves nowhere to store anything"
+    with pytest.raises(ConfigError, match=nowhere):
         run.execute(options(no_disk=True, cpu_mem_gb=0))
-    with pytest.raises(ConfigError, match="nowhere to store anything"):
+    with pytest.raises(ConfigError, match=nowhere):
         options(no_disk=True, cpu_mem_gb=0, gpu_mem_gb=0)
 
 
@@ -387,6 +388,8 @@ def test_the_suite_skips_workloads_of_a_gpu_only_where_there_is_none(tmp_path: P
     none, one = (Hardware(gpu_gb, 64, tmp_path, 100) for gpu_gb in (0, 79))
     skipped = {each.name: each.skipped for each in suite.plan(arguments, none) if each.skipped}
     assert skipped == dict.fromkeys(("gpu-only", "gpu-cpu", "gpu-cpu-storage"), "no GPU")
+    for each in suite.plan(arguments, none):
+        Options(**each.settings)  # possible, though nobody runs it
     planned = {each.name: each for each in suite.plan(arguments, one)}
     assert not [each for each in planned.values() if each.skipped]
     alone = Options(**planned["gpu-only"].settings)
