@@ -64,6 +64,9 @@ class Put:
         self.left: set[bytes] = set()
         """Keys that are not on disk yet."""
 
+        self.is_whole = False
+        """All of its blocks have been handed over."""
+
         self.disk_blocks = 0
         self.disk_bytes = 0
         self.began: float | None = None
@@ -233,6 +236,8 @@ class StoreHost:
             finally:
                 self._held -= window.num_bytes
         total_s = _now() - began
+        put.is_whole = True
+        self._tell_if_done(put)
         created, declined = (
             put.outcomes[outcome] for outcome in (PutOutcome.CREATED, PutOutcome.DECLINED)
         )
@@ -263,12 +268,21 @@ class StoreHost:
                 yield True
         keys = [block.key for block in reserved.blocks]
         if self.disk is not None:
-            put.left.update(keys)
-            self._to_disk.update(dict.fromkeys(keys, put))
+            self._expect_on_disk(keys, put)
         self.store.end_put(reserved, [True] * len(keys))
         put.outcomes.update(reserved.outcomes)
         if not self.has_memory:
             yield from self._until_on_disk(keys, put)
+
+    def _expect_on_disk(self, keys: list[bytes], put: Put) -> None:
+        """What an earlier put still waits for, and is put again, will not come for that one."""
+        for key in keys:
+            before = self._to_disk.get(key)
+            if before is not None:
+                before.left.discard(key)
+                self._tell_if_done(before)
+        put.left.update(keys)
+        self._to_disk.update(dict.fromkeys(keys, put))
 
     def _until_on_disk(self, keys: list[bytes], put: Put) -> Turn:
         """Or declined there. Kept in memory until then, and no longer."""
@@ -303,8 +317,11 @@ class StoreHost:
                 put.disk_bytes += block.length
                 put.during.append(self.disk.calls.of("write", block))
                 put.ended = ended
-            if not put.left and self.has_memory:
-                self._tell_behind(put)
+            self._tell_if_done(put)
+
+    def _tell_if_done(self, put: Put) -> None:
+        if put.is_whole and not put.left and self.has_memory:
+            self._tell_behind(put)
 
     def _tell_behind(self, put: Put) -> None:
         if put.disk_blocks:
