@@ -384,7 +384,7 @@ def test_more_than_is_free_is_refused_with_both_numbers(monkeypatch: pytest.Monk
 
 
 def test_the_suite_skips_workloads_of_a_gpu_only_where_there_is_none(tmp_path: Path):
-    arguments = suite.parser().parse_args([])
+    arguments = suite.parser().parse_args(["--folder", str(tmp_path)])
     none, one = (Hardware(gpu_gb, 64, tmp_path, 100) for gpu_gb in (0, 79))
     skipped = {each.name: each.skipped for each in suite.plan(arguments, none) if each.skipped}
     assert skipped == dict.fromkeys(("gpu-only", "gpu-cpu", "gpu-cpu-storage"), "no GPU")
