@@ -10,6 +10,7 @@ requests, traces            the requests of each user, from a seed; and those th
 payload                     bytes that nobody can compress, made as fast as they are copied
 backend                     what the driver needs of a store; `emulated` ones of known speed
 store_host, measured_disk   the server's own store in this process, on a thread of its own
+gpu_tier, row_table, device_rows   memory of a GPU above any of them
 wire                        a server, through the ordinary client
 driver, slots               users that wait for their answers, or arrivals that do not
 autoscale, scaling          how many users: the decision, and who carries it out

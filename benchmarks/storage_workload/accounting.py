@@ -80,6 +80,27 @@ def lines_of(
     return lines
 
 
+def lines_of_gpu(
+    transfers: Sequence[TransferSample],
+    counters: Mapping[str, int],
+    gpu: Occupancy,
+    row_bytes: int,
+) -> list[Line]:
+    """Of the GPU above a store, whose own lines are of the transfers of other tiers."""
+    filled = counters["gpu_written"] + counters["gpu_promoted"]
+    return [
+        Line("gpu", "blocks: written + promoted - evicted - damaged", gpu.blocks,
+             filled - counters["gpu_evicted"] - counters["gpu_damaged"]),
+        Line("gpu", "bytes of rows in use: blocks x row", gpu.used_bytes, gpu.blocks * row_bytes),
+        Line("gpu", "bytes within budget", min(gpu.used_bytes, gpu.budget_bytes), gpu.used_bytes),
+        Line("gpu", "blocks written and promoted: the tier's and the samples'",
+             filled, _blocks(transfers, "write", "gpu")),
+        Line("gpu", "blocks hit: the tier's and the samples'",
+             counters["gpu_hits"], _blocks(transfers, "read", "gpu")),
+        Line("gpu", "damaged blocks, of those compared", counters["gpu_damaged"], 0),
+    ]  # fmt: skip
+
+
 def lines_over_the_wire(
     transfers: Sequence[TransferSample], counters: Mapping[str, int]
 ) -> list[Line]:

@@ -110,11 +110,11 @@ def decide_qos(state: QosState, saturation: float, target: float) -> tuple[QosSt
     state = state._replace(confirming=state.confirming - 1, looks=(*state.looks, saturation))
     if state.confirming:
         return state, Decision(state.users, "confirming")
-    found = statistics.geometric_mean(state.looks) / target
-    if found < 1 / WRONG and state.users < MAX_USERS:
+    off = statistics.geometric_mean(state.looks) / target
+    if off < 1 / WRONG and state.users < MAX_USERS:
         # Whatever made more users too many is over: a search that it misled begins anew.
         return _more(state._replace(good=state.users, bad=None, seen=state.seen[-CONFIRMING:]), UP)
-    if found > WRONG:
+    if off > WRONG:
         return _too_many(state._replace(good=state.good if state.good < state.users else 0))
     return state, Decision(most_users(state, target), "confirmed", True)
 

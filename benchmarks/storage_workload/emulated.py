@@ -10,7 +10,7 @@ from benchmarks.storage_workload.entries import Blocks
 class NullBackend:
     """Takes no time and has everything: what is left is the driver."""
 
-    tiers = ("null",)
+    tiers: tuple[str, ...] = ("null",)
 
     async def read(self, blocks: Blocks) -> ReadDone:
         num_blocks = len(blocks.keys)
@@ -32,6 +32,18 @@ class NullBackend:
 
     def take_behind(self) -> list[Behind]:
         return []
+
+
+class NoTier(NullBackend):
+    """Below a GPU alone: nothing is found there, nothing kept."""
+
+    tiers = ()
+
+    async def read(self, blocks: Blocks) -> ReadDone:
+        return ReadDone(0, ())
+
+    async def write(self, blocks: Blocks) -> WriteDone:
+        return WriteDone(0, 0, len(blocks.keys), ())
 
 
 class EmulatedBackend(NullBackend):

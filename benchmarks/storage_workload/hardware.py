@@ -12,12 +12,15 @@ from remote_server.config import GiB
 
 STORAGE_CANDIDATES = (Path("/mnt/nvme"), Path("/mnt/ssd"), Path("/tmp"))
 
+CUDA_GB = 1
+"""Its context, and a window of blocks."""
+
 
 class Hardware(NamedTuple):
     """GB are of 2³⁰ bytes."""
 
     gpu_gb: int
-    """0 without a GPU."""
+    """Free on it, less what CUDA takes for itself; 0 without a GPU."""
 
     memory_gb: int
     """Available now: what others use is not ours to plan with."""
@@ -40,7 +43,7 @@ class Hardware(NamedTuple):
         return max(1, self.memory_gb // 2)
 
     def describe(self) -> str:
-        gpu = f"{self.gpu_gb} GiB" if self.gpu_gb else "none"
+        gpu = f"{self.gpu_gb} GiB free" if self.gpu_gb else "none"
         return (
             f"GPU: {gpu}; memory available: {self.memory_gb} GiB; storage: {self.storage}, "
             f"{self.storage_gb} GiB free"
@@ -53,13 +56,13 @@ def detect(candidates: Sequence[Path] = STORAGE_CANDIDATES) -> Hardware:
 
 
 def _gpu_gb() -> int:
-    """Of the first GPU, as its driver's tool says it."""
+    """Free on the first GPU, as its driver's tool says it."""
     if shutil.which("nvidia-smi") is None:
         return 0
-    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-        return int(done.stdout.split()[0]) // 1024
+        return max(0, int(done.stdout.split()[0]) // 1024 - CUDA_GB)
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return 0
 

@@ -107,7 +107,7 @@ class Options:
             raise ConfigError("cache_dir with server: the server has a directory of its own")
         if self.server is not None and self.emulated_device:
             raise ConfigError("emulated_device with server: a device instead of all tiers")
-        if self.no_disk and not self.cpu_mem_gb:
+        if self.no_disk and not self.cpu_mem_gb and not self.gpu_mem_gb:
             raise ConfigError("cpu_mem_gb: 0 with no_disk leaves nowhere to store anything")
         at_rate, as_recorded = "an arrival of fixed, poisson or gamma", "an arrival of trace"
         for name, needs, is_there in (

@@ -135,7 +135,9 @@ def _storage(document: Mapping[str, Any]) -> Iterator[str]:
 
 def _tiers(document: Mapping[str, Any]) -> Iterator[str]:
     stats = document["summary"]["cache_stats"]
-    others = [(tier, tier) for tier in document["tiers"] if f"{tier}_entries" in stats]
+    others = [
+        (tier, tier) for tier in document["tiers"] if tier != "gpu" and f"{tier}_entries" in stats
+    ]
     for title, tier in [("GPU", "gpu"), ("CPU", "cpu"), ("NVMe", "nvme"), *others]:
         blocks, used = stats.get(f"{tier}_entries", 0), stats.get(f"{tier}_used_gb", 0.0)
         yield f"{title} Entries: {blocks:,} ({used:.2f} GiB)"

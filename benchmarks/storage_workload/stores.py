@@ -8,9 +8,11 @@ from pathlib import Path
 
 from benchmarks.storage_workload import accounting, device_io
 from benchmarks.storage_workload.accounting import Line, Slots
+from benchmarks.storage_workload.backend import Backend
 from benchmarks.storage_workload.device_io import DeviceBytes
 from benchmarks.storage_workload.document import Run
-from benchmarks.storage_workload.emulated import EmulatedBackend
+from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
+from benchmarks.storage_workload.gpu_tier import GpuTier
 from benchmarks.storage_workload.models import BlockShape
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.payload import Payload
@@ -18,13 +20,14 @@ from benchmarks.storage_workload.store_host import StoreHost
 from benchmarks.storage_workload.summary import source_name
 from benchmarks.storage_workload.wire import WireBackend
 from remote_server.config import GiB, format_bytes
+from remote_server.errors import ConfigError
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot_bytes
 from remote_server.store.slabs import slot_bytes_for as memory_slot_bytes
 
 SHARE_OF_DISK = 4
 """Of what is free: a benchmark must not fill a disk that others write to."""
 
-AnyStore = StoreHost | WireBackend | EmulatedBackend
+AnyStore = StoreHost | WireBackend | EmulatedBackend | NoTier | GpuTier
 
 
 @contextmanager
@@ -37,8 +40,42 @@ def store_of(options: Options, shape: BlockShape, run: Run) -> Iterator[AnyStore
         yield EmulatedBackend(options.emulated_device * 1e9)
         return
     payload = Payload(options.seed, shape.num_bytes)
-    if options.gpu_mem_gb:
-        run.notes.append("there is no GPU tier here: --gpu-mem-gb is as 0")
+    device = find_gpu() if options.gpu_mem_gb else None
+    with _store_below(options, shape, run, payload, needs_tier=device is None) as below:
+        if device is None:
+            if options.gpu_mem_gb:
+                run.notes.append("no GPU here: --gpu-mem-gb is as 0")
+            yield below
+            return
+        budget = round(options.gpu_mem_gb * GiB)
+        with GpuTier(below, shape.num_bytes, budget, payload, device) as tier:
+            run.tiers = tier.tiers
+            run.notes.append(
+                f"GPU tier: {tier.num_rows} rows on {device}; a write goes there and below at once "
+                "and counts once; a read from there is a copy inside the device"
+            )
+            yield tier
+
+
+def find_gpu() -> str | None:
+    """As torch names it; None without a GPU or without torch."""
+    try:
+        from benchmarks.storage_workload.device_rows import find_cuda
+    except ImportError:
+        return None
+    return find_cuda()
+
+
+@contextmanager
+def _store_below(
+    options: Options, shape: BlockShape, run: Run, payload: Payload, *, needs_tier: bool
+) -> Iterator[StoreHost | WireBackend | NoTier]:
+    is_nothing = options.server is None and options.no_disk and not options.cpu_mem_gb
+    if is_nothing:
+        if needs_tier:
+            raise ConfigError("cpu_mem_gb: 0 with no_disk leaves nowhere to store anything")
+        yield NoTier()
+        return
     if options.server is not None:
         with WireBackend(options.server, shape.num_bytes, payload) as wire:
             run.tiers = wire.tiers
@@ -73,7 +110,7 @@ def _notes(host: StoreHost) -> Iterator[str]:
 
 
 async def close_books(
-    run: Run, backend: AnyStore, shape: BlockShape, before: DeviceBytes | None
+    run: Run, backend: Backend, shape: BlockShape, before: DeviceBytes | None
 ) -> None:
     """Into `run`: what the tiers hold and have counted, and whether that is what it should be."""
     run.counters = dict(await backend.counters())
@@ -83,10 +120,17 @@ async def close_books(
     if isinstance(backend, EmulatedBackend):
         run.accounting = accounting.lines_of_a_device(transfers, occupancy["emulated"])
         return
+    if isinstance(backend, GpuTier):
+        run.accounting = accounting.lines_of_gpu(
+            transfers, run.counters, occupancy["gpu"], backend.row_bytes
+        )
+        transfers = [transfer for transfer in transfers if transfer.tier != "gpu"]
+        backend = backend.below
     if isinstance(backend, WireBackend):
-        run.accounting = accounting.lines_over_the_wire(transfers, run.counters)
+        run.accounting += accounting.lines_over_the_wire(transfers, run.counters)
+    if not isinstance(backend, StoreHost):
         return
-    run.accounting = accounting.lines_of(
+    run.accounting += accounting.lines_of(
         transfers, run.counters, occupancy,
         Slots(memory_slot_bytes(shape.num_bytes), disk_slot_bytes(shape.num_bytes)),
         has_memory=backend.has_memory,

@@ -56,7 +56,9 @@ def plan(arguments: argparse.Namespace, machine: Hardware) -> list[Planned]:
     scaled = {"duration": arguments.autoscale_s, "enable_autoscaling": True}
     peak = dict(SCENARIOS["peak"])
     made: dict[str, list[dict[str, Any]]] = {
-        "gpu-only": [{**tier, **full, "num_users": low, "cpu_mem_gb": 0}],
+        "gpu-only": [
+            {**tier, **full, "num_users": low, "cpu_mem_gb": 0, "no_disk": machine.gpu_gb > 0}
+        ],
         "cpu-only": [{**tier, "num_users": low, "cpu_mem_gb": half, "no_disk": True}],
         "storage-only": [{**tier, "num_users": low, "cpu_mem_gb": 0}],
         "gpu-cpu": [{**tier, **full, "num_users": low, "cpu_mem_gb": half, "no_disk": True}],
@@ -89,9 +91,7 @@ def plan(arguments: argparse.Namespace, machine: Hardware) -> list[Planned]:
 
 
 def _why_not(name: str, machine: Hardware) -> str:
-    if name not in _GPU_TIER:
-        return ""
-    return "the store has no GPU tier" if machine.gpu_gb else "no GPU"
+    return "no GPU" if name in _GPU_TIER and not machine.gpu_gb else ""
 
 
 def run_all(planned: Sequence[Planned], run_one: Callable[[Options], Run]) -> list[Outcome]:

@@ -35,7 +35,7 @@ def test_parameters_follow_from_the_machine_as_the_source_s_wrapper_has_it(tmp_p
         for name, (_, o, _) in runs.items()
     }
     assert found == {
-        "gpu-only": (50, 120, 80, 0, False),
+        "gpu-only": (50, 120, 80, 0, True),
         "cpu-only": (50, 120, 0, 12, True),
         "storage-only": (50, 120, 0, 0, False),
         "gpu-cpu": (50, 120, 80, 12, True),

@@ -1,0 +1,217 @@
+"""Memory of a GPU above a store: the prefix cache that an engine has above its connector.
+
+A write goes into rows on the device and to the store below at once, as a connector stores what is
+computed. A read takes what the prompt begins with from the device, up to the first block that is
+not there, and the rest from below; what came from below is put into rows as well. What lies on the
+device behind such a gap is read from below too, as an engine does it, and keeps its row. The least
+recently used block is evicted, of one prompt the last one first: nothing behind a gap is of use.
+
+Bytes travel as an engine's do, from page-locked memory to the device, and inside the device to
+where attention would read them; a real one reads without writing, so this is the upper bound. What
+a store below has read is made anew for its row rather than handed up. Now and then a block that was
+read is fetched and compared.
+
+All of it was tested with a CPU as the device. It has not been run on a GPU.
+"""
+
+import asyncio
+import time
+from collections import Counter, deque
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from benchmarks.storage_workload import backend
+from benchmarks.storage_workload.backend import Behind, Occupancy, Part, ReadDone, WriteDone
+from benchmarks.storage_workload.entries import Blocks
+from benchmarks.storage_workload.payload import Payload
+from benchmarks.storage_workload.row_table import RowTable
+from remote_server.config import MiB
+from remote_server.errors import ConfigError
+
+WINDOW_BYTES = 32 * MiB
+"""Moved before others have a turn."""
+
+CHECK_EVERY = 256
+"""Of so many blocks that are read from the device, one is compared."""
+
+
+@dataclass
+class _Span:
+    """What the device did of one read or write."""
+
+    came: float = field(default_factory=time.monotonic)
+    began: float = 0.0
+    ended: float = 0.0
+    checked_s: float = 0.0
+    """Spent on comparing, which is ours and no store's."""
+
+    blocks: int = 0
+    num_bytes: int = 0
+    device_s: float = 0.0
+    existed: int = 0
+    declined: int = 0
+
+    @property
+    def waited_s(self) -> float:
+        return max(0.0, self.began - self.came)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        total_s = self.ended - self.began - self.checked_s
+        part = Part("gpu", self.blocks, self.num_bytes, total_s, self.device_s)
+        return (part,) if self.blocks else ()
+
+
+class GpuTier:
+    """A `Backend` above another, which stays the caller's. `with` frees the device at its end."""
+
+    def __init__(
+        self, below: backend.Backend, block_bytes: int, budget: int, payload: Payload, device: str,
+        check_every: int = CHECK_EVERY,
+    ) -> None:  # fmt: skip
+        """`budget` in bytes, taken at once; `device` as torch names it. Raises `ConfigError`."""
+        from benchmarks.storage_workload.device_rows import DeviceRows, row_bytes_for
+
+        self.below = below
+        self.row_bytes = row_bytes_for(block_bytes)
+        self.num_rows = budget // self.row_bytes
+        if not self.num_rows:
+            raise ConfigError(
+                f"gpu_mem_gb: {budget} bytes are too few for a block of {block_bytes}"
+            )
+        self._window = min(self.num_rows, max(1, WINDOW_BYTES // self.row_bytes))
+        self._device = DeviceRows(device, self.num_rows, self.row_bytes, self._window)
+        self._payload = payload
+        self._check_every = check_every
+        self._rows = RowTable(self.num_rows)
+        names = ("hits", "written", "promoted", "declined", "checked", "damaged")
+        self.own = Counter({f"gpu_{name}": 0 for name in names})
+        self._behind: deque[Behind] = deque()
+        # One thread, as a device has one stream: what it does of a window nothing comes between.
+        self._thread = ThreadPoolExecutor(1, "gpu")
+
+    def __enter__(self) -> "GpuTier":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
+        self._device.close()
+
+    @property
+    def tiers(self) -> tuple[str, ...]:
+        return ("gpu", *self.below.tiers)
+
+    async def read(self, blocks: Blocks) -> ReadDone:
+        span = _Span()
+        turn = asyncio.get_running_loop().run_in_executor
+        for start in range(0, len(blocks.keys), self._window):
+            here = await turn(self._thread, self._read_window, blocks, start, span)
+            if here < min(self._window, len(blocks.keys) - start):
+                break
+        good = span.blocks
+        if good == len(blocks.keys):
+            return ReadDone(good, span.parts, span.waited_s)
+        done = await self.below.read(blocks.part(good))
+        found = good + done.blocks
+        await self._fill(blocks.part(0, found), good, "gpu_promoted", is_behind=True)
+        return ReadDone(found, (*span.parts, *done.parts), span.waited_s + done.waited_s)
+
+    async def write(self, blocks: Blocks) -> WriteDone:
+        """What became of the blocks below, where there is anything below."""
+        is_above = bool(self.below.tiers)
+        filling = asyncio.create_task(self._fill(blocks, 0, "gpu_written", is_behind=is_above))
+        try:
+            done = await self.below.write(blocks)
+        finally:
+            span = await filling  # it goes on whatever becomes of the other, and is in the books
+        if is_above:
+            return done
+        return WriteDone(span.blocks, span.existed, span.declined, span.parts, span.waited_s)
+
+    async def occupancy(self) -> Mapping[str, Occupancy]:
+        budget, used = (rows * self.row_bytes for rows in (self.num_rows, self._rows.num_used))
+        own = Occupancy(budget, used, len(self._rows))
+        return {"gpu": own, **await self.below.occupancy()}
+
+    async def counters(self) -> Mapping[str, int]:
+        return {**self.own, "gpu_evicted": self._rows.evicted, **await self.below.counters()}
+
+    async def settle(self) -> None:
+        await self.below.settle()
+
+    def take_behind(self) -> list[Behind]:
+        """Below's, and what was copied to the device beside a store or after a read: a run counts
+        the bytes of a write once, and that is below."""
+        own = [self._behind.popleft() for _ in range(len(self._behind))]
+        return own + self.below.take_behind()
+
+    async def _fill(self, blocks: Blocks, first: int, counter: str, *, is_behind: bool) -> _Span:
+        """Put those from `first` on into rows; the others are what they go on from."""
+        span = _Span()
+        turn = asyncio.get_running_loop().run_in_executor
+        for start in range(first, len(blocks.keys), self._window):
+            await turn(self._thread, self._fill_window, blocks, start, counter, span)
+        if is_behind:
+            self._behind.extend(Behind(span.ended, part) for part in span.parts)
+        return span
+
+    # ── the thread ───────────────────────────────────────────────────────────────────────
+
+    def _fill_window(self, blocks: Blocks, start: int, counter: str, span: _Span) -> None:
+        span.began = span.began or time.monotonic()
+        self._rows.touch(blocks.keys)
+        own = frozenset(blocks.keys)
+        window = blocks.part(start, start + self._window)
+        rows: list[int] = []
+        lengths: list[int] = []
+        for key, length in zip(*window, strict=True):
+            if key in self._rows:
+                span.existed += 1
+            elif (row := self._rows.take(key, own)) is None:
+                span.declined += 1
+                self.own["gpu_declined"] += 1
+            else:
+                self._payload.fill(self._device.staging(len(rows), length).data, key)
+                rows.append(row)
+                lengths.append(length)
+        span.device_s += self._device.store(rows, lengths)
+        self._rows.touch(blocks.keys)
+        self.own[counter] += len(rows)
+        span.blocks += len(rows)
+        span.num_bytes += sum(lengths)
+        span.ended = time.monotonic()
+
+    def _read_window(self, blocks: Blocks, start: int, span: _Span) -> int:
+        """How many from `start` on are here, and right."""
+        span.began = span.began or time.monotonic()
+        window = blocks.part(start, start + self._window)
+        rows = self._rows.prefix(window.keys)
+        if rows:
+            span.device_s += self._device.read(rows)
+            self._rows.touch(blocks.keys[: start + len(rows)])
+        began_check = time.monotonic()
+        good = self._check(window.part(0, len(rows)))
+        span.ended = time.monotonic()
+        span.checked_s += span.ended - began_check
+        self.own["gpu_hits"] += good
+        span.blocks += good
+        span.num_bytes += sum(window.lengths[:good])
+        return good
+
+    def _check(self, window: Blocks) -> int:
+        """How many of those just read are right, as far as is looked. A wrong one leaves."""
+        before = self.own["gpu_hits"]
+        for place, (key, length) in enumerate(zip(*window, strict=True)):
+            if (before + place) % self._check_every:
+                continue
+            self.own["gpu_checked"] += 1
+            expected = self._device.staging(0, length)
+            self._payload.fill(expected.data, key)
+            if not np.array_equal(self._device.was_read(place, length), expected):
+                self.own["gpu_damaged"] += 1
+                self._rows.remove(key)
+                return place
+        return len(window.keys)

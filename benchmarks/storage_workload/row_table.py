@@ -1,0 +1,56 @@
+"""Which block lies in which row of a device, and which one leaves when there is no row left."""
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from itertools import takewhile
+
+
+class RowTable:
+    """Rows by key. Least recently used leaves first; of one prompt, the last block."""
+
+    def __init__(self, num_rows: int) -> None:
+        self.num_rows = num_rows
+        self.evicted = 0
+        self._free: list[int] = [*range(num_rows)]
+        self._rows: OrderedDict[bytes, int] = OrderedDict()
+        """The least recently used first."""
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._rows
+
+    @property
+    def num_used(self) -> int:
+        """Rows that are not free."""
+        return self.num_rows - len(self._free)
+
+    def prefix(self, keys: Sequence[bytes]) -> list[int]:
+        """The rows of `keys` up to the first that has none."""
+        return [self._rows[key] for key in takewhile(self._rows.__contains__, keys)]
+
+    def take(self, key: bytes, own: AbstractSet[bytes]) -> int | None:
+        """A row for `key`, which has none, if need be that of the oldest block. None when that is
+        one of `own`: those were touched last, so there are no others."""
+        if self._free:
+            row = self._free.pop()
+        else:
+            oldest = next(iter(self._rows))
+            if oldest in own:
+                return None
+            row = self._rows.pop(oldest)
+            self.evicted += 1
+        self._rows[key] = row
+        return row
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """They were used now, as the blocks of one prompt: nothing behind a gap is of use, so the
+        last is the first of them to leave."""
+        for key in reversed(keys):
+            if key in self._rows:
+                self._rows.move_to_end(key)
+
+    def remove(self, key: bytes) -> None:
+        self._free.append(self._rows.pop(key))

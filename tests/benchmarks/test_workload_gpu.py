@@ -1,0 +1,404 @@
+"""The GPU tier, with a CPU as its device: what lies there, what is read from where, the books."""
+
+import asyncio
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.storage_workload import gpu_tier, hardware, report, run, stores, suite
+from benchmarks.storage_workload.accounting import lines_of_gpu
+from benchmarks.storage_workload.backend import Backend, Behind, Part, WriteDone
+from benchmarks.storage_workload.device_rows import DeviceRows, row_bytes_for
+from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
+from benchmarks.storage_workload.entries import Blocks
+from benchmarks.storage_workload.gpu_tier import GpuTier
+from benchmarks.storage_workload.hardware import Hardware
+from benchmarks.storage_workload.options import Options
+from benchmarks.storage_workload.payload import Payload
+from benchmarks.storage_workload.row_table import RowTable
+from benchmarks.storage_workload.samples import TransferSample
+from benchmarks.storage_workload.store_host import StoreHost
+from remote_server.errors import ConfigError
+
+MiB = 1 << 20
+BLOCK = 10_001  # no multiple of a word
+PAYLOAD = Payload(1, BLOCK, noise_bytes=MiB)
+WHERE = ("alone", "emulated", "memory", "disk")
+
+
+def blocks(*numbers: int) -> Blocks:
+    """Of these numbers; every fifth is shorter."""
+    return Blocks(
+        [number.to_bytes(8, "big") for number in numbers],
+        [BLOCK if number % 5 else 777 for number in numbers],
+    )
+
+
+@contextmanager
+def above(below: Backend, num_rows: int, payload: Payload = PAYLOAD) -> Iterator[GpuTier]:
+    budget = num_rows * row_bytes_for(BLOCK)
+    with GpuTier(below, BLOCK, budget, payload, "cpu", check_every=1) as tier:
+        yield tier
+
+
+@contextmanager
+def gpu(where: str, num_rows: int, folder: Path) -> Iterator[GpuTier]:
+    with ExitStack() as stack:
+        below: Backend = NoTier()
+        if where == "emulated":
+            below = EmulatedBackend(1e12)
+        elif where != "alone":
+            disk = 64 * MiB if where == "disk" else 0
+            below = stack.enter_context(StoreHost(BLOCK, 32 * MiB, disk, folder, PAYLOAD))
+        yield stack.enter_context(above(below, num_rows))
+
+
+def by_tier(parts: Sequence[Part]) -> dict[str, int]:
+    return {part.tier: part.blocks for part in parts}
+
+
+def books(
+    tier: GpuTier, counters: dict[str, int], moved: list[tuple[str, Part]]
+) -> dict[str, bool]:
+    occupancy = asyncio.run(tier.occupancy())["gpu"]
+    transfers = [TransferSample(0, 0, 0, "", way, *part, 0) for way, part in moved]
+    lines = lines_of_gpu(transfers, counters, occupancy, tier.row_bytes)
+    return {line.what: line.agrees for line in lines}
+
+
+# ── rows ─────────────────────────────────────────────────────────────────────────────────
+
+
+def test_rows_hold_exactly_what_was_stored_in_them_whatever_the_order():
+    rows = DeviceRows("cpu", 7, row_bytes_for(BLOCK), 5)
+    given = blocks(1, 2, 5, 3)
+    for place, (key, length) in enumerate(zip(*given, strict=True)):
+        PAYLOAD.fill(rows.staging(place, length).data, key)
+    assert rows.store([6, 0, 3, 2], given.lengths) > 0
+    assert rows.read([2, 3, 0, 6]) > 0
+    for place, (key, length) in enumerate(zip(*[each[::-1] for each in given], strict=True)):
+        expected = np.zeros(length, np.uint8)
+        PAYLOAD.fill(expected.data, key)
+        assert rows.was_read(place, length).tobytes() == expected.tobytes()
+    rows.close()
+
+
+def test_events_are_waited_for_and_their_milliseconds_become_seconds(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    calls: list[str] = []
+
+    class Event:
+        def record(self) -> None:
+            calls.append("record")
+
+        def synchronize(self) -> None:
+            calls.append("synchronize")
+
+        def elapsed_time(self, end: "Event") -> float:
+            calls.append("elapsed")
+            return 250.0
+
+    rows = DeviceRows("cpu", 2, 8, 2)
+    monkeypatch.setattr(rows, "_events", [Event(), Event()])
+    assert rows.store([1], [8]) == 0.25
+    assert calls == ["record", "record", "synchronize", "elapsed"]
+
+
+def test_the_least_recently_used_leaves_first_and_of_one_prompt_the_last():
+    table = RowTable(4)
+    for key in (b"a", b"b", b"c", b"d"):
+        table.take(key, {key})
+    table.touch([b"a", b"b"])
+    left = []
+    for key in (b"1", b"2", b"3", b"4"):
+        before = {known for known in (b"a", b"b", b"c", b"d") if known in table}
+        table.take(key, {key})
+        left += [known for known in before if known not in table]
+    assert left == [b"c", b"d", b"b", b"a"]
+    assert (table.evicted, table.num_used, len(table)) == (4, 4, 4)
+
+
+def test_a_prompt_never_takes_a_row_from_itself():
+    table = RowTable(3)
+    prompt = [b"%d" % number for number in range(5)]
+    rows = [table.take(key, {*prompt}) for key in prompt]
+    assert sorted(rows[:3]) == [0, 1, 2] and rows[3:] == [None, None]
+    assert table.prefix(prompt) == rows[:3] and table.evicted == 0
+
+
+# ── reads and writes ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_what_was_written_is_read_from_the_device_and_is_right(where: str, tmp_path: Path):
+    async def check(tier: GpuTier) -> None:
+        assert tier.tiers[0] == "gpu" and tier.tiers[1:] == tier.below.tiers
+        written = await tier.write(blocks(*range(1, 8)))
+        assert (written.created, written.existed, written.declined) == (7, 0, 0)
+        again = await tier.write(blocks(*range(4, 10)))
+        assert (again.created, again.existed, again.declined) == (2, 4, 0)
+        read = await tier.read(blocks(*range(1, 15)))
+        assert read.blocks == 9 and by_tier(read.parts) == {"gpu": 9}
+        assert (await tier.read(blocks(20, 1))).blocks == 0
+        part = read.parts[0]
+        assert part.num_bytes == blocks(*range(1, 10)).num_bytes
+        assert 0 < part.device_s <= part.total_s and read.waited_s >= 0
+        counters = await tier.counters()
+        assert (counters["gpu_hits"], counters["gpu_checked"], counters["gpu_damaged"]) == (9, 9, 0)
+        await tier.settle()
+
+    with gpu(where, 16, tmp_path) as tier:
+        asyncio.run(check(tier))
+
+
+@pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.parametrize("where", ["emulated", "memory", "disk"])
+def test_a_gap_on_the_device_is_filled_from_below_and_nothing_behind_it_comes_from_the_device(
+    where: str, window: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(gpu_tier, "WINDOW_BYTES", window * row_bytes_for(BLOCK))
+
+    async def check(tier: GpuTier) -> None:
+        for number in (1, 2, 3):
+            await tier.write(blocks(number))
+        await tier.read(blocks(1))
+        await tier.read(blocks(3))
+        await tier.write(blocks(4))  # takes the row of 2
+        tier.take_behind()
+        read = await tier.read(blocks(1, 2, 3))
+        assert read.blocks == 3
+        assert [part.blocks for part in read.parts] == [1, 2]
+        assert read.parts[0].tier == "gpu" != read.parts[1].tier
+        landed = [behind.part for behind in tier.take_behind() if behind.part.tier == "gpu"]
+        assert [part.blocks for part in landed] == [1], "3 is still in its row"
+        again = await tier.read(blocks(1, 2, 3))
+        assert by_tier(again.parts) == {"gpu": 3}
+        counters = await tier.counters()
+        assert (counters["gpu_promoted"], counters["gpu_evicted"]) == (1, 2)
+
+    with gpu(where, 3, tmp_path) as tier:
+        asyncio.run(check(tier))
+
+
+def test_with_nothing_below_a_gap_ends_what_is_found_and_no_more_than_the_rows_is_kept():
+    async def check(tier: GpuTier) -> None:
+        done = await tier.write(blocks(*range(1, 6)))
+        assert (done.created, done.existed, done.declined) == (3, 0, 2)
+        assert by_tier(done.parts) == {"gpu": 3} and not tier.take_behind()
+        assert (await tier.read(blocks(*range(1, 6)))).blocks == 3, "its beginning, not its end"
+        await tier.write(blocks(9))
+        assert (await tier.read(blocks(*range(1, 6)))).blocks == 2
+        await tier.write(blocks(11, 12, 13))
+        await tier.write(blocks(14))
+        assert (await tier.read(blocks(11, 12, 13))).blocks == 2
+
+    with above(NoTier(), 3) as tier:
+        asyncio.run(check(tier))
+
+
+def test_bytes_that_go_to_the_device_and_below_are_counted_once_and_the_device_is_told_behind():
+    async def check(tier: GpuTier) -> None:
+        done = await tier.write(blocks(1, 2))
+        assert by_tier(done.parts) == {"emulated": 2}
+        assert [behind.part[:3] for behind in tier.take_behind()] == [
+            ("gpu", 2, blocks(1, 2).num_bytes)
+        ]
+
+    with above(EmulatedBackend(1e12), 4) as tier:
+        asyncio.run(check(tier))
+
+
+def test_a_store_that_fails_ends_the_write_and_what_went_to_the_device_is_in_the_books():
+    class Broken(EmulatedBackend):
+        async def write(self, blocks: Blocks) -> WriteDone:
+            raise OSError("gone")
+
+    async def check(tier: GpuTier) -> list[Behind]:
+        with pytest.raises(OSError, match="gone"):
+            await tier.write(blocks(1, 2))
+        return tier.take_behind()
+
+    with above(Broken(1e12), 4) as tier:
+        moved = [("write", behind.part) for behind in asyncio.run(check(tier))]
+        assert all(books(tier, dict(asyncio.run(tier.counters())), moved).values()) and moved
+
+
+def test_a_block_that_is_wrong_on_the_device_is_noticed_and_read_from_below():
+    class WrongOnce(Payload):
+        num_wrong = 1
+
+        def fill(self, view: memoryview, key: bytes) -> None:
+            super().fill(view, key)
+            if key == blocks(2).keys[0] and self.num_wrong:
+                self.num_wrong -= 1
+                view[-1] ^= 1
+
+    async def check(tier: GpuTier) -> None:
+        await tier.write(blocks(1, 2, 3))
+        read = await tier.read(blocks(1, 2, 3))
+        assert by_tier(read.parts) == {"gpu": 1, "emulated": 2} and read.blocks == 3
+        assert by_tier((await tier.read(blocks(1, 2, 3))).parts) == {"gpu": 3}
+        assert (await tier.counters())["gpu_damaged"] == 1
+        on_device = (await tier.occupancy())["gpu"]
+        assert (on_device.used_bytes, on_device.blocks) == (3 * tier.row_bytes, 3)
+
+    with above(EmulatedBackend(1e12), 8, WrongOnce(1, BLOCK, noise_bytes=MiB)) as tier:
+        asyncio.run(check(tier))
+
+
+def test_one_block_of_so_many_that_are_read_is_compared():
+    async def check(tier: GpuTier) -> None:
+        await tier.write(blocks(*range(10)))
+        for _ in range(3):
+            await tier.read(blocks(*range(10)))
+        assert (await tier.counters())["gpu_checked"] == 5  # the 1st, 8th, 15th, 22nd, 29th
+
+    with GpuTier(NoTier(), BLOCK, MiB, PAYLOAD, "cpu", check_every=7) as tier:
+        asyncio.run(check(tier))
+
+
+# ── the books ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("where", WHERE)
+def test_after_many_at_once_every_row_and_every_block_is_accounted_for(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # So small that others come between the windows of one prompt.
+    monkeypatch.setattr(gpu_tier, "WINDOW_BYTES", 3 * row_bytes_for(BLOCK))
+    moved: list[tuple[str, Part]] = []
+    draw = random.Random(3)
+
+    async def user(tier: GpuTier) -> None:
+        for _ in range(12):
+            start = draw.randrange(60)
+            prompt = blocks(*range(start, start + draw.randrange(1, 9)))
+            read = await tier.read(prompt)
+            moved.extend(("read", part) for part in read.parts)
+            new = prompt.part(read.blocks) if draw.random() < 0.7 else prompt
+            written = await tier.write(new)
+            assert written.created + written.existed + written.declined == len(new.keys)
+            moved.extend(("write", part) for part in written.parts)
+
+    async def everybody(tier: GpuTier) -> dict[str, int]:
+        await asyncio.gather(*(user(tier) for _ in range(20)))
+        await tier.settle()
+        moved.extend(("write", behind.part) for behind in tier.take_behind())
+        return dict(await tier.counters())
+
+    with gpu(where, 17, tmp_path) as tier:
+        counters = asyncio.run(everybody(tier))
+        assert counters["gpu_evicted"] and counters["gpu_hits"]
+        assert all(books(tier, counters, moved).values())
+        for name in ("gpu_hits", "gpu_written", "gpu_promoted", "gpu_evicted", "gpu_damaged"):
+            wrong = {**counters, name: counters[name] + 1}
+            assert not all(books(tier, wrong, moved).values()), name
+
+
+def options(**settings: object) -> Options:
+    given = {
+        "model": "tiny-1b", "num_users": 4, "duration": 60, "max_requests": 6, "seed": 5,
+        "generation_mode": "none", "bytes_scale": 1 / 64, "think_scale": 0.0,
+        "gpu_mem_gb": 1 / 512, "cpu_mem_gb": 1 / 16, "storage_capacity_gb": 1 / 4,
+    }  # fmt: skip
+    return Options(**{**given, **settings})  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "find_gpu", lambda: "cpu")
+    monkeypatch.setattr(run, "HEADROOM_S", 0.01)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tiers"),
+    [
+        ({"cpu_mem_gb": 0, "no_disk": True}, ["gpu"]),
+        ({"no_disk": True}, ["gpu", "memory"]),
+        ({}, ["gpu", "memory", "disk"]),
+    ],
+)
+def test_a_run_with_a_gpu_tier_has_books_that_agree_and_reads_from_the_device(
+    settings: dict[str, object], tiers: list[str], with_gpu: None, tmp_path: Path
+):
+    found = run.execute(options(cache_dir=tmp_path, **settings)).document()
+    assert found["tiers"] == tiers
+    assert found["accounting"] and all(line["agrees"] for line in found["accounting"])
+    assert {line["tier"] for line in found["accounting"]} >= {*tiers}
+    stats = found["summary"]["cache_stats"]
+    assert stats["read_share_by_tier"]["gpu"] > 0 and stats["gpu_entries"] > 0
+    assert abs(sum(stats["read_share_by_tier"].values()) - 1) < 1e-9
+    assert found["counters"]["gpu_evicted"] > 0
+    assert found["summary"]["tier_latency_ms"].keys() >= {"gpu_read", "gpu_write"}
+    assert report.render(found).count("Entries") == 3
+
+
+# ── where there is none ──────────────────────────────────────────────────────────────────
+
+
+def test_without_a_gpu_the_size_is_as_0_and_a_note_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(stores, "find_gpu", lambda: None)
+    monkeypatch.setattr(run, "HEADROOM_S", 0.01)
+    found = run.execute(options(cache_dir=tmp_path, no_disk=True, max_requests=1))
+    assert found.tiers == ("memory",) and "no GPU here: --gpu-mem-gb is as 0" in found.notes
+    nowhere = "cpu_mem_gb: 0 with no_disk leaves nowhere to store anything"
+    with pytest.raises(ConfigError, match=nowhere):
+        run.execute(options(no_disk=True, cpu_mem_gb=0))
+    with pytest.raises(ConfigError, match=nowhere):
+        options(no_disk=True, cpu_mem_gb=0, gpu_mem_gb=0)
+
+
+def test_torch_is_not_imported_before_a_gpu_tier_is_asked_for():
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from benchmarks.storage_workload import __main__, gpu_tier, run, stores\n"
+        "from benchmarks.storage_workload.options import Options\n"
+        "run.HEADROOM_S = 0.01\n"
+        "small = dict(model='tiny-1b', num_users=1, duration=0.1, cpu_mem_gb=0.1, no_disk=True)\n"
+        "assert not run.execute(Options(gpu_mem_gb=0, bytes_scale=0.01, **small)).notes\n"
+        "assert 'benchmarks.storage_workload.device_rows' not in sys.modules\n"
+        "assert stores.find_gpu() is None"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
+def test_more_than_is_free_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch):
+    with pytest.raises(ConfigError, match=r"gpu_mem_gb: .*asked"):
+        GpuTier(NoTier(), BLOCK, 1 << 50, PAYLOAD, "cpu")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * MiB, 80 * MiB))
+    with pytest.raises(ConfigError, match=r"gpu_mem_gb: .* only 3\.0 MiB is free on cuda"):
+        GpuTier(NoTier(), BLOCK, 4 * MiB, PAYLOAD, "cuda")
+    with pytest.raises(ConfigError, match="gpu_mem_gb: 100 bytes are too few"):
+        GpuTier(NoTier(), BLOCK, 100, PAYLOAD, "cpu")
+
+
+def test_the_suite_skips_workloads_of_a_gpu_only_where_there_is_none(tmp_path: Path):
+    arguments = suite.parser().parse_args(["--folder", str(tmp_path)])
+    none, one = (Hardware(gpu_gb, 64, tmp_path, 100) for gpu_gb in (0, 79))
+    skipped = {each.name: each.skipped for each in suite.plan(arguments, none) if each.skipped}
+    assert skipped == dict.fromkeys(("gpu-only", "gpu-cpu", "gpu-cpu-storage"), "no GPU")
+    planned = {each.name: each for each in suite.plan(arguments, one)}
+    assert not [each for each in planned.values() if each.skipped]
+    alone = planned["gpu-only"].options
+    assert (alone.gpu_mem_gb, alone.cpu_mem_gb, alone.no_disk) == (79, 0, True)
+
+
+def test_a_gpu_has_what_is_free_on_it_less_what_cuda_takes(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\ncase "$*" in *memory.free*) echo 81079; esac\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert hardware._gpu_gb() == 78
