@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     write_pictures(run, found)
     print(report.render(found))
     print(f"\n{run.record.describe_machine()}; {run.record.command}; {output}")
+    if run.failure is not None:
+        print(f"{run.failure}; what was measured until then is in {output}", file=sys.stderr)
     if run.interrupted:
         return 130
     return 0 if found["verdict"]["passed"] else 1

@@ -16,7 +16,7 @@ from benchmarks.storage_workload.turns import Turn
 from remote_server import protocol
 from remote_server.config import MiB
 from remote_server.protocol import KeyState
-from remote_server.store.slabs import Block
+from remote_server.store.slabs import Block, BlockState
 from remote_server.store.store import Pinned, Store
 
 # What is copied before others have a turn.
@@ -37,9 +37,6 @@ class HostReads:
         disk: MeasuredDisk | None,
         block_bytes: int,
     ) -> None:
-        self.num_corrupt = 0
-        """Blocks whose bytes in memory were not those that were written."""
-
         self._store = store
         self._namespace = namespace
         self._memory = memory
@@ -123,13 +120,15 @@ class HostReads:
         return found[0], during
 
     def _copy(self, block: Block) -> bool:
-        """Into the next row, as a client has it. Whether the bytes there are the block's."""
+        """Into the next row, as a client has it. Whether the bytes there are the block's; if not,
+        nobody else gets them."""
         row = self._rows[self._next_row, : block.length]
         self._next_row = (self._next_row + 1) % len(self._rows)
         np.copyto(row, np.frombuffer(self._memory.tier.view(block), np.uint8))
         if protocol.checksum(self._namespace, block.key, row.data) == block.checksum:
             return True
-        self.num_corrupt += 1
+        if block.state is BlockState.READABLE:
+            self._store.remove_corrupt(block)
         return False
 
 

@@ -104,14 +104,9 @@ class StoreHost:
         }
 
     async def counters(self) -> Mapping[str, int]:
-        """The store's; and `corrupt`, blocks whose bytes in memory had changed, and `staged_out`,
-        those that left memory because there is no memory tier."""
+        """The store's; and `staged_out`, the blocks that left memory because it keeps none."""
         return await self.call(
-            lambda: {
-                **self.store.all_counters(),
-                "corrupt": self._reads.num_corrupt,
-                "staged_out": self._memory.num_staged_out,
-            }
+            lambda: {**self.store.all_counters(), "staged_out": self._memory.num_staged_out}
         )
 
     async def settle(self) -> None:
