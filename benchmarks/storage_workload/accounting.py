@@ -46,7 +46,8 @@ def lines_of(
         - counters["evicted"] - counters["staged_out"] - counters["integrity_checksum"]
     )  # fmt: skip
     lines = [
-        Line("memory", "blocks: created + promoted - evicted - let go - damaged", memory.blocks, there),
+        Line("memory", "blocks: created + promoted - evicted - let go - damaged",
+             memory.blocks, there),
         Line("memory", "bytes: blocks x slot", memory.used_bytes, memory.blocks * slots.memory),
         Line("memory", "bytes within budget", min(memory.used_bytes, memory.budget_bytes),
              memory.used_bytes),

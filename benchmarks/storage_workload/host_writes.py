@@ -96,13 +96,17 @@ class HostWrites:
         """On any thread."""
         return [self._behind.popleft() for _ in range(len(self._behind))]
 
-    def give_up_late(self) -> None:
-        """Nothing is on its way any more: what is not on disk never will be."""
+    def give_up_late(self) -> bool:
+        """Once nothing is on its way to the disk, or False: what is not there then never will be,
+        of the writes that were answered, and they are told without it."""
+        if self._store.waterfall is not None and self._store.waterfall.busy:
+            return False
         late = {put for put in self._to_disk.values() if put.is_whole}
         self._to_disk = {key: put for key, put in self._to_disk.items() if put not in late}
         for put in late:
             put.left.clear()
             self._tell_if_done(put)
+        return True
 
     def _write_window(self, window: Blocks, put: Put) -> Turn[None]:
         reserved = self._store.begin_put(

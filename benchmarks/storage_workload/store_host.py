@@ -34,8 +34,8 @@ NAMESPACE = "storage-workload"
 # Of memory where there is no memory tier.
 STAGING_BYTES = 256 * MiB
 
-SETTLED_AFTER_S = 0.01
-"""How long between two looks at whether the disk has everything."""
+LOOK_AGAIN_S = 0.01
+"""Whether the disk has everything."""
 
 T = TypeVar("T")
 
@@ -110,10 +110,8 @@ class StoreHost:
         )
 
     async def settle(self) -> None:
-        waterfall = self.store.waterfall
-        while waterfall is not None and await self.call(lambda: waterfall.busy):
-            await asyncio.sleep(SETTLED_AFTER_S)
-        await self.call(self._writes.give_up_late)
+        while not await self.call(self._writes.give_up_late):
+            await asyncio.sleep(LOOK_AGAIN_S)
 
     def take_behind(self) -> list[Behind]:
         return self._writes.take_behind()
