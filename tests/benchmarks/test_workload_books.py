@@ -29,7 +29,11 @@ from remote_server.store.disk.layout import slot_bytes_for as disk_slot
 from remote_server.store.slabs import slot_bytes_for as memory_slot
 
 SLOTS = Slots(memory_slot(BLOCK_BYTES), disk_slot(BLOCK_BYTES))
-TIERS = {"memory": (MEMORY, 0), "memory and disk": (MEMORY, disk_of(256)), "disk": (0, disk_of(128))}
+TIERS = {
+    "memory": (MEMORY, 0),
+    "memory and disk": (MEMORY, disk_of(256)),
+    "disk": (0, disk_of(128)),
+}
 
 
 class Books(NamedTuple):
@@ -49,9 +53,7 @@ class Books(NamedTuple):
 async def books_of(booked: Booked, host: StoreHost) -> Books:
     await booked.settle()
     await host.call(host.store.check)
-    return Books(
-        booked.transfers, await host.counters(), await host.occupancy(), host.has_memory
-    )
+    return Books(booked.transfers, await host.counters(), await host.occupancy(), host.has_memory)
 
 
 async def hundreds_of_operations(host: StoreHost, seed: int) -> Books:
@@ -249,26 +251,31 @@ def test_a_run_keeps_its_books_and_leaves_nothing_in_the_folder(
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError, SystemExit])
 def test_the_folder_of_a_run_is_gone_however_it_ends(tmp_path: Path, ending: type[BaseException]):
     options = replace(OPTIONS, cache_dir=tmp_path)
-    with pytest.raises(ending), stores.store_of(options, SHAPE, run_of(options)) as host:
-        assert isinstance(host, StoreHost)
-        asyncio.run(host.write(blocks_of(range(50), SHAPE.num_bytes)))
-        asyncio.run(host.settle())
-        assert [*tmp_path.glob("kvferry-workload-*/segment-*")]
-        raise ending
+
+    def measure() -> None:
+        with stores.store_of(options, SHAPE, run_of(options)) as host:
+            asyncio.run(host.write(blocks_of(range(50), SHAPE.num_bytes)))
+            asyncio.run(host.settle())
+            assert [*tmp_path.glob("kvferry-workload-*/segment-*")]
+            raise ending
+
+    with pytest.raises(ending):
+        measure()
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_folder_that_cannot_be_used_is_named_with_its_setting(tmp_path: Path):
+    def refusal(**settings: Any) -> str:
+        options = replace(OPTIONS, **settings)
+        with pytest.raises(ConfigError) as error, stores.store_of(options, SHAPE, run_of(options)):
+            raise AssertionError("it was taken")
+        return str(error.value)
+
     (tmp_path / "file").touch()
     for wrong in (tmp_path / "missing", tmp_path / "file"):
-        options = replace(OPTIONS, cache_dir=wrong)
-        with pytest.raises(ConfigError, match=f"cache_dir: {wrong}: "):
-            with stores.store_of(options, SHAPE, run_of(options)):
-                pass
-    options = replace(OPTIONS, cache_dir=tmp_path, storage_capacity_gb=1e9)
-    with pytest.raises(ConfigError, match="storage_capacity_gb: "):
-        with stores.store_of(options, SHAPE, run_of(options)):
-            pass
+        assert refusal(cache_dir=wrong).startswith(f"cache_dir: {wrong}: ")
+    too_much = refusal(cache_dir=tmp_path, storage_capacity_gb=1e9)
+    assert too_much.startswith("storage_capacity_gb: ")
     assert [*tmp_path.iterdir()] == [tmp_path / "file"]
 
 

@@ -338,14 +338,14 @@ async def test_who_is_cancelled_does_not_stop_the_others(tmp_path: Path):
 
 
 def test_budgets_that_no_block_fits_are_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match="cpu_mem_gb: .* would be enough"):
+    with pytest.raises(ConfigError, match=r"cpu_mem_gb: .* would be enough"):
         host_of(tmp_path, memory=BLOCK_BYTES)
     with pytest.raises(ConfigError, match="cpu_mem_gb: 0 without a disk"):
         host_of(tmp_path)
-    with pytest.raises(ConfigError, match="storage_capacity_gb: .* too few") as error:
+    with pytest.raises(ConfigError, match=r"storage_capacity_gb: .* too few") as error:
         host_of(tmp_path, disk=disk_of(16) - 16 * 4096)
     assert str(disk_of(16)) in str(error.value), "and what would do"
-    with pytest.raises(ConfigError, match="storage_capacity_gb: .* has only"):
+    with pytest.raises(ConfigError, match=r"storage_capacity_gb: .* has only"):
         host_of(tmp_path, disk=1 << 60)
     assert not [*tmp_path.iterdir()], "nothing was begun"
 
