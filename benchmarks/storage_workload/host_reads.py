@@ -41,7 +41,8 @@ class HostReads:
         self._namespace = namespace
         self._memory = memory
         self._disk = disk
-        self._rows = np.zeros((max(2, ROWS_BYTES // block_bytes), block_bytes), np.uint8)
+        # Filled, so that no read pays for pages that were never touched.
+        self._rows = np.full((max(2, ROWS_BYTES // block_bytes), block_bytes), 1, np.uint8)
         self._next_row = 0
 
     def read(self, blocks: Blocks) -> Turn[ReadDone]:

@@ -1,7 +1,8 @@
 """A server as the store: through the ordinary client, as an engine uses it.
 
 Rows lie in memory that a server on this host can reach, so the bytes travel as an engine's would:
-through shared memory there, over TCP from anywhere else.
+through shared memory there, over TCP from anywhere else. Making the bytes of a row is part of a
+write, as it is where the store is in this process.
 """
 
 import asyncio
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
 from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from benchmarks.storage_workload.backend import Behind, Occupancy, Part, ReadDone, WriteDone
 from benchmarks.storage_workload.entries import Blocks
@@ -71,6 +74,7 @@ class WireBackend:
         with ExitStack() as undo:
             region = SharedRegion(NUM_WINDOWS * window_bytes, "storage-workload")
             undo.callback(region.close)
+            np.copyto(np.frombuffer(region.view, np.uint8), 1)  # touched before anything is timed
             self._client = RemoteClient(config)
             undo.callback(self._client.close, READY_S)
             # Rows that nothing touches. Whoever takes some puts them back when nothing does again.
@@ -81,7 +85,8 @@ class WireBackend:
             self._client.register(region.view, region.fd)
             self._client.declare(self._namespace, block_bytes)
             self._wait_until_ready()
-            self._before = self._client.stats(timeout_s=PATIENCE_S).result()
+            before = self._client.stats(timeout_s=PATIENCE_S).result()
+            self._epoch, self._before = before.epoch, before.counters
             self._close = undo.pop_all()
 
     def __enter__(self) -> "WireBackend":
@@ -145,9 +150,8 @@ class WireBackend:
 
     async def counters(self) -> Mapping[str, int]:
         """What has been added to the server's since this run began."""
-        before = self._before.counters
         now = (await self._stats()).counters
-        return {name: count - before.get(name, 0) for name, count in now.items()}
+        return {name: count - self._before.get(name, 0) for name, count in now.items()}
 
     async def settle(self) -> None:
         """The server does not say when its disk has everything; its books are its own."""
@@ -188,16 +192,16 @@ class WireBackend:
             self._payload.fill(row, key)
 
     async def _stats(self) -> StatsReply:
-        stats = await self._answer(self._client.stats(timeout_s=PATIENCE_S))
-        if stats.epoch != self._before.epoch:
-            raise ServerUnavailable(f"server: {self._endpoint} was started anew during the run")
-        return stats
+        return await self._answer(self._client.stats(timeout_s=PATIENCE_S))
 
     async def _answer(self, asked: "Future[T]") -> T:
         try:
-            return await asyncio.wrap_future(asked)
+            answer = await asyncio.wrap_future(asked)
         except (ServerUnavailable, DeadlineExceeded, RequestRefused) as error:
             raise self._gone(error) from error
+        if self._client.epoch != self._epoch:
+            raise ServerUnavailable(f"server: {self._endpoint} was started anew during the run")
+        return answer
 
     def _gone(self, error: KVFerryError) -> ServerUnavailable:
         return ServerUnavailable(f"server: {self._endpoint} went away during the run: {error}")

@@ -1,6 +1,7 @@
 """What every store of the workload does alike; and what only one with tiers can do."""
 
 import asyncio
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -20,6 +21,7 @@ from workload_stores import (
 
 from benchmarks.storage_workload import device_io
 from benchmarks.storage_workload.backend import Backend, Part
+from benchmarks.storage_workload.device_times import Interval
 from benchmarks.storage_workload.emulated import EmulatedBackend
 from benchmarks.storage_workload.host_memory import HostMemory
 from benchmarks.storage_workload.store_host import StoreHost
@@ -227,6 +229,16 @@ async def test_all_who_wait_for_one_read_of_the_disk_had_its_device_time(tmp_pat
             assert 0 < part.device_s <= part.total_s
         assert (await host.counters())["disk_read"] == 8
         assert not host.disk.tier.reads._waiting and not host.disk.tier.reads._during
+
+
+async def test_who_joins_a_read_that_began_before_counts_no_device_time_from_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    with host_of(tmp_path, 0, disk_of(64)) as host:
+        await host.write(blocks_of(range(4)))
+        monkeypatch.setattr(host.disk.calls, "of", lambda *_: Interval(0.0, time.monotonic()))
+        (part,) = (await host.read(blocks_of(range(4)))).parts
+        assert 0 < part.device_s <= part.total_s
 
 
 def test_who_waits_for_memory_is_asked_again_as_soon_as_some_is_given_back():

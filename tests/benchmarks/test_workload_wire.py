@@ -193,6 +193,9 @@ async def test_another_server_at_the_same_address_is_not_taken_for_the_first(mor
                 await asyncio.sleep(0.001)
             with pytest.raises(ServerUnavailable, match="was started anew during the run"):
                 await backend.counters()
+            with pytest.raises(ServerUnavailable, match="was started anew during the run"):
+                await backend.read(blocks_of(range(3)))
+            assert await backend.occupancy() == {}
 
 
 @pytest.mark.parametrize("arrival", [[], ["--arrival", "fixed", "--request-rate", "200"]])
