@@ -85,7 +85,7 @@ class HostReads:
                 index, block, tier = left[0]
                 started = time.monotonic()
                 span = spans[tier]
-                if tier == "disk" and block.key in during:
+                if block.key in during:
                     # Who joined a read that was under way waited for the rest of it.
                     span.during.append(during[block.key].since(began))
                 is_prefix = is_prefix and index == good and self._copy(block)

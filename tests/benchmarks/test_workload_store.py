@@ -12,20 +12,20 @@ from workload_stores import (
     MEMORY,
     MEMORY_BLOCKS,
     blocks_of,
+    by_tier,
     disk_of,
+    gate_of,
     host_of,
-    payload,
     server,
+    until,
     wire_to,
 )
 
 from benchmarks.storage_workload import device_io
-from benchmarks.storage_workload.backend import Backend, Part
+from benchmarks.storage_workload.backend import Backend
 from benchmarks.storage_workload.device_times import Interval
 from benchmarks.storage_workload.emulated import EmulatedBackend
 from benchmarks.storage_workload.host_memory import HostMemory
-from benchmarks.storage_workload.store_host import StoreHost
-from remote_server.errors import ConfigError
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
 
@@ -121,10 +121,6 @@ async def test_nothing_asked_is_nothing_done(backend: Backend):
 # ── tiers ────────────────────────────────────────────────────────────────────────────────────
 
 
-def by_tier(parts: tuple[Part, ...]) -> dict[str, int]:
-    return {part.tier: part.blocks for part in parts}
-
-
 async def test_what_memory_has_no_room_for_is_on_disk_and_comes_back_into_memory(tmp_path: Path):
     many = 3 * MEMORY_BLOCKS
     with host_of(tmp_path, MEMORY, DISK) as host:
@@ -191,17 +187,6 @@ async def test_without_a_memory_tier_no_block_stays_in_memory(tmp_path: Path):
         assert (await host.occupancy())["memory"].blocks == 0
 
 
-def gate_of(host: StoreHost):
-    """Shut, the disk does nothing."""
-    assert host.disk is not None
-    return host.disk._pool.gate
-
-
-async def until(host: StoreHost, what) -> None:
-    while not await host.call(what):
-        await asyncio.sleep(0)
-
-
 async def test_a_write_that_the_disk_declines_is_answered_while_others_keep_the_disk_busy(
     tmp_path: Path,
 ):
@@ -241,6 +226,20 @@ async def test_who_joins_a_read_that_began_before_counts_no_device_time_from_bef
         assert 0 < part.device_s <= part.total_s
 
 
+async def test_a_read_from_memory_alone_took_all_the_time_until_its_answer(tmp_path: Path):
+    with host_of(tmp_path, MEMORY) as host:
+        await host.write(blocks_of(range(4)))
+        await host.call(lambda: [*host._memory.hold(MEMORY)])
+        reading = asyncio.create_task(host.read(blocks_of(range(4))))
+        await until(host, lambda: host.store.counters["lookup_keys"] == 4)
+        began = time.monotonic()
+        await host.call(lambda: None)
+        waited_s = time.monotonic() - began
+        await host.call(lambda: host._memory.give_back(MEMORY))
+        (part,) = (await reading).parts
+        assert part.total_s >= waited_s
+
+
 def test_who_waits_for_memory_is_asked_again_as_soon_as_some_is_given_back():
     arena, woken = Arena(MEMORY), []
     memory = HostMemory(
@@ -254,112 +253,6 @@ def test_who_waits_for_memory_is_asked_again_as_soon_as_some_is_given_back():
     memory.give_back(BLOCK_BYTES)
     assert [*memory.hold(2 * MEMORY)] == [], "more than there is, alone: or it never could"
     arena.close()
-
-
-# ── what goes wrong ──────────────────────────────────────────────────────────────────────────
-
-
-def damage(folder: Path, key: bytes) -> None:
-    """Change one byte of its block, in the file."""
-    block = bytearray(BLOCK_BYTES)
-    payload().fill(memoryview(block), key)
-    for path in folder.glob("segment-*"):
-        place = path.read_bytes().find(bytes(block))
-        if place >= 0:
-            with path.open("r+b") as file:
-                file.seek(place + 1000)
-                file.write(bytes([block[1000] ^ 1]))
-            return
-    raise AssertionError("it is not on disk")
-
-
-async def test_a_byte_that_changed_on_disk_is_a_miss_is_counted_and_is_written_anew(
-    tmp_path: Path,
-):
-    blocks = blocks_of(range(6))
-    with host_of(tmp_path, 0, disk_of(64)) as host:
-        await host.write(blocks)
-        damage(tmp_path, blocks.keys[2])
-        done = await host.read(blocks)
-        assert (done.blocks, by_tier(done.parts)) == (2, {"disk": 5})
-        assert (await host.counters())["disk_read_damaged"] == 1
-        assert (await host.read(blocks)).blocks == 2, "it is gone"
-        again = await host.write(blocks)
-        assert (again.created, again.existed) == (1, 5)
-        assert (await host.read(blocks)).blocks == 6
-        await host.call(host.store.check)
-
-
-async def test_a_byte_that_changed_in_memory_is_a_miss_and_is_counted(tmp_path: Path):
-    blocks = blocks_of(range(6))
-    with host_of(tmp_path, MEMORY) as host:
-        await host.write(blocks)
-        block = host.store.tier.pin("storage-workload", blocks.keys[3])
-        host.store.tier.view(block)[7] ^= 1
-        host.store.tier.unpin(block)
-        assert (await host.read(blocks)).blocks == 3
-        assert (await host.counters())["integrity_checksum"] == 1
-        assert (await host.write(blocks)).created == 1
-        assert (await host.read(blocks)).blocks == 6
-
-
-async def test_an_error_in_one_write_is_its_callers_and_leaves_nothing_behind(tmp_path: Path):
-    with host_of(tmp_path, MEMORY, DISK) as host:
-        host._writes._payload.broken = b"block-000003"
-        with pytest.raises(OSError, match="no bytes"):
-            await host.write(blocks_of(range(6)))
-        assert (await host.read(blocks_of(range(6)))).blocks == 0
-        host._writes._payload.broken = b""
-        assert (await host.write(blocks_of(range(6)))).created == 6
-        await host.settle()
-        assert host.store.tier.stats().pinned == 0
-        assert host._memory._held == 0
-        await host.call(host.store.check)
-
-
-async def test_closing_ends_what_is_under_way_with_an_error_and_does_not_wait_for_it(
-    tmp_path: Path,
-):
-    with host_of(tmp_path, 0, disk_of(64)) as host:
-        await host.write(blocks_of(range(16)))
-        gate = gate_of(host).shut()
-        gate.__enter__()
-        asked = [
-            asyncio.create_task(host.read(blocks_of(range(16)))),
-            asyncio.create_task(host.write(blocks_of(range(16, 32)))),
-        ]
-        await until(host, lambda: host.store.counters["lookup_keys"] == 16
-                    and host.store.counters["put_total"] == 32)  # fmt: skip
-    for task in asked:
-        with pytest.raises(RuntimeError, match="closed"):
-            await asyncio.wait_for(task, 10)
-    with pytest.raises(RuntimeError, match="closed"):
-        await host.read(blocks_of([1]))
-
-
-async def test_who_is_cancelled_does_not_stop_the_others(tmp_path: Path):
-    with host_of(tmp_path, 0, disk_of(64)) as host:
-        await host.write(blocks_of(range(16)))
-        with gate_of(host).shut():
-            one, other = (asyncio.create_task(host.read(blocks_of(range(16)))) for _ in range(2))
-            await until(host, lambda: host.store.counters["lookup_keys"] == 32)
-            one.cancel()
-        assert (await other).blocks == 16
-        assert (await host.read(blocks_of(range(16)))).blocks == 16
-        assert one.cancelled()
-
-
-def test_budgets_that_no_block_fits_are_named(tmp_path: Path):
-    with pytest.raises(ConfigError, match=r"cpu_mem_gb: .* would be enough"):
-        host_of(tmp_path, memory=BLOCK_BYTES)
-    with pytest.raises(ConfigError, match="cpu_mem_gb: 0 without a disk"):
-        host_of(tmp_path)
-    with pytest.raises(ConfigError, match=r"storage_capacity_gb: .* too few") as error:
-        host_of(tmp_path, disk=disk_of(16) - 16 * 4096)
-    assert str(disk_of(16)) in str(error.value), "and what would do"
-    with pytest.raises(ConfigError, match=r"storage_capacity_gb: .* has only"):
-        host_of(tmp_path, disk=1 << 60)
-    assert not [*tmp_path.iterdir()], "nothing was begun"
 
 
 # ── the device ───────────────────────────────────────────────────────────────────────────────

@@ -1,8 +1,9 @@
 """Small stores for tests of the storage workload: in this process, and a server of its own."""
 
+import asyncio
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.samples import TransferSample
 from benchmarks.storage_workload.store_host import StoreHost
 from benchmarks.storage_workload.wire import WireBackend
+from remote_server.copier import Gate
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 
@@ -75,6 +77,23 @@ def server(*flags: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     finally:
         popen.kill()
         popen.communicate()
+
+
+def by_tier(parts: Iterable[Part]) -> dict[str, int]:
+    """How many blocks each moved."""
+    return {part.tier: part.blocks for part in parts}
+
+
+def gate_of(host: StoreHost) -> Gate:
+    """Shut, the disk does nothing."""
+    assert host.disk is not None
+    return host.disk._pool.gate
+
+
+async def until(host: StoreHost, what: Callable[[], object]) -> None:
+    """`what` is asked on the store's thread."""
+    while not await host.call(what):
+        await asyncio.sleep(0)
 
 
 class Booked:
