@@ -88,6 +88,7 @@ class HostWrites:
                 yield from self._write_window(window, put)
             finally:
                 self._memory.give_back(window.num_bytes)
+            yield True
         put.is_whole = True
         self._tell_if_done(put)
         return self._done(put, time.monotonic() - began, began - submitted)

@@ -53,7 +53,7 @@ async def test_a_byte_that_changed_on_disk_is_a_miss_is_counted_and_is_written_a
 
 
 async def test_a_byte_that_changed_in_memory_is_a_miss_and_is_counted(tmp_path: Path):
-    blocks = blocks_of(range(6))
+    blocks = blocks_of(range(40))
     with host_of(tmp_path, MEMORY) as host:
         await host.write(blocks)
         block = host.store.tier.pin("storage-workload", blocks.keys[3])
@@ -62,7 +62,7 @@ async def test_a_byte_that_changed_in_memory_is_a_miss_and_is_counted(tmp_path: 
         assert (await host.read(blocks)).blocks == 3
         assert (await host.counters())["integrity_checksum"] == 1
         assert (await host.write(blocks)).created == 1
-        assert (await host.read(blocks)).blocks == 6
+        assert (await host.read(blocks)).blocks == 40
 
 
 async def test_an_error_in_one_write_is_its_callers_and_leaves_nothing_behind(tmp_path: Path):
