@@ -26,6 +26,7 @@ from benchmarks.storage_workload.backend import Backend
 from benchmarks.storage_workload.device_times import Interval
 from benchmarks.storage_workload.emulated import EmulatedBackend
 from benchmarks.storage_workload.host_memory import HostMemory
+from benchmarks.storage_workload.host_writes import Put
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
 
@@ -171,21 +172,35 @@ async def test_what_reached_the_disk_is_told_behind_the_write_and_once(tmp_path:
         assert host.take_behind() == []
 
 
-async def test_a_write_whose_first_blocks_are_on_disk_before_its_last_is_told_once(tmp_path: Path):
+async def test_a_write_that_is_on_disk_before_it_has_ended_is_told_once_and_as_a_whole(
+    tmp_path: Path,
+):
     with host_of(tmp_path, MEMORY, DISK) as host:
-        waterfall = host.store.waterfall
-        fill = host._writes._payload.fill
+        waterfall, give_back = host.store.waterfall, host._memory.give_back
 
-        def fill_when_the_disk_is_idle(view: memoryview, key: bytes) -> None:
+        def give_back_when_the_disk_is_idle(num_bytes: int) -> None:
             while waterfall.busy:
                 waterfall.finish_jobs()
-            fill(view, key)
+            assert host._writes.give_up_late() and not host._writes._behind
+            give_back(num_bytes)
 
-        host._writes._payload.fill = fill_when_the_disk_is_idle
+        host._memory.give_back = give_back_when_the_disk_is_idle
         await host.write(blocks_of(range(3 * host._memory.window)))
-        await host.settle()
         (behind,) = host.take_behind()
         assert behind.part.blocks == 3 * host._memory.window
+        assert 0 < behind.part.device_s <= behind.part.total_s
+
+
+def test_giving_up_is_for_writes_that_were_answered(tmp_path: Path):
+    puts = {b"answered": Put(), b"under way": Put()}
+    for key, put in puts.items():
+        put.left, put.disk_blocks = {key}, 3
+    puts[b"answered"].is_whole = True
+    with host_of(tmp_path, MEMORY) as host:
+        host._writes._to_disk.update(puts)
+        assert host._writes.give_up_late()
+        assert [behind.part.blocks for behind in host.take_behind()] == [3]
+        assert [*host._writes._to_disk] == [b"under way"]
 
 
 async def test_what_memory_lost_before_the_disk_had_time_and_is_put_again_is_told_once(
@@ -236,6 +251,26 @@ async def test_a_write_that_the_disk_declines_is_answered_while_others_keep_the_
             assert not held.done()
         assert (await held).created == 16
         assert (await host.occupancy())["memory"].blocks == 0, "not even what was declined"
+
+
+async def test_without_a_memory_tier_a_read_takes_nothing_away_that_is_still_being_written(
+    tmp_path: Path,
+):
+    with host_of(tmp_path, 0, disk_of(64)) as host:
+        with gate_of(host).shut():
+            writing = asyncio.create_task(host.write(blocks_of(range(16))))
+            await until(host, lambda: host.store.waterfall.busy)
+            early = await host.read(blocks_of(range(16)))
+            assert (early.blocks, by_tier(early.parts)) == (16, {"memory": 16})
+        assert (await writing).created == 16
+        late = await host.read(blocks_of(range(16)))
+        assert (late.blocks, by_tier(late.parts)) == (16, {"disk": 16})
+
+
+async def test_a_key_that_comes_twice_in_a_write_is_stored_once(tmp_path: Path):
+    with host_of(tmp_path, MEMORY) as host:
+        done = await host.write(blocks_of([0, 1, 0]))
+        assert (done.created, done.existed, done.declined) == (2, 1, 0)
 
 
 async def test_all_who_wait_for_one_read_of_the_disk_had_its_device_time(tmp_path: Path):
