@@ -102,6 +102,17 @@ def lines_over_the_wire(
     ]  # fmt: skip
 
 
+def lines_of_a_device(transfers: Sequence[TransferSample], held: Occupancy) -> list[Line]:
+    """Of an emulated one, which keeps everything that it is given."""
+    written = [transfer for transfer in transfers if transfer.direction == "write"]
+    return [
+        Line("emulated", "blocks: the device's and the samples'",
+             held.blocks, sum(transfer.blocks for transfer in written)),
+        Line("emulated", "bytes: the device's and the samples'",
+             held.used_bytes, sum(transfer.num_bytes for transfer in written)),
+    ]  # fmt: skip
+
+
 def _blocks(transfers: Sequence[TransferSample], direction: str, tier: str = "") -> int:
     return sum(transfer.blocks for transfer in _of(transfers, direction, tier))
 

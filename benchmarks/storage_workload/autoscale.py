@@ -6,6 +6,7 @@ was not. `capacity` looks for the most bytes per second: it adds users until tha
 """
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,19 @@ STRIKES = 2
 """Looks in a row that must find too many before it is believed."""
 
 STEADY = 3
-"""Looks in a row that must find the right number: it ends the search."""
+"""Looks at one number of users: together they say whether it is the right one."""
+
+ON_TARGET = 1.05
+"""Times the target, or below it by as much: that ends the search."""
+
+NEAR = 1.6
+"""Times the target, or below it by as much: looks that say where it lies."""
+
+CONFIRMING = 4
+"""Looks at what was found, before it is the answer."""
+
+UP_A_LITTLE = 1.1
+"""Between `UNDER` and what is on target."""
 
 COOLDOWN = 3
 """Looks that are left out after users have left: the queue they made has to drain."""
@@ -60,8 +73,15 @@ class QosState(NamedTuple):
     """The fewest that were too many."""
 
     strikes: int = 0
-    steady: int = 0
+    looks: tuple[float, ...] = ()
+    """What was found at this number of users."""
+
     cooldown: int = 0
+    seen: tuple[tuple[int, float], ...] = ()
+    """Users and saturation of every look that counted."""
+
+    confirming: int = 0
+    """Looks that are left of those at what was found."""
 
 
 class Decision(NamedTuple):
@@ -74,40 +94,65 @@ class Decision(NamedTuple):
 
 def decide_qos(state: QosState, saturation: float, target: float) -> tuple[QosState, Decision]:
     """After one look at `state.users` users."""
-    users = state.users
     if state.cooldown:
-        left = state.cooldown - 1
-        return state._replace(cooldown=left), Decision(users, "settling")
+        return state._replace(cooldown=state.cooldown - 1), Decision(state.users, "settling")
+    state = state._replace(seen=(*state.seen, (state.users, saturation)))
+    if not state.confirming:
+        state, decision = _search(state, saturation, target)
+        if not decision.done or not state.good:
+            return state, decision
+        found = most_users(state, target)
+        state = _moved(state, found)._replace(confirming=CONFIRMING, cooldown=0)
+        return state, Decision(found, decision.reason)
+    state = state._replace(confirming=state.confirming - 1)
+    is_done = not state.confirming
+    users = most_users(state, target) if is_done else state.users
+    return state, Decision(users, "confirmed" if is_done else "confirming", is_done)
+
+
+def _search(state: QosState, saturation: float, target: float) -> tuple[QosState, Decision]:
+    """`done` when something was found, or when nothing can be."""
+    users = state.users
+    state = state._replace(looks=(*state.looks, saturation))
     if saturation > OVER * target:
-        return _too_many(state._replace(steady=0))
+        state = state._replace(strikes=state.strikes + 1)
+        if state.strikes < STRIKES:
+            return state, Decision(users, "too slow once")
+        return _too_many(state)
     state = state._replace(strikes=0)
-    if saturation >= UNDER * target:
-        state = state._replace(steady=state.steady + 1, good=max(state.good, users))
-        done = state.steady >= STEADY
-        return state, Decision(users, "on target", done)
-    state = state._replace(steady=0, good=max(state.good, users))
+    if saturation < UNDER * target:
+        return _more(state, UP)
+    if len(state.looks) < STEADY:
+        return state, Decision(users, "about on target")
+    found = statistics.geometric_mean(state.looks) / target
+    if found > ON_TARGET:
+        return _too_many(state)
+    if found < 1 / ON_TARGET:
+        return _more(state, UP_A_LITTLE)
+    return state._replace(good=max(state.good, users)), Decision(users, "on target", True)
+
+
+def _more(state: QosState, times: float) -> tuple[QosState, Decision]:
+    users = state.users
+    state = state._replace(good=max(state.good, users))
     if users >= MAX_USERS:
         return state, Decision(users, "as many as there may be", True)
-    if state.bad is None:
-        more = min(MAX_USERS, max(users + 1, math.floor(users * UP)))
-        return state._replace(users=more), Decision(more, "more")
-    return _between(state)
+    if state.bad is not None:
+        return _between(state)
+    more = min(MAX_USERS, max(users + 1, math.floor(users * times)))
+    return _moved(state, more), Decision(more, "more")
 
 
 def _too_many(state: QosState) -> tuple[QosState, Decision]:
     users = state.users
-    state = state._replace(strikes=state.strikes + 1)
-    if state.strikes < STRIKES:
-        return state, Decision(users, "too slow once")
     bad = users if state.bad is None else min(state.bad, users)
     # What was well before may have been luck.
-    state = state._replace(strikes=0, bad=bad, good=min(state.good, bad - 1))
+    state = state._replace(bad=bad, good=min(state.good, bad - 1))
     if bad <= 1:
         return state, Decision(1, "too slow for a single user", True)
     if not state.good:
         fewer = max(1, math.floor(users * DOWN))
-        state = state._replace(users=fewer, cooldown=COOLDOWN)
-        return state, Decision(fewer, "fewer")
+        return _moved(state, fewer)._replace(cooldown=COOLDOWN), Decision(fewer, "fewer")
     state, decision = _between(state)
     return state._replace(cooldown=0 if decision.done else COOLDOWN), decision
 
@@ -115,9 +160,35 @@ def _too_many(state: QosState) -> tuple[QosState, Decision]:
 def _between(state: QosState) -> tuple[QosState, Decision]:
     assert state.bad is not None
     if state.bad - state.good <= max(1, CLOSE_ENOUGH * state.bad):
-        return state._replace(users=state.good), Decision(state.good, "found", True)
+        return _moved(state, state.good), Decision(state.good, "found", True)
     middle = (state.good + state.bad) // 2
-    return state._replace(users=middle), Decision(middle, "between")
+    return _moved(state, middle), Decision(middle, "between")
+
+
+def _moved(state: QosState, users: int) -> QosState:
+    return state._replace(users=users, strikes=0, looks=())
+
+
+def most_users(state: QosState, target: float) -> int:
+    """The answer of a search: where the saturation that was seen crosses the target.
+
+    A single look errs by a tenth or two, so all that came near the target count: a line through
+    their logarithms, read within the numbers of users that were tried. Without two such numbers it
+    is the most that were well; 0 when a single user was too many.
+    """
+    near = [
+        (math.log(users), math.log(found / target))
+        for users, found in state.seen
+        if 1 / NEAR <= found / target <= NEAR
+    ]
+    if not state.good or len({place for place, _ in near}) < 2:
+        return state.good
+    slope, at_one = statistics.linear_regression(*zip(*near, strict=True))
+    if slope <= 0:
+        return state.good
+    places = [place for place, _ in near]
+    crossing = min(max(-at_one / slope, min(places)), max(places))
+    return math.floor(math.exp(crossing) + 1e-9)
 
 
 class CapacityState(NamedTuple):

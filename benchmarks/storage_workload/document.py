@@ -35,6 +35,9 @@ class Run:
     device: dict[str, Any] = field(default_factory=dict)
     autoscaling: dict[str, Any] | None = None
     validation: dict[str, Any] | None = None
+    trace: dict[str, Any] | None = None
+    """What a count over the trace says that could be found."""
+
     interrupted: bool = False
     failure: str | None = None
     """Why the store could not be asked to the end. What was measured until then is kept."""
@@ -84,6 +87,7 @@ class Run:
             "driver_alone_requests_per_second": self.headroom,
             "counters": self.counters,
             "validation": self.validation,
+            "trace": self.trace,
             "rows": [],
             "figures": [figure.to_json() for figure in _figures(summary)],
             "throughput_timeline": throughput_timeline(self.samples),

@@ -135,6 +135,8 @@ class Driver:
                     return
                 await self._idle(request.think_s * self._pace.think_scale)
                 await self._serve(request)
+        except _RunOver:
+            pass
         finally:
             self.num_active -= 1
 
@@ -199,6 +201,9 @@ class Driver:
                 began = self._loop.time()
                 await self._idle(request.generation_tokens * self._pace.generation_s_per_token)
                 ended = self._loop.time()
+        except BaseException:
+            self.samples.num_unfinished += 1
+            raise
         finally:
             self._in_flight -= 1
         self._tokens += request.generation_tokens
@@ -345,7 +350,6 @@ class Driver:
         """Cut off who waits for its answer. What the store has begun, it ends: its books are to
         agree with ours."""
         self._stopping.set()
-        self.samples.num_unfinished = self._in_flight
         for task in [*self._idling]:
             task.cancel()
         if tasks:

@@ -48,6 +48,7 @@ class Options:
 
     # Ours.
     server: str | None = None
+    emulated_device: float = 0.0
     mooncake_trace: Path | None = None
     trace_rate: float = 1.0
     arrival: str = "closed"
@@ -75,7 +76,7 @@ class Options:
         _at_least("max_conversations", self.max_conversations, 1)
         for name in (
             "gpu_mem_gb", "cpu_mem_gb", "max_concurrent_allocs", "max_requests",
-            "storage_capacity_gb", "think_scale",
+            "storage_capacity_gb", "think_scale", "emulated_device",
         ):  # fmt: skip
             _at_least(name, getattr(self, name), 0)
         for name in ("duration", "trace_rate", "request_rate", "bytes_scale", "scale_interval"):
@@ -100,6 +101,8 @@ class Options:
             raise ConfigError(f"{self.traces[0]} with enable_autoscaling: a trace has its own load")
         if self.server is not None and self.cache_dir is not None:
             raise ConfigError("cache_dir with server: the server has a directory of its own")
+        if self.server is not None and self.emulated_device:
+            raise ConfigError("emulated_device with server: a device instead of all tiers")
         if self.no_disk and not self.cpu_mem_gb:
             raise ConfigError("cpu_mem_gb: 0 with no_disk leaves nowhere to store anything")
 
@@ -172,6 +175,8 @@ def parser() -> argparse.ArgumentParser:
     tiers.add_argument("--no-disk", action="store_true", help="memory alone")
     tiers.add_argument("--server", metavar="ENDPOINT", help="a running server instead of a store "
                        "in this process, as tcp://127.0.0.1:5757")  # fmt: skip
+    tiers.add_argument("--emulated-device", type=float, metavar="GB_PER_S", help="no store: a "
+                       "device of this speed that keeps all, to try the autoscalers")  # fmt: skip
     tiers.add_argument("--block-tokens", type=int, metavar="N", help="tokens of a block")
     tiers.add_argument("--bytes-scale", type=float, metavar="X", help="blocks of X times their "
                        "size: the same requests on a small machine")  # fmt: skip

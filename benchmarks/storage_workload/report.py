@@ -45,6 +45,7 @@ def _lines(document: Mapping[str, Any]) -> Iterator[str]:
     hit_rate = stats["cache_hit_rate"]
     found = f"{stats['cache_hits']:,} of {stats['cache_hits'] + stats['cache_misses']:,} blocks"
     yield f"  Cache Hit Rate: {_percent(hit_rate)} ({found} that might be there)"
+    yield from _trace(document["trace"])
     ratio = stats["read_write_ratio"]
     yield (
         f"  Read: {stats['total_read_gb']:.2f} GiB, of it by decoding "
@@ -178,6 +179,14 @@ def _scaling(summary: Mapping[str, Any]) -> Iterator[str]:
             f"{step['saturation']:.2f}, {step['throughput_gb_per_sec']:.3f} GB/s: {step['reason']}"
         )
     yield f"  {found['says']}"
+
+
+def _trace(trace: Mapping[str, Any] | None) -> Iterator[str]:
+    if trace is not None:
+        yield (
+            f"  Counted over the same {trace['requests']:,} requests, without a store and a limit: "
+            f"{100 * trace['findable']:.2f}%, here {100 * trace['hit_rate']:.2f}%"
+        )
 
 
 def _validation(validation: Mapping[str, Any] | None) -> Iterator[str]:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from benchmarks.harness.record import Record
-from benchmarks.storage_workload import arrivals, device_io, traces, validation
+from benchmarks.storage_workload import arrivals, device_io, trace_count, traces, validation
 from benchmarks.storage_workload.document import BENCHMARK, Run
 from benchmarks.storage_workload.driver import GENERATION_S, Driver, Pace
 from benchmarks.storage_workload.emulated import NullBackend
@@ -52,6 +52,8 @@ def execute(options: Options) -> Run:
             run.notes.append(run.failure)
     if recorded:
         run.validation = validation.compare(recorded, run.samples)
+    if options.mooncake_trace and isinstance(load.source, TraceSource):
+        run.trace = trace_count.beside(load.source.requests, run.samples.requests)
     run.record.end()
     if not run.interrupted and run.failure is None:
         run.headroom = asyncio.run(_headroom(load.workload, shape, options.num_users))

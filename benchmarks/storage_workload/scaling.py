@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections.abc import Iterator
 from typing import Any
 
 from benchmarks.storage_workload import autoscale
@@ -31,7 +32,10 @@ class Scaling:
         self._capacity = CapacityState(users)
         self._users = users
         self._changed_s = 0.0
+        self._judged_s = 0.0
         self._looks = 0
+        """Since an answer counted: each counts in one look only."""
+
         self._done = False
 
     async def run(self) -> None:
@@ -54,7 +58,7 @@ class Scaling:
                 "says": f"Peak: {state.peak:.3f} GB/s with {state.peak_users} users"
                 + ("" if self._done else "; still growing when the time was up"),
             }  # fmt: skip
-        users = self._qos.good
+        users = autoscale.most_users(self._qos, self._target)
         says = f"{users} users within {self._target:.0%} of their targets"
         if not users:
             says = "not even one user within the targets"
@@ -86,33 +90,30 @@ class Scaling:
         if decision.users != self._users:
             self._driver.set_users(decision.users)
             self._users = decision.users
-            self._changed_s = now
+            self._changed_s = self._judged_s = now
             self._looks = 0
         self._done = decision.done
 
     def _saturation(self) -> float | None:
-        """Of who came since the number of users changed. None: nobody can say yet."""
+        """Of the answers since the last look that could say. None: nobody can say yet."""
         found: dict[str, list[float]] = {}
-        for request in self._recent():
+        for request in self._unjudged():
             found.setdefault(request.qos, []).append(1000 * request.served_s)
         self._looks += 1
-        if found and min(map(len, found.values())) >= MIN_ANSWERS:
-            return autoscale.saturation(found)
-        if self._looks <= MAX_PATIENCE:
+        is_enough = bool(found) and min(map(len, found.values())) >= MIN_ANSWERS
+        if not is_enough and self._looks <= MAX_PATIENCE:
             return None
+        self._looks = 0
+        self._judged_s = self._driver.elapsed_s
         return autoscale.saturation(found) if found else math.inf
 
-    def _recent(self) -> list[RequestSample]:
-        """Of the last looks, as many as there is patience for."""
-        oldest = self._driver.elapsed_s - MAX_PATIENCE * self._interval_s
-        since = max(self._changed_s, oldest)
-        recent = []
+    def _unjudged(self) -> Iterator[RequestSample]:
+        """Of requests that came when there were as many users as now."""
         for request in reversed(self._driver.samples.requests):
-            if request.ended_s < since:
+            if request.ended_s < self._judged_s:
                 break
-            if request.arrived_s >= since:
-                recent.append(request)
-        return recent
+            if request.arrived_s >= self._changed_s:
+                yield request
 
     def _bytes_since(self, since: float) -> int:
         total = 0

@@ -10,6 +10,7 @@ from benchmarks.storage_workload import accounting, device_io
 from benchmarks.storage_workload.accounting import Line, Slots
 from benchmarks.storage_workload.device_io import DeviceBytes
 from benchmarks.storage_workload.document import Run
+from benchmarks.storage_workload.emulated import EmulatedBackend
 from benchmarks.storage_workload.models import BlockShape
 from benchmarks.storage_workload.options import Options
 from benchmarks.storage_workload.payload import Payload
@@ -24,13 +25,18 @@ from remote_server.store.slabs import slot_bytes_for as memory_slot_bytes
 SHARE_OF_DISK = 4
 """Of what is free: a benchmark must not fill a disk that others write to."""
 
-AnyStore = StoreHost | WireBackend
+AnyStore = StoreHost | WireBackend | EmulatedBackend
 
 
 @contextmanager
 def store_of(options: Options, shape: BlockShape, run: Run) -> Iterator[AnyStore]:
     """Says in `run` what the reader must know of it. Raises `ConfigError`."""
     assert options.seed is not None
+    if options.emulated_device:
+        run.notes.append(f"no store: an emulated device of {options.emulated_device:g} GB/s")
+        run.tiers = EmulatedBackend.tiers
+        yield EmulatedBackend(options.emulated_device * 1e9)
+        return
     payload = Payload(options.seed, shape.num_bytes)
     if options.gpu_mem_gb:
         run.notes.append("there is no GPU tier here: --gpu-mem-gb is as 0")
@@ -88,6 +94,9 @@ async def close_books(
     occupancy = await backend.occupancy()
     run.occupancy = {source_name(tier): state._asdict() for tier, state in occupancy.items()}
     transfers = run.samples.transfers
+    if isinstance(backend, EmulatedBackend):
+        run.accounting = accounting.lines_of_a_device(transfers, occupancy["emulated"])
+        return
     if isinstance(backend, WireBackend):
         run.accounting = accounting.lines_over_the_wire(transfers, run.counters)
         return

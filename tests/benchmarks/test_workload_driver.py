@@ -212,6 +212,31 @@ def test_the_end_cuts_off_who_waits_and_keeps_what_was_answered():
     assert samples.moments[-1].requests == len(samples.requests)
 
 
+def test_a_run_that_is_stopped_while_answers_come_in_ends_without_an_error():
+    class Gated(NullBackend):
+        def __init__(self) -> None:
+            self.opened = asyncio.Event()
+            self.num_inside = 0
+
+        async def write(self, blocks: Blocks) -> WriteDone:
+            self.num_inside += 1
+            await self.opened.wait()
+            return await super().write(blocks)
+
+    async def run() -> None:
+        gated = Gated()
+        driver = Driver(WORKLOAD, gated, SHAPE, Pace(think_scale=0))
+        running = asyncio.create_task(driver.run_users(3, 10.0))
+        while gated.num_inside < 3:
+            await asyncio.sleep(0)
+        gated.opened.set()
+        driver.stop()
+        await running
+        assert not driver.samples.requests and driver.samples.num_unfinished == 3
+
+    fake_time.run(run())
+
+
 def test_an_error_of_the_store_ends_the_run_and_is_not_swallowed():
     class Broken(NullBackend):
         async def write(self, blocks: Blocks) -> WriteDone:

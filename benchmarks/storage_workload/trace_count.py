@@ -1,0 +1,37 @@
+"""How much of a trace could be found again at all? A count over its blocks, without any store.
+
+It is what a cache without limit would find, request after request in their recorded order. A run
+finds less where something was evicted, or where requests that begin alike were served at once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.remote_kv_cache.replay.optimum import without_limit
+from benchmarks.remote_kv_cache.replay.trace_file import Request as Prompt
+from benchmarks.storage_workload.entries import TraceEntry
+from benchmarks.storage_workload.requests import Request
+from benchmarks.storage_workload.samples import RequestSample
+
+
+def beside(recorded: Sequence[Request], answered: Sequence[RequestSample]) -> dict[str, Any] | None:
+    """The hit rate of a run and that of the count, over the requests that were answered. None
+    when none of them has a full block."""
+    served = {(sample.user, sample.number) for sample in answered}
+    prompts = [
+        Prompt(0.0, entry.tokens, each.generation_tokens, entry.ids)
+        for each in recorded
+        if (each.user, each.number) in served
+        for entry in each.prefix
+        if isinstance(entry, TraceEntry)
+    ]
+    asked = sum(len(prompt.blocks) for prompt in prompts)
+    if not asked:
+        return None
+    findable, here = without_limit(prompts), sum(sample.hit for sample in answered)
+    return {
+        "requests": len(served),
+        "hit_rate": here / asked,
+        "findable": findable / asked,
+        "off_points": 100 * (here - findable) / asked,
+    }
