@@ -202,7 +202,7 @@ def test_a_call_is_of_all_slots_that_it_covers_and_of_no_other():
 
 def test_the_time_of_a_read_is_kept_until_the_last_who_waits_has_it_and_no_longer():
     reads = ReadTimes()
-    reads.note(b"a", Interval(0, 1))
+    reads.note(b"b", Interval(0, 1))
     reads.expect([b"a", b"b"])
     reads.expect([b"a"])
     assert reads.take([b"b"]) == {}, "nobody waited when it was read"

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+from benchmarks.storage_workload import host_reads, store_host, wire
 from benchmarks.storage_workload.backend import Backend, Part
 from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.payload import Payload
@@ -56,11 +58,18 @@ def payload(block_bytes: int = BLOCK_BYTES) -> BreakablePayload:
 def host_of(
     folder: Path, memory: int = 0, disk: int = 0, block_bytes: int = BLOCK_BYTES
 ) -> StoreHost:
-    return StoreHost(block_bytes, memory, disk, folder, payload(block_bytes))
+    """With little memory of its own beside what is asked for."""
+    with (
+        patch.object(store_host, "STAGING_BYTES", 16 * MiB),
+        patch.object(host_reads, "ROWS_BYTES", MiB),
+    ):
+        return StoreHost(block_bytes, memory, disk, folder, payload(block_bytes))
 
 
 def wire_to(endpoint: str, transport: str = "auto") -> WireBackend:
-    return WireBackend(endpoint, BLOCK_BYTES, payload(), transport)
+    """With windows of 32 blocks, so that more than one is needed."""
+    with patch.object(wire, "WINDOW_BYTES", 32 * BLOCK_BYTES):
+        return WireBackend(endpoint, BLOCK_BYTES, payload(), transport)
 
 
 @contextmanager
