@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from workload_stores import Booked, MiB, blocks_of, payload, server, wire_to
@@ -180,6 +181,26 @@ async def test_a_server_that_is_killed_is_an_error_that_names_it_and_no_miss(
                 await again(blocks_of(range(10)))
         assert await backend.occupancy() == {}
         assert backend.take_behind() == []
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+async def test_a_server_that_dies_between_a_lookup_and_its_get_is_an_error_and_no_miss(
+    mortal: Server, transport: str
+):
+    popen, endpoint = mortal
+    with wire_to(endpoint, transport) as backend:
+        await backend.write(blocks_of(range(10)))
+        get = backend._client.get
+
+        def get_of_nobody(*asked: Any, **how: Any) -> Any:
+            popen.kill()
+            popen.wait()
+            return get(*asked, **how)
+
+        backend._client.get = get_of_nobody
+        with pytest.raises(ServerUnavailable, match=f"{endpoint} went away during the run"):
+            await asyncio.wait_for(backend.read(blocks_of(range(10))), 20)
+        assert backend._windows.qsize() == wire.NUM_WINDOWS
 
 
 async def test_another_server_at_the_same_address_is_not_taken_for_the_first(mortal: Server):
