@@ -9,9 +9,9 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -77,7 +77,6 @@ class WireBackend:
             np.copyto(np.frombuffer(region.view, np.uint8), 1)  # touched before anything is timed
             self._client = RemoteClient(config)
             undo.callback(self._client.close, READY_S)
-            # Rows that nothing touches. Whoever takes some puts them back when nothing does again.
             self._windows: asyncio.Queue[list[memoryview]] = asyncio.Queue()
             for start in range(0, region.num_bytes, window_bytes):
                 ends = range(start, start + window_bytes, block_bytes)
@@ -160,32 +159,43 @@ class WireBackend:
         return []
 
     async def _get(self, window: Blocks) -> _Landed:
-        rows = await self._windows.get()
-        asked = self._client.get(
-            self._namespace, window.keys, _cut(rows, window),
-            stall_s=PATIENCE_S, timeout_s=PATIENCE_S,
-        )  # fmt: skip
-        got = await self._answer(asked)
-        self._windows.put_nowait(rows)
+        async with self._rows() as rows:
+            asked = self._client.get(
+                self._namespace, window.keys, _cut(rows, window),
+                stall_s=PATIENCE_S, timeout_s=PATIENCE_S,
+            )  # fmt: skip
+            got = await self._answer(asked)
         if got.error is not None:
             raise self._gone(got.error)
         missed = (place for place, end in enumerate(got.outcomes) if end is not GetOutcome.HIT)
         return _Landed(next(missed, len(got.outcomes)), len(got.landed), got.bytes)
 
     async def _put(self, window: Blocks) -> list[PutOutcome | None]:
-        # A task that is cancelled keeps its rows: what it has begun may still be read from them.
-        rows = await self._windows.get()
-        cut = _cut(rows, window)
-        await asyncio.to_thread(self._fill, cut, window.keys)
-        done = await self._answer(
-            self._client.put(
+        async with self._rows() as rows:
+            cut = _cut(rows, window)
+            await asyncio.to_thread(self._fill, cut, window.keys)
+            offered = self._client.put(
                 self._namespace, window.keys, cut, deferred=False, timeout_s=PATIENCE_S
             )
-        )
-        self._windows.put_nowait(rows)
+            done = await self._answer(offered)
         if done.error is not None:
             raise self._gone(done.error)
         return done.outcomes
+
+    @asynccontextmanager
+    async def _rows(self) -> AsyncIterator[list[memoryview]]:
+        """Some that nobody touches. A task that is cancelled keeps them: what it has begun goes
+        on for a while."""
+        rows = await self._windows.get()
+        is_cancelled = False
+        try:
+            yield rows
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
+        finally:
+            if not is_cancelled:
+                self._windows.put_nowait(rows)
 
     def _fill(self, rows: list[memoryview], keys: list[bytes]) -> None:
         for row, key in zip(rows, keys, strict=True):

@@ -217,6 +217,9 @@ async def test_another_server_at_the_same_address_is_not_taken_for_the_first(mor
             with pytest.raises(ServerUnavailable, match="was started anew during the run"):
                 await backend.read(blocks_of(range(3)))
             assert await backend.occupancy() == {}
+            with pytest.raises(ServerUnavailable, match="was started anew"):
+                await backend._get(blocks_of(range(3)))
+            assert backend._windows.qsize() == wire.NUM_WINDOWS, "or others would wait for ever"
 
 
 @pytest.mark.parametrize("arrival", [[], ["--arrival", "fixed", "--request-rate", "200"]])
