@@ -43,6 +43,8 @@ def _measure(argv: Sequence[str]) -> int:
     print(f"\n{run.record.describe_machine()}; {run.record.command}; {output}")
     if run.record.stolen_percent:
         print(f"the host gave {run.record.stolen_percent:g} % of the CPU time to other machines")
+    if run.failure is not None:
+        print(f"{run.failure}; what was measured until then is in {output}", file=sys.stderr)
     if run.interrupted:
         return 130
     return 0 if found["verdict"]["passed"] else 1

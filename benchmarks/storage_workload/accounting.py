@@ -4,7 +4,7 @@ Three books are kept by different hands: the driver's samples, the store's count
 occupancy. They agree at the end of every run, to the block and to the byte, or the run has failed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from benchmarks.storage_workload.backend import Occupancy
@@ -43,17 +43,20 @@ def lines_of(
     memory = occupancy["memory"]
     there = (
         counters["put_created"] + counters.get("disk_promoted", 0)
-        - counters["evicted"] - counters["staged_out"]
+        - counters["evicted"] - counters["staged_out"] - counters["integrity_checksum"]
     )  # fmt: skip
     lines = [
-        Line("memory", "blocks: created + promoted - evicted - let go", memory.blocks, there),
+        Line("memory", "blocks: created + promoted - evicted - let go - damaged",
+             memory.blocks, there),
         Line("memory", "bytes: blocks x slot", memory.used_bytes, memory.blocks * slots.memory),
         Line("memory", "bytes within budget", min(memory.used_bytes, memory.budget_bytes),
              memory.used_bytes),
-        Line("memory", "blocks got: the store's and the samples'",
-             counters["get_hit"], _blocks(transfers, "read")),
-        Line("memory", "damaged blocks", counters["corrupt"], 0),
+        Line("memory", "blocks read: the store's and the samples'",
+             counters["hits_memory"], _blocks(transfers, "read", "memory")),
+        Line("memory", "damaged blocks", counters["integrity_checksum"], 0),
     ]  # fmt: skip
+    if not has_memory:
+        lines.append(Line("memory", "blocks that stayed without a memory tier", memory.blocks, 0))
     created = _blocks(transfers, "write", "memory" if has_memory else "disk")
     lines.append(
         Line("memory" if has_memory else "disk", "blocks created: the store's and the samples'",
@@ -73,6 +76,12 @@ def lines_of(
                  disk.used_bytes),
             Line("disk", "blocks written: the store's and the samples'",
                  counters["disk_written"], _blocks(transfers, "write", "disk")),
+            Line("disk", "bytes written: the store's and the samples'",
+                 counters["disk_written_bytes"], _bytes(transfers, "write", "disk")),
+            Line("disk", "blocks read: the store's and the samples'",
+                 counters["hits_disk"], _blocks(transfers, "read", "disk")),
+            Line("disk", "damaged blocks",
+                 counters["disk_read_damaged"] + counters["disk_read_io_error"], 0),
             Line("disk", "put = written + too late + declined", counters["put_created"],
                  counters["disk_demoted"] + counters["disk_demoted_late"]
                  + counters["disk_demote_declined"]),
@@ -108,8 +117,8 @@ def lines_over_the_wire(
     return [
         Line("server", "blocks created: the server's and the samples'",
              counters["put_created"], _blocks(transfers, "write")),
-        Line("server", "blocks got: the server's and the samples'",
-             counters["get_hit"], _blocks(transfers, "read")),
+        Line("server", "blocks got: the server's, less those lost on the way up, and the samples'",
+             counters["get_hit"] - counters.get("disk_lost", 0), _blocks(transfers, "read")),
         Line("server", "damaged blocks", counters["integrity_checksum"], 0),
     ]  # fmt: skip
 
@@ -126,8 +135,15 @@ def lines_of_a_device(transfers: Sequence[TransferSample], held: Occupancy) -> l
 
 
 def _blocks(transfers: Sequence[TransferSample], direction: str, tier: str = "") -> int:
-    return sum(
-        transfer.blocks
-        for transfer in transfers
-        if transfer.direction == direction and tier in ("", transfer.tier)
-    )
+    return sum(transfer.blocks for transfer in _of(transfers, direction, tier))
+
+
+def _bytes(transfers: Sequence[TransferSample], direction: str, tier: str) -> int:
+    return sum(transfer.num_bytes for transfer in _of(transfers, direction, tier))
+
+
+def _of(transfers: Sequence[TransferSample], direction: str, tier: str) -> Iterator[TransferSample]:
+    """Of one tier, or of all."""
+    for transfer in transfers:
+        if transfer.direction == direction and tier in ("", transfer.tier):
+            yield transfer

@@ -23,7 +23,8 @@ class Part(NamedTuple):
 
 
 class ReadDone(NamedTuple):
-    """`blocks` from the first on were there, and their bytes were right."""
+    """`blocks` from the first on were there, and their bytes were right. `parts` may have more:
+    what was moved, and is of no use behind a block that had just gone."""
 
     blocks: int
     parts: tuple[Part, ...]
@@ -57,14 +58,20 @@ class Occupancy(NamedTuple):
 
 
 class Backend(Protocol):
-    """A store with its tiers. Times are of the event loop's clock."""
+    """A store with its tiers. Times are of the event loop's clock.
+
+    Called from one event loop, any number of reads and writes at a time. Who is cancelled learns
+    nothing of what becomes of its blocks. Where the store is a server, all but `occupancy` and
+    `take_behind` raise `ServerUnavailable` when it has gone.
+    """
 
     @property
     def tiers(self) -> tuple[str, ...]:
         """From the fastest to the slowest."""
 
     async def read(self, blocks: Blocks) -> ReadDone:
-        """Read the first of `blocks` that are there, up to the first that is not."""
+        """Read the first of `blocks` that are there, up to the first that is not. No key comes
+        twice."""
 
     async def write(self, blocks: Blocks) -> WriteDone:
         """Store `blocks`: those that are there already stay as they are."""

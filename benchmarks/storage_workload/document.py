@@ -39,6 +39,9 @@ class Run:
     """What a count over the trace says that could be found."""
 
     interrupted: bool = False
+    failure: str | None = None
+    """Why the store could not be asked to the end. What was measured until then is kept."""
+
     headroom: float | None = None
     """Requests per second of the driver on a store that takes no time."""
 
@@ -63,6 +66,7 @@ class Run:
             "command": record.command,
             "started": record.started,
             "interrupted": self.interrupted,
+            "failure": self.failure,
             "machine": dict(record.machine),
             "stolen_percent": record.stolen_percent,
             "versions": record.versions,
@@ -74,7 +78,7 @@ class Run:
             "notes": self.notes,
             "summary": summary,
             "verdict": {
-                "passed": passed(criteria) and self.agrees,
+                "passed": passed(criteria) and self.agrees and self.failure is None,
                 "profile": self.options.performance_profile,
                 "criteria": [criterion._asdict() for criterion in criteria],
             },

@@ -86,6 +86,7 @@ class Driver:
         self._in_flight = 0
         self._stopping = asyncio.Event()
         self._idling: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
         self._tokens = 0
         self._moved = {"read": 0, "write": 0}
         self.started = self._loop.time()
@@ -126,6 +127,7 @@ class Driver:
             task = self._users.get(user)
             if task is None or task.done():
                 self._users[user] = self._loop.create_task(self._be_user(user))
+                self._users[user].add_done_callback(self._look_at)
 
     async def _be_user(self, user: int) -> None:
         stream = self._streams.setdefault(user, self._source.requests_of(user))
@@ -156,9 +158,6 @@ class Driver:
                     [stopping, *alive], timeout=min(left, MOMENT_EVERY_S),
                     return_when=asyncio.FIRST_COMPLETED,
                 )  # fmt: skip
-                for task in alive:
-                    if task.done():
-                        task.result()  # an error of ours ends the run
         finally:
             stopping.cancel()
 
@@ -180,6 +179,7 @@ class Driver:
                 task = self._loop.create_task(self._serve(request))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
+                task.add_done_callback(self._look_at)
             else:
                 left = max(0.0, duration_s - self.elapsed_s)
                 if tasks:
@@ -320,6 +320,13 @@ class Driver:
         for behind in self._backend.take_behind():
             self._add(None, "behind", "write", [behind.part], 0.0, behind.ended_s)
 
+    def _look_at(self, ended: "asyncio.Task[None]") -> None:
+        """An error of the store, or of ours, ends the run; `_end` raises it."""
+        error = None if ended.cancelled() else ended.exception()
+        if error is not None and not isinstance(error, _RunOver):
+            self._failure = self._failure or error
+            self._stopping.set()
+
     def _go_on(self) -> None:
         """Raises `_RunOver` when it is."""
         if self._stopping.is_set():
@@ -355,9 +362,9 @@ class Driver:
             _, stuck = await asyncio.wait(tasks, timeout=END_PATIENCE_S)
             for task in stuck:
                 task.cancel()
-        for result in await asyncio.gather(*tasks, return_exceptions=True):
-            if isinstance(result, Exception) and not isinstance(result, _RunOver):
-                raise result
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._failure is not None:
+            raise self._failure
 
 
 class _RunOver(Exception):

@@ -4,75 +4,34 @@ What is measured is the tier itself. The watch sits where files are read and wri
 slots a call covered, and so says of any block how long the device had it.
 """
 
-import threading
+import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
+from benchmarks.storage_workload.device_times import Calls, Interval, ReadTimes
+from remote_server.config import format_bytes
+from remote_server.errors import ConfigError
 from remote_server.store.disk.files import File, Files, View, Written
-from remote_server.store.disk.folder import (
-    FoundSegment,
-    TakenFolder,
-    find_segments,
-    segment_name,
-)
+from remote_server.store.disk.folder import TakenFolder
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.pool import Pool, ThreadPool
 from remote_server.store.disk.reading import OnRead
-from remote_server.store.disk.segments import DiskBlock
+from remote_server.store.disk.segments import (
+    OVERHEAD_BYTES,
+    DiskBlock,
+    largest_block,
+    segment_bytes_for,
+)
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.disk.writing import OnWritten
 
-
-class Interval(NamedTuple):
-    """When a call into the device was under way."""
-
-    began: float
-    ended: float
-
-
-def covered(intervals: Iterable[Interval]) -> float:
-    """Seconds in which at least one of them was under way: what overlaps counts once."""
-    total, reached = 0.0, float("-inf")
-    for began, ended in sorted(intervals):
-        if ended > reached:
-            total += ended - max(began, reached)
-            reached = ended
-    return total
-
-
-class Calls:
-    """The last call that read, and the last that wrote, each slot of each segment."""
-
-    def __init__(self, slot_bytes: int) -> None:
-        """All slots are of this size: there is one namespace."""
-        self.num_bytes = {"read": 0, "write": 0}
-        self.num_calls = {"read": 0, "write": 0}
-        self._slot_bytes = slot_bytes
-        self._lock = threading.Lock()
-        self._last: dict[tuple[str, str, int], Interval] = {}
-
-    def add(self, kind: str, name: str, offset: int, num_bytes: int, interval: Interval) -> None:
-        """On any thread."""
-        first, last = offset - PAGE, offset + num_bytes - 1 - PAGE
-        slots = range(max(0, first // self._slot_bytes), last // self._slot_bytes + 1)
-        with self._lock:
-            self.num_bytes[kind] += num_bytes
-            self.num_calls[kind] += 1
-            for slot in slots:
-                self._last[kind, name, slot] = interval
-
-    def of(self, kind: str, block: DiskBlock) -> Interval:
-        """The one that has just moved `block`. One that took no time where none did, as when a
-        segment could not be made."""
-        name = segment_name(block.segment.number)
-        with self._lock:
-            return self._last.get((kind, name, block.slot), Interval(0.0, 0.0))
+# What a small budget is cut into.
+MIN_SEGMENTS = 16
 
 
 class _WatchedFile:
-    """Calls of several threads are added without a lock: each adds to places of its own."""
+    """A file whose calls are added up, on whichever thread they are made."""
 
     def __init__(self, file: File, name: str, calls: Calls) -> None:
         self._file = file
@@ -131,20 +90,33 @@ class _WatchedFiles:
 
 
 class MeasuredDiskTier(DiskTier):
-    """Tells of each write and each read when it began and ended, on the thread that owns it."""
+    """Tells what becomes of each block, and when the device had it, on the thread that owns it."""
 
-    calls: Calls
     on_write: Callable[[Sequence[DiskBlock]], None]
     """Handed over; they will be written soon."""
 
     on_written: Callable[[Sequence[DiskBlock], Sequence[Written]], None]
 
-    def __init__(
-        self, files: Files, found: Sequence[FoundSegment], pool: Pool, budget: int
-    ) -> None:
-        super().__init__(files, found, pool, budget)
-        self.read_during: dict[bytes, Interval] = {}
-        """By key, of what was read and that nobody has taken out yet."""
+    on_declined: Callable[[Sequence[bytes]], None]
+    """These will not be handed over. All three are set by the owner before anything is written."""
+
+    def __init__(self, files: Files, pool: Pool, budget: int, calls: Calls) -> None:
+        super().__init__(files, [], pool, budget)
+        self.reads = ReadTimes()
+        self._calls = calls
+
+    def begin_puts(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        block_bytes: int,
+        lengths: Sequence[int],
+        checksums: Sequence[int],
+    ) -> list[DiskBlock]:
+        blocks = super().begin_puts(namespace, keys, block_bytes, lengths, checksums)
+        if len(blocks) < len(keys):
+            self.on_declined(keys[len(blocks) :])
+        return blocks
 
     def write(
         self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_written: OnWritten
@@ -162,7 +134,7 @@ class MeasuredDiskTier(DiskTier):
     ) -> None:
         def finish(results: list[bool]) -> None:
             for block in blocks:
-                self.read_during[block.key] = self.calls.of("read", block)
+                self.reads.note(block.key, self._calls.of("read", block))
             on_read(results)
 
         super().read(blocks, views, finish)
@@ -172,19 +144,15 @@ class MeasuredDisk:
     """`budget` bytes in `path`, which is empty. Raises `ConfigError` when it cannot be."""
 
     def __init__(self, path: Path, budget: int, block_bytes: int, wake: Callable[[], None]) -> None:
-        """For one namespace, whose blocks have at most `block_bytes`."""
+        """For one namespace, whose blocks have at most `block_bytes`. `wake` is called on any
+        thread, when `tier.finish_jobs` has something to do."""
+        _check_budget(path, budget, block_bytes)
         self.calls = Calls(slot_bytes_for(block_bytes))
         self._folder = TakenFolder(path)
-        try:
-            self.direct = self._folder.files.direct
-            files = _WatchedFiles(self._folder.files, self.calls)
-            found = find_segments(files, str(path))
-        except BaseException:
-            self._folder.release()
-            raise
+        self.direct = self._folder.files.direct
         self._pool = ThreadPool(wake)
-        self.tier = MeasuredDiskTier(files, found, self._pool, budget)
-        self.tier.calls = self.calls
+        files = _WatchedFiles(self._folder.files, self.calls)
+        self.tier = MeasuredDiskTier(files, self._pool, budget, self.calls)
 
     def close(self) -> None:
         """Let the jobs at hand end, and free the directory."""
@@ -192,3 +160,19 @@ class MeasuredDisk:
         self._pool.stop()
         self.tier.close()
         self._folder.release()
+
+
+def _check_budget(path: Path, budget: int, block_bytes: int) -> None:
+    """Found at start: later the disk would decline every block, and a run measure nothing."""
+    if largest_block(segment_bytes_for(budget)) < block_bytes:
+        enough = OVERHEAD_BYTES + MIN_SEGMENTS * (PAGE + slot_bytes_for(block_bytes))
+        raise ConfigError(
+            f"storage_capacity_gb: {budget} bytes are too few for blocks of {block_bytes}: "
+            f"{enough} would be enough"
+        )
+    free = shutil.disk_usage(path).free
+    if budget > free:
+        raise ConfigError(
+            f"storage_capacity_gb: {format_bytes(budget)} asked, but the file system of {path} "
+            f"has only {format_bytes(free)} for it"
+        )

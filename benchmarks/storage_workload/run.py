@@ -21,6 +21,7 @@ from benchmarks.storage_workload.requests import Request, Workload, digest_of
 from benchmarks.storage_workload.scaling import Scaling
 from benchmarks.storage_workload.stores import AnyStore, close_books, store_of
 from benchmarks.storage_workload.traces import TraceSource
+from remote_server.errors import ServerUnavailable
 
 HEADROOM_S = 1.0
 
@@ -35,7 +36,8 @@ class Load(NamedTuple):
 
 
 def execute(options: Options) -> Run:
-    """Measure, until the end or until Ctrl-C. Raises `ConfigError` before anything was measured."""
+    """Measure, until the end, Ctrl-C, or the loss of the server. Raises `ConfigError` before
+    anything was measured."""
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(32))
     load = load_of(options)
@@ -44,13 +46,17 @@ def execute(options: Options) -> Run:
     measured = replace(options, output=None, html=None, plots=None)
     run = Run(options, Record.begin(BENCHMARK, measured.arguments()), load.digest)
     with store_of(options, shape, run) as backend:
-        asyncio.run(_measure(run, load, backend, shape))
+        try:
+            asyncio.run(_measure(run, load, backend, shape))
+        except ServerUnavailable as error:
+            run.failure = str(error)
+            run.notes.append(run.failure)
     if recorded:
         run.validation = validation.compare(recorded, run.samples)
     if options.mooncake_trace and isinstance(load.source, TraceSource):
         run.trace = trace_count.beside(load.source.requests, run.samples.requests)
     run.record.end()
-    if not run.interrupted:
+    if not run.interrupted and run.failure is None:
         try:
             run.headroom = asyncio.run(_headroom(load.workload, shape, options.num_users))
         except KeyboardInterrupt:  # all else is measured

@@ -2,7 +2,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -85,22 +85,35 @@ def _store_below(
             )
             yield wire
         return
-    with tempfile.TemporaryDirectory(prefix="kvferry-workload-", dir=options.cache_dir) as folder:
+    with _folder(options.cache_dir) as folder:
         capacity = 0 if options.no_disk else round(options.storage_capacity_gb * GiB)
         if not options.no_disk and not capacity:
             capacity = shutil.disk_usage(folder).free // SHARE_OF_DISK
-        host = StoreHost(shape.num_bytes, options.memory_bytes, capacity, Path(folder), payload)
+        host = StoreHost(shape.num_bytes, options.memory_bytes, capacity, folder, payload)
         with host:
             run.tiers = host.tiers
             run.notes += _notes(host)
             yield host
 
 
+@contextmanager
+def _folder(cache_dir: Path | None) -> Iterator[Path]:
+    """One of this run's own, which is removed at its end, however it ends."""
+    try:
+        made = tempfile.TemporaryDirectory(prefix="kvferry-workload-", dir=cache_dir)
+    except OSError as error:
+        where = cache_dir or tempfile.gettempdir()
+        raise ConfigError(f"cache_dir: {where}: {error.strerror}") from error
+    with made as folder:
+        yield Path(folder)
+
+
 def _notes(host: StoreHost) -> Iterator[str]:
     if not host.has_memory:
         yield (
-            "no memory tier: every read comes from disk, every write is answered there; "
-            f"{format_bytes(host.memory)} of memory hold what is on its way"
+            "no memory tier: every write is answered by the disk, and every read, unless another "
+            f"has just brought the same block; {format_bytes(host.memory)} of memory hold what "
+            "is on its way"
         )
     if host.disk is not None and not host.disk.direct:
         yield (
@@ -136,6 +149,7 @@ async def close_books(
         has_memory=backend.has_memory,
     )  # fmt: skip
     run.accounting.append(await _own_check(backend))
+    run.notes += _disk_notes(run.counters)
     after = device_io.of_this_process()
     if backend.disk is not None and before is not None and after is not None:
         moved = after.since(before)
@@ -146,6 +160,16 @@ async def close_books(
             "kernel_read_bytes": moved.read,
             "kernel_written_bytes": moved.written,
         }
+
+
+def _disk_notes(counters: Mapping[str, int]) -> Iterator[str]:
+    """What the disk did not take, though it had slots for it."""
+    for name, why in (
+        ("disk_write_no_space", "the file system under it was full"),
+        ("disk_write_io_error", "the device or its file system refused"),
+    ):
+        if counters.get(name):
+            yield f"the disk did not store {counters[name]:,} blocks: {why}"
 
 
 async def _own_check(backend: StoreHost) -> Line:

@@ -1,14 +1,20 @@
 """A server as the store: through the ordinary client, as an engine uses it.
 
 Rows lie in memory that a server on this host can reach, so the bytes travel as an engine's would:
-through shared memory there, over TCP from anywhere else.
+through shared memory there, over TCP from anywhere else. Making the bytes of a row is part of a
+write, as it is where the store is in this process.
 """
 
 import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import Future
+from contextlib import ExitStack, asynccontextmanager
+from typing import NamedTuple, TypeVar
+
+import numpy as np
 
 from benchmarks.storage_workload.backend import Behind, Occupancy, Part, ReadDone, WriteDone
 from benchmarks.storage_workload.entries import Blocks
@@ -16,52 +22,80 @@ from benchmarks.storage_workload.payload import Payload
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.client.region import SharedRegion
 from remote_server.config import MiB
-from remote_server.errors import ConfigError
-from remote_server.protocol import PutOutcome
+from remote_server.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    KVFerryError,
+    RequestRefused,
+    ServerUnavailable,
+)
+from remote_server.protocol import PutOutcome, StatsReply
 
 WINDOW_BYTES = 32 * MiB
 NUM_WINDOWS = 4
 PATIENCE_S = 60.0
 READY_S = 5.0
 
+T = TypeVar("T")
+
+
+class _Landed(NamedTuple):
+    """What came of one get."""
+
+    prefix: int
+    """Blocks from the first on."""
+
+    blocks: int
+    num_bytes: int
+
 
 class WireBackend:
-    """A `Backend`. Blocks are in a namespace of this run's own, which is cleared at its end."""
+    """A `Backend`. Blocks are in a namespace of this run's own, which is cleared at its end.
+
+    A server that goes away, or comes back as another one that has nothing, ends the run: every
+    method raises `ServerUnavailable` from then on, but `occupancy` and `take_behind`.
+    """
 
     tiers = ("server",)
 
-    def __init__(self, endpoint: str, block_bytes: int, payload: Payload) -> None:
-        """Raises `ConfigError` when no server answers there."""
+    def __init__(
+        self, endpoint: str, block_bytes: int, payload: Payload, transport: str = "auto"
+    ) -> None:
+        """`transport` as in `ClientConfig`. Raises `ConfigError` when no server answers there, or
+        it does not take such blocks."""
+        self._endpoint = endpoint
         self._payload = payload
         self._namespace = f"storage-workload-{secrets.token_hex(4)}"
         self._per_window = max(1, WINDOW_BYTES // block_bytes)
         window_bytes = self._per_window * block_bytes
-        self._client = RemoteClient(ClientConfig(endpoint, client_name="storage workload"))
-        self._region = SharedRegion(NUM_WINDOWS * window_bytes, "storage-workload")
-        self._windows = [
-            [
-                self._region.view[start + place * block_bytes : start + (place + 1) * block_bytes]
-                for place in range(self._per_window)
-            ]
-            for start in range(0, NUM_WINDOWS * window_bytes, window_bytes)
-        ]
-        self._free = asyncio.Semaphore(NUM_WINDOWS)
-        try:
-            self._client.register(self._region.view, self._region.fd)
+        config = ClientConfig(
+            endpoint, client_name="storage workload", transport=transport, quiet=True
+        )
+        with ExitStack() as undo:
+            region = SharedRegion(NUM_WINDOWS * window_bytes, "storage-workload")
+            undo.callback(region.close)
+            np.copyto(np.frombuffer(region.view, np.uint8), 1)  # touched before anything is timed
+            self._client = RemoteClient(config)
+            undo.callback(self._client.close, READY_S)
+            self._windows: asyncio.Queue[list[memoryview]] = asyncio.Queue()
+            for start in range(0, region.num_bytes, window_bytes):
+                ends = range(start, start + window_bytes, block_bytes)
+                self._windows.put_nowait([region.view[at : at + block_bytes] for at in ends])
+            self._client.register(region.view, region.fd)
             self._client.declare(self._namespace, block_bytes)
-            self._wait_until_ready(endpoint)
-            self._before = dict(self._client.stats(timeout_s=PATIENCE_S).result().counters)
-        except BaseException:
-            self._close()
-            raise
+            self._wait_until_ready()
+            before = self._client.stats(timeout_s=PATIENCE_S).result()
+            self._epoch, self._before = before.epoch, before.counters
+            self._close = undo.pop_all()
 
     def __enter__(self) -> "WireBackend":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._client.forget(self._namespace)
-        self._client.clear(self._namespace, forget=True).exception(PATIENCE_S)
-        self._close()
+        with self._close:
+            self._client.forget(self._namespace)
+            # A server that has gone has forgotten it already.
+            self._client.clear(self._namespace, forget=True).exception(PATIENCE_S)
 
     @property
     def transport(self) -> str:
@@ -70,19 +104,22 @@ class WireBackend:
 
     async def read(self, blocks: Blocks) -> ReadDone:
         began = time.monotonic()
-        asked = self._client.lookup(self._namespace, blocks.keys, timeout_s=PATIENCE_S)
-        there = (await asyncio.wrap_future(asked)).prefix
-        good = num_bytes = 0
+        there = (
+            await self._answer(
+                self._client.lookup(self._namespace, blocks.keys, timeout_s=PATIENCE_S)
+            )
+        ).prefix
+        good = num_blocks = num_bytes = 0
         for first in range(0, there, self._per_window):
             window = blocks.part(first, min(there, first + self._per_window))
             landed = await self._get(window)
-            good += landed
-            num_bytes += sum(window.lengths[:landed])
-            if landed < len(window.keys):
+            good += landed.prefix
+            num_blocks += landed.blocks
+            num_bytes += landed.num_bytes
+            if landed.prefix < len(window.keys):
                 break
-        if not good:
-            return ReadDone(0, ())
-        return ReadDone(good, (Part("server", good, num_bytes, time.monotonic() - began, 0.0),))
+        part = Part("server", num_blocks, num_bytes, time.monotonic() - began, 0.0)
+        return ReadDone(good, (part,) if num_blocks else ())
 
     async def write(self, blocks: Blocks) -> WriteDone:
         began = time.monotonic()
@@ -100,7 +137,11 @@ class WireBackend:
         return WriteDone(created, existed, declined, (part,) if created else ())
 
     async def occupancy(self) -> Mapping[str, Occupancy]:
-        stats = await asyncio.wrap_future(self._client.stats(timeout_s=PATIENCE_S))
+        """Of all that the server holds, whoever's; of nothing when it has gone."""
+        try:
+            stats = await self._stats()
+        except ServerUnavailable:
+            return {}
         return {
             name: Occupancy(tier.budget_bytes, tier.used_bytes, tier.blocks)
             for name, tier in stats.tiers.items()
@@ -108,8 +149,8 @@ class WireBackend:
 
     async def counters(self) -> Mapping[str, int]:
         """What has been added to the server's since this run began."""
-        stats = await asyncio.wrap_future(self._client.stats(timeout_s=PATIENCE_S))
-        return {name: count - self._before.get(name, 0) for name, count in stats.counters.items()}
+        now = (await self._stats()).counters
+        return {name: count - self._before.get(name, 0) for name, count in now.items()}
 
     async def settle(self) -> None:
         """The server does not say when its disk has everything; its books are its own."""
@@ -117,52 +158,71 @@ class WireBackend:
     def take_behind(self) -> list[Behind]:
         return []
 
-    async def _get(self, window: Blocks) -> int:
-        """How many from the first on have landed."""
-        async with self._free:
-            rows = self._windows.pop()
-            try:
-                asked = self._client.get(
-                    self._namespace, window.keys, _cut(rows, window),
-                    stall_s=PATIENCE_S, timeout_s=PATIENCE_S,
-                )  # fmt: skip
-                got = await asyncio.wrap_future(asked)
-            finally:
-                self._windows.append(rows)
+    async def _get(self, window: Blocks) -> _Landed:
+        async with self._rows() as rows:
+            asked = self._client.get(
+                self._namespace, window.keys, _cut(rows, window),
+                stall_s=PATIENCE_S, timeout_s=PATIENCE_S,
+            )  # fmt: skip
+            got = await self._answer(asked)
+        if got.error is not None:
+            raise self._gone(got.error)
         missed = (place for place, end in enumerate(got.outcomes) if end is not GetOutcome.HIT)
-        return next(missed, len(got.outcomes))
+        return _Landed(next(missed, len(got.outcomes)), len(got.landed), got.bytes)
 
     async def _put(self, window: Blocks) -> list[PutOutcome | None]:
-        async with self._free:
-            rows = self._windows.pop()
-            try:
-                cut = _cut(rows, window)
-                await asyncio.to_thread(self._fill, cut, window.keys)
-                offered = self._client.put(
-                    self._namespace, window.keys, cut, deferred=False, timeout_s=PATIENCE_S
-                )
-                done = await asyncio.wrap_future(offered)
-            finally:
-                self._windows.append(rows)
+        async with self._rows() as rows:
+            cut = _cut(rows, window)
+            await asyncio.to_thread(self._fill, cut, window.keys)
+            offered = self._client.put(
+                self._namespace, window.keys, cut, deferred=False, timeout_s=PATIENCE_S
+            )
+            done = await self._answer(offered)
         if done.error is not None:
-            raise done.error
+            raise self._gone(done.error)
         return done.outcomes
+
+    @asynccontextmanager
+    async def _rows(self) -> AsyncIterator[list[memoryview]]:
+        """Some that nobody touches. A task that is cancelled keeps them: what it has begun goes
+        on for a while."""
+        rows = await self._windows.get()
+        is_cancelled = False
+        try:
+            yield rows
+        except asyncio.CancelledError:
+            is_cancelled = True
+            raise
+        finally:
+            if not is_cancelled:
+                self._windows.put_nowait(rows)
 
     def _fill(self, rows: list[memoryview], keys: list[bytes]) -> None:
         for row, key in zip(rows, keys, strict=True):
             self._payload.fill(row, key)
 
-    def _wait_until_ready(self, endpoint: str) -> None:
+    async def _stats(self) -> StatsReply:
+        return await self._answer(self._client.stats(timeout_s=PATIENCE_S))
+
+    async def _answer(self, asked: "Future[T]") -> T:
+        try:
+            answer = await asyncio.wrap_future(asked)
+        except (ServerUnavailable, DeadlineExceeded, RequestRefused) as error:
+            raise self._gone(error) from error
+        if self._client.epoch != self._epoch:
+            raise ServerUnavailable(f"server: {self._endpoint} was started anew during the run")
+        return answer
+
+    def _gone(self, error: KVFerryError) -> ServerUnavailable:
+        return ServerUnavailable(f"server: {self._endpoint} went away during the run: {error}")
+
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + READY_S
         while not self._client.ready:
             if time.monotonic() > deadline:
-                raise ConfigError(f"server: nobody answers at {endpoint} within {READY_S:g} s")
+                why = self._client.lookup(self._namespace, [b"?"]).exception(PATIENCE_S)
+                raise ConfigError(f"server: {self._endpoint} cannot be used: {why}")
             time.sleep(0.01)
-
-    def _close(self) -> None:
-        self._client.close(READY_S)
-        self._windows.clear()
-        self._region.close()
 
 
 def _cut(rows: list[memoryview], window: Blocks) -> list[memoryview]:

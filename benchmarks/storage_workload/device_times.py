@@ -1,0 +1,86 @@
+"""When calls into the device were under way, and for which blocks."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from remote_server.store.disk.folder import segment_name
+from remote_server.store.disk.layout import PAGE
+from remote_server.store.disk.segments import DiskBlock
+
+
+class Interval(NamedTuple):
+    """When a call into the device was under way."""
+
+    began: float
+    ended: float
+
+    def since(self, time_s: float) -> "Interval":
+        """What of it was not before that."""
+        return Interval(max(self.began, time_s), max(self.ended, time_s))
+
+
+def covered(intervals: Iterable[Interval]) -> float:
+    """Seconds in which at least one of them was under way: what overlaps counts once."""
+    total, reached = 0.0, float("-inf")
+    for began, ended in sorted(intervals):
+        if ended > reached:
+            total += ended - max(began, reached)
+            reached = ended
+    return total
+
+
+class Calls:
+    """The last call that read, and the last that wrote, each slot of each segment."""
+
+    def __init__(self, slot_bytes: int) -> None:
+        """All slots are of this size: there is one namespace."""
+        self.num_bytes = {"read": 0, "write": 0}
+        self.num_calls = {"read": 0, "write": 0}
+        self._slot_bytes = slot_bytes
+        self._lock = threading.Lock()
+        self._last: dict[tuple[str, str, int], Interval] = {}
+
+    def add(self, kind: str, name: str, offset: int, num_bytes: int, interval: Interval) -> None:
+        """On any thread."""
+        first, last = offset - PAGE, offset + num_bytes - 1 - PAGE
+        slots = range(max(0, first // self._slot_bytes), last // self._slot_bytes + 1)
+        with self._lock:
+            self.num_bytes[kind] += num_bytes
+            self.num_calls[kind] += 1
+            for slot in slots:
+                self._last[kind, name, slot] = interval
+
+    def of(self, kind: str, block: DiskBlock) -> Interval:
+        """The one that has just moved `block`. One that took no time where none did, as when a
+        segment could not be made."""
+        name = segment_name(block.segment.number)
+        with self._lock:
+            return self._last.get((kind, name, block.slot), Interval(0.0, 0.0))
+
+
+class ReadTimes:
+    """When each block was read that somebody waits for. Several may wait for one read."""
+
+    def __init__(self) -> None:
+        self._waiting: Counter[bytes] = Counter()
+        self._during: dict[bytes, Interval] = {}
+
+    def expect(self, keys: Sequence[bytes]) -> None:
+        """From now on, until `take`."""
+        self._waiting.update({*keys})
+
+    def note(self, key: bytes, interval: Interval) -> None:
+        if key in self._waiting:
+            self._during[key] = interval
+
+    def take(self, keys: Sequence[bytes]) -> dict[bytes, Interval]:
+        """Of those among `keys` that were read meanwhile."""
+        taken = {key: self._during[key] for key in keys if key in self._during}
+        for key in {*keys}:
+            self._waiting[key] -= 1
+            if not self._waiting[key]:
+                del self._waiting[key]
+                self._during.pop(key, None)
+        return taken

@@ -1,0 +1,147 @@
+"""Reads from the store of this process: each block is copied into a row, as a client would have
+it, and hashed there."""
+
+import time
+from collections import deque
+from collections.abc import Mapping
+
+import numpy as np
+
+from benchmarks.storage_workload.backend import Part, ReadDone
+from benchmarks.storage_workload.device_times import Interval, covered
+from benchmarks.storage_workload.entries import Blocks
+from benchmarks.storage_workload.host_memory import HostMemory
+from benchmarks.storage_workload.measured_disk import MeasuredDisk
+from benchmarks.storage_workload.turns import Turn
+from remote_server import protocol
+from remote_server.config import MiB
+from remote_server.protocol import KeyState
+from remote_server.store.slabs import Block, BlockState
+from remote_server.store.store import Pinned, Store
+
+# What is copied before others have a turn.
+TURN_BYTES = 8 * MiB
+
+# Rows that reads land in. Larger than the CPU's caches, so that a copy costs what it costs.
+ROWS_BYTES = 64 * MiB
+
+
+class HostReads:
+    """On the store's thread alone."""
+
+    def __init__(
+        self,
+        store: Store,
+        namespace: str,
+        memory: HostMemory,
+        disk: MeasuredDisk | None,
+        block_bytes: int,
+    ) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._memory = memory
+        self._disk = disk
+        # Filled, so that no read pays for pages that were never touched.
+        self._rows = np.full((max(2, ROWS_BYTES // block_bytes), block_bytes), 1, np.uint8)
+        self._next_row = 0
+
+    def read(self, blocks: Blocks) -> Turn[ReadDone]:
+        submitted = time.monotonic()
+        yield True
+        began = time.monotonic()
+        prefix = self._store.lookup(self._namespace, blocks.keys).prefix
+        spans = {"memory": _Span(), "disk": _Span()}
+        good = 0
+        for first in range(0, prefix, self._memory.window):
+            window = blocks.part(first, min(prefix, first + self._memory.window))
+            yield from self._memory.hold(window.num_bytes)
+            try:
+                read = yield from self._read_window(window, spans)
+            finally:
+                self._memory.give_back(window.num_bytes)
+            good += read
+            if read < len(window.keys):
+                break
+            yield True
+        if not spans["disk"].blocks:
+            # What came from memory alone took the whole time; beside a disk, its copies.
+            spans["memory"].total_s = time.monotonic() - began
+        parts = tuple(span.part(tier) for tier, span in spans.items() if span.blocks)
+        return ReadDone(good, parts, began - submitted)
+
+    def _read_window(self, window: Blocks, spans: Mapping[str, "_Span"]) -> Turn[int]:
+        """How many from the first on are good."""
+        here = self._memory.tier.lookup_all(self._namespace, window.keys)
+        began = time.monotonic()
+        pinned, during = yield from self._fetch(window)
+        fetched = time.monotonic()
+        tiers = ["memory" if here[i] == KeyState.READABLE else "disk" for i in pinned.indices]
+        if "disk" in tiers:
+            spans["disk"].total_s += fetched - began
+        left = deque(zip(pinned.indices, pinned.blocks, tiers, strict=True))
+        good = copied = 0
+        is_prefix = True
+        try:
+            while left:
+                index, block, tier = left[0]
+                started = time.monotonic()
+                span = spans[tier]
+                if block.key in during:
+                    # Who joined a read that was under way waited for the rest of it.
+                    span.during.append(during[block.key].since(began))
+                is_prefix = is_prefix and index == good and self._copy(block)
+                good += is_prefix
+                span.blocks += 1
+                span.num_bytes += block.length
+                left.popleft()
+                self._memory.tier.unpin(block)
+                span.total_s += time.monotonic() - started
+                copied += block.length
+                if copied >= TURN_BYTES:
+                    copied = 0
+                    yield True
+        finally:
+            self._memory.tier.unpin_all(block for _, block, _ in left)
+        self._memory.let_go([block.key for block in pinned.blocks])
+        return good
+
+    def _fetch(self, window: Blocks) -> Turn[tuple[Pinned, Mapping[bytes, Interval]]]:
+        """What is there, pinned, and when the device read what came from disk."""
+        found: list[Pinned] = []
+        if self._disk is None:
+            self._store.fetch(self._namespace, window.keys, found.append)
+            return found[0], {}
+        reads = self._disk.tier.reads
+        reads.expect(window.keys)
+        try:
+            self._store.fetch(self._namespace, window.keys, found.append)
+            while not found:
+                yield False
+        finally:
+            during = reads.take(window.keys)
+        return found[0], during
+
+    def _copy(self, block: Block) -> bool:
+        """Into the next row, as a client has it. Whether the bytes there are the block's; if not,
+        nobody else gets them."""
+        row = self._rows[self._next_row, : block.length]
+        self._next_row = (self._next_row + 1) % len(self._rows)
+        np.copyto(row, np.frombuffer(self._memory.tier.view(block), np.uint8))
+        if protocol.checksum(self._namespace, block.key, row.data) == block.checksum:
+            return True
+        if block.state is BlockState.READABLE:
+            self._store.remove_corrupt(block)
+        return False
+
+
+class _Span:
+    """What one tier did of one read."""
+
+    def __init__(self) -> None:
+        self.blocks = 0
+        self.num_bytes = 0
+        self.total_s = 0.0
+        self.during: list[Interval] = []
+
+    def part(self, tier: str) -> Part:
+        return Part(tier, self.blocks, self.num_bytes, self.total_s, covered(self.during))

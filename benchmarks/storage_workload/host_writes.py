@@ -1,0 +1,210 @@
+"""Writes into the store of this process, and what becomes of their blocks on disk.
+
+A write fills the slots that the store reserves and hashes what is there. It is answered when its
+blocks are in memory, and what the disk has of them is told later; or, without a memory tier, when
+they are on disk.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+
+from benchmarks.storage_workload.backend import Behind, Part, WriteDone
+from benchmarks.storage_workload.device_times import Interval, covered
+from benchmarks.storage_workload.entries import Blocks
+from benchmarks.storage_workload.host_memory import HostMemory
+from benchmarks.storage_workload.measured_disk import MeasuredDisk
+from benchmarks.storage_workload.payload import Payload
+from benchmarks.storage_workload.turns import Turn
+from remote_server import protocol
+from remote_server.config import MiB
+from remote_server.protocol import Declined, PutOutcome
+from remote_server.store.disk.files import Written
+from remote_server.store.disk.segments import DiskBlock
+from remote_server.store.store import Reserved, Store
+
+# What is filled before others have a turn.
+TURN_BYTES = 8 * MiB
+
+
+class Put:
+    """One write: what became of its blocks, and what of them is on disk."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[int] = Counter()
+        self.created_bytes = 0
+        self.left: set[bytes] = set()
+        """Keys of which the disk has not said what becomes of them."""
+
+        self.is_whole = False
+        """All of its blocks have been handed over."""
+
+        self.disk_blocks = 0
+        self.disk_bytes = 0
+        self.began: float | None = None
+        """When the first of them was handed to the disk."""
+
+        self.ended = 0.0
+        self.during: list[Interval] = []
+
+    def on_disk(self) -> Part:
+        total_s = self.ended - self.began if self.began is not None else 0.0
+        return Part("disk", self.disk_blocks, self.disk_bytes, total_s, covered(self.during))
+
+
+class HostWrites:
+    """On the store's thread alone, but for `take_behind`."""
+
+    def __init__(
+        self,
+        store: Store,
+        namespace: str,
+        memory: HostMemory,
+        disk: MeasuredDisk | None,
+        payload: Payload,
+    ) -> None:
+        self._store = store
+        self._namespace = namespace
+        self._memory = memory
+        self._disk = disk
+        self._payload = payload
+        self._to_disk: dict[bytes, Put] = {}
+        self._behind: deque[Behind] = deque()
+        if disk is not None:
+            disk.tier.on_write = self._handed_over
+            disk.tier.on_written = self._written
+            disk.tier.on_declined = self._declined
+
+    def write(self, blocks: Blocks) -> Turn[WriteDone]:
+        submitted = time.monotonic()
+        yield True
+        began = time.monotonic()
+        put = Put()
+        window_blocks = self._memory.window
+        for first in range(0, len(blocks.keys), window_blocks):
+            window = blocks.part(first, first + window_blocks)
+            yield from self._memory.hold(window.num_bytes)
+            try:
+                yield from self._write_window(window, put)
+            finally:
+                self._memory.give_back(window.num_bytes)
+            yield True
+        put.is_whole = True
+        self._tell_if_done(put)
+        return self._done(put, time.monotonic() - began, began - submitted)
+
+    def take_behind(self) -> list[Behind]:
+        """On any thread."""
+        return [self._behind.popleft() for _ in range(len(self._behind))]
+
+    def give_up_late(self) -> bool:
+        """Once nothing is on its way to the disk, or False: what is not there then never will be,
+        of the writes that were answered, and they are told without it."""
+        if self._store.waterfall is not None and self._store.waterfall.busy:
+            return False
+        late = {put for put in self._to_disk.values() if put.is_whole}
+        self._to_disk = {key: put for key, put in self._to_disk.items() if put not in late}
+        for put in late:
+            put.left.clear()
+            self._tell_if_done(put)
+        return True
+
+    def _write_window(self, window: Blocks, put: Put) -> Turn[None]:
+        reserved = self._store.begin_put(
+            self._namespace, window.keys, window.lengths, [None] * len(window.keys),
+            force=False, draining=False,
+        )  # fmt: skip
+        try:
+            yield from self._fill(reserved)
+        except BaseException:
+            self._store.end_put(reserved, None, Declined.WITHDRAWN)
+            raise
+        keys = [block.key for block in reserved.blocks]
+        if self._disk is not None:
+            self._expect_on_disk(keys, put)
+        self._store.end_put(reserved, [True] * len(keys))
+        put.created_bytes += sum(block.length for block in reserved.blocks)
+        put.outcomes.update(reserved.outcomes)
+        if not self._memory.keeps:
+            yield from self._until_on_disk(keys, put)
+
+    def _fill(self, reserved: Reserved) -> Turn[None]:
+        filled = 0
+        for block in reserved.blocks:
+            view = self._memory.tier.view(block)
+            self._payload.fill(view, block.key)
+            block.checksum = protocol.checksum(self._namespace, block.key, view)
+            filled += block.length
+            if filled >= TURN_BYTES:
+                filled = 0
+                yield True
+
+    def _done(self, put: Put, total_s: float, waited_s: float) -> WriteDone:
+        created = put.outcomes[PutOutcome.CREATED]
+        existed = put.outcomes[PutOutcome.EXISTED] + put.outcomes[PutOutcome.DUPLICATE]
+        declined = put.outcomes[PutOutcome.DECLINED]
+        part = Part("memory", created, put.created_bytes, total_s, 0.0)
+        if not self._memory.keeps:
+            declined += created - put.disk_blocks
+            created = put.disk_blocks
+            part = put.on_disk()._replace(total_s=total_s)
+        return WriteDone(created, existed, declined, (part,) if created else (), waited_s)
+
+    # ── down to disk ─────────────────────────────────────────────────────────────────────
+
+    def _expect_on_disk(self, keys: Sequence[bytes], put: Put) -> None:
+        """What an earlier put still waits for, and is put again, will not come for that one."""
+        for key in keys:
+            before = self._to_disk.get(key)
+            if before is not None:
+                before.left.discard(key)
+                self._tell_if_done(before)
+        put.left.update(keys)
+        self._to_disk.update(dict.fromkeys(keys, put))
+
+    def _until_on_disk(self, keys: Sequence[bytes], put: Put) -> Turn[None]:
+        """Or declined there. Kept in memory until then, and no longer."""
+        waterfall = self._store.waterfall
+        assert waterfall is not None
+        tier = self._memory.tier
+        pinned = [block for block in tier.pin_all(self._namespace, keys) if block is not None]
+        try:
+            while not put.left.isdisjoint(keys) and waterfall.busy:
+                yield False
+        finally:
+            self._declined(keys)  # nothing is left of them that could still be written
+            tier.unpin_all(pinned)
+        self._memory.let_go(keys)
+
+    def _handed_over(self, blocks: Sequence[DiskBlock]) -> None:
+        began = time.monotonic()
+        for block in blocks:
+            put = self._to_disk.get(block.key)
+            if put is not None and put.began is None:
+                put.began = began
+
+    def _written(self, blocks: Sequence[DiskBlock], results: Sequence[Written]) -> None:
+        assert self._disk is not None
+        ended = time.monotonic()
+        for block, result in zip(blocks, results, strict=True):
+            put = self._to_disk.pop(block.key, None)
+            if put is None:
+                continue
+            put.left.discard(block.key)
+            if result is Written.OK:
+                put.disk_blocks += 1
+                put.disk_bytes += block.length
+                put.during.append(self._disk.calls.of("write", block))
+                put.ended = ended
+            self._tell_if_done(put)
+
+    def _declined(self, keys: Sequence[bytes]) -> None:
+        for key in keys:
+            put = self._to_disk.pop(key, None)
+            if put is not None:
+                put.left.discard(key)
+                self._tell_if_done(put)
+
+    def _tell_if_done(self, put: Put) -> None:
+        if self._memory.keeps and put.is_whole and not put.left and put.disk_blocks:
+            self._behind.append(Behind(put.ended, put.on_disk()))

@@ -1,0 +1,303 @@
+"""The books of a run: they agree whatever was asked, and each line sees its own mistake."""
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any, NamedTuple
+
+import pytest
+from workload_stores import BLOCK_BYTES, MEMORY, Booked, blocks_of, disk_of, host_of
+
+from benchmarks.harness.record import Record
+from benchmarks.storage_workload import accounting, stores
+from benchmarks.storage_workload.accounting import Line, Slots
+from benchmarks.storage_workload.backend import Occupancy
+from benchmarks.storage_workload.device_times import Calls, Interval, ReadTimes, covered
+from benchmarks.storage_workload.document import BENCHMARK, Run
+from benchmarks.storage_workload.models import BlockShape
+from benchmarks.storage_workload.options import Options
+from benchmarks.storage_workload.payload import Payload
+from benchmarks.storage_workload.run import execute
+from benchmarks.storage_workload.samples import TransferSample
+from benchmarks.storage_workload.store_host import StoreHost
+from remote_server.errors import ConfigError
+from remote_server.store.disk.layout import PAGE
+from remote_server.store.disk.layout import slot_bytes_for as disk_slot
+from remote_server.store.slabs import slot_bytes_for as memory_slot
+
+SLOTS = Slots(memory_slot(BLOCK_BYTES), disk_slot(BLOCK_BYTES))
+TIERS = {
+    "memory": (MEMORY, 0),
+    "memory and disk": (MEMORY, disk_of(256)),
+    "disk": (0, disk_of(128)),
+}
+
+
+class Books(NamedTuple):
+    """What the lines are made of."""
+
+    transfers: list[TransferSample]
+    counters: Mapping[str, int]
+    occupancy: Mapping[str, Occupancy]
+    has_memory: bool
+
+    def lines(self) -> list[Line]:
+        return accounting.lines_of(
+            self.transfers, self.counters, self.occupancy, SLOTS, has_memory=self.has_memory
+        )
+
+
+async def books_of(booked: Booked, host: StoreHost) -> Books:
+    await booked.settle()
+    await host.call(host.store.check)
+    return Books(booked.transfers, await host.counters(), await host.occupancy(), host.has_memory)
+
+
+async def hundreds_of_operations(host: StoreHost, seed: int) -> Books:
+    draw, booked = Random(seed), Booked(host)
+
+    async def user() -> None:
+        for _ in range(50):
+            first = 10 * int(40 * draw.random() ** 2)  # some are asked for far more often
+            count = draw.choice((1, 5, 10, 10))
+            length = BLOCK_BYTES if draw.random() < 0.8 else draw.randrange(1, BLOCK_BYTES)
+            blocks = blocks_of(range(first, first + count), length)
+            if await booked.read(blocks) < count:
+                await booked.write(blocks)
+            if draw.random() < 0.02:
+                await booked.settle()
+
+    await asyncio.gather(*(user() for _ in range(8)))
+    return await books_of(booked, host)
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_the_books_agree_after_hundreds_of_operations_at_once(
+    tmp_path: Path, tiers: str, seed: int
+):
+    with host_of(tmp_path, *TIERS[tiers]) as host:
+        books = await hundreds_of_operations(host, seed)
+    assert [line for line in books.lines() if not line.agrees] == []
+    # Of everything that can happen to a block, something did.
+    counters = books.counters
+    assert counters["put_created"] > 200 and counters["get_hit"] > 200
+    if "memory" in tiers:
+        assert counters["evicted"] > 100
+    if "disk" in tiers:
+        assert counters["disk_evicted"] > 30 and counters["disk_promoted"] > 30
+
+
+def falsified(books: Books) -> list[Books]:
+    """The same books, each with one number that is one too many, or one too few."""
+    found = []
+    for name in books.counters:
+        for by in (1, -1):
+            counters = {**books.counters, name: books.counters[name] + by}
+            found.append(books._replace(counters=counters))
+    for tier, state in books.occupancy.items():
+        for name in ("blocks", "used_bytes"):
+            changed = state._replace(**{name: getattr(state, name) + 1})
+            found.append(books._replace(occupancy={**books.occupancy, tier: changed}))
+        over = state._replace(budget_bytes=state.used_bytes - 1)
+        found.append(books._replace(occupancy={**books.occupancy, tier: over}))
+    for place, sample in enumerate(books.transfers):
+        for name in ("blocks", "num_bytes"):
+            changed = sample._replace(**{name: getattr(sample, name) + 1})
+            rest = books.transfers[place + 1 :]
+            found.append(books._replace(transfers=[*books.transfers[:place], changed, *rest]))
+    return found
+
+
+@pytest.mark.parametrize("tiers", TIERS)
+async def test_every_line_disagrees_when_a_number_of_its_own_is_off_by_one(
+    tmp_path: Path, tiers: str
+):
+    with host_of(tmp_path, *TIERS[tiers]) as host:
+        booked = Booked(host)
+        for first in range(0, 320, 16):
+            await booked.write(blocks_of(range(first, first + 16)))
+            await booked.settle()
+        for first in range(0, 320, 16):
+            await booked.read(blocks_of(range(first, first + 16)))
+        books = await books_of(booked, host)
+    lines = books.lines()
+    assert all(line.agrees for line in lines)
+    seen = {
+        (line.tier, line.what)
+        for wrong in falsified(books)
+        for line in wrong.lines()
+        if not line.agrees
+    }
+    assert seen == {(line.tier, line.what) for line in lines}
+
+
+OWN_COUNTERS = {
+    "memory": ("put_created", "evicted", "staged_out", "integrity_checksum", "hits_memory"),
+    "disk": (
+        "disk_promoted", "disk_written", "disk_written_bytes", "disk_evicted", "disk_removed",
+        "disk_read_damaged", "disk_read_io_error", "hits_disk", "disk_demoted",
+        "disk_demoted_late", "disk_demote_declined",
+    ),
+}  # fmt: skip
+
+
+async def test_no_counter_that_the_books_use_can_be_wrong_unseen(tmp_path: Path):
+    with host_of(tmp_path, *TIERS["memory and disk"]) as host:
+        books = await hundreds_of_operations(host, 4)
+    for name in OWN_COUNTERS["memory"] + OWN_COUNTERS["disk"]:
+        wrong = books._replace(counters={**books.counters, name: books.counters[name] + 1})
+        assert not all(line.agrees for line in wrong.lines()), name
+
+
+def test_the_books_of_a_server_see_what_is_off_by_one():
+    moved = [
+        TransferSample(0, 0, 0, "", direction, "server", blocks, blocks * 10, 0, 0, 0)
+        for direction, blocks in (("write", 5), ("read", 7), ("read", 1))
+    ]
+    counters = {"put_created": 5, "get_hit": 10, "disk_lost": 2, "integrity_checksum": 0}
+
+    def agree(**wrong: int) -> list[bool]:
+        found = accounting.lines_over_the_wire(moved, counters | wrong)
+        return [line.agrees for line in found]
+
+    assert agree() == [True] * 3
+    assert agree(put_created=6) == [False, True, True]
+    assert agree(get_hit=9) == agree(disk_lost=1) == [True, False, True]
+    assert agree(integrity_checksum=1) == [True, True, False]
+
+
+# ── whose time it was ────────────────────────────────────────────────────────────────────────
+
+
+def test_time_of_the_device_counts_once_however_many_calls_overlap():
+    assert covered([]) == 0
+    assert covered([Interval(1, 2), Interval(5, 7)]) == 3
+    assert covered([Interval(1, 4), Interval(2, 3), Interval(3, 6)]) == 5
+    assert covered([Interval(3, 6), Interval(1, 4)]) == 5
+
+
+def test_who_joins_a_read_counts_only_what_was_left_of_it():
+    assert Interval(1, 4).since(3) == Interval(3, 4)
+    assert covered([Interval(1, 4).since(5)]) == 0
+    assert Interval(1, 4).since(0) == Interval(1, 4)
+
+
+def test_a_call_is_of_all_slots_that_it_covers_and_of_no_other():
+    calls = Calls(slot_bytes=4 * PAGE)
+    calls.add("write", "segment-00000000", PAGE + 4 * PAGE, 8 * PAGE, Interval(1, 2))
+    calls.add("read", "segment-00000000", PAGE + 4 * PAGE + PAGE, 3 * PAGE, Interval(3, 4))
+    calls.add("write", "segment-00000000", 0, PAGE, Interval(9, 9))  # the segment's own header
+    assert calls._last == {
+        ("write", "segment-00000000", 1): Interval(1, 2),
+        ("write", "segment-00000000", 2): Interval(1, 2),
+        ("read", "segment-00000000", 1): Interval(3, 4),
+    }
+    assert calls.num_bytes == {"read": 3 * PAGE, "write": 9 * PAGE}
+    assert calls.num_calls == {"read": 1, "write": 2}
+
+
+def test_the_time_of_a_read_is_kept_until_the_last_who_waits_has_it_and_no_longer():
+    reads = ReadTimes()
+    reads.note(b"b", Interval(0, 1))
+    reads.expect([b"a", b"b"])
+    reads.expect([b"a"])
+    assert reads.take([b"b"]) == {}, "nobody waited when it was read"
+    reads.note(b"a", Interval(1, 2))
+    assert reads.take([b"a"]) == {b"a": Interval(1, 2)}
+    assert reads.take([b"a"]) == {b"a": Interval(1, 2)}
+    reads.expect([b"a"])
+    assert reads.take([b"a"]) == {}
+
+
+# ── a run's store ────────────────────────────────────────────────────────────────────────────
+
+OPTIONS = Options(
+    model="tiny-1b", num_users=3, max_requests=4, think_scale=0, generation_mode="none",
+    bytes_scale=1 / 16, gpu_mem_gb=0, cpu_mem_gb=1 / 64, storage_capacity_gb=1 / 16, seed=3,
+)  # fmt: skip
+SHAPE = BlockShape(16, 1536)
+
+
+@pytest.fixture(autouse=True)
+def little_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stores, "Payload", partial(Payload, noise_bytes=1 << 20))
+
+
+def run_of(options: Options) -> Run:
+    return Run(options, Record.begin(BENCHMARK, []), "")
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"cpu_mem_gb": 0}, {"no_disk": True, "storage_capacity_gb": 0}]
+)
+def test_a_run_keeps_its_books_and_leaves_nothing_in_the_folder(
+    tmp_path: Path, settings: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("benchmarks.storage_workload.run.HEADROOM_S", 0.05)
+    run = execute(replace(OPTIONS, cache_dir=tmp_path, **settings))
+    assert len(run.samples.requests) == 12
+    assert run.agrees and len(run.accounting) > 6
+    has_disk = not settings.get("no_disk")
+    assert bool(run.device) == (has_disk and Path("/proc/self/io").exists())
+    if run.device.get("direct"):
+        assert run.device["kernel_written_bytes"] >= run.device["tier_written_bytes"] > 0
+    assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, ValueError, SystemExit])
+def test_the_folder_of_a_run_is_gone_however_it_ends(tmp_path: Path, ending: type[BaseException]):
+    options = replace(OPTIONS, cache_dir=tmp_path)
+
+    def measure() -> None:
+        with stores.store_of(options, SHAPE, run_of(options)) as host:
+            asyncio.run(host.write(blocks_of(range(50), SHAPE.num_bytes)))
+            asyncio.run(host.settle())
+            assert [*tmp_path.glob("kvferry-workload-*/segment-*")]
+            raise ending
+
+    with pytest.raises(ending):
+        measure()
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_folder_that_cannot_be_used_is_named_with_its_setting(tmp_path: Path):
+    def refusal(**settings: Any) -> str:
+        options = replace(OPTIONS, **settings)
+        with pytest.raises(ConfigError) as error, stores.store_of(options, SHAPE, run_of(options)):
+            raise AssertionError("it was taken")
+        return str(error.value)
+
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    too_much = refusal(cache_dir=folder, storage_capacity_gb=1e9)
+    assert too_much.startswith("storage_capacity_gb: ")
+    assert not [*folder.iterdir()]
+    options = replace(OPTIONS, cache_dir=folder)
+    folder.rmdir()  # after it was looked at
+    with pytest.raises(ConfigError, match=f"cache_dir: {folder}: "):
+        stores.store_of(options, SHAPE, run_of(options)).__enter__()
+
+
+async def test_a_disk_that_fills_up_during_the_run_is_said_in_its_notes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    options = replace(OPTIONS, cache_dir=tmp_path)
+    run = run_of(options)
+    with stores.store_of(options, SHAPE, run) as host:
+
+        def full(_: int, __: int, num_bytes: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("remote_server.store.disk.files.os.posix_fallocate", full)
+        booked = Booked(host)
+        assert await booked.write(blocks_of(range(10), SHAPE.num_bytes)) == 10
+        assert await booked.read(blocks_of(range(10), SHAPE.num_bytes)) == 10
+        await booked.settle()
+        run.samples.transfers = booked.transfers
+        await stores.close_books(run, host, SHAPE, None)
+    assert run.agrees
+    assert [note for note in run.notes if "10 blocks: the file system under it was full" in note]
