@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from benchmarks.harness.record import Record
-from benchmarks.store_sweep import charts, conversation, source
+from benchmarks.store_sweep import charts, conversation, source, spare
 from benchmarks.store_sweep.operating import operating_points
 from benchmarks.store_sweep.points import Percentiles, Result
 from remote_server.config import format_bytes
@@ -27,8 +27,12 @@ code { background: var(--soft); padding: .1rem .3rem; overflow-wrap: anywhere }
 """
 
 
-def render(record: Record, results: Sequence[Result], block_bytes: int, emulated: str) -> str:
-    """`emulated` says what of the storage was; empty for the ordinary server."""
+def render(
+    record: Record, verdicts: Sequence[spare.Verdict], block_bytes: int, emulated: str
+) -> str:
+    """`verdicts` of at least one point. `emulated` says what of the storage was; empty for the
+    ordinary server."""
+    results = [one.result for one in verdicts]
     parts = [
         "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -36,11 +40,13 @@ def render(record: Record, results: Sequence[Result], block_bytes: int, emulated
         "<h1>How many conversations does a server carry?</h1>",
         _about(record, block_bytes, emulated),
         "<h2>What a lookup takes</h2>", charts.latency(results, "lookup"),
+        f"<p>{escape(spare.conclusion(verdicts).capitalize())}.</p>",
         "<h2>What a read takes</h2>", charts.latency(results, "read"),
         "<h2>Throughput</h2>", charts.throughput(results),
-        "<h2>Every point</h2>", _points(results),
+        "<h2>Every point</h2>", _points(verdicts), _about_cores(),
         "<h2>Where to run it</h2>", _operating(results),
-        "<h2>The source's own figures</h2>", _about_source(), _points(source.results()),
+        "<h2>The source's own figures</h2>", _about_source(),
+        _points(spare.verdicts(source.results(), source.CORES)),
         "</body></html>\n",
     ]  # fmt: skip
     return "\n".join(parts)
@@ -74,19 +80,32 @@ def _about_source() -> str:
     )
 
 
-def _points(results: Sequence[Result]) -> str:
+def _about_cores() -> str:
+    return (
+        "<p><em>Cores to spare</em>: at least half of them were idle, and one whole; clients run "
+        "on the same ones. <em>Times</em>: a lookup's p50, of that with the fewest at once; up to "
+        "1.25 is flat. <em>Server</em>: what its process used, of one core.</p>"
+    )
+
+
+def _points(verdicts: Sequence[spare.Verdict]) -> str:
     def cells(percentiles: Percentiles) -> list[str]:
         return ["-" if value is None else f"{value:.2f}" for value in percentiles]
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{value:.0f} %"
 
     names = [f"{operation} {p}" for operation in ("lookup", "read", "write")
              for p in Percentiles._fields]  # fmt: skip
     rows = [
         [f"{r.point.concurrency} ({r.point})", f"{r.tps:.1f}", f"{r.tokens_per_s / 1e3:.1f}",
          *cells(r.lookup), *cells(r.read), *cells(r.write), str(r.errors),
-         "-" if r.cpu_percent is None else f"{r.cpu_percent:.0f} %"]
-        for r in results
+         percent(r.cpu_percent), percent(r.server_percent), spare.in_words(to_spare),
+         "-" if times is None else f"{times:.2f}"]
+        for r, to_spare, times in verdicts
     ]  # fmt: skip
-    return _table(["at once", "a second", "K tokens/s", *names, "errors", "CPU"], rows)
+    return _table(["at once", "a second", "K tokens/s", *names, "errors", "CPU", "server",
+                   "cores to spare", "times"], rows)  # fmt: skip
 
 
 def _operating(results: Sequence[Result]) -> str:
