@@ -22,7 +22,14 @@ from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.store_sweep import conversation, page, source, spare, sweep
 from benchmarks.store_sweep.figures import as_figure, read_record
 from benchmarks.store_sweep.operating import best_within, operating_points, servers_for
-from benchmarks.store_sweep.points import Percentiles, Point, Result, as_csv, read_csv
+from benchmarks.store_sweep.points import (
+    Percentiles,
+    Point,
+    Result,
+    as_csv,
+    in_rounds,
+    read_csv,
+)
 from remote_server.errors import ConfigError
 
 MODULE = "benchmarks.store_sweep"
@@ -74,19 +81,14 @@ def _measure(
     rounds: dict[Point, list[sweep.Round]], num_rounds: int, load: sweep.Load,
     storage: sweep.Storage | None, runner: Runner,
 ) -> None:  # fmt: skip
-    """Each round begins at another point, so that a machine's drift is shared out."""
-    points = [*rounds]
-    with sweep.server(points, load.block_bytes, storage) as server:
-        for number in range(num_rounds):
-            first = number % len(points)
-            for point in points[first:] + points[:first]:
-                where = f"round {number + 1} of {num_rounds}: {point}"
-                runner.say(where)
-                name = f"{number} {point}"
-                measured = sweep.run_round(server, server.endpoint, point, load, name)
-                rounds[point].append(measured)
-                for error in dict.fromkeys(measured.errors):
-                    print(f"{where}: {measured.errors.count(error)} x {error}", file=sys.stderr)
+    with sweep.server([*rounds], load.block_bytes, storage) as server:
+        for number, point in in_rounds([*rounds], num_rounds):
+            where = f"round {number + 1} of {num_rounds}: {point}"
+            runner.say(where)
+            measured = sweep.run_round(server, server.endpoint, point, load, f"{number} {point}")
+            rounds[point].append(measured)
+            for error in dict.fromkeys(measured.errors):
+                print(f"{where}: {measured.errors.count(error)} x {error}", file=sys.stderr)
     runner.say("")
 
 
@@ -136,16 +138,17 @@ def _show(
     if storage is not None:
         print(f"EMULATED storage: {storage}")
     lines: list[list[table.Cell]] = []
-    for result, to_spare, times in verdicts:
+    for verdict in verdicts:
+        result = verdict.result
         lines.append([
             str(result.point), result.point.concurrency, result.tps, result.tokens_per_s,
             *result.lookup[:3], *result.read[:3], *result.write[:3], result.errors,
-            result.cpu_percent, result.server_percent, spare.in_words(to_spare), times,
+            result.cpu_percent, result.server_percent, *verdict.words,
         ])  # fmt: skip
     headers = ["", "at once", "a second", "tokens/s",
                *(f"{name} {p}" for name in ("lookup", "read", "write")
                  for p in Percentiles._fields[:3]),
-               "errors", "CPU %", "server's %", "cores to spare", "lookup, times"]  # fmt: skip
+               "errors", "CPU %", "server's %", "cores to spare", "lookups"]  # fmt: skip
     print(table.render(headers, lines))
     print(spare.conclusion(verdicts))
     recommended: list[list[table.Cell]] = [

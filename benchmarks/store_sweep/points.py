@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -50,6 +50,14 @@ class Point(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.processes}x{self.clients}"
+
+
+def in_rounds(points: Sequence[Point], num_rounds: int) -> Iterator[tuple[int, Point]]:
+    """All points in each round, which begins at another one: a machine's drift is shared out."""
+    for number in range(num_rounds):
+        first = number % len(points)
+        for point in (*points[first:], *points[:first]):
+            yield number, point
 
 
 class Percentiles(NamedTuple):

@@ -30,6 +30,14 @@ class Verdict(NamedTuple):
     def flat(self) -> bool | None:
         return None if self.times is None else self.times <= _FLAT
 
+    @property
+    def words(self) -> tuple[str, str]:
+        """For a table: whether cores were to spare, and whether lookups are flat."""
+        to_spare = {None: "-", True: "yes", False: "no"}[self.to_spare]
+        if self.times is None:
+            return to_spare, "-"
+        return to_spare, f"{self.times:.2f}, {'flat' if self.flat else 'not flat'}"
+
 
 def cores_to_spare(cpu_percent: float | None, cores: int) -> bool | None:
     """At least half of the cores were idle, and at least one whole."""
@@ -50,22 +58,18 @@ def verdicts(results: Sequence[Result], cores: int) -> list[Verdict]:
     ]
 
 
-def in_words(to_spare: bool | None) -> str:
-    return "-" if to_spare is None else "yes" if to_spare else "no"
-
-
 def conclusion(found: Sequence[Verdict]) -> str:
     """One sentence."""
     to_spare = [one for one in found if one.to_spare and one.times is not None]
     fewest = min((one.result.point.concurrency for one in found), default=0)
     if len(to_spare) < 2 or to_spare[0].result.point.concurrency != fewest:
-        return "whether lookups stay flat cannot be said: too few points had cores to spare"
+        return "Whether lookups stay flat cannot be said: too few points had cores to spare."
     at = _list([f"{one.result.point.concurrency}" for one in to_spare])
     steep = [one for one in to_spare if not one.flat]
     if not steep:
-        return f"lookups (p50) are flat within 25 % wherever cores were to spare: {at} at once"
+        return f"Lookups (p50) are flat within 25 % wherever cores were to spare: {at} at once."
     where = _list([f"{one.times:.2f} times at {one.result.point.concurrency}" for one in steep])
-    return f"lookups (p50) are not flat though cores were to spare at {at}: {where} at once"
+    return f"Lookups (p50) are not flat though cores were to spare at {at}: {where} at once."
 
 
 def _times(result: Result, fewest: Result) -> float | None:

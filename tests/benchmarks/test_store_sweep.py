@@ -16,7 +16,7 @@ from benchmarks.store_sweep import conversation, page, source, spare, sweep
 from benchmarks.store_sweep.__main__ import main
 from benchmarks.store_sweep.figures import as_figure, read_record
 from benchmarks.store_sweep.operating import best_within, operating_points, servers_for
-from benchmarks.store_sweep.points import Percentiles, Point, as_csv, read_csv
+from benchmarks.store_sweep.points import Percentiles, Point, as_csv, in_rounds, read_csv
 from benchmarks.store_sweep.slow_server import Channels, SlowGets
 from benchmarks.store_sweep.talkers import Talker, pauses
 from remote_server import protocol
@@ -57,6 +57,14 @@ def test_up_to_eight_clients_are_processes_and_beyond_that_processes_have_more()
     for wrong in ("9", "0", "x2", "2x0", "-1", "two"):
         with pytest.raises(ConfigError, match="concurrency"):
             Point.parse(wrong)
+
+
+def test_each_round_begins_at_another_point():
+    one, two, four = (Point.of(concurrency) for concurrency in (1, 2, 4))
+    assert [*in_rounds([one, two, four], 2)] == [
+        (0, one), (0, two), (0, four), (1, two), (1, four), (1, one)
+    ]  # fmt: skip
+    assert [*in_rounds([one], 2)] == [(0, one), (1, one)]
 
 
 def talk(*lookups: float, conversations: int = 1, seconds: float = 1.0) -> dict:
@@ -250,17 +258,27 @@ def test_lookups_are_flat_within_25_percent_of_the_point_with_the_fewest_at_once
     assert [one.result.point.concurrency for one in verdicts] == [1, 2, 4]
     assert [one.times for one in verdicts] == [1.0, 1.25, 1.26]
     assert [one.flat for one in verdicts] == [True, True, False]
+    assert [one.words for one in verdicts[1:]] == [("yes", "1.25, flat"), ("yes", "1.26, not flat")]
+    broken = spare.verdicts([looked_up(1, 1.0, cpu=99.0), looked_up(2, 1.0, None, 1)], cores=2)
+    assert [one.words for one in broken] == [("no", "1.00, flat"), ("-", "-")]
     assert spare.verdicts([], cores=2) == []
+
+
+def test_the_sources_lookups_are_flat_by_the_rule_and_its_reads_would_not_be():
+    assert all(one.flat for one in spare.verdicts(source.results(), source.CORES))
+    as_if = [replace(result, lookup=result.read) for result in source.results()]
+    flat = [one.result.point.concurrency for one in spare.verdicts(as_if, source.CORES) if one.flat]
+    assert flat == [1, 2, 4, 6, 8, 16]
 
 
 def test_only_points_with_cores_to_spare_count_for_the_conclusion():
     few, some = looked_up(1, 1.0), looked_up(2, 1.2)
     assert concluded(few, some, looked_up(4, 9.0, cpu=99.0)) == (
-        "lookups (p50) are flat within 25 % wherever cores were to spare: 1 and 2 at once"
+        "Lookups (p50) are flat within 25 % wherever cores were to spare: 1 and 2 at once."
     )
     assert concluded(few, some, looked_up(4, 2.0), looked_up(6, 3.0)) == (
-        "lookups (p50) are not flat though cores were to spare at 1, 2, 4 and 6: "
-        "2.00 times at 4 and 3.00 times at 6 at once"
+        "Lookups (p50) are not flat though cores were to spare at 1, 2, 4 and 6: "
+        "2.00 times at 4 and 3.00 times at 6 at once."
     )
 
 
@@ -396,7 +414,7 @@ def test_a_sweep_over_a_real_server_is_without_errors_and_its_page_needs_nothing
 ):
     files = {name: tmp_path / f"sweep.{name}" for name in ("csv", "json", "html")}
     outputs = [word for name, file in files.items() for word in (f"--{name}", str(file))]
-    small = ["--concurrency", "1,2x2", "--seconds", "0.2", "--block-bytes", "4099"]
+    small = ["--concurrency", "1,2x2", "--rounds", "1", "--seconds", "0.2", "--block-bytes", "4099"]
     assert main([*small, *outputs]) == 0
     results = read_csv(files["csv"])
     assert [str(result.point) for result in results] == ["1x1", "2x2"]
@@ -414,8 +432,21 @@ def test_a_sweep_over_a_real_server_is_without_errors_and_its_page_needs_nothing
 
 
 def test_with_20_ms_of_storage_a_read_takes_them_and_a_lookup_does_not(tmp_path: Path, capsys):
-    csv, slow = tmp_path / "sweep.csv", ["--storage-latency-ms", "20", "--storage-channels", "1"]
-    arguments = ["--concurrency", "2", "--seconds", "0.3", "--block-bytes", "4KiB", *slow]
+    csv, slow = (
+        tmp_path / "sweep.csv",
+        ["--storage-latency-ms", "20", "--storage-spread-percent", "0"],
+    )
+    arguments = [
+        "--concurrency",
+        "2",
+        "--seconds",
+        "0.3",
+        "--rounds",
+        "1",
+        "--block-bytes",
+        "4KiB",
+        *slow,
+    ]
     assert main([*arguments, "--csv", str(csv)]) == 0
     (result,) = read_csv(csv)
     assert result.errors == 0
@@ -442,10 +473,10 @@ def _check_page(text: str, num_points: int) -> None:
     parsed = _Page(text)
     assert not re.findall(r"https?://|//[a-z]|@import|src=", text), "an address outside"
     assert parsed.tags.count("svg") == 3
-    assert parsed.tags.count("table") == 3
+    assert parsed.tags.count("table") == 4
     assert "script" not in parsed.tags
     assert len(parsed.ids) == len(set(parsed.ids)), "two charts share a name"
-    assert len(re.findall(r"<tr><td>", text)) == num_points + len(source.results())
+    assert len(re.findall(r"<tr><td>", text)) == 2 * num_points + len(source.results())
     assert "prefers-color-scheme: dark" in text
     assert "currentColor" in text and "#010203" not in text
     assert not re.findall(r"fill: ?#000000|stroke: ?#000000", text), "black letters in the dark"
