@@ -170,8 +170,7 @@ def pooled(point: Point, rounds: Sequence[Round]) -> Result:
     """What all clients of a point did, all rounds taken together.
 
     Percentiles are of all samples together: a mean of each client's percentiles, as in the source,
-    hides the slowest. The rate is the sum of the clients' own, each over its own time, on average
-    over the rounds.
+    hides the slowest. The rate is the sum of the clients' own, on average over the rounds.
     """
     talks = [talk for one in rounds for talk in one.talks]
 

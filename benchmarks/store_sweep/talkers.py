@@ -34,8 +34,12 @@ class Talk:
     lookups: list[float] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
     writes: list[float] = field(default_factory=list)
-    conversations: int = 0
+    conversations: float = 0.0
+    """Held while all other clients were busy, too: of the last one the part until then."""
+
     seconds: float = 0.0
+    """In which these were held."""
+
     errors: list[str] = field(default_factory=list)
 
 
@@ -59,22 +63,25 @@ class Talker:
         self, seconds: float, pause: Callable[[], object] = nothing,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Talk:  # fmt: skip
-        """One conversation after another, at least one, the last one to its end; a `pause` before
-        each turn."""
-        talk = Talk()
-        began = clock()
-        while not talk.seconds or talk.seconds < seconds:
-            self._hold_one(talk, pause)
-            talk.seconds = clock() - began
+        """One conversation after another, at least one, the last one to its end: nobody is alone
+        before the time is over. A `pause` before each turn."""
+        talk = Talk(seconds=seconds)
+        began, now = clock(), 0.0
+        while not now or now < seconds:
+            before = now
+            good = self._hold_one(talk, pause)
+            now = clock() - began
+            if good:
+                talk.conversations += min(1.0, (seconds - before) / (now - before))
         return talk
 
-    def _hold_one(self, talk: Talk, pause: Callable[[], object]) -> None:
+    def _hold_one(self, talk: Talk, pause: Callable[[], object]) -> bool:
         try:
             self._converse(talk, pause)
         except Exception as error:  # the others go on, and the point reports it
             talk.errors.append(f"{type(error).__name__}: {error}"[:300])
-        else:
-            talk.conversations += 1
+            return False
+        return True
 
     def _converse(self, talk: Talk, pause: Callable[[], object]) -> None:
         keys = keys_of(self._speaker, self._number)

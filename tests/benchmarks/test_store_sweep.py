@@ -144,11 +144,11 @@ def _done(**fields) -> "Future[SimpleNamespace]":
 
 def test_a_client_pauses_before_each_turn_and_holds_its_conversations_to_the_end():
     client = FakeClient()
-    now = iter([0.0, 0.9, 1.1])
+    now = iter([0.0, 0.75, 1.25])
     talk = Talker(client, "n", 64, "somebody").talk_for(
         1.0, lambda: client.asked.append("pause"), lambda: next(now)
     )
-    assert (talk.conversations, talk.seconds, talk.errors) == (2, 1.1, [])
+    assert (talk.conversations, talk.seconds, talk.errors) == (1.5, 1.0, [])  # half of the second
     assert (len(talk.lookups), len(talk.reads), len(talk.writes)) == (14, 12, 6)
     assert client.asked[:5] == ["pause", "lookup", "write", "pause", "lookup"]
     turns = [client.asked[place + 1] for place, what in enumerate(client.asked) if what == "pause"]
@@ -165,7 +165,7 @@ def test_a_client_pauses_before_each_turn_and_holds_its_conversations_to_the_end
     ],
 )
 def test_a_wrong_answer_is_an_error_and_no_conversation(spoil: str, said: str):
-    talk = Talker(FakeClient(spoil), "n", 64, "somebody").talk_for(0.0)
+    talk = Talker(FakeClient(spoil), "n", 64, "somebody").talk_for(0)
     assert talk.conversations == 0
     assert len(talk.errors) == 1 and said in talk.errors[0]
 
