@@ -497,6 +497,19 @@ def test_what_is_emulated_is_said_and_escaped(sample_page: Path):
     _check_page(text, num_points=len(source.results()))
 
 
+def test_points_that_nearly_coincide_share_a_name_above_the_chart(sample_page: Path):
+    above = re.findall(r">([\d, ]+)</text>", sample_page.read_text())
+    assert above.count("64, 80") == 2 and above.count("32") >= 2
+
+
+def test_the_page_says_of_each_point_whether_cores_were_to_spare_and_lookups_flat(tmp_path: Path):
+    verdicts = spare.verdicts([looked_up(1, 1.0), looked_up(2, 1.3), looked_up(4, 1.2, 99.0)], 2)
+    text = page.render(Record.begin("b", []), verdicts, 4096, "")
+    for words in (("yes", "1.00, flat"), ("yes", "1.30, not flat"), ("no", "1.20, flat")):
+        assert "".join(f"<td>{word}</td>" for word in words) in text
+    assert spare.conclusion(verdicts) in text
+
+
 async def test_a_browser_shows_the_page_by_day_and_by_night(sample_page: Path):
     """Letters and ground swap; no request leaves the page; nothing is wider than a phone."""
     driver = Path(__file__).parent.parent / "remote_server" / "browser.py"
