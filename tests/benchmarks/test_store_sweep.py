@@ -212,6 +212,8 @@ def test_a_record_comes_back_as_it_was(tmp_path: Path):
     record.figures = [as_figure(result) for result in [*results, *source.results()]]
     record.write(file)
     assert read_record(file) == [*results, *source.results()]
+    assert "cpu, percent" in as_figure(results[0]).values
+    assert "cpu, percent" not in as_figure(source.results()[0]).values
     record.figures = []
     record.write(file)
     with pytest.raises(ConfigError, match="no point of a sweep in it"):
