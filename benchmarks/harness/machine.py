@@ -31,14 +31,17 @@ class CpuTimes(NamedTuple):
     stolen: int
     """Somebody wanted to run, and the host let another machine run instead."""
 
+    idle: int
+    """Nobody wanted to run, or all waited for a device."""
+
 
 def cpu_times() -> CpuTimes:
     """Zeros where /proc does not say."""
     try:
         ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
     except (OSError, ValueError):
-        return CpuTimes(0, 0)
-    return CpuTimes(sum(ticks), ticks[7])
+        return CpuTimes(0, 0, 0)
+    return CpuTimes(sum(ticks), stolen=ticks[7], idle=ticks[3] + ticks[4])
 
 
 def versions() -> dict[str, str]:

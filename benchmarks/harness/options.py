@@ -1,6 +1,7 @@
 """The flags that all benchmarks have, and what all of them do at the end."""
 
 import argparse
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +39,17 @@ def positive(text: str) -> int:
     value = int(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text} is less than 1")
+    return value
+
+
+def above_zero(text: str) -> float:
+    """A number that is one: neither 0, nor endless, nor `nan`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not a number above 0")
     return value
 
 

@@ -4,6 +4,7 @@ Lines and letters take the colour of the text around them, so one picture serves
 """
 
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,12 +36,15 @@ _STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
 def latency(results: Sequence[Result], operation: str) -> str:
     """Percentiles of `operation` ("lookup" or "read") over thousands of tokens a second.
 
-    Up to the peak: beyond it more clients give fewer tokens, and the curve would turn back.
+    Up to the peak: beyond it more clients give fewer tokens, and the curve would turn back. In
+    powers of ten, because the slowest of thousands would press the median flat.
     """
     peak = max(range(len(results)), key=lambda place: results[place].tokens_per_s)
     shown = results[: peak + 1]
 
     def draw(axes: Any) -> None:
+        from matplotlib.ticker import LogLocator, NullLocator
+
         xs = [result.tokens_per_s / 1e3 for result in shown]
         for number, name in enumerate(Percentiles._fields):
             ys = [getattr(getattr(result, operation), name) for result in shown]
@@ -48,18 +52,40 @@ def latency(results: Sequence[Result], operation: str) -> str:
                 continue
             axes.plot(xs, ys, _MARKS[number], label=name,
                       color=_COLOURS[number])  # fmt: skip
-        for x, result in zip(xs, shown, strict=True):
-            axes.annotate(
-                f"{result.point.concurrency}", (x, getattr(result, operation).p50), (0, -12),
-                textcoords="offset points", ha="center", fontsize=8,
-            )  # fmt: skip
-        axes.set_xlabel("thousands of tokens a second; small numbers: conversations at once")
+        axes.set_xlabel("thousands of tokens a second")
         axes.set_ylabel(f"{operation}, ms")
-        axes.set_ylim(bottom=0)
-        axes.legend(loc="upper left")
+        axes.set_yscale("log")
+        axes.set_ylim(bottom=_line_below(axes.get_ylim()[0]))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(_MARKS))
         axes.spines["right"].set_visible(False)
+        places, names = _without_overlap(xs, [f"{r.point.concurrency}" for r in shown])
+        above = axes.secondary_xaxis("top")
+        above.set_xticks(places, names)
+        above.set_xlabel("conversations at once")
 
     return _svg(draw, f"{operation}-")
+
+
+def _without_overlap(xs: list[float], names: list[str]) -> tuple[list[float], list[str]]:
+    """Names of neighbours that are too close to stand side by side become one."""
+    room = (max(xs) - min(xs)) / 25
+    groups: list[list[int]] = []
+    for number in sorted(range(len(xs)), key=xs.__getitem__):
+        if groups and xs[number] - xs[groups[-1][-1]] < room:
+            groups[-1].append(number)
+        else:
+            groups.append([number])
+    places = [sum(xs[number] for number in group) / len(group) for group in groups]
+    return places, [", ".join(names[number] for number in group) for group in groups]
+
+
+def _line_below(value: float) -> float:
+    """The nearest of 1, 2, 5, 10, 20, …, which have lines across."""
+    power = 10 ** math.floor(math.log10(value))
+    return float(max(step * power for step in (1, 2, 5) if step * power <= value))
 
 
 def throughput(results: Sequence[Result]) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from benchmarks.harness.record import Record
-from benchmarks.store_sweep import charts, conversation, source
+from benchmarks.store_sweep import charts, conversation, source, spare
 from benchmarks.store_sweep.operating import operating_points
 from benchmarks.store_sweep.points import Percentiles, Result
 from remote_server.config import format_bytes
@@ -15,32 +15,40 @@ _STYLE = """
   :root { --ink: #e8e8e8; --ground: #16181c; --line: #444; --soft: #22262c }
 }
 body { color: var(--ink); background: var(--ground); font: 15px/1.5 system-ui, sans-serif;
-  max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+  max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
-svg { width: 100%; height: auto; color: var(--ink) }
+svg { width: 100%; min-width: 34rem; height: auto; color: var(--ink) }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
 th, td { padding: .3rem .5rem; border-bottom: 1px solid var(--line); text-align: right;
   white-space: nowrap }
-th { background: var(--soft) } td.words, th.words { text-align: left; white-space: normal }
+th { background: var(--soft) } td.words:last-child { min-width: 15rem }
+td.words, th.words { text-align: left; white-space: normal }
 code { background: var(--soft); padding: .1rem .3rem; overflow-wrap: anywhere }
 """
 
 
-def render(record: Record, results: Sequence[Result], block_bytes: int, emulated: str) -> str:
-    """`emulated` says what of the storage was; empty for the ordinary server."""
+def render(
+    record: Record, verdicts: Sequence[spare.Verdict], block_bytes: int, emulated: str
+) -> str:
+    """`verdicts` of at least one point. `emulated` says what of the storage was; empty for the
+    ordinary server."""
+    results = [one.result for one in verdicts]
     parts = [
         "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f"<title>kvferry: store sweep</title><style>{_STYLE}</style></head><body>",
         "<h1>How many conversations does a server carry?</h1>",
         _about(record, block_bytes, emulated),
-        "<h2>What a lookup takes</h2>", charts.latency(results, "lookup"),
-        "<h2>What a read takes</h2>", charts.latency(results, "read"),
-        "<h2>Throughput</h2>", charts.throughput(results),
+        "<h2>What a lookup takes</h2>", _wide(charts.latency(results, "lookup")),
+        f"<p>{escape(spare.conclusion(verdicts))}</p>",
+        "<h2>What a read takes</h2>", _wide(charts.latency(results, "read")),
+        "<h2>Throughput</h2>", _wide(charts.throughput(results)),
         "<h2>Every point</h2>", _points(results),
+        "<h2>What it took of the machine, and the rest</h2>", _about_cores(), _rest(verdicts),
         "<h2>Where to run it</h2>", _operating(results),
-        "<h2>The source's own figures</h2>", _about_source(), _points(source.results()),
+        "<h2>The source's own figures</h2>", _about_source(),
+        _points(source.results()),
         "</body></html>\n",
     ]  # fmt: skip
     return "\n".join(parts)
@@ -75,18 +83,41 @@ def _about_source() -> str:
 
 
 def _points(results: Sequence[Result]) -> str:
-    def cells(percentiles: Percentiles) -> list[str]:
-        return ["-" if value is None else f"{value:.2f}" for value in percentiles]
-
-    names = [f"{operation} {p}" for operation in ("lookup", "read", "write")
-             for p in Percentiles._fields]  # fmt: skip
+    """As the source's table."""
     rows = [
         [f"{r.point.concurrency} ({r.point})", f"{r.tps:.1f}", f"{r.tokens_per_s / 1e3:.1f}",
-         *cells(r.lookup), *cells(r.read), *cells(r.write), str(r.errors),
-         "-" if r.cpu_percent is None else f"{r.cpu_percent:.0f} %"]
+         *_ms(r.lookup[:3]), *_ms(r.read[:3])]
         for r in results
     ]  # fmt: skip
-    return _table(["at once", "a second", "K tokens/s", *names, "errors", "CPU"], rows)
+    names = [f"{operation} {p}" for operation in ("lookup", "read")
+             for p in Percentiles._fields[:3]]  # fmt: skip
+    return _table(["at once", "a second", "K tokens/s", *names], rows)
+
+
+def _about_cores() -> str:
+    return (
+        "<p><em>Cores to spare</em>: at least half of them were idle, and one whole; clients run "
+        "on the same ones. <em>Lookups</em>: p50, in times that of the fewest at once; up to 1.25 "
+        "is flat. <em>Server</em>: what its process used, of one core.</p>"
+    )
+
+
+def _rest(verdicts: Sequence[spare.Verdict]) -> str:
+    def percent(value: float | None) -> str:
+        return "-" if value is None else f"{value:.0f} %"
+
+    rows = [
+        [f"{r.point.concurrency} ({r.point})", percent(r.cpu_percent), percent(r.server_percent),
+         *verdict.words, str(r.errors), *_ms([r.lookup.p100, r.read.p100]), *_ms(r.write)]
+        for verdict in verdicts for r in [verdict.result]
+    ]  # fmt: skip
+    writes = ["write p50", *Percentiles._fields[1:]]
+    return _table(["at once", "CPU", "server", "cores to spare", "lookups", "errors",
+                   "lookup p100", "read p100", *writes], rows)  # fmt: skip
+
+
+def _ms(values: Sequence[float | None]) -> list[str]:
+    return ["-" if value is None else f"{value:.2f}" for value in values]
 
 
 def _operating(results: Sequence[Result]) -> str:
@@ -107,4 +138,9 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequenc
         ) + "</tr>"  # fmt: skip
 
     body = "\n".join(line(row, "td") for row in rows)
-    return f'<div class="wide"><table>{line(headers, "th")}\n{body}</table></div>'
+    return _wide(f"<table>{line(headers, 'th')}\n{body}</table>")
+
+
+def _wide(what: str) -> str:
+    """Scrolls by itself where the screen is narrow."""
+    return f'<div class="wide">{what}</div>'

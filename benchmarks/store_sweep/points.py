@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -52,6 +52,14 @@ class Point(NamedTuple):
         return f"{self.processes}x{self.clients}"
 
 
+def in_rounds(points: Sequence[Point], num_rounds: int) -> Iterator[tuple[int, Point]]:
+    """All points in each round, which begins at another one: a machine's drift is shared out."""
+    for number in range(num_rounds):
+        first = number % len(points)
+        for point in (*points[first:], *points[:first]):
+            yield number, point
+
+
 class Percentiles(NamedTuple):
     """Milliseconds, of all samples of all clients together. None was not measured."""
 
@@ -88,12 +96,15 @@ class Result:
     cpu_percent: float | None = None
     """Of all cores, how much was in use meanwhile: near 100 the machine is the limit."""
 
+    server_percent: float | None = None
+    """Of one core, what the server's process used. Its loop is one thread, and has one core."""
 
-_OPERATIONS = ("lookup", "read", "write")
+
+OPERATIONS = ("lookup", "read", "write")
 COLUMNS = (
     "processes", "concurrency_per_process", "total_concurrency", "tps", "tokens_per_sec",
-    *(f"{name}_{percent}_ms" for name in _OPERATIONS for percent in Percentiles._fields),
-    "errors", "cpu_percent",
+    *(f"{name}_{percent}_ms" for name in OPERATIONS for percent in Percentiles._fields),
+    "errors", "cpu_percent", "server_cpu_percent",
 )  # fmt: skip
 """The source's, then those that it does not have."""
 
@@ -105,11 +116,12 @@ def as_csv(results: Sequence[Result]) -> str:
     writer.writerow(COLUMNS)
     for result in results:
         point = result.point
-        samples = [value for name in _OPERATIONS for value in getattr(result, name)]
+        samples = [value for name in OPERATIONS for value in getattr(result, name)]
         writer.writerow(
             ["" if value is None else value for value in (
                 point.processes, point.clients, point.concurrency, round(result.tps, 3),
                 round(result.tokens_per_s, 1), *samples, result.errors, result.cpu_percent,
+                result.server_percent,
             )]
         )  # fmt: skip
     return text.getvalue()
@@ -119,9 +131,12 @@ def read_csv(path: Path) -> list[Result]:
     """Raises `ConfigError`. Columns that the source's own files do not have may be missing."""
     try:
         with path.open() as file:
-            return [_result(row) for row in csv.DictReader(file)]
-    except (OSError, KeyError, ValueError) as error:
+            results = [_result(row) for row in csv.DictReader(file)]
+    except (OSError, KeyError, TypeError, ValueError, csv.Error) as error:
         raise ConfigError(f"{path}: not the CSV of a sweep: {error!r}") from None
+    if not results:
+        raise ConfigError(f"{path}: no point of a sweep in it")
+    return results
 
 
 def _result(row: dict[str, str]) -> Result:
@@ -135,5 +150,5 @@ def _result(row: dict[str, str]) -> Result:
         Point(int(row["processes"]), int(row["concurrency_per_process"])),
         float(row["tps"]), float(row["tokens_per_sec"]),
         percentiles("lookup"), percentiles("read"), percentiles("write"),
-        int(row.get("errors") or 0), number("cpu_percent"),
+        int(row.get("errors") or 0), number("cpu_percent"), number("server_cpu_percent"),
     )  # fmt: skip

@@ -1,18 +1,22 @@
 """The real server with an emulated storage behind its gets, for sweeps and for nothing else.
 
-python -m … --memory SIZE --latency-ms MS --channels N
+python -m … --memory SIZE --latency-ms MS --channels N --spread PERCENT
 
 Lookups and puts are served as ever, from memory. A get is put aside for as long as a storage would
 take to find its blocks: each block keeps one of N channels busy for the latency, as many at once as
 there are channels, and the get goes on when the last of them is done. From there on it is the real
 thing: the same handlers, the same stream, the same bytes. So what is emulated is the time that a
 slow storage takes, and nothing else; no production code knows of it.
+
+No storage takes the same time twice, and one that did would measure something else: clients whose
+reads take equally long march in step, all looking up at the same moment and none in between.
 """
 
 import argparse
 import heapq
 import logging
 import math
+import random
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -25,24 +29,29 @@ from remote_server.server import Server
 
 MODULE = "benchmarks.store_sweep.slow_server"
 
-
 Handle = Callable[[bytes, Sequence[memoryview]], None]
 
 
 class Channels:
-    """When a storage that serves so many blocks at once, each for so long, is done with some."""
+    """When a storage that serves so many blocks at once, each for so long, is done with some.
 
-    def __init__(self, latency_s: float, num_channels: int) -> None:
-        self._latency_s = latency_s
+    So long is `latency_s` on average, evenly between `spread` (a part of it) less and more.
+    """
+
+    def __init__(self, latency_s: float, num_channels: int, spread: float) -> None:
+        self._shortest_s = latency_s * (1 - spread)
+        self._longest_s = latency_s * (1 + spread)
         self._free_at = [0.0] * num_channels
+        self._random = random.Random(0)  # the same in each run
 
     def done_at(self, num_blocks: int, now: float) -> float:
         """Blocks that are asked for now, behind all that were asked for before."""
         done = now
         for _ in range(num_blocks):
             begins = max(now, self._free_at[0])
-            done = max(done, begins + self._latency_s)
-            heapq.heapreplace(self._free_at, begins + self._latency_s)
+            ends = begins + self._random.uniform(self._shortest_s, self._longest_s)
+            heapq.heapreplace(self._free_at, ends)
+            done = max(done, ends)
         return done
 
 
@@ -118,11 +127,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--memory", type=parse_bytes, required=True)
     parser.add_argument("--latency-ms", type=float, required=True)
     parser.add_argument("--channels", type=int, required=True)
+    parser.add_argument("--spread", type=float, required=True)
     arguments = parser.parse_args(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     keep_freed_memory()
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=arguments.memory, shared_memory=False)
-    server = SlowServer(config, Channels(arguments.latency_ms / 1e3, arguments.channels))
+    channels = Channels(arguments.latency_ms / 1e3, arguments.channels, arguments.spread / 100)
+    server = SlowServer(config, channels)
     server.run(on_ready=lambda ready: print(f"ready on {ready.endpoint}", flush=True))
 
 

@@ -9,6 +9,7 @@ from benchmarks.store_sweep.points import Percentiles, Point, Result
 
 LABEL = "the source, 80 virtual cores, blob storage"
 BLOCK_BYTES = 1_258_291
+CORES = 80
 
 _ROWS = (
     (1, 3.6, 4.1, (4.95, 8.08, 11.16), (18.81, 20.75, 22.84)),

@@ -1,12 +1,13 @@
 """A process of clients, each a thread with a connection of its own and conversations to hold.
 
-python -m … ENDPOINT NAMESPACE BLOCK_BYTES CLIENTS SECONDS SPEAKER
+python -m … ENDPOINT NAMESPACE BLOCK_BYTES CLIENTS SECONDS PAUSE_MS SPEAKER
 
 Says `ready` when each client has held one conversation, begins when a line comes in, and says what
 it measured as one line of JSON.
 """
 
 import json
+import random
 import sys
 import threading
 import time
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TypeVar
 
+from benchmarks.harness.runner import nothing
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
 from benchmarks.store_sweep.conversation import BLOCKS, TURNS, keys_of
@@ -32,8 +34,12 @@ class Talk:
     lookups: list[float] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
     writes: list[float] = field(default_factory=list)
-    conversations: int = 0
+    conversations: float = 0.0
+    """Held while all other clients were busy, too: of the last one the part until then."""
+
     seconds: float = 0.0
+    """In which these were held."""
+
     errors: list[str] = field(default_factory=list)
 
 
@@ -53,29 +59,37 @@ class Talker:
         self._source = [memoryview(row)[:block_bytes] for row in source]
         self._target = [memoryview(row)[:block_bytes] for row in target]
 
-    def talk_for(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> Talk:
-        """One conversation after another, at least one, the last one to its end."""
-        talk = Talk()
-        began = clock()
-        while not talk.seconds or talk.seconds < seconds:
-            self._hold_one(talk)
-            talk.seconds = clock() - began
+    def talk_for(
+        self, seconds: float, pause: Callable[[], object] = nothing,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> Talk:  # fmt: skip
+        """One conversation after another, at least one, the last one to its end: nobody is alone
+        before the time is over. A `pause` before each turn."""
+        talk = Talk(seconds=seconds)
+        began, now = clock(), 0.0
+        while not now or now < seconds:
+            before = now
+            good = self._hold_one(talk, pause)
+            now = clock() - began
+            if good:
+                talk.conversations += min(1.0, (seconds - before) / (now - before))
         return talk
 
-    def _hold_one(self, talk: Talk) -> None:
+    def _hold_one(self, talk: Talk, pause: Callable[[], object]) -> bool:
         try:
-            self._converse(talk)
+            self._converse(talk, pause)
         except Exception as error:  # the others go on, and the point reports it
             talk.errors.append(f"{type(error).__name__}: {error}"[:300])
-        else:
-            talk.conversations += 1
+            return False
+        return True
 
-    def _converse(self, talk: Talk) -> None:
+    def _converse(self, talk: Talk, pause: Callable[[], object]) -> None:
         keys = keys_of(self._speaker, self._number)
         self._number += 1
         for row, key in zip(self._source, keys, strict=True):
             row[: len(key)] = key
         for turn in TURNS:
+            pause()
             self._look_up(keys, turn.known, talk)
             if turn.known:
                 self._read(keys[: turn.known], talk)
@@ -126,8 +140,17 @@ def _timed(samples: list[float], ask: Callable[[], T]) -> T:
     return answer
 
 
+def pauses(
+    mean_ms: float, speaker: str, sleep: Callable[[float], object] = time.sleep
+) -> Callable[[], object]:
+    """What waits `mean_ms` on average, evenly between half and half as much again: clients that
+    all waited equally long would march in step. In each run the same for the same speaker."""
+    lengths = random.Random(speaker)
+    return lambda: sleep(lengths.uniform(0.5, 1.5) * mean_ms / 1e3)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    endpoint, namespace, block_bytes, clients, seconds, speaker = (
+    endpoint, namespace, block_bytes, clients, seconds, pause_ms, speaker = (
         sys.argv[1:] if argv is None else argv
     )
     keep_freed_memory()
@@ -147,7 +170,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     talks = [Talk()] * len(talkers)
 
     def run(place: int) -> None:
-        talks[place] = talkers[place].talk_for(float(seconds))
+        pause = pauses(float(pause_ms), f"{speaker} {place}") if float(pause_ms) else nothing
+        talks[place] = talkers[place].talk_for(float(seconds), pause)
 
     threads = [threading.Thread(target=run, args=(place,)) for place in range(len(talkers))]
     for thread in threads:

@@ -124,7 +124,7 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_record_says_how_much_the_host_took(monkeypatch, tmp_path):
-    times = iter([here.CpuTimes(1000, 10), here.CpuTimes(1200, 15)])
+    times = iter([here.CpuTimes(1000, 10, 0), here.CpuTimes(1200, 15, 0)])
     monkeypatch.setattr(here, "cpu_times", lambda: next(times))
     record = Record("b", "command", _begun=here.cpu_times())
     record.end()

@@ -3,18 +3,22 @@
 import importlib.util
 import json
 import re
+from concurrent.futures import Future
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from benchmarks.harness.record import Record
-from benchmarks.store_sweep import conversation, page, source, sweep
+from benchmarks.store_sweep import conversation, page, source, spare, sweep
 from benchmarks.store_sweep.__main__ import main
+from benchmarks.store_sweep.figures import as_figure, read_record
 from benchmarks.store_sweep.operating import best_within, operating_points, servers_for
-from benchmarks.store_sweep.points import Percentiles, Point, as_csv, read_csv
+from benchmarks.store_sweep.points import Percentiles, Point, as_csv, in_rounds, read_csv
 from benchmarks.store_sweep.slow_server import Channels, SlowGets
+from benchmarks.store_sweep.talkers import Talker, pauses
 from remote_server import protocol
 from remote_server.errors import ConfigError
 
@@ -55,6 +59,14 @@ def test_up_to_eight_clients_are_processes_and_beyond_that_processes_have_more()
             Point.parse(wrong)
 
 
+def test_each_round_begins_at_another_point():
+    one, two, four = (Point.of(concurrency) for concurrency in (1, 2, 4))
+    assert [*in_rounds([one, two, four], 2)] == [
+        (0, one), (0, two), (0, four), (1, two), (1, four), (1, one)
+    ]  # fmt: skip
+    assert [*in_rounds([one], 2)] == [(0, one), (1, one)]
+
+
 def talk(*lookups: float, conversations: int = 1, seconds: float = 1.0) -> dict:
     return {
         "lookups": list(lookups), "reads": [1.0], "writes": [1.0],
@@ -62,26 +74,117 @@ def talk(*lookups: float, conversations: int = 1, seconds: float = 1.0) -> dict:
     }  # fmt: skip
 
 
+def one_round(*talks: dict, cpu: float | None = None, server: float | None = None) -> sweep.Round:
+    return sweep.Round(list(talks), cpu, server)
+
+
 def test_percentiles_are_of_all_samples_and_not_means_of_each_clients():
     fast, slow = talk(*[1.0] * 99), talk(*[100.0] * 99)
-    result = sweep.pooled(Point(2, 1), [fast, slow], None)
-    assert (result.lookup.p50, result.lookup.p90) == (1.0, 100.0)  # a mean of both: 50.5
-    outlier = sweep.pooled(Point(2, 1), [talk(*[1.0] * 500), talk(*[1.0] * 499, 9.0)], None)
+    for rounds in ([one_round(fast, slow)], [one_round(fast), one_round(slow)]):
+        result = sweep.pooled(Point(2, 1), rounds)
+        assert (result.lookup.p50, result.lookup.p90) == (1.0, 100.0)  # a mean of both: 50.5
+    outlier = sweep.pooled(Point(2, 1), [one_round(talk(*[1.0] * 500), talk(*[1.0] * 499, 9.0))])
     assert (outlier.lookup.p99, outlier.lookup.p100) == (1.0, 9.0)
 
 
-def test_rates_add_up_and_a_conversation_is_1152_tokens():
-    talks = [talk(conversations=10, seconds=2.0), talk(conversations=6, seconds=1.5)]
-    result = sweep.pooled(Point(1, 2), talks, None)
+def test_rates_of_clients_add_up_and_those_of_rounds_are_averaged():
+    both = one_round(talk(conversations=10, seconds=2.0), talk(conversations=6, seconds=1.5))
+    result = sweep.pooled(Point(1, 2), [both])
     assert result.tps == 9.0
     assert result.tokens_per_s == 9 * 1152
+    slower = one_round(talk(conversations=10, seconds=4.0), talk(conversations=5, seconds=2.0))
+    assert sweep.pooled(Point(1, 2), [both, slower]).tps == 7.0
+
+
+def test_cpu_use_is_the_mean_of_the_rounds_in_which_it_was_known():
+    rounds = [one_round(talk(1.0), cpu=20.0, server=4.0), one_round(talk(1.0)),
+              one_round(talk(1.0), cpu=30.0, server=6.0)]  # fmt: skip
+    result = sweep.pooled(Point(1, 1), rounds)
+    assert (result.cpu_percent, result.server_percent) == (25.0, 5.0)
+    unknown = sweep.pooled(Point(1, 1), [one_round(talk(1.0))])
+    assert (unknown.cpu_percent, unknown.server_percent) == (None, None)
+
+
+def test_an_error_of_any_client_in_any_round_is_an_error_of_the_point():
+    failed = talk(1.0) | {"errors": ["late"]}
+    rounds = [one_round(talk(1.0), failed), one_round(failed, failed)]
+    assert sweep.pooled(Point(2, 1), rounds).errors == 3
+
+
+class FakeClient:
+    """A server that has kept what was put, and notes what it was asked. `spoil` makes it lie."""
+
+    def __init__(self, spoil: str = "") -> None:
+        self.asked: list[str] = []
+        self._kept: set[bytes] = set()
+        self._spoil = spoil
+
+    def lookup(self, namespace, keys, timeout_s):
+        self.asked.append("lookup")
+        return _done(prefix=sum(key in self._kept for key in keys) + (self._spoil == "lookup"))
+
+    def get(self, namespace, keys, rows, stall_s, timeout_s):
+        self.asked.append("read")
+        for row, key in zip(rows, keys, strict=True):
+            row[: len(key)] = key[::-1] if self._spoil == "block" else key
+        landed = keys[self._spoil == "get" :]
+        return _done(landed=landed, outcomes={}, error=None)
+
+    def put(self, namespace, keys, rows, deferred, timeout_s):
+        self.asked.append("write")
+        self._kept.update(keys)
+        return _done(created=len(keys) - (self._spoil == "put"))
+
+
+def _done(**fields) -> "Future[SimpleNamespace]":
+    future: Future[SimpleNamespace] = Future()
+    future.set_result(SimpleNamespace(**fields))
+    return future
+
+
+def test_a_client_pauses_before_each_turn_and_holds_its_conversations_to_the_end():
+    client = FakeClient()
+    now = iter([0.0, 0.75, 1.25])
+    talk = Talker(client, "n", 64, "somebody").talk_for(
+        1.0, lambda: client.asked.append("pause"), lambda: next(now)
+    )
+    assert (talk.conversations, talk.seconds, talk.errors) == (1.5, 1.0, [])  # half of the second
+    assert (len(talk.lookups), len(talk.reads), len(talk.writes)) == (14, 12, 6)
+    assert client.asked[:5] == ["pause", "lookup", "write", "pause", "lookup"]
+    turns = [client.asked[place + 1] for place, what in enumerate(client.asked) if what == "pause"]
+    assert turns == ["lookup"] * 14
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        ("lookup", "1 blocks readable, 0 were written"),
+        ("get", "not all blocks came"),
+        ("block", "another conversation's block came"),
+        ("put", "0 of 1 blocks kept"),
+    ],
+)
+def test_a_wrong_answer_is_an_error_and_no_conversation(spoil: str, said: str):
+    talk = Talker(FakeClient(spoil), "n", 64, "somebody").talk_for(0)
+    assert talk.conversations == 0
+    assert len(talk.errors) == 1 and said in talk.errors[0]
+
+
+def test_pauses_are_of_their_mean_on_average_and_never_equally_long():
+    slept: list[float] = []
+    pause = pauses(100, "somebody", slept.append)
+    for _ in range(1000):
+        pause()
+    assert 0.05 <= min(slept) < 0.055 and 0.145 < max(slept) <= 0.15
+    assert sum(slept) / len(slept) == pytest.approx(0.1, rel=0.03)
 
 
 def test_csv_comes_back_as_it_was_and_begins_with_the_sources_columns(tmp_path: Path):
     results = [
-        replace(result, write=Percentiles(1.5, 2.5, 3.5, 4.5), errors=2, cpu_percent=55.5)
+        replace(result, write=Percentiles(1.5, 2.5, 3.5, 4.5), errors=2, cpu_percent=55.5,
+                server_percent=120.5)
         for result in source.results()
-    ]
+    ]  # fmt: skip
     file = tmp_path / "sweep.csv"
     file.write_text(as_csv([*results, *source.results()]))
     assert read_csv(file) == [*results, *source.results()]
@@ -90,12 +193,105 @@ def test_csv_comes_back_as_it_was_and_begins_with_the_sources_columns(tmp_path: 
         "lookup_p50_ms,lookup_p90_ms,lookup_p99_ms,lookup_p100_ms,"
         "read_p50_ms,read_p90_ms,read_p99_ms,read_p100_ms,"
     )
-    file.write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match="not the CSV of a sweep"):
+    for wrong in ("a,b\n1,2\n", "processes,concurrency_per_process,tps\n1,1\n"):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError, match="not the CSV of a sweep"):
+            read_csv(file)
+    file.write_text(as_csv([]))
+    with pytest.raises(ConfigError, match="no point of a sweep in it"):
         read_csv(file)
 
 
+def test_a_record_comes_back_as_it_was(tmp_path: Path):
+    results = [
+        replace(result, write=Percentiles(1.5, 2.5, 3.5, 4.5), errors=2, cpu_percent=55.5,
+                server_percent=120.5)
+        for result in source.results()
+    ]  # fmt: skip
+    record, file = Record.begin("benchmarks.store_sweep", []), tmp_path / "sweep.json"
+    record.figures = [as_figure(result) for result in [*results, *source.results()]]
+    record.write(file)
+    assert read_record(file) == [*results, *source.results()]
+    assert "cpu, percent" in as_figure(results[0]).values
+    assert "cpu, percent" not in as_figure(source.results()[0]).values
+    record.figures = []
+    record.write(file)
+    with pytest.raises(ConfigError, match="no point of a sweep in it"):
+        read_record(file)
+    for wrong in ("{}", "no JSON"):
+        file.write_text(wrong)
+        with pytest.raises(ConfigError, match="not a record of a benchmark"):
+            read_record(file)
+
+
+def test_the_record_of_another_benchmark_is_refused(tmp_path: Path):
+    record, file = Record.begin("benchmarks.other", []), tmp_path / "other.json"
+    for name in ("a lookup", "1 at once (1x1)"):
+        record.figures = [replace(as_figure(source.results()[0]), name=name, values={"keys": 1.0})]
+        record.write(file)
+        with pytest.raises(ConfigError, match="not the record of a sweep"):
+            read_record(file)
+
+
 # ── conclusions ──────────────────────────────────────────────────────────────────────────────
+
+
+def test_cores_are_to_spare_when_half_of_them_and_one_whole_are_idle():
+    assert spare.cores_to_spare(50.0, cores=2) and not spare.cores_to_spare(50.1, cores=2)
+    assert spare.cores_to_spare(50.0, cores=16) and not spare.cores_to_spare(50.1, cores=16)
+    assert not spare.cores_to_spare(0.1, cores=1)
+    assert spare.cores_to_spare(None, cores=2) is None
+
+
+def looked_up(concurrency: int, p50: float, cpu: float | None = 10.0, errors: int = 0):
+    lookup = Percentiles(p50, None, None, None)
+    return replace(
+        source.results()[0], point=Point(concurrency, 1), lookup=lookup, cpu_percent=cpu,
+        errors=errors,
+    )  # fmt: skip
+
+
+def concluded(*results) -> str:
+    return spare.conclusion(spare.verdicts(results, cores=2))
+
+
+def test_lookups_are_flat_within_25_percent_of_the_point_with_the_fewest_at_once():
+    verdicts = spare.verdicts([looked_up(4, 1.26), looked_up(2, 1.25), looked_up(1, 1.0)], cores=2)
+    assert [one.result.point.concurrency for one in verdicts] == [1, 2, 4]
+    assert [one.times for one in verdicts] == [1.0, 1.25, 1.26]
+    assert [one.flat for one in verdicts] == [True, True, False]
+    assert [one.words for one in verdicts[1:]] == [("yes", "1.25, flat"), ("yes", "1.26, not flat")]
+    broken = spare.verdicts([looked_up(1, 1.0, cpu=99.0), looked_up(2, 1.0, None, 1)], cores=2)
+    assert [one.words for one in broken] == [("no", "1.00, flat"), ("-", "-")]
+    assert spare.verdicts([], cores=2) == []
+
+
+def test_the_sources_lookups_are_flat_by_the_rule_and_its_reads_would_not_be():
+    assert all(one.flat for one in spare.verdicts(source.results(), source.CORES))
+    as_if = [replace(result, lookup=result.read) for result in source.results()]
+    flat = [one.result.point.concurrency for one in spare.verdicts(as_if, source.CORES) if one.flat]
+    assert flat == [1, 2, 4, 6, 8, 16]
+
+
+def test_only_points_with_cores_to_spare_count_for_the_conclusion():
+    few, some = looked_up(1, 1.0), looked_up(2, 1.2)
+    assert concluded(few, some, looked_up(4, 9.0, cpu=99.0)) == (
+        "Lookups (p50) are flat within 25 % wherever cores were to spare: 1 and 2 at once."
+    )
+    assert concluded(few, some, looked_up(4, 2.0), looked_up(6, 3.0)) == (
+        "Lookups (p50) are not flat though cores were to spare at 1, 2, 4 and 6: "
+        "2.00 times at 4 and 3.00 times at 6 at once."
+    )
+
+
+def test_nothing_is_concluded_without_two_points_to_compare():
+    few, busy = looked_up(1, 1.0), looked_up(2, 1.0, cpu=99.0)
+    for results in (
+        [], [few], [few, busy], [busy, looked_up(4, 1.0), looked_up(8, 1.0)],
+        [few, looked_up(2, 1.0, cpu=None)], [few, looked_up(2, 1.0, errors=1)],
+        [looked_up(1, 1.0, errors=1), looked_up(2, 1.0), looked_up(4, 1.0)],
+    ):  # fmt: skip
+        assert "cannot be said" in concluded(*results)
 
 
 def test_the_rules_choose_from_the_sources_table_what_its_authors_chose():
@@ -115,9 +311,12 @@ def test_a_point_with_errors_is_never_recommended():
 def test_a_million_tokens_at_55_000_a_server_are_19_servers(tmp_path, capsys):
     assert servers_for(1_000_000, 55_000) == 19
     assert servers_for(110_000, 55_000) == 2
-    file = tmp_path / "sweep.csv"
-    file.write_text(as_csv(source.results()))
-    for how in (["--csv", str(file)], ["--source"]):
+    csv, json_file = tmp_path / "sweep.csv", tmp_path / "sweep.json"
+    csv.write_text(as_csv(source.results()))
+    record = Record.begin("benchmarks.store_sweep", [])
+    record.figures = [as_figure(result) for result in source.results()]
+    record.write(json_file)
+    for how in (["--csv", str(csv)], ["--record", str(json_file)], ["--source"]):
         asked = ["plan", "--target-tokens-per-s", "1000000", *how, "--read-p50-ms"]
         assert main([*asked, "25"]) == 0
         assert "19 servers for 1,000,000 tokens/s: each carries 54,800 at 8x2" in (
@@ -128,25 +327,65 @@ def test_a_million_tokens_at_55_000_a_server_are_19_servers(tmp_path, capsys):
             capsys.readouterr().err
         )
     assert main(["plan", "--target-tokens-per-s", "1e6", "--per-server-tokens-per-s", "55e3"]) == 0
-    assert capsys.readouterr().out.startswith("19 servers")
-    assert main(["plan", "--target-tokens-per-s", "1e6"]) == 2
+    assert capsys.readouterr().out.startswith("19 servers for")
+    assert main(["plan", "--target-tokens-per-s", "5e4", "--per-server-tokens-per-s", "55e3"]) == 0
+    assert capsys.readouterr().out.startswith("1 server for")
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("plan --target-tokens-per-s 1e6", "one of the arguments --record --csv"),
+        ("plan --source", "--target-tokens-per-s"),
+        ("plan --source --target-tokens-per-s 0", "0 is not a number above 0"),
+        ("plan --source --target-tokens-per-s nan", "nan is not a number above 0"),
+        ("plan --source --target-tokens-per-s many", "many is not a number above 0"),
+        ("plan --source --csv x --target-tokens-per-s 1", "not allowed with"),
+        ("plan --per-server-tokens-per-s 9 --read-p50-ms 9 --target-tokens-per-s 9", "read_p50_ms"),
+        ("plan --csv /nowhere --target-tokens-per-s 1", "/nowhere: not the CSV of a sweep"),
+        ("plan --record /nowhere --target-tokens-per-s 1", "/nowhere: not a record of a benchmark"),
+        ("--concurrency 1,many", "'many' is neither a number nor like 8x2"),
+        ("--seconds 0", "0 is not a number above 0"),
+        ("--rounds 0", "0 is less than 1"),
+        ("--storage-latency-ms -20", "-20 is not a number above 0"),
+        ("--storage-channels 4", "no storage is emulated without --storage-latency-ms"),
+        ("--storage-spread-percent 4", "no storage is emulated without --storage-latency-ms"),
+        ("--storage-latency-ms 9 --storage-spread-percent 101", "101 is not from 0 to 100"),
+        ("--json /nowhere/there.json", "/nowhere/there.json: there is no such folder"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said_before_anything_is_measured(asked, said, capsys):
+    try:
+        status = main(asked.split())
+    except SystemExit as left:
+        status = left.code
+    assert status == 2
+    assert said in capsys.readouterr().err
 
 
 # ── the emulated storage ─────────────────────────────────────────────────────────────────────
 
 
 def test_a_storage_serves_as_many_blocks_at_once_as_it_has_channels():
-    channels = Channels(latency_s=1.0, num_channels=2)
+    channels = Channels(latency_s=1.0, num_channels=2, spread=0.0)
     assert channels.done_at(1, now=10.0) == 11.0
     assert channels.done_at(1, now=10.0) == 11.0
     assert channels.done_at(3, now=10.5) == 13.0  # two behind the first two, one behind those
     assert channels.done_at(2, now=20.0) == 21.0
 
 
+def test_a_storage_takes_its_latency_on_average_and_spreads_evenly_around_it():
+    channels = Channels(latency_s=1.0, num_channels=1, spread=0.2)
+    taken = [channels.done_at(1, now=10.0 * number) - 10.0 * number for number in range(2000)]
+    assert 0.8 <= min(taken) < 0.81 and 1.19 < max(taken) <= 1.2
+    assert sum(taken) / len(taken) == pytest.approx(1.0, rel=0.01)
+    assert sum(one < 0.9 for one in taken) == pytest.approx(500, rel=0.15)
+
+
 def test_gets_wait_for_the_storage_and_everything_else_overtakes_them():
     now, handled = [0.0], []
     gets = SlowGets(
-        lambda client, frames: handled.append(frames), Channels(0.25, 4), lambda: now[0]
+        lambda client, frames: handled.append(frames), Channels(0.25, 4, 0.0), lambda: now[0]
     )
 
     def message(request: protocol.Request) -> list[memoryview]:
@@ -177,7 +416,7 @@ def test_a_sweep_over_a_real_server_is_without_errors_and_its_page_needs_nothing
 ):
     files = {name: tmp_path / f"sweep.{name}" for name in ("csv", "json", "html")}
     outputs = [word for name, file in files.items() for word in (f"--{name}", str(file))]
-    small = ["--concurrency", "1,2x2", "--seconds", "0.2", "--block-bytes", "4099"]
+    small = ["--concurrency", "1,2x2", "--rounds", "1", "--seconds", "0.2", "--block-bytes", "4099"]
     assert main([*small, *outputs]) == 0
     results = read_csv(files["csv"])
     assert [str(result.point) for result in results] == ["1x1", "2x2"]
@@ -195,8 +434,21 @@ def test_a_sweep_over_a_real_server_is_without_errors_and_its_page_needs_nothing
 
 
 def test_with_20_ms_of_storage_a_read_takes_them_and_a_lookup_does_not(tmp_path: Path, capsys):
-    csv, slow = tmp_path / "sweep.csv", ["--storage-latency-ms", "20", "--storage-channels", "1"]
-    arguments = ["--concurrency", "2", "--seconds", "0.3", "--block-bytes", "4KiB", *slow]
+    csv, slow = (
+        tmp_path / "sweep.csv",
+        ["--storage-latency-ms", "20", "--storage-spread-percent", "0"],
+    )
+    arguments = [
+        "--concurrency",
+        "2",
+        "--seconds",
+        "0.3",
+        "--rounds",
+        "1",
+        "--block-bytes",
+        "4KiB",
+        *slow,
+    ]
     assert main([*arguments, "--csv", str(csv)]) == 0
     (result,) = read_csv(csv)
     assert result.errors == 0
@@ -223,10 +475,10 @@ def _check_page(text: str, num_points: int) -> None:
     parsed = _Page(text)
     assert not re.findall(r"https?://|//[a-z]|@import|src=", text), "an address outside"
     assert parsed.tags.count("svg") == 3
-    assert parsed.tags.count("table") == 3
+    assert parsed.tags.count("table") == 4
     assert "script" not in parsed.tags
     assert len(parsed.ids) == len(set(parsed.ids)), "two charts share a name"
-    assert len(re.findall(r"<tr><td>", text)) == num_points + len(source.results())
+    assert len(re.findall(r"<tr><td>", text)) == 2 * num_points + len(source.results())
     assert "prefers-color-scheme: dark" in text
     assert "currentColor" in text and "#010203" not in text
     assert not re.findall(r"fill: ?#000000|stroke: ?#000000", text), "black letters in the dark"
@@ -236,7 +488,7 @@ def _check_page(text: str, num_points: int) -> None:
 def sample_page(tmp_path: Path) -> Path:
     file = tmp_path / "page.html"
     record = Record.begin("benchmarks.store_sweep", ["--concurrency", "<&>"])
-    file.write_text(page.render(record, source.results(), 4096, "20 ms <b>"))
+    file.write_text(page.render(record, spare.verdicts(source.results(), 80), 4096, "20 ms <b>"))
     return file
 
 
@@ -245,6 +497,19 @@ def test_what_is_emulated_is_said_and_escaped(sample_page: Path):
     assert "The storage is emulated:</strong> 20 ms &lt;b&gt;" in text
     assert "&lt;&amp;&gt;" in text
     _check_page(text, num_points=len(source.results()))
+
+
+def test_points_that_nearly_coincide_share_a_name_above_the_chart(sample_page: Path):
+    above = re.findall(r">([\d, ]+)</text>", sample_page.read_text())
+    assert above.count("64, 80") == 2 and above.count("32") >= 2
+
+
+def test_the_page_says_of_each_point_whether_cores_were_to_spare_and_lookups_flat(tmp_path: Path):
+    verdicts = spare.verdicts([looked_up(1, 1.0), looked_up(2, 1.3), looked_up(4, 1.2, 99.0)], 2)
+    text = page.render(Record.begin("b", []), verdicts, 4096, "")
+    for words in (("yes", "1.00, flat"), ("yes", "1.30, not flat"), ("no", "1.20, flat")):
+        assert "".join(f"<td>{word}</td>" for word in words) in text
+    assert spare.conclusion(verdicts) in text
 
 
 async def test_a_browser_shows_the_page_by_day_and_by_night(sample_page: Path):

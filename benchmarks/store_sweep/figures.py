@@ -1,0 +1,59 @@
+"""A point as a record's figure, and back."""
+
+import re
+from pathlib import Path
+
+from benchmarks.harness.record import Figure, Record, RecordError
+from benchmarks.store_sweep.points import OPERATIONS, Percentiles, Point, Result
+from remote_server.errors import ConfigError
+
+_CPU = "cpu, percent"
+_SERVER = "server, percent of a core"
+
+
+def as_figure(result: Result) -> Figure:
+    """What was not measured is left out."""
+    values: dict[str, float] = {
+        "conversations per second": result.tps,
+        "tokens per second": result.tokens_per_s,
+        "errors": float(result.errors),
+    }
+    measured: dict[str, float | None] = {
+        _name(operation, percent): value
+        for operation in OPERATIONS
+        for percent, value in getattr(result, operation)._asdict().items()
+    }
+    measured |= {_CPU: result.cpu_percent, _SERVER: result.server_percent}
+    values |= {name: value for name, value in measured.items() if value is not None}
+    return Figure(f"{result.point.concurrency} at once ({result.point})", "as named", values, "tcp")
+
+
+def read_record(path: Path) -> list[Result]:
+    """The points of a sweep's record. Raises `ConfigError`."""
+    try:
+        results = [_result(figure) for figure in Record.read(path).figures]
+    except RecordError as error:
+        raise ConfigError(str(error)) from None
+    except LookupError as error:
+        raise ConfigError(f"{path}: not the record of a sweep: {error}") from None
+    if not results:
+        raise ConfigError(f"{path}: no point of a sweep in it")
+    return results
+
+
+def _result(figure: Figure) -> Result:
+    point = re.findall(r"\((\d+x\d+)\)", figure.name)[0]
+    values = figure.values
+
+    def percentiles(operation: str) -> Percentiles:
+        return Percentiles(*(values.get(_name(operation, p)) for p in Percentiles._fields))
+
+    return Result(
+        Point.parse(point), values["conversations per second"], values["tokens per second"],
+        percentiles("lookup"), percentiles("read"), percentiles("write"),
+        int(values["errors"]), values.get(_CPU), values.get(_SERVER),
+    )  # fmt: skip
+
+
+def _name(operation: str, percent: str) -> str:
+    return f"{operation} {percent}, ms"
