@@ -204,9 +204,3 @@ class Gpu:
 
     def close(self) -> None:
         del self._kept, self._source, self._target
-
-
-def lmcache() -> None:
-    """Always raises `Skipped`: nothing here drives it, and nothing else may stand in its row."""
-    _package("lmcache")
-    raise Skipped("it is installed, but this benchmark does not drive it yet")
