@@ -2,6 +2,7 @@
 
 import base64
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
@@ -46,6 +47,8 @@ dl.corrections dt { margin-top: .4rem; } dl.corrections dd { margin-left: 1.4rem
 
 _LARGEST_PICTURE_BYTES = 200_000
 """So that the page stays one that can be sent to somebody."""
+
+_PIXELS_PER_POINT = 96 / 72
 
 
 class Shown(NamedTuple):
@@ -169,10 +172,15 @@ def _record(shown: Shown) -> Iterable[str]:
 
 
 def _picture(path: Path) -> str:
-    """As an image and not as elements: names inside one SVG cannot meet those of another."""
-    data = base64.b64encode(path.read_bytes()).decode()
+    """As an image and not as elements: names inside one SVG cannot meet those of another. With its
+    size, so that nothing moves when it is drawn."""
+    drawn = path.read_bytes()
+    box = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
+    wide, high = (float(side) * _PIXELS_PER_POINT for side in box.groups()) if box else (0, 0)
+    size = f' width="{wide:.0f}" height="{high:.0f}"' if box else ""
+    data = base64.b64encode(drawn).decode()
     name = escape(path.stem.replace("_", " "))
-    return f'<img src="data:image/svg+xml;base64,{data}" alt="{name}">'
+    return f'<img src="data:image/svg+xml;base64,{data}" alt="{name}"{size}>'
 
 
 def _source(document: Document, module: str) -> Iterable[str]:
@@ -189,7 +197,7 @@ def _source(document: Document, module: str) -> Iterable[str]:
         if table.corrections:
             yield '<dl class="corrections">'
             for correction in table.corrections:
-                yield f"<dt>It says: <q>{escape(correction.says)}</q></dt>"
+                yield f"<dt>It says: <em>{escape(correction.says)}</em></dt>"
                 yield f"<dd>{escape(correction.truth)}.</dd>"
             yield "</dl>"
     yield "</div>"

@@ -107,7 +107,7 @@ def of_figures(figures: Sequence[Figure]) -> Iterable[str]:
         if len(group) == 1:
             (one,) = group
             values = "; ".join(f"{name} {digits(value)}" for name, value in one.values.items())
-            single.append([one.name, one.transport or "", unit, values])
+            single.append([one.name, one.transport or "", f"{unit}: {values}" if unit else values])
             continue
         by_way_of = any(one.transport for one in group)
         heads = ["", *(["by way of"] if by_way_of else []), *names]
@@ -117,7 +117,7 @@ def of_figures(figures: Sequence[Figure]) -> Iterable[str]:
         ]
         yield _table(unit, heads, lines)
     if single:
-        yield _table("", *_without_empty(["figure", "by way of", "unit", ""], single))
+        yield _table("", *_without_empty(["figure", "by way of", ""], single))
 
 
 def of_source(table: source.Table) -> str:

@@ -24,7 +24,7 @@ DOCUMENT = Document(
         Table(
             "benchmarks.kvbench",
             "Throughput by model and backend",
-            "GiB/s (2³⁰ bytes)",
+            "GiB/s",
             ["model", "a block", "GDS, r=1", "POSIX, r=1", "POSIX, r=10"],
             [
                 ["DeepSeek R1", "549 KiB", 16.4, 14.8, None],
