@@ -115,13 +115,8 @@ def _made(folder: Path) -> Path:
 def _cases(stack: ExitStack, name: str, make: Callable[[], System], rows: Rows) -> list[Case]:
     try:
         system = make()
-    except Skipped as why:
-        reason = str(why)
-
-        def skip() -> None:
-            raise Skipped(reason)
-
-        return [Case(Key(name, operation), skip) for operation in (WRITE, HOT, COLD)]
+    except Skipped as reason:
+        return [Case.skipped(Key(name, operation), reason) for operation in (WRITE, HOT, COLD)]
     stack.callback(system.close)
     written = False
 
