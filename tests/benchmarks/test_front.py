@@ -6,7 +6,9 @@ import pytest
 
 from benchmarks.__main__ import main
 from benchmarks.harness import registry
+from benchmarks.harness.record import Record
 
+MACHINE = {"cores": 2, "memory_gib": 24}
 HERE = Path(__file__).resolve().parent.parent.parent
 
 
@@ -27,6 +29,7 @@ def test_a_package_is_a_benchmark_and_the_front_is_not(tmp_path: Path):
     (package / "__main__.py").write_text('"""`python -m benchmarks.sweep`."""')
     (package / "__init__.py").write_text('"""How far?\n\nMore."""')
     (tmp_path / "benchmarks" / "__main__.py").write_text("")
+    (package / "test.py").write_text('"""How?"""')
     found = registry.find(tmp_path)
     assert found == {"sweep": registry.Benchmark("sweep", "benchmarks.sweep", "How far?")}
 
@@ -60,11 +63,33 @@ def test_run_hands_over_to_the_module_with_its_own_flags(monkeypatch: pytest.Mon
     assert started[0][1:] == ["-m", module, "--help", "--json", "a.json"]
 
 
+def test_run_without_a_name_says_what_is_missing(capsys: pytest.CaptureFixture[str]):
+    for arguments in (["run"], []):
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+        assert "required" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", "--help"])
+    assert "NAME" in capsys.readouterr().out
+
+
 def test_run_of_an_unknown_name_says_which_there_are(capsys: pytest.CaptureFixture[str]):
     assert main(["run", "nothing"]) == 2
     assert "test_disk" in capsys.readouterr().err
 
 
-def test_a_folder_without_records_makes_no_page(tmp_path: Path):
+def test_a_folder_without_records_makes_no_page(tmp_path: Path, capsys):
     assert main(["report", str(tmp_path / "a.html"), "--results", str(tmp_path)]) == 2
     assert not (tmp_path / "a.html").exists()
+    assert "has no record" in capsys.readouterr().err
+
+
+def test_the_report_says_how_much_is_in_it_and_what_is_not(tmp_path: Path, capsys):
+    Record("benchmarks.b", "python -m b", machine=MACHINE).write(tmp_path / "a.json")
+    (tmp_path / "b.json").write_text("{}")
+    page = tmp_path / "page.html"
+    assert main(["report", str(page), "--results", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{page}: 1 records\n"
+    assert shown.err.startswith("left out: ") and "b.json" in shown.err
+    assert "python -m b" in page.read_text()
