@@ -57,10 +57,19 @@ def test_the_list_names_each_with_its_question(capsys: pytest.CaptureFixture[str
 
 def test_run_hands_over_to_the_module_with_its_own_flags(monkeypatch: pytest.MonkeyPatch):
     started: list[list[str]] = []
-    monkeypatch.setattr("os.execv", lambda _, words: started.append(words))
-    main(["run", "test_disk", "--help", "--json", "a.json"])
-    module = "benchmarks.remote_kv_cache.baseline.test_disk"
-    assert started[0][1:] == ["-m", module, "--help", "--json", "a.json"]
+
+    def take_over(_: str, words: list[str]) -> None:
+        started.append(words[1:])
+        raise SystemExit
+
+    monkeypatch.setattr("os.execv", take_over)
+    monkeypatch.setattr("sys.argv", ["benchmarks", "run", "test_disk", "--trials", "3"])
+    flags = ["--help", "--json", "a.json"]
+    for arguments in (["run", "test_disk", *flags], ["run", "--", "test_disk"], None):
+        with pytest.raises(SystemExit):
+            main(arguments)
+    module = ["-m", "benchmarks.remote_kv_cache.baseline.test_disk"]
+    assert started == [[*module, *flags], module, [*module, "--trials", "3"]]
 
 
 def test_run_without_a_name_says_what_is_missing(capsys: pytest.CaptureFixture[str]):
