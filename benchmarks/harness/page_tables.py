@@ -146,7 +146,7 @@ def _table(
         if words[place]:
             return f"<td>{text}</td>"
         if most and value:
-            part = min(100, 100 * float(value) / most)
+            part = 100 * float(value) / most
             return f'<td class="n bar" style="--part:{part:.0f}%">{text}</td>'
         return f'<td class="n">{text}</td>'
 

@@ -95,6 +95,7 @@ def test_operations_stand_side_by_side_and_what_all_rows_share_stands_above():
     assert "3B (GB/s, medians)" in html
     assert re.findall(r"<th[^>]*>([^<]*)", html) == ["by way of", "write", "read"]
     assert re.findall(r"<td[^>]*>([^<]*)", html) == ["tcp", "2.00", "2.00", "shm", "2.00", "2.00"]
+    assert "<th>by way of" in html and '<th class="n">write' in html, "heads stand as their columns"
 
 
 def test_many_operations_of_few_models_stand_below_each_other():
@@ -140,14 +141,18 @@ def test_what_is_but_a_list_is_shown_whole_and_the_rest_folded_away():
     (only,) = page_tables.of_rows(rows)
     assert "slowest" in only and "details" not in only
     two_ways = [*rows, row("write", "shm"), row("read", "shm")]
+    _, _, folded, end = page_tables.of_rows(two_ways)
+    assert "slowest" in folded and end == "</details>"
     assert "<summary>All 4 rows" in "".join(page_tables.of_rows(two_ways))
-    many = [row(f"o{n}", f"t{m}") for n in range(14) for m in range(14)]
-    (only,) = page_tables.of_rows(many)
-    assert "slowest" in only
+    for most, parts in ((13, 4), (14, 1)):
+        many = [row(f"o{n}", f"t{m}") for n in range(most) for m in range(most)]
+        assert len([*page_tables.of_rows(many)]) == parts, "a table of 14 columns is no overview"
     assert [*page_tables.of_rows([])] == []
 
 
 def test_columns_in_which_nothing_stands_are_left_out():
+    (only,) = page_tables.of_rows([row("write", skipped="no GPU"), row("read")])
+    assert 'class="why">SKIPPED: no GPU<' in only
     (only,) = page_tables.of_rows([row("write", values=[0.5, 0.25, 1.0])])
     assert re.findall(r"<th[^>]*>([^<]*)", only) == [
         "model", "operation", "transport", "bytes", "median s", "fastest", "slowest", "GB/s"
@@ -165,6 +170,8 @@ def test_figures_of_one_kind_share_a_table_and_others_have_a_line():
     assert re.findall(r"<td[^>]*>([^<]*)", first)[:4] == ["r=1", "tcp", "1.00", "12.5"]
     assert "<caption>us</caption>" in first
     assert "%: a 30.0; b 4,000" in second and "by way of" not in second
+    (line,) = page_tables.of_figures([Figure("lookup", "", {"p99": 1.25}, "tcp")])
+    assert re.findall(r"<td[^>]*>([^<]*)", line) == ["lookup", "tcp", "p99 1.25"]
 
 
 def test_what_a_document_reports_keeps_all_its_digits():
