@@ -8,6 +8,9 @@ from types import ModuleType
 import pytest
 
 
+_BOXES = ("section", "div", "details", "table", "tr", "dl", "nav", "body", "html")
+
+
 class Parsed(HTMLParser):
     """A page's elements, as far as tests ask for them."""
 
@@ -18,6 +21,8 @@ class Parsed(HTMLParser):
         self.images: list[str] = []
         self.links: list[str] = []
         self.ids: list[str] = []
+        self.unclosed: list[str] = []
+        """Boxes that are open; one that is closed out of turn stays."""
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -30,8 +35,15 @@ class Parsed(HTMLParser):
                 self.images.append(str(value).partition(",")[2])
             elif name in ("src", "href", "srcset", "data", "action"):
                 self.loads.append(f"{tag} {name}={value}")
+        self.unclosed += [tag] if tag in _BOXES else []
         if tag in ("script", "link", "iframe", "object", "embed"):
             self.loads.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _BOXES and self.unclosed[-1:] == [tag]:
+            self.unclosed.pop()
+        elif tag in _BOXES:
+            self.unclosed.append(f"/{tag}")
 
 
 def browser() -> tuple[ModuleType, Path]:
