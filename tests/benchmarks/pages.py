@@ -7,7 +7,6 @@ from types import ModuleType
 
 import pytest
 
-
 _BOXES = ("section", "div", "details", "table", "tr", "dl", "nav", "body", "html")
 
 
