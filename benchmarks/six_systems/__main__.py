@@ -163,7 +163,7 @@ def _shared_prefix(block_bytes: int) -> Figure:
 
 
 def show(record: Record, arguments: argparse.Namespace) -> None:
-    """GB/s of each system, why some have none, and what sharing saves."""
+    """GB/s of each system, why some have none, their versions, and what sharing saves."""
     found = {(row.transport, row.operation): row for row in record.rows}
     lines: list[list[table.Cell]] = []
     for name in dict.fromkeys(row.transport for row in record.rows):
@@ -172,6 +172,7 @@ def show(record: Record, arguments: argparse.Namespace) -> None:
         lines.append([name, *(row.gb_per_s if row else None for row in rows), "; ".join(reasons)])
     print(f"GB/s, medians of {arguments.trials} trials of {format_bytes(arguments.total)}")
     print(table.render(["system", WRITE, HOT, COLD, ""], lines))
+    print(", ".join(f"{name} {version}" for name, version in record.versions.items()))
     for figure in record.figures:
         values = figure.values
         if figure.name.startswith(_SHARED):

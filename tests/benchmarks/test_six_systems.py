@@ -98,6 +98,7 @@ def test_all_rows_are_there_measured_or_skipped_with_a_reason(tmp_path, monkeypa
     assert rows["shared-memory map", six.COLD]["skipped"] == "memory is never cold"
     shown = capsys.readouterr().out
     assert "write, from process to process: kvferry" in shown
+    assert f"numpy {record['versions']['numpy']}" in shown
     figures = {figure["name"]: figure["values"] for figure in record["figures"]}
     fastest = figures["hot read, from process to process"]
     assert {*fastest} == {"kvferry, shared memory", "kvferry, tcp"}
