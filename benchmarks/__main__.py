@@ -85,13 +85,14 @@ def _compare(arguments: argparse.Namespace) -> int:
 
 
 def _report(arguments: argparse.Namespace) -> int:
-    records, others = page.latest(arguments.results)
-    if not records:
+    shown, others = page.latest(arguments.results)
+    if not shown:
         print(f"{arguments.results} has no record", file=sys.stderr)
         return 2
     questions = {one.module: one.question for one in registry.find().values()}
-    arguments.page.write_text(page.page(records, others, questions), encoding="utf-8")
-    print(f"{arguments.page}: {len(records)} records")
+    text = page.page(shown, others, questions, registry.documents())
+    arguments.page.write_text(text, encoding="utf-8")
+    print(f"{arguments.page}: {len(shown)} records")
     for line in others:
         print(f"left out: {line}", file=sys.stderr)
     return 0

@@ -1,114 +1,203 @@
 """Records as one HTML page, of each benchmark and command the latest. Nothing is loaded by it."""
 
+import base64
+import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import NamedTuple
 
-from benchmarks.harness.record import Figure, Record, RecordError, Row
-from benchmarks.harness.statistics import summarize
+from benchmarks.harness import page_tables as tables
+from benchmarks.harness.record import Record, RecordError
+from benchmarks.harness.source import Document, Table
 
 _STYLE = """
-:root { color-scheme: light dark; }
+:root { color-scheme: light dark; --line: color-mix(in srgb, CanvasText 15%, Canvas);
+        --soft: color-mix(in srgb, CanvasText 5%, Canvas);
+        --bar: color-mix(in srgb, #0072b2 30%, Canvas);
+        --quiet: color-mix(in srgb, CanvasText 65%, Canvas); }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem; padding: 0 1rem;
        color: CanvasText; background: Canvas; }
-h2 { margin-top: 3rem; border-top: 1px solid GrayText; padding-top: 1rem; }
+h1 { font-size: 1.6rem; } h2 { font-size: 1.3rem; margin-top: 3rem; padding-top: 1rem;
+     border-top: 1px solid var(--line); }
+h3 { font-size: 1rem; margin: 1.5rem 0 .3rem; }
+nav ol { columns: 22rem; column-gap: 2rem; padding-left: 1.4rem; }
+nav li { break-inside: avoid; margin-bottom: .3rem; }
+a { color: LinkText; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; margin: 1rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .15rem .7rem; text-align: left; border-bottom: 1px solid
-         color-mix(in srgb, CanvasText 15%, Canvas); white-space: nowrap; }
+table { border-collapse: collapse; margin: .5rem 0 1rem; font-variant-numeric: tabular-nums; }
+caption { text-align: left; font-weight: 600; padding: .3rem 0; }
+th, td { padding: .15rem .7rem; text-align: left; border-bottom: 1px solid var(--line);
+         white-space: nowrap; }
+th { background: var(--soft); }
 td.n, th.n { text-align: right; }
-td.why { color: GrayText; white-space: normal; }
+th.n { white-space: normal; vertical-align: bottom; }
+td.bar { background: linear-gradient(to right, var(--bar) var(--part), transparent var(--part));
+         min-width: 5rem; }
+td.why { color: var(--quiet); white-space: normal; min-width: 22rem; }
 code { font-size: 90%; overflow-wrap: anywhere; }
-.about { color: GrayText; }
+img { max-width: 100%; height: auto; background: #fff; }
+.about, summary, li small { color: var(--quiet); }
+summary { cursor: pointer; }
+.source { border-left: 4px solid #e69f00; background: var(--soft); padding: .3rem 1rem;
+          margin-top: 1.5rem; }
+dl.corrections dt { margin-top: .4rem; } dl.corrections dd { margin-left: 1.4rem; }
 """
 
-_ROW_HEADS = ("model", "operation", "transport", "integrity", "bytes", "median s", "fastest",
-              "slowest", "GB/s", "× memcpy", "× wall", "")  # fmt: skip
-_TEXT_COLUMNS = 4
+_LARGEST_PICTURE_BYTES = 200_000
+"""So that the page stays one that can be sent to somebody."""
+
+_PIXELS_PER_POINT = 96 / 72
 
 
-def latest(folder: Path) -> tuple[list[Record], list[str]]:
+class Shown(NamedTuple):
+    """A record, and the pictures that lie beside it."""
+
+    record: Record
+    pictures: Sequence[Path] = ()
+
+
+def latest(folder: Path) -> tuple[list[Shown], list[str]]:
     """Of each benchmark and command the record that was started last; and a line for each JSON
     file that is no record."""
-    found: dict[tuple[str, str], Record] = {}
+    files = sorted(folder.glob("*.json"))
+    found: dict[tuple[str, str], Shown] = {}
     others = []
-    for file in sorted(folder.glob("*.json")):
+    for file in files:
         try:
             record = Record.read(file)
         except RecordError as error:
             others.append(str(error).replace(str(folder), folder.name))
             continue
         key = (record.benchmark, record.command)
-        if key not in found or found[key].started < record.started:
-            found[key] = record
+        if key not in found or found[key].record.started < record.started:
+            found[key] = Shown(record, _pictures(file, [other.stem for other in files]))
     return [found[key] for key in sorted(found)], others
 
 
-def page(records: Sequence[Record], others: Sequence[str], questions: Mapping[str, str]) -> str:
-    """`questions` are by module; a record of a benchmark that is gone has none."""
+def _pictures(file: Path, stems: Iterable[str]) -> list[Path]:
+    """`sweep.svg` and `sweep_by_night.svg` of `sweep.json`, but not those of another record."""
+    longer = [stem for stem in stems if stem.startswith(f"{file.stem}_")]
+    return [
+        picture
+        for picture in sorted(file.parent.glob(f"{file.stem}*.svg"))
+        if _is_of(picture, file.stem) and not any(_is_of(picture, stem) for stem in longer)
+        and picture.stat().st_size <= _LARGEST_PICTURE_BYTES
+    ]  # fmt: skip
+
+
+def _is_of(picture: Path, stem: str) -> bool:
+    return picture.stem == stem or picture.stem.startswith(f"{stem}_")
+
+
+def page(
+    shown: Sequence[Shown],
+    others: Sequence[str],
+    questions: Mapping[str, str],
+    documents: Sequence[Document] = (),
+) -> str:
+    """`questions` are by module; a record of a benchmark that is gone has none. A benchmark that
+    has one and no record is there when a document reports something of its kind."""
+    by_module = {
+        module: list(group)
+        for module, group in itertools.groupby(
+            sorted(shown, key=lambda one: one.record.benchmark), lambda one: one.record.benchmark
+        )
+    }
+    theirs = {table.benchmark for document in documents for table in document.tables}
+    modules = sorted(by_module.keys() | (theirs & questions.keys()))
     parts = ["<h1>Benchmarks</h1>", "<p>GB are 10⁹ bytes. Ratios are within one run; figures of "
-             "two machines say nothing about each other.</p>"]  # fmt: skip
-    for number, record in enumerate(records):
-        parts += _section(f"r{number}", record, questions.get(record.benchmark, ""))
+             "two machines say nothing about each other: what the sources report stands beside "
+             "ours, put right where it contradicts itself, and is never computed with.</p>",
+             _contents(modules, by_module, questions)]  # fmt: skip
+    for module in modules:
+        name = _name(module)
+        parts.append(f'<section id="{name}"><h2>{escape(questions.get(module) or name)}</h2>')
+        records = by_module.get(module, [])
+        if not records:
+            parts.append("<p>Nothing of it is recorded here.</p>")
+        for one in records:
+            parts += _record(one)
+        parts += itertools.chain(*(_source(document, module) for document in documents))
+        parts.append("</section>")
     if others:
         parts += ["<h2>Left out</h2>", *(f"<p>{escape(line)}</p>" for line in others)]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>Benchmarks</title><style>{_STYLE}</style></head>\n<body>\n"
         + "\n".join(parts)
         + "\n</body></html>\n"
     )
 
 
-def _section(anchor: str, record: Record, question: str) -> Iterable[str]:
-    yield f'<h2 id="{anchor}">{escape(question or record.benchmark)}</h2>'
-    yield f"<p><code>{escape(record.command)}</code></p>"
+def _name(module: str) -> str:
+    return escape(module.rpartition(".")[2])
+
+
+def _contents(
+    modules: Iterable[str], records: Mapping[str, Sequence[Shown]], questions: Mapping[str, str]
+) -> str:
+    lines = []
+    for module in modules:
+        count = len(records.get(module, ()))
+        runs = "no run" if not count else "" if count == 1 else f"{count} runs"
+        about = ", ".join(filter(None, (_name(module), runs)))
+        question = escape(questions.get(module) or _name(module))
+        lines.append(
+            f'<li><a href="#{_name(module)}">{question}</a><br><small>{about}</small></li>'
+        )
+    return f"<nav><ol>{''.join(lines)}</ol></nav>"
+
+
+def _record(shown: Shown) -> Iterable[str]:
+    record = shown.record
+    yield f"<h3><code>{escape(record.command)}</code></h3>"
     about = [record.started, record.describe_machine()]
     if record.stolen_percent is not None:
         about.append(f"{record.stolen_percent:g} % of its CPU time was given to other machines")
     if record.interrupted:
         about.append("interrupted: not everything was measured")
-    about += [f"{name} {version}" for name, version in record.versions.items()]
-    about += [f"{name} = {value}" for name, value in record.parameters.items()]
-    yield f'<p class="about">{escape("; ".join(map(str, about)))}</p>'
-    if record.rows:
-        yield _table(_ROW_HEADS, map(_row, record.rows))
-    if record.figures:
-        heads = ("figure", "transport", "unit", "values")
-        yield _table(heads, map(_figure, record.figures), text_columns=len(heads))
+    plain = {k: v for k, v in record.parameters.items() if not isinstance(v, Mapping)}
+    about += [f"{name} = {value}" for name, value in plain.items()]
+    yield f'<p class="about">{escape("; ".join(about))}</p>'
+    yield from map(_picture, shown.pictures)
+    yield from tables.of_rows(record.rows)
+    yield from tables.of_figures(record.figures)
+    lines = [f"{name} {version}" for name, version in record.versions.items()]
+    lines += [f"{k} = {v}" for k, v in record.parameters.items() if k not in plain]
+    text = escape("; ".join(lines))
+    yield f'<details><summary>Versions and set-up</summary><p class="about">{text}</p></details>'
 
 
-def _row(row: Row) -> list[str]:
-    seconds = summarize(row.sample.values) if row.sample.measured else None
-    times = (seconds.median, seconds.min, seconds.max) if seconds else (None,) * 3
-    integrity = {True: "on", False: "off", None: ""}[row.integrity]
-    ratios = (row.gb_per_s, row.ratio_to_memcpy, row.ratio_to_wall)
-    return [row.model, row.operation, row.transport or "", integrity,
-            f"{row.num_bytes:,}" if row.num_bytes else "",
-            *map(_number, (*times, *ratios)), row.reason]  # fmt: skip
+def _picture(path: Path) -> str:
+    """As an image and not as elements: names inside one SVG cannot meet those of another. With its
+    size, so that nothing moves when it is drawn."""
+    drawn = path.read_bytes()
+    box = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
+    wide, high = (float(side) * _PIXELS_PER_POINT for side in box.groups()) if box else (0, 0)
+    size = f' width="{wide:.0f}" height="{high:.0f}"' if box else ""
+    data = base64.b64encode(drawn).decode()
+    name = escape(path.stem.replace("_", " "))
+    return f'<img src="data:image/svg+xml;base64,{data}" alt="{name}"{size}>'
 
 
-def _figure(figure: Figure) -> list[str]:
-    values = "; ".join(f"{name} {_number(value)}" for name, value in figure.values.items())
-    return [figure.name, figure.transport or "", figure.unit, values]
-
-
-def _table(
-    heads: Sequence[str], rows: Iterable[Sequence[str]], text_columns: int = _TEXT_COLUMNS
-) -> str:
-    def line(cells: Sequence[str], tag: str) -> str:
-        last = len(heads) - 1
-        kinds = ["" if i < text_columns else ' class="why"' if i == last else ' class="n"'
-                 for i in range(len(cells))]  # fmt: skip
-        inside = "".join(
-            f"<{tag}{kind}>{escape(cell)}</{tag}>" for kind, cell in zip(kinds, cells, strict=True)
-        )
-        return f"<tr>{inside}</tr>"
-
-    body = "\n".join(line(row, "td") for row in rows)
-    return f'<div class="wide"><table>\n{line(heads, "th")}\n{body}\n</table></div>'
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"
+def _source(document: Document, module: str) -> Iterable[str]:
+    found: list[Table] = [table for table in document.tables if table.benchmark == module]
+    if not found:
+        return
+    yield '<div class="source"><h3>The source\'s own figures</h3>'
+    yield (
+        f'<p class="about">From <cite>{escape(document.title)}</cite>. Its machine: '
+        f"{escape(document.machine)}.</p>"
+    )
+    for table in found:
+        yield tables.of_source(table)
+        if table.corrections:
+            yield '<dl class="corrections">'
+            for correction in table.corrections:
+                yield f"<dt>It says: <em>{escape(correction.says)}</em></dt>"
+                yield f"<dd>{escape(correction.truth)}.</dd>"
+            yield "</dl>"
+    yield "</div>"

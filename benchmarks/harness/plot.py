@@ -6,6 +6,7 @@ colour alone. The same numbers give the same file, byte for byte.
 """
 
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 # colour-blind.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#5a5a5a")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
+_HATCHES = ("", "//", "..")
+"""Of bars, when the colours begin again."""
 
 _STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
     "svg.fonttype": "none",  # text, not outlines
@@ -33,6 +36,9 @@ _STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
 _INCHES = (9.0, 4.6)
 _LEGEND_CHARACTERS = 110
 """That fit beside each other below a chart of that width."""
+
+_CHARACTERS_PER_INCH = 11
+"""Of the names of groups, with room between them."""
 
 _DOTS_PER_INCH = 110
 
@@ -90,12 +96,16 @@ def bars(
             axes.bar(
                 [place + shift for place, _ in drawn], [value for _, value in drawn],
                 width * 0.92, label=name, color=_of(_COLOURS, number),
+                hatch=_of(_HATCHES, number // len(_COLOURS)),
             )  # fmt: skip
-        axes.set_xticks(range(len(groups)), groups)
+        axes.set_xticks(range(len(groups)), [textwrap.fill(each, fit) for each in groups])
         axes.grid(visible=False, axis="x")
         _finish(axes, title, unit, mark, bool(series))
 
-    return Chart(draw, (max(_INCHES[0], 0.9 * len(groups)), _INCHES[1]))
+    inches = max(_INCHES[0], 0.9 * len(groups))
+    # What is longer would run into its neighbours.
+    fit = max(6, int(inches * _CHARACTERS_PER_INCH / max(1, len(groups))))
+    return Chart(draw, (inches, _INCHES[1]))
 
 
 def lines(

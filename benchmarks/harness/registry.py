@@ -1,12 +1,16 @@
-"""Every benchmark of this project: what is found in the tree, by two rules.
+"""Every benchmark of this project, and every document it began from: what is found in the tree.
 
 A benchmark is a file named `test_….py`, or a package with a `__main__.py`. Its name is that of the
-file or of the package, and the first line of its docstring is the question it answers.
+file or of the package, and the first line of its docstring is the question it answers. A document
+is a module of `benchmarks.sources`.
 """
 
 import ast
+import importlib
 from pathlib import Path
 from typing import NamedTuple
+
+from benchmarks.harness.source import Document
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
@@ -48,3 +52,12 @@ def _question(file: Path) -> str:
         if line.endswith("?"):
             return line
     raise LookupError(f"{file}: no docstring that begins with the question it answers")
+
+
+def documents() -> list[Document]:
+    """What the sources report: `DOCUMENT` of each module of `benchmarks.sources`, by its name.
+
+    These are imported: figures and notes, and a test proves that they load nothing heavy.
+    """
+    names = sorted(file.stem for file in (REPOSITORY / "benchmarks" / "sources").glob("[!_]*.py"))
+    return [importlib.import_module(f"benchmarks.sources.{name}").DOCUMENT for name in names]

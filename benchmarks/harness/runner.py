@@ -40,6 +40,16 @@ class Case:
     prepare: Callable[[], object] = nothing
     verify: Callable[[], object] = nothing
 
+    @classmethod
+    def skipped(cls, key: Hashable, reason: object) -> "Case":
+        """One that is known not to run here: its row says why."""
+        why = str(reason)  # and not the exception, whose traceback keeps what failed to be made
+
+        def skip() -> None:
+            raise Skipped(why)
+
+        return cls(key, skip)
+
 
 @dataclass
 class Sample:

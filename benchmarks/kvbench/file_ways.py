@@ -6,6 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks.harness.files import require_all
 from benchmarks.harness.runner import Skipped
 from benchmarks.kvbench.transfer import Range
 from benchmarks.kvbench.ways import Rows, blocks_per_request
@@ -70,12 +71,7 @@ class OneFile:
         self.path.unlink()
 
     def _write(self, place: int, row: memoryview) -> None:
-        _require(os.pwrite(self._fd, row, place * self._stride), row)
+        require_all(os.pwrite(self._fd, row, place * self._stride), row.nbytes)
 
     def _read(self, place: int, row: memoryview) -> None:
-        _require(os.preadv(self._fd, [row], place * self._stride), row)
-
-
-def _require(moved: int, row: memoryview) -> None:
-    if moved != row.nbytes:
-        raise OSError(f"{moved} of {row.nbytes} bytes moved")
+        require_all(os.preadv(self._fd, [row], place * self._stride), row.nbytes)

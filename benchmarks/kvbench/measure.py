@@ -162,7 +162,7 @@ def measure(
         logs: dict[Key, StageLog] = {}
         for name, lanes in make(ways):
             if isinstance(lanes, Skipped):
-                cases += [_skipped(Key(name, direction, window), lanes)
+                cases += [Case.skipped(Key(name, direction, window), lanes)
                           for window in windows for direction in (WRITE, READ)]  # fmt: skip
                 continue
             for window, lane in zip(windows, lanes, strict=True):
@@ -218,13 +218,6 @@ def _lanes(
             yield name, reason
             continue
         yield name, [Lane(way, rows, kept, window, clear, check=check) for window in windows]
-
-
-def _skipped(key: Key, reason: Skipped) -> Case:
-    def skip() -> None:
-        raise Skipped(str(reason))
-
-    return Case(key, skip)
 
 
 def _keep(

@@ -79,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             name = f"{arguments.plot.stem}_cache_{cache}"
             results.chart(record, cache).write(arguments.plot.with_name(name))
     if arguments.csv is not None:
-        arguments.csv.write_text(results.csv(record))
+        arguments.csv.write_text(results.csv(record, arguments.engine))
     print(bench.describe())
     print(results.describe(record))
     return options.finish(record, runner)

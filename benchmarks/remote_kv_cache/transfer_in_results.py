@@ -150,14 +150,16 @@ def claims(record: Record, cache: str) -> list[str]:
     return text
 
 
-def csv(record: Record) -> str:
-    """Every point with everything known of it, times in seconds."""
+def csv(record: Record, engine: str) -> str:
+    """Every point with everything known of it, times in seconds. `engine` is the kind that they
+    were measured on, as `--engine` has it: a simulated one must not be taken for vLLM."""
     out = io.StringIO()
     writer = csv_format.writer(out, lineterminator="\n")
-    writer.writerow(["engine cache", "pass", "hit rate", *_COLUMNS])
+    writer.writerow(["measured on", "engine cache", "pass", "hit rate", *_COLUMNS])
     for key, values in points(record).items():
         rate = "" if key.rate is None else f"{key.rate:g}"
-        writer.writerow([key.cache, key.which, rate, *(f"{values[name]:.6g}" for name in _COLUMNS)])
+        numbers = (f"{values[name]:.6g}" for name in _COLUMNS)
+        writer.writerow([engine, key.cache, key.which, rate, *numbers])
     return out.getvalue()
 
 

@@ -8,7 +8,7 @@ Every row is the software that it names. What is not installed is SKIPPED with t
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,8 @@ from benchmarks.harness.runner import Case, Runner, Sample, Skipped, WrongBytes
 from benchmarks.kvbench.ways import Rows
 from benchmarks.remote_kv_cache.baseline import blocks, redis_work
 from benchmarks.remote_kv_cache.baseline.blocks import shared_pools
-from benchmarks.six_systems import others, shared_prefix
+from benchmarks.six_systems import shared_prefix
+from benchmarks.six_systems.lmcache_server import LmcacheServer
 from benchmarks.six_systems.others import Gpu, Hdf5, Redis, VllmFiles
 from benchmarks.six_systems.ours import Ours
 from benchmarks.six_systems.systems import FilePerBlock, SharedMap, System
@@ -35,8 +36,10 @@ MODULE = "benchmarks.six_systems"
 WRITE, HOT, COLD = "write", "hot read", "cold read"
 OURS_SHM = "kvferry, shared memory"
 SHARED_MAP = "shared-memory map"
-_POOLS = 7
-"""Source, target, the map, Redis with its buffers, two servers of ours."""
+_SERVERS = (OURS_SHM, "kvferry, tcp", "Redis, tcp", "Redis, unix socket", "LMCache, its server")
+_SHARED = "shared prefix:"
+_POOLS = 9
+"""Source, target, the map, two Redis with their buffers, LMCache, two servers of ours."""
 
 
 class Key(NamedTuple):
@@ -56,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         record.parameters["redis-server"] = str(reason)
     with Runner(arguments.trials, arguments.warm_ups) as runner:
         measure(runner, record, arguments)
+        record.figures += _across_processes(record)
         if not runner.interrupted:
             record.figures.append(_shared_prefix(arguments.prefix_block_bytes))
     options.write(record, runner, arguments, chart)
@@ -92,12 +96,11 @@ def measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> No
             "HDF5": partial(Hdf5, folder, rows),
             "Redis, tcp": partial(Redis, _made(folder / "redis-tcp"), rows, "tcp"),
             "Redis, unix socket": partial(Redis, _made(folder / "redis"), rows, "unix"),
+            "LMCache, its server": partial(LmcacheServer, rows),
             "vLLM's fs tier": partial(VllmFiles, folder, rows),
             "GPU memory": partial(Gpu, rows),
         }
         cases = [case for name, make in makers.items() for case in _cases(stack, name, make, rows)]
-        cases += [_skipped(Key("LMCache", operation), others.lmcache)
-                  for operation in (WRITE, HOT, COLD)]  # fmt: skip
         samples = runner.measure(title, cases)
         for key, sample in samples.items():
             assert isinstance(key, Key)
@@ -112,13 +115,8 @@ def _made(folder: Path) -> Path:
 def _cases(stack: ExitStack, name: str, make: Callable[[], System], rows: Rows) -> list[Case]:
     try:
         system = make()
-    except Skipped as why:
-        reason = str(why)
-
-        def skip() -> None:
-            raise Skipped(reason)
-
-        return [_skipped(Key(name, operation), skip) for operation in (WRITE, HOT, COLD)]
+    except Skipped as reason:
+        return [Case.skipped(Key(name, operation), reason) for operation in (WRITE, HOT, COLD)]
     stack.callback(system.close)
     written = False
 
@@ -147,10 +145,6 @@ def _cases(stack: ExitStack, name: str, make: Callable[[], System], rows: Rows) 
     ]
 
 
-def _skipped(key: Key, skip: Callable[[], None]) -> Case:
-    return Case(key, skip)
-
-
 def _verify(rows: Rows) -> None:
     for number, (source, target) in enumerate(zip(rows.source_pool, rows.target_pool, strict=True)):
         if not np.array_equal(source, target):
@@ -160,7 +154,7 @@ def _verify(rows: Rows) -> None:
 def _shared_prefix(block_bytes: int) -> Figure:
     shared = shared_prefix.measure(block_bytes)
     return Figure(
-        f"{shared_prefix.SESSIONS} sessions of {shared_prefix.COMMON_BLOCKS} common and "
+        f"{_SHARED} {shared_prefix.SESSIONS} sessions of {shared_prefix.COMMON_BLOCKS} common and "
         f"{shared_prefix.OWN_BLOCKS} own blocks",
         "blocks and bytes, as the server counts them",
         {name: float(value) for name, value in shared._asdict().items()},
@@ -169,7 +163,7 @@ def _shared_prefix(block_bytes: int) -> Figure:
 
 
 def show(record: Record, arguments: argparse.Namespace) -> None:
-    """GB/s of each system, why some have none, and what sharing saves."""
+    """GB/s of each system, why some have none, their versions, and what sharing saves."""
     found = {(row.transport, row.operation): row for row in record.rows}
     lines: list[list[table.Cell]] = []
     for name in dict.fromkeys(row.transport for row in record.rows):
@@ -178,33 +172,29 @@ def show(record: Record, arguments: argparse.Namespace) -> None:
         lines.append([name, *(row.gb_per_s if row else None for row in rows), "; ".join(reasons)])
     print(f"GB/s, medians of {arguments.trials} trials of {format_bytes(arguments.total)}")
     print(table.render(["system", WRITE, HOT, COLD, ""], lines))
-    for line in conclusions(record):
-        print(line)
+    print(", ".join(f"{name} {version}" for name, version in record.versions.items()))
     for figure in record.figures:
         values = figure.values
-        print(
-            f"\n{figure.name}: {values['existed']:.0f} of {values['put']:.0f} blocks were there "
-            f"already; {format_bytes(int(values['logical_bytes']))} were put, and "
-            f"{format_bytes(int(values['physical_bytes']))} are stored"
-        )
+        if figure.name.startswith(_SHARED):
+            print(
+                f"\n{figure.name}: {values['existed']:.0f} of {values['put']:.0f} blocks were "
+                f"there already; {format_bytes(int(values['logical_bytes']))} were put, and "
+                f"{format_bytes(int(values['physical_bytes']))} are stored"
+            )
+        else:
+            print(f"{figure.name}: {', '.join(f'{n} {v:.1f}' for n, v in values.items())}")
 
 
-def conclusions(record: Record) -> list[str]:
-    """Which row is the fastest of those where the bytes go to another process, by operation."""
-    lines = []
+def _across_processes(record: Record) -> Iterator[Figure]:
+    """Of the systems that are a process of their own, the fastest first. All others here leave the
+    bytes where they are: one copy, nobody to wait for, and no check."""
     for operation in (WRITE, HOT):
         rows = [row for row in record.rows if row.operation == operation and row.gb_per_s]
-        others = [row for row in rows if row.transport in _SERVERS]
-        if not others:
-            continue
-        best = max(others, key=lambda row: row.gb_per_s or 0.0)
-        lines.append(
-            f"{operation}: the fastest that hands the bytes to another process is {best.transport}"
-        )
-    return lines
-
-
-_SERVERS = (OURS_SHM, "kvferry, tcp", "Redis, tcp", "Redis, unix socket")
+        speeds = {row.transport: row.gb_per_s for row in rows if row.transport in _SERVERS}
+        ordered = sorted(speeds.items(), key=lambda one: -(one[1] or 0.0))
+        if ordered:
+            values = {name or "": speed or 0.0 for name, speed in ordered}
+            yield Figure(f"{operation}, from process to process", "GB/s, fastest first", values)
 
 
 def chart(record: Record) -> plot.Chart:

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness.files import drop_from_cache
 from benchmarks.harness.runner import Skipped
 from benchmarks.kvbench.ways import Rows
 from benchmarks.remote_kv_cache.baseline import redis_work
 from benchmarks.remote_kv_cache.baseline.blocks import Batch, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S
 from benchmarks.remote_kv_cache.models import Model
-from benchmarks.six_systems.systems import drop_from_cache
 
 
 def _package(name: str) -> Any:
@@ -204,9 +204,3 @@ class Gpu:
 
     def close(self) -> None:
         del self._kept, self._source, self._target
-
-
-def lmcache() -> None:
-    """Always raises `Skipped`: nothing here drives it, and nothing else may stand in its row."""
-    _package("lmcache")
-    raise Skipped("it is installed, but this benchmark does not drive it yet")

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
+from benchmarks.harness.files import drop_from_cache, require_all
 from benchmarks.harness.runner import Skipped
 from benchmarks.kvbench.ways import Rows
 
@@ -76,14 +77,14 @@ class FilePerBlock:
     def write(self) -> None:
         for path, row in zip(self._paths, self._rows.source, strict=True):
             with path.open("wb", buffering=0) as file:
-                require(file.write(row), row)
+                require_all(file.write(row), row.nbytes)
                 if self._synced:
                     os.fsync(file.fileno())
 
     def read(self) -> None:
         for path, row in zip(self._paths, self._rows.target, strict=True):
             with path.open("rb", buffering=0) as file:
-                require(file.readinto(row), row)
+                require_all(file.readinto(row), row.nbytes)
 
     def make_cold(self) -> None:
         for path in self._paths:
@@ -91,18 +92,3 @@ class FilePerBlock:
 
     def close(self) -> None:
         self.clear()
-
-
-def drop_from_cache(path: Path) -> None:
-    """Write back what is dirty, then forget it: the next read asks the device."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
-
-
-def require(moved: int | None, row: memoryview) -> None:
-    if moved != row.nbytes:
-        raise OSError(f"{moved} of {row.nbytes} bytes moved")

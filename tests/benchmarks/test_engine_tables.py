@@ -142,7 +142,9 @@ def test_each_claim_has_its_verdict_and_the_control_tells_of_drift():
 
 
 def test_the_csv_has_every_point_with_what_was_reached_and_loaded():
-    rows = list(csv.DictReader(io.StringIO(into.csv(transfer_in_record()))))
+    text = into.csv(transfer_in_record(), "simulated:12")
+    rows = list(csv.DictReader(io.StringIO(text)))
+    assert {row["measured on"] for row in rows} == {"simulated:12"}
     assert [(row["pass"], row["hit rate"]) for row in rows] == [
         *((which, rate) for which in (FIRST, SECOND) for rate in ("0", "0.5", "1")), (SECOND, ""),
     ]  # fmt: skip

@@ -1,24 +1,15 @@
 """`python -m benchmarks`: all of them by name, and their results on one page."""
 
-import json
-import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from benchmarks.__main__ import RESULTS, main
-from benchmarks.harness import page, registry
-from benchmarks.harness.record import Figure, Record, Row
-from benchmarks.harness.runner import Sample
+from benchmarks.__main__ import main
+from benchmarks.harness import registry
+from benchmarks.harness.record import Record
 
 MACHINE = {"cores": 2, "memory_gib": 24}
 HERE = Path(__file__).resolve().parent.parent.parent
-
-
-def record(command: str = "python -m b", started: str = "2026-01-01", value: float = 2.0) -> Record:
-    row = Row("3B", "get <&>", 10**9, Sample([value], []), "tcp", True, 2.0)
-    return Record("benchmarks.b", command, started, machine=MACHINE, rows=[row])
 
 
 def test_every_file_that_writes_a_record_is_a_benchmark_with_a_question():
@@ -38,6 +29,7 @@ def test_a_package_is_a_benchmark_and_the_front_is_not(tmp_path: Path):
     (package / "__main__.py").write_text('"""`python -m benchmarks.sweep`."""')
     (package / "__init__.py").write_text('"""How far?\n\nMore."""')
     (tmp_path / "benchmarks" / "__main__.py").write_text("")
+    (package / "test.py").write_text('"""How?"""')
     found = registry.find(tmp_path)
     assert found == {"sweep": registry.Benchmark("sweep", "benchmarks.sweep", "How far?")}
 
@@ -65,10 +57,29 @@ def test_the_list_names_each_with_its_question(capsys: pytest.CaptureFixture[str
 
 def test_run_hands_over_to_the_module_with_its_own_flags(monkeypatch: pytest.MonkeyPatch):
     started: list[list[str]] = []
-    monkeypatch.setattr("os.execv", lambda _, words: started.append(words))
-    main(["run", "test_disk", "--help", "--json", "a.json"])
-    module = "benchmarks.remote_kv_cache.baseline.test_disk"
-    assert started[0][1:] == ["-m", module, "--help", "--json", "a.json"]
+
+    def take_over(_: str, words: list[str]) -> None:
+        started.append(words[1:])
+        raise SystemExit
+
+    monkeypatch.setattr("os.execv", take_over)
+    monkeypatch.setattr("sys.argv", ["benchmarks", "run", "test_disk", "--trials", "3"])
+    flags = ["--help", "--json", "a.json"]
+    for arguments in (["run", "test_disk", *flags], ["run", "--", "test_disk"], None):
+        with pytest.raises(SystemExit):
+            main(arguments)
+    module = ["-m", "benchmarks.remote_kv_cache.baseline.test_disk"]
+    assert started == [[*module, *flags], module, [*module, "--trials", "3"]]
+
+
+def test_run_without_a_name_says_what_is_missing(capsys: pytest.CaptureFixture[str]):
+    for arguments in (["run"], []):
+        with pytest.raises(SystemExit, match="2"):
+            main(arguments)
+        assert "required" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["run", "--help"])
+    assert "NAME" in capsys.readouterr().out
 
 
 def test_run_of_an_unknown_name_says_which_there_are(capsys: pytest.CaptureFixture[str]):
@@ -76,52 +87,18 @@ def test_run_of_an_unknown_name_says_which_there_are(capsys: pytest.CaptureFixtu
     assert "test_disk" in capsys.readouterr().err
 
 
-def test_the_page_has_the_latest_of_each_command(tmp_path: Path):
-    record(started="2026-02-01", value=4.0).write(tmp_path / "a.json")
-    record(started="2026-01-01", value=3.0).write(tmp_path / "b.json")
-    record("python -m b --other", value=5.0).write(tmp_path / "c.json")
-    (tmp_path / "d.json").write_text("{}")
-    found, others = page.latest(tmp_path)
-    assert [one.rows[0].seconds for one in found] == [4.0, 5.0]
-    assert len(others) == 1 and "d.json" in others[0]
-
-
-def test_the_page_shows_what_was_measured_and_why_something_was_not():
-    made = record()
-    made.rows.append(Row("7B", "swap", 1, Sample(skipped="no <GPU>")))
-    made.figures.append(Figure("lookup", "ms", {"p99": 1.25}, "tcp"))
-    text = page.page([made], ["x.json: no record"], {"benchmarks.b": "How fast?"})
-    for shown in ("How fast?", "2 cores, 24 GiB", "2026-01-01", "get &lt;&amp;&gt;", ">0.5<",
-                  "SKIPPED: no &lt;GPU&gt;", "p99 1.25", "x.json: no record"):  # fmt: skip
-        assert shown in text, shown
-
-
-class Outside(HTMLParser):
-    """Everything a page would load."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loads: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loads += [tag] if tag in ("script", "link", "img", "iframe") else []
-        self.loads += [str(value) for name, value in attrs if name in ("src", "href")]
-
-
-def test_the_page_of_all_results_loads_nothing_from_anywhere(tmp_path: Path):
-    assert main(["report", str(tmp_path / "all.html")]) == 0
-    text = (tmp_path / "all.html").read_text()
-    parser = Outside()
-    parser.feed(text)
-    assert parser.loads == []
-    assert not re.search(r"url\(|@import", text)
-    assert "color-scheme: light dark" in text
-    for file in RESULTS.glob("*.json"):
-        document = json.loads(file.read_text())
-        if {"command", "schema"} <= document.keys():
-            assert page.escape(document["command"]) in text, file
-
-
-def test_a_folder_without_records_makes_no_page(tmp_path: Path):
+def test_a_folder_without_records_makes_no_page(tmp_path: Path, capsys):
     assert main(["report", str(tmp_path / "a.html"), "--results", str(tmp_path)]) == 2
     assert not (tmp_path / "a.html").exists()
+    assert "has no record" in capsys.readouterr().err
+
+
+def test_the_report_says_how_much_is_in_it_and_what_is_not(tmp_path: Path, capsys):
+    Record("benchmarks.b", "python -m b", machine=MACHINE).write(tmp_path / "a.json")
+    (tmp_path / "b.json").write_text("{}")
+    page = tmp_path / "page.html"
+    assert main(["report", str(page), "--results", str(tmp_path)]) == 0
+    shown = capsys.readouterr()
+    assert shown.out == f"{page}: 1 records\n"
+    assert shown.err.startswith("left out: ") and "b.json" in shown.err
+    assert "python -m b" in page.read_text()

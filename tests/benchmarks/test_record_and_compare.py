@@ -1,6 +1,7 @@
 """A record survives its file, and two records are compared only when that means something."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -105,16 +106,54 @@ def test_what_cannot_be_compared_is_not():
     assert verdict(here, more) == "different amounts, not compared"
 
 
-def test_other_versions_are_named_under_the_table():
+def test_a_run_without_a_memcpy_has_no_ratios_to_compare():
+    with_one, without = record(row([1.0])), record(row([1.0], ratio=None))
+    for before, after in ((with_one, without), (without, with_one)):
+        assert verdict(before, after, ratios=True) == "not compared: no ratio to a memcpy"
+        assert verdict(before, after) == "not significant"
+
+
+def test_every_row_has_its_line_and_what_only_the_second_has_comes_last():
+    slow = [2.0, 2.1, 2.2, 2.3, 2.4]
+    before = record(Row("3B", "put", 1000, Sample(slow)), row(slow), row([1.0]))
+    before.rows[2].integrity = False
+    after = record(Row("3B", "new", 1000, Sample([0.25])), row([value / 2 for value in slow]))
+    lines = [re.split("  +", line) for line in compare_records(before, after).text.splitlines()]
+    assert lines[0][4:7] == ["before (seconds)", "after (seconds)", "before/after"]
+    assert [line[:2] for line in lines[2:]] == [["3B", "put"], ["3B", "get"], ["3B", "get"],
+                                                ["3B", "new"]]  # fmt: skip
+    assert lines[2][-1] == "only in the first" and "2.20" in lines[2]
+    assert lines[3][2:6] == ["tcp", "on", "2.20", "1.10"]
+    assert re.fullmatch(r"2\.00 \([\d.]+ to [\d.]+\)", lines[3][6]), "the ratio and its interval"
+    assert lines[4][2:4] == ["tcp", "off"]
+    assert lines[5][-1] == "only in the second" and "0.250" in lines[5]
+
+
+def test_other_versions_and_parameters_are_named_under_the_table():
     before, after = record(row([1.0])), record(row([1.0]))
-    before.versions, after.versions = {"libzmq": "4.3.4"}, {"libzmq": "4.3.5"}
-    assert "another version: libzmq 4.3.4 and 4.3.5" in compare_records(before, after).text
+    before.versions = {"libzmq": "4.3.4", "numpy": "2.3"}
+    after.versions = {"libzmq": "4.3.5", "numpy": "2.3", "xxhash": "4.1"}
+    before.parameters = {"window": 8}
+    assert compare_records(before, after).text.splitlines()[3:] == [
+        "another version: libzmq 4.3.4 and 4.3.5",
+        "another version: xxhash absent and 4.1",
+        "another parameter: window 8 and absent",
+    ]
 
 
 def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     record(row([1.0] * 5)).write(first)
     record(row([1.0] * 5), machine={"cores": 64, "memory_gib": 512}).write(second)
+    fast = [0.5, 0.51, 0.52, 0.53, 0.54]
+    record(row(fast, ratio=1.0)).write(tmp_path / "fast.json")
+    record(row([2 * value for value in fast], ratio=1.0)).write(tmp_path / "slow.json")
+    slow_then_fast = ["compare", str(tmp_path / "slow.json"), str(tmp_path / "fast.json")]
+    assert main(slow_then_fast) == 0
+    assert "2.00x faster" in capsys.readouterr().out
+    assert main([*slow_then_fast, "--ratios"]) == 0
+    shown = capsys.readouterr().out
+    assert "not significant" in shown and "before (memcpys)" in shown
     assert main(["compare", str(first), str(first)]) == 0
     assert "not significant" in capsys.readouterr().out
     assert main(["compare", str(first), str(second)]) == 2

@@ -151,3 +151,9 @@ def test_whoever_does_not_measure_is_ended_by_sigterm_as_ever():
     with runner():
         assert signal.getsignal(signal.SIGTERM) != before
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_case_known_not_to_run_says_why_in_its_row():
+    with runner() as here:
+        samples = here.measure("m", [Case.skipped("gpu", Skipped("no GPU"))])
+    assert samples["gpu"].skipped == "no GPU" and not samples["gpu"].values

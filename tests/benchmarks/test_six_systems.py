@@ -1,5 +1,6 @@
 """Six systems: each row is the software it names, and gives back the bytes it was given."""
 
+import importlib
 import json
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from benchmarks.remote_kv_cache.baseline import blocks, redis_work
 from benchmarks.remote_kv_cache.baseline.disk_cases import aligned
 from benchmarks.six_systems import __main__ as six
 from benchmarks.six_systems import others, shared_prefix
+from benchmarks.six_systems.lmcache_server import LmcacheServer
 from benchmarks.six_systems.systems import FilePerBlock, SharedMap, System
 
 BLOCK_BYTES = 4096
@@ -32,6 +34,7 @@ def made(name: str, folder: Path, rows: Rows) -> System:
         "HDF5": lambda: others.Hdf5(folder, rows),
         "Redis": lambda: others.Redis(folder, rows, "unix"),
         "vLLM's fs tier": lambda: others.VllmFiles(folder, rows),
+        "LMCache": lambda: LmcacheServer(rows),
         "GPU": lambda: others.Gpu(rows),
     }
     try:
@@ -41,7 +44,8 @@ def made(name: str, folder: Path, rows: Rows) -> System:
 
 
 @pytest.mark.parametrize(
-    "name", ["shared map", "files", "files, fsync", "HDF5", "Redis", "vLLM's fs tier", "GPU"]
+    "name",
+    ["shared map", "files", "files, fsync", "HDF5", "Redis", "vLLM's fs tier", "LMCache", "GPU"],
 )
 def test_every_system_gives_back_what_was_written_last_and_forgets_when_told(tmp_path, rows, name):
     system = made(name, tmp_path, rows)
@@ -75,6 +79,7 @@ def test_all_rows_are_there_measured_or_skipped_with_a_reason(tmp_path, monkeypa
         raise Skipped("left out of this test")
 
     monkeypatch.setattr(six, "VllmFiles", not_here)
+    monkeypatch.setattr(six, "LmcacheServer", not_here)
     monkeypatch.setattr(redis_work, "find", lambda: not_here())
     file = tmp_path / "record.json"
     arguments = ["--total", "64KiB", "--block-bytes", "8KiB", "--trials", "1", "--warm-ups", "0",
@@ -92,8 +97,26 @@ def test_all_rows_are_there_measured_or_skipped_with_a_reason(tmp_path, monkeypa
     assert rows["Redis, tcp", six.HOT]["skipped"] == "left out of this test"
     assert rows["shared-memory map", six.COLD]["skipped"] == "memory is never cold"
     shown = capsys.readouterr().out
-    assert "write: the fastest that hands the bytes to another process is kvferry" in shown
+    assert "write, from process to process: kvferry" in shown
+    assert f"numpy {record['versions']['numpy']}" in shown
+    figures = {figure["name"]: figure["values"] for figure in record["figures"]}
+    fastest = figures["hot read, from process to process"]
+    assert {*fastest} == {"kvferry, shared memory", "kvferry, tcp"}
+    assert [*fastest.values()] == sorted(fastest.values(), reverse=True)
     assert "792 of 1300 blocks were there already" in shown
+
+
+def test_lmcache_is_skipped_with_what_its_import_said(monkeypatch, rows):
+    real = importlib.import_module
+
+    def broken(name: str) -> object:
+        if name.startswith("lmcache"):
+            raise OSError("libcudart.so.13: cannot open shared object file")
+        return real(name)
+
+    monkeypatch.setattr(importlib, "import_module", broken)
+    with pytest.raises(Skipped, match=r"cannot import lmcache: libcudart\.so\.13: cannot open"):
+        LmcacheServer(rows)
 
 
 def test_what_sessions_have_in_common_is_stored_once():

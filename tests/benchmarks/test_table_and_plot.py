@@ -75,3 +75,19 @@ def test_a_chart_of_nothing_is_still_one():
     ElementTree.fromstring(plot.bars("empty", "s", [], {}).svg())
     ElementTree.fromstring(plot.lines("empty", "s", ["a"], {"x": [None]}).svg())
     ElementTree.fromstring(plot.timeline("empty", "s", {}).svg())
+
+
+def test_long_names_of_many_groups_are_broken_so_that_neighbours_stay_apart():
+    names = [f"system {number}, shared memory" for number in range(11)]
+    words = words_of(plot.bars("t", "GB/s", names, {"write": [1.0] * 11}).svg())
+    assert not words & {*names} and {"shared", "memory"} & words
+    few = words_of(plot.bars("t", "GB/s", names[:3], {"write": [1.0] * 3}).svg())
+    assert {*names[:3]} <= few
+
+
+def test_bars_are_told_apart_when_the_colours_begin_again():
+    def hatched(count: int) -> bool:
+        series: plot.Series = {f"s{number}": [1.0] for number in range(count)}
+        return "<pattern" in plot.bars("t", "s", ["a"], series).svg()
+
+    assert (hatched(7), hatched(8)) == (False, True)

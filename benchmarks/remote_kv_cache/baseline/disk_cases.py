@@ -19,6 +19,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from benchmarks.harness.files import drop_from_cache, require_all
 from benchmarks.harness.runner import Skipped
 from remote_server import protocol
 from remote_server.config import MiB
@@ -92,10 +93,12 @@ class RawLoop:
             move(number)
 
     def _write_one(self, blocks: Blocks, number: int) -> None:
-        _require(os.pwrite(self._fd, blocks[number], number * blocks.shape[1]), blocks)
+        require_all(os.pwrite(self._fd, blocks[number], number * blocks.shape[1]), blocks.shape[1])
 
     def _read_one(self, blocks: Blocks, number: int) -> None:
-        _require(os.preadv(self._fd, [blocks[number]], number * blocks.shape[1]), blocks)
+        require_all(
+            os.preadv(self._fd, [blocks[number]], number * blocks.shape[1]), blocks.shape[1]
+        )
 
 
 class Tier:
@@ -194,12 +197,12 @@ class FilePerBlock:
 
     def make_cold(self) -> None:
         for path in self._paths:
-            _drop_cache(path)
+            drop_from_cache(path)
 
     def read(self, blocks: Blocks) -> None:
         for path, block in zip(self._paths, blocks, strict=True):
             with open(path, "rb", buffering=0) as file:
-                _require(file.readinto(memoryview(block)) or 0, blocks)
+                require_all(file.readinto(memoryview(block)), blocks.shape[1])
 
     def close(self) -> None:
         """The folder goes as a whole."""
@@ -227,7 +230,7 @@ class MappedFile:
     def make_cold(self) -> None:
         del self._rows  # pages that somebody maps are not dropped
         self._mapped.close()
-        _drop_cache(self._path)
+        drop_from_cache(self._path)
         self._map()
 
     def read(self, blocks: Blocks) -> None:
@@ -263,7 +266,7 @@ class Sqlite:
 
     def make_cold(self) -> None:
         self._db.close()
-        _drop_cache(self._path)
+        drop_from_cache(self._path)
         self._open()
 
     def read(self, blocks: Blocks) -> None:
@@ -297,18 +300,3 @@ def open_ways(folder: Path, num_blocks: int, block_bytes: int) -> dict[str, Disk
 def close_all(ways: Sequence[DiskWay]) -> None:
     for way in ways:
         way.close()
-
-
-def _require(moved: int, blocks: Blocks) -> None:
-    if moved != blocks.shape[1]:
-        raise RuntimeError(f"{moved} bytes were moved, not {blocks.shape[1]}")
-
-
-def _drop_cache(path: Path) -> None:
-    """Synced before, or dirty pages would stay."""
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)

@@ -32,15 +32,6 @@ REDIS_SET, REDIS_GET = "redis SET", "redis GET"
 REDIS_PY_SET, REDIS_PY_GET = "redis-py MSET", "redis-py MGET"
 
 
-def skipped(variant: Variant, reason: object) -> Case:
-    """A case that says why it is not measured."""
-
-    def skip() -> None:
-        raise Skipped(str(reason))
-
-    return Case(variant, skip)
-
-
 def wall_cases(stack: ExitStack, source: SharedPool, target: SharedPool, work: Work) -> list[Case]:
     """What no server can beat: the copy itself, two bare connections, two shared maps."""
     private = blocks.allocate(work.num_blocks, work.block_bytes)
@@ -79,7 +70,7 @@ def ferry_cases(
         for integrity in (True, False):
             if transport not in TRANSPORTS:
                 variant = Variant(STREAM_GET, transport, integrity)
-                cases.append(skipped(variant, f"this client has no transport {transport}"))
+                cases.append(Case.skipped(variant, f"this client has no transport {transport}"))
                 continue
             try:
                 client = connect(
@@ -87,7 +78,7 @@ def ferry_cases(
                     transport=transport, integrity=integrity, rows=(source, target),
                 )  # fmt: skip
             except Skipped as reason:
-                cases.append(skipped(Variant(STREAM_GET, transport, integrity), reason))
+                cases.append(Case.skipped(Variant(STREAM_GET, transport, integrity), reason))
                 continue
             stack.callback(client.close)
             ferry = FerryWork(client, namespace, work)
@@ -151,7 +142,7 @@ def redis_cases(stack: ExitStack, source: SharedPool, target: SharedPool, work: 
     try:
         server = stack.enter_context(redis_work.RedisServer(folder))
     except Skipped as reason:
-        return [skipped(variant, reason) for variant in variants]
+        return [Case.skipped(variant, reason) for variant in variants]
     addresses: dict[str, tuple[str, int] | str] = {
         "tcp": ("127.0.0.1", server.port), "unix": server.unix
     }  # fmt: skip
@@ -177,7 +168,7 @@ def redis_cases(stack: ExitStack, source: SharedPool, target: SharedPool, work: 
         try:
             redis = redis_work.redis_py()
         except Skipped as reason:
-            cases += [skipped(put, reason), skipped(get, reason)]
+            cases += [Case.skipped(put, reason), Case.skipped(get, reason)]
             continue
         client = (
             redis.Redis(unix_socket_path=address)

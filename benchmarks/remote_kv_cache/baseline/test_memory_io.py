@@ -121,7 +121,7 @@ def _late_cases(source: Pool, target: Pool, work: Work) -> tuple[list[Case], Cal
         from benchmarks.remote_kv_cache.baseline import host_copies
     except ImportError as error:
         reason = f"needs torch and vLLM: {error}"
-        return [Case(column, partial(_skip, reason)) for column in NEED_TORCH], lambda: None
+        return [Case.skipped(column, reason) for column in NEED_TORCH], lambda: None
     poison = partial(blocks.poison, target)
     verify = partial(blocks.verify, source, target, work.everything)
     cases = [
@@ -142,19 +142,14 @@ def _late_cases(source: Pool, target: Pool, work: Work) -> tuple[list[Case], Cal
 
     try:
         swaps = host_copies.GpuSwaps(source, work)
-    except Skipped as error:
-        skip = partial(_skip, str(error))
-        return [*cases, Case(SWAP_IN, skip), Case(SWAP_OUT, skip)], close
+    except Skipped as reason:
+        return [*cases, *(Case.skipped(column, reason) for column in (SWAP_IN, SWAP_OUT))], close
     check = partial(swaps.verify, work)
     return [
         *cases,
         Case(SWAP_IN, swaps.swap_in, lambda: swaps.cache.fill_(0), check),
         Case(SWAP_OUT, swaps.swap_out, lambda: swaps.host.fill_(0), check),
     ], close
-
-
-def _skip(reason: str) -> None:
-    raise Skipped(reason)
 
 
 def show(record: Record, heading: str) -> None:

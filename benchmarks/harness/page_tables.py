@@ -1,0 +1,167 @@
+"""The tables of the page: of a record's rows and figures, and of what a source reports."""
+
+from collections.abc import Callable, Iterable, Sequence
+from html import escape
+
+from benchmarks.harness import source
+from benchmarks.harness.record import Figure, Row
+from benchmarks.harness.source import Cell
+from benchmarks.harness.statistics import summarize
+from benchmarks.harness.table import digits
+
+_MOST_COLUMNS = 13
+_ALL_HEADS = ("model", "operation", "transport", "integrity", "bytes", "median s", "fastest",
+              "slowest", "GB/s", "× memcpy", "× wall", "")  # fmt: skip
+
+
+def of_rows(rows: Sequence[Row]) -> Iterable[str]:
+    """What each came to, side by side; then all that is known of each, folded away where the first
+    table is enough to read."""
+    if not rows:
+        return
+    overview = _side_by_side(rows)
+    everything = _table("", *_without_empty(_ALL_HEADS, [_everything_of(row) for row in rows]))
+    if overview is None:
+        yield everything
+        return
+    yield overview
+    yield f"<details><summary>All {len(rows)} rows, with fastest, slowest and ratios</summary>"
+    yield everything
+    yield "</details>"
+
+
+def _side_by_side(rows: Sequence[Row]) -> str | None:
+    """A line for each model and transport, a column for each operation; the other way round where
+    that is narrower. None for what is but a list."""
+    operations = list(dict.fromkeys(row.operation for row in rows))
+    places = list(dict.fromkeys(_place(row) for row in rows))
+    if min(len(operations), len(places)) < 2 or min(len(operations), len(places)) > _MOST_COLUMNS:
+        return None
+    measured = [row for row in rows if row.sample.measured]
+    speeds = all(row.gb_per_s for row in measured)
+    unit = "GB/s, medians" if speeds else "s, medians"
+    values = {(_place(row), row.operation): row.gb_per_s if speeds else row.seconds for row in rows}
+    reasons = {(_place(row), row.operation): row.reason for row in rows if row.reason}
+    told = [number for number in range(len(places[0])) if len({p[number] for p in places}) > 1]
+    common = ", ".join(part for n, part in enumerate(places[0]) if n not in told and part)
+    most = max((value for value in values.values() if value), default=1.0)
+    lines: list[list[Cell]]
+    if len(operations) <= len(places):
+        heads = [*(("model", "by way of", "integrity")[n] for n in told), *operations]
+        lines = [
+            [*(place[n] for n in told), *(values.get((place, each)) for each in operations),
+             _why({each: reasons.get((place, each), "") for each in operations})]
+            for place in places
+        ]  # fmt: skip
+    else:
+        names = {place: " ".join(place[n] for n in told if place[n]) or "-" for place in places}
+        heads = ["", *names.values()]
+        lines = [
+            [each, *(values.get((place, each)) for place in places),
+             _why({names[place]: reasons.get((place, each), "") for place in places})]
+            for each in operations
+        ]  # fmt: skip
+    if not reasons:
+        lines = [line[:-1] for line in lines]
+    else:
+        heads.append("")
+    return _table(f"{common} ({unit})" if common else unit, heads, lines, most)
+
+
+def _place(row: Row) -> tuple[str, str, str]:
+    integrity = {True: "checked", False: "unchecked", None: ""}[row.integrity]
+    return row.model, row.transport or "", integrity
+
+
+def _why(reasons: dict[str, str]) -> str:
+    """One reason for all is told once."""
+    told = {name: reason for name, reason in reasons.items() if reason}
+    if len(told) == len(reasons) and len(set(told.values())) == 1:
+        return next(iter(told.values()))
+    return "; ".join(f"{name}: {reason}" for name, reason in told.items())
+
+
+def _without_empty(
+    heads: Sequence[str], lines: Sequence[Sequence[Cell]]
+) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
+    """Without the columns in which nothing stands."""
+    kept = [n for n in range(len(heads)) if any(line[n] not in (None, "") for line in lines)]
+    return [heads[n] for n in kept], [[line[n] for n in kept] for line in lines]
+
+
+def _everything_of(row: Row) -> list[Cell]:
+    seconds = summarize(row.sample.values) if row.sample.measured else None
+    times = (seconds.median, seconds.min, seconds.max) if seconds else (None,) * 3
+    integrity = {True: "on", False: "off", None: ""}[row.integrity]
+    return [row.model, row.operation, row.transport or "", integrity, row.num_bytes or None, *times,
+            row.gb_per_s, row.ratio_to_memcpy, row.ratio_to_wall, row.reason]  # fmt: skip
+
+
+def of_figures(figures: Sequence[Figure]) -> Iterable[str]:
+    """A table for all that have the same values; one line for each of the others."""
+    alike: dict[tuple[str, ...], list[Figure]] = {}
+    for figure in figures:
+        alike.setdefault((figure.unit, *figure.values), []).append(figure)
+    single: list[list[Cell]] = []
+    for (unit, *names), group in alike.items():
+        if len(group) == 1:
+            (one,) = group
+            values = "; ".join(f"{name} {digits(value)}" for name, value in one.values.items())
+            single.append([one.name, one.transport or "", f"{unit}: {values}" if unit else values])
+            continue
+        by_way_of = any(one.transport for one in group)
+        heads = ["", *(["by way of"] if by_way_of else []), *names]
+        lines: list[list[Cell]] = [
+            [one.name, *([one.transport or ""] if by_way_of else []), *one.values.values()]
+            for one in group
+        ]
+        yield _table(unit, heads, lines)
+    if single:
+        yield _table("", *_without_empty(["figure", "by way of", ""], single))
+
+
+def of_source(table: source.Table) -> str:
+    caption = f"{table.name} ({table.unit})" if table.unit else table.name
+    return _table(caption, table.heads, table.rows, show=_as_reported)
+
+
+def _table(
+    caption: str,
+    heads: Sequence[str],
+    lines: Sequence[Sequence[Cell]],
+    most: float | None = None,
+    show: Callable[[float], str] = digits,
+) -> str:
+    """A column with a word in it is one of words; numbers have a bar behind them that ends at
+    `most`. The last column may wrap where it has no head."""
+    for line in lines:
+        if len(line) != len(heads):
+            raise ValueError(f"{len(heads)} columns, but a row has {len(line)}: {line}")
+    words = [any(isinstance(line[place], str) for line in lines) for place in range(len(heads))]
+
+    def cell(place: int, value: Cell) -> str:
+        text = "" if value is None else escape(value) if isinstance(value, str) else show(value)
+        if place and place == len(heads) - 1 and not heads[place]:
+            return f'<td class="why">{text}</td>'
+        if words[place]:
+            return f"<td>{text}</td>"
+        if most and value:
+            part = 100 * float(value) / most
+            return f'<td class="n bar" style="--part:{part:.0f}%">{text}</td>'
+        return f'<td class="n">{text}</td>'
+
+    first = "".join(
+        f"<th>{escape(head)}</th>" if words[place] else f'<th class="n">{escape(head)}</th>'
+        for place, head in enumerate(heads)
+    )
+    body = "\n".join(
+        f"<tr>{''.join(cell(place, value) for place, value in enumerate(line))}</tr>"
+        for line in lines
+    )
+    title = f"<caption>{escape(caption)}</caption>" if caption else ""
+    return f'<div class="wide"><table>{title}\n<tr>{first}</tr>\n{body}\n</table></div>'
+
+
+def _as_reported(value: float) -> str:
+    """Every digit that the document has."""
+    return f"{value:,.6g}"

@@ -1,0 +1,58 @@
+"""For tests of pages: what one would load, and a browser that opens it."""
+
+import importlib.util
+from html.parser import HTMLParser
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+_BOXES = ("section", "div", "details", "table", "tr", "dl", "nav", "body", "html")
+
+
+class Parsed(HTMLParser):
+    """A page's elements, as far as tests ask for them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        """Everything it would fetch or link to, but places in itself."""
+        self.images: list[str] = []
+        self.links: list[str] = []
+        self.ids: list[str] = []
+        self.unclosed: list[str] = []
+        """Boxes that are open; one that is closed out of turn stays."""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(str(value))
+            elif name == "href" and str(value).startswith("#"):
+                self.links.append(str(value)[1:])
+            elif name == "src" and str(value).startswith("data:image/svg+xml;base64,"):
+                self.images.append(str(value).partition(",")[2])
+            elif name in ("src", "href", "srcset", "data", "action"):
+                self.loads.append(f"{tag} {name}={value}")
+        self.unclosed += [tag] if tag in _BOXES else []
+        if tag in ("script", "link", "iframe", "object", "embed"):
+            self.loads.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _BOXES and self.unclosed[-1:] == [tag]:
+            self.unclosed.pop()
+        elif tag in _BOXES:
+            self.unclosed.append(f"/{tag}")
+
+
+def browser() -> tuple[ModuleType, Path]:
+    """The driver of the tests of the server's page, and a Chromium. Skips where there is none."""
+    driver = Path(__file__).parent.parent / "remote_server" / "browser.py"
+    spec = importlib.util.spec_from_file_location("browser", driver)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    chromium: Path | None = module.find_chromium()
+    if chromium is None:
+        pytest.skip("no Chromium on the PATH, and KVFERRY_CHROMIUM names none")
+    return module, chromium

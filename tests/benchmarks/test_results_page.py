@@ -1,0 +1,299 @@
+"""The page of all results: every record, its pictures, and what the sources report beside it."""
+
+import base64
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pages import Parsed, browser
+
+from benchmarks.__main__ import RESULTS, main
+from benchmarks.harness import page, page_tables
+from benchmarks.harness.page import Shown
+from benchmarks.harness.record import Figure, Record, Row
+from benchmarks.harness.runner import Sample
+from benchmarks.harness.source import Correction, Document, Table
+
+MACHINE = {"cores": 2, "memory_gib": 24}
+
+
+def record(command: str = "python -m b", started: str = "2026-01-01", value: float = 2.0) -> Record:
+    row = Row("3B", "get <&>", 10**9, Sample([value], []), "tcp", True, 2.0)
+    return Record("benchmarks.b", command, started, machine=MACHINE, rows=[row])
+
+
+def row(
+    operation: str, transport: str = "tcp", model: str = "3B", num_bytes: int = 10**9, **sample
+) -> Row:
+    return Row(model, operation, num_bytes, Sample(**(sample or {"values": [0.5]})), transport)
+
+
+def shown(*rows: Row) -> str:
+    """The first table of these rows."""
+    return next(iter(page_tables.of_rows(rows)))
+
+
+def test_the_page_has_the_latest_of_each_command(tmp_path: Path):
+    record(started="2026-02-01", value=4.0).write(tmp_path / "a.json")
+    record(started="2026-01-01", value=3.0).write(tmp_path / "b.json")
+    record(started="2026-01-15", value=2.0).write(tmp_path / "c.json")
+    record("python -m b --other", value=5.0).write(tmp_path / "d.json")
+    (tmp_path / "e.json").write_text("{}")
+    found, others = page.latest(tmp_path)
+    assert [one.record.rows[0].seconds for one in found] == [4.0, 5.0]
+    assert len(others) == 1 and others[0].startswith(f"{tmp_path.name}/e.json: not a record")
+
+
+def test_a_record_has_the_pictures_of_its_name_and_none_of_anothers(tmp_path: Path):
+    record().write(tmp_path / "in.json")
+    record("python -m b --small").write(tmp_path / "in_small.json")
+    for name in ("in.svg", "in_on.svg", "in.png", "in_small.svg", "in_small_off.svg", "inner.svg"):
+        (tmp_path / name).write_text("<svg/>")
+    (tmp_path / "in_large.svg").write_text("x" * 200_001)
+    names = {one.record.command: [each.name for each in one.pictures]
+             for one in page.latest(tmp_path)[0]}  # fmt: skip
+    assert names == {
+        "python -m b": ["in.svg", "in_on.svg"],
+        "python -m b --small": ["in_small.svg", "in_small_off.svg"],
+    }
+
+
+def test_a_picture_is_in_the_page_and_says_what_it_is(tmp_path: Path):
+    picture = tmp_path / "in_cache_on.svg"
+    picture.write_text('<svg viewBox="0 0 648 331.2">é</svg>')
+    text = page.page([Shown(record(), [picture])], [], {})
+    (data,) = Parsed(text).images
+    assert base64.b64decode(data).decode() == picture.read_text()
+    assert 'alt="in cache on" width="864" height="442"' in text
+
+
+def test_the_page_shows_what_was_measured_and_why_something_was_not():
+    made = record()
+    made.rows.append(Row("7B", "swap", 1, Sample(skipped="no <GPU>")))
+    made.figures.append(Figure("lookup", "ms", {"p99": 1.25}, "tcp"))
+    made.parameters = {"emulated": "20 ms <b>", "3B": {"layers": 36}}
+    made.versions = {"libzmq": "4.3.5"}
+    made.stolen_percent, made.interrupted = 2.5, True
+    text = page.page([Shown(made)], ["x.json: no <record>"], {"benchmarks.b": "How <fast>?"})
+    for expected in ("How &lt;fast&gt;?", "2 cores, 24 GiB", "2026-01-01", "get &lt;&amp;&gt;",
+                     ">0.500<", "SKIPPED: no &lt;GPU&gt;", "p99 1.25", "x.json: no &lt;record&gt;",
+                     "emulated = 20 ms &lt;b&gt;", "2.5 % of its CPU time", "interrupted: not",
+                     "<summary>", "libzmq 4.3.5; 3B = {"):  # fmt: skip
+        assert expected in text, expected
+    folded = text.partition("<summary>Versions")[2].partition("</details>")[0]
+    assert "layers" in folded and "emulated" not in folded, "what is emulated is not folded away"
+    quiet = page.page([Shown(record())], [], {})
+    assert "interrupted" not in quiet and "CPU time" not in quiet and "Left out" not in quiet
+
+
+# ── tables ───────────────────────────────────────────────────────────────────────────────────
+
+
+def test_operations_stand_side_by_side_and_what_all_rows_share_stands_above():
+    html = shown(*(row(each, way) for way in ("tcp", "shm") for each in ("write", "read")))
+    assert "3B (GB/s, medians)" in html
+    assert re.findall(r"<th[^>]*>([^<]*)", html) == ["by way of", "write", "read"]
+    assert re.findall(r"<td[^>]*>([^<]*)", html) == ["tcp", "2.00", "2.00", "shm", "2.00", "2.00"]
+    assert "<th>by way of" in html and '<th class="n">write' in html, "heads stand as their columns"
+
+
+def test_many_operations_of_few_models_stand_below_each_other():
+    rows = [row(f"way {n}", "", model) for n in range(3) for model in ("3B", "7B")]
+    html = shown(*rows)
+    assert re.findall(r"<th[^>]*>([^<]*)", html) == ["", "3B", "7B"]
+    assert re.findall(r"<td>([^<]*)", html) == ["way 0", "way 1", "way 2"]
+
+
+def test_checked_and_unchecked_are_told_apart():
+    rows = [row(each) for each in ("put", "get", "put", "get")]
+    for number, each in enumerate(rows):
+        each.integrity = number < 2
+    assert re.findall(r"<td>([^<]*)", shown(*rows)) == ["checked", "unchecked"]
+
+
+def test_times_without_bytes_are_seconds():
+    rows = [row(each, way) for way in ("tcp", "shm") for each in ("put", "get")]
+    rows[0] = row("put", num_bytes=0)
+    assert "s, medians" in shown(*rows) and "GB/s" not in shown(*rows)
+    assert ">0.500<" in shown(*rows)
+
+
+def test_bars_are_as_long_as_the_figures_are_large():
+    rows = [row("write", values=[1.0]), row("read", values=[0.25])]
+    rows += [row(each, "shm", skipped="no /dev/shm") for each in ("write", "read")]
+    assert re.findall(r"--part:(\d+)%", shown(*rows)) == ["25", "100"]
+
+
+def test_a_reason_for_all_is_told_once_and_one_for_some_with_their_names():
+    rows = [row("write"), row("read", failed="wrong bytes")]
+    rows += [row(each, "gpu", skipped="no GPU") for each in ("write", "read")]
+    html = shown(*rows)
+    assert re.findall(r'class="why">([^<]*)', html) == ["read: FAILED: wrong bytes",
+                                                        "SKIPPED: no GPU"]  # fmt: skip
+    mixed = [row("write"), row("read"), row("write", "gpu", skipped="a"),
+             row("read", "gpu", skipped="b")]  # fmt: skip
+    assert "write: SKIPPED: a; read: SKIPPED: b" in shown(*mixed)
+
+
+def test_what_is_but_a_list_is_shown_whole_and_the_rest_folded_away():
+    rows = [row("write"), row("read")]
+    (only,) = page_tables.of_rows(rows)
+    assert "slowest" in only and "details" not in only
+    two_ways = [*rows, row("write", "shm"), row("read", "shm")]
+    _, _, folded, end = page_tables.of_rows(two_ways)
+    assert "slowest" in folded and end == "</details>"
+    assert "<summary>All 4 rows" in "".join(page_tables.of_rows(two_ways))
+    for most, parts in ((13, 4), (14, 1)):
+        many = [row(f"o{n}", f"t{m}") for n in range(most) for m in range(most)]
+        assert len([*page_tables.of_rows(many)]) == parts, "a table of 14 columns is no overview"
+    assert [*page_tables.of_rows([])] == []
+
+
+def test_columns_in_which_nothing_stands_are_left_out():
+    (only,) = page_tables.of_rows([row("write", skipped="no GPU"), row("read")])
+    assert 'class="why">SKIPPED: no GPU<' in only
+    (only,) = page_tables.of_rows([row("write", values=[0.5, 0.25, 1.0])])
+    assert re.findall(r"<th[^>]*>([^<]*)", only) == [
+        "model", "operation", "transport", "bytes", "median s", "fastest", "slowest", "GB/s"
+    ]  # fmt: skip
+    assert re.findall(r"<td[^>]*>([^<]*)", only)[3:] == [
+        "1,000,000,000", "0.500", "0.250", "1.00", "2.00"
+    ]  # fmt: skip
+
+
+def test_figures_of_one_kind_share_a_table_and_others_have_a_line():
+    figures = [Figure(f"r={n}", "us", {"prepare": 1.0, "post": 12.5}, "tcp") for n in (1, 10)]
+    figures.append(Figure("found", "%", {"a": 30.0, "b": 4000.0}))
+    first, second = page_tables.of_figures(figures)
+    assert re.findall(r"<th[^>]*>([^<]*)", first) == ["", "by way of", "prepare", "post"]
+    assert re.findall(r"<td[^>]*>([^<]*)", first)[:4] == ["r=1", "tcp", "1.00", "12.5"]
+    assert "<caption>us</caption>" in first
+    assert "%: a 30.0; b 4,000" in second and "by way of" not in second
+    (line,) = page_tables.of_figures([Figure("lookup", "", {"p99": 1.25}, "tcp")])
+    assert re.findall(r"<td[^>]*>([^<]*)", line) == ["lookup", "tcp", "p99 1.25"]
+
+
+def test_what_a_document_reports_keeps_all_its_digits():
+    table = Table("b", "sweep", "ms", ["at", "p99", "who"], [[80, 157.82, None], [8, 4.0, "x"]])
+    html = page_tables.of_source(table)
+    assert re.findall(r"<td[^>]*>([^<]*)", html) == ["80", "157.82", "", "8", "4", "x"]
+    assert "sweep (ms)" in html
+    with pytest.raises(ValueError, match="3 columns, but a row has 1"):
+        page_tables.of_source(table._replace(rows=[[1]]))
+
+
+# ── the sources beside ours ──────────────────────────────────────────────────────────────────
+
+DOCUMENT = Document(
+    "A <study>", "a & b", [Table("benchmarks.b", "speeds", "", ["x"], [[1.5]],
+                                 [Correction("x < y", "x > y")])]
+)  # fmt: skip
+
+
+def test_a_source_stands_in_the_section_of_its_benchmark_with_what_is_wrong_in_it():
+    other = record()
+    other.benchmark = "benchmarks.a"
+    text = page.page([Shown(record()), Shown(other)], [], {}, [DOCUMENT])
+    before, _, after = text.partition('id="b"')
+    assert 'id="a"' in before and "source's own" not in before
+    assert "The source's own figures" in after
+    for expected in ("<cite>A &lt;study&gt;</cite>", "a &amp; b", ">1.5<",
+                     "It says: <em>x &lt; y</em>", "x &gt; y."):  # fmt: skip
+        assert expected in after, expected
+
+
+def test_a_benchmark_of_which_only_a_source_reports_is_there_and_says_so():
+    text = page.page([], [], {"benchmarks.b": "How?"}, [DOCUMENT])
+    assert "Nothing of it is recorded" in text and "no run" in text and ">1.5<" in text
+    assert "section" not in page.page([], [], {}, [DOCUMENT]), "nobody here asks that"
+
+
+def test_the_contents_lead_to_every_section_and_count_runs():
+    made = [Shown(record()), Shown(record("python -m b --other"))]
+    text = page.page(made, [], {"benchmarks.b": "How?"})
+    parsed = Parsed(text)
+    assert parsed.links == parsed.ids == ["b"]
+    assert "b, 2 runs" in text and text.count("<h2>How?</h2>") == 1
+
+
+# ── all results ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def all_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("page") / "all.html"
+    assert main(["report", str(file)]) == 0
+    return file
+
+
+def test_the_page_of_all_results_loads_nothing_from_anywhere(all_results: Path):
+    text = all_results.read_text()
+    parsed = Parsed(text)
+    assert parsed.loads == [] and parsed.unclosed == []
+    assert not re.search(r"url\(|@import", text)
+    assert "color-scheme: light dark" in text
+    assert sorted(parsed.links) == sorted(parsed.ids)
+    pictures = [base64.b64decode(image).decode() for image in parsed.images]
+    for file in RESULTS.glob("*.svg"):
+        assert not file.with_suffix(".json").exists() or file.read_text() in pictures, file
+    for drawn in pictures:
+        assert not re.search(r"<script|<image|@import|href=\"(?!#)|url\((?!#)", drawn)
+
+
+def test_every_record_of_the_results_is_in_it(all_results: Path):
+    text = all_results.read_text()
+    for file in RESULTS.glob("*.json"):
+        document = json.loads(file.read_text())
+        if {"command", "schema"} <= document.keys():
+            assert page.escape(document["command"]) in text, file
+    assert "Left out" not in text
+
+
+SHOWN = """
+    kvbench                 63 blocks of 2.5 MiB in 15,025 µs are 10.2 GiB/s
+    kvbench                 fill 630 blocks
+    six_systems             all six are loops in one Python process
+    six_systems             Redis is listed and its row is missing
+    store_sweep             It moved payloads of 1,258,291 bytes
+    store_sweep             93.5 K at 64 at once
+    store_sweep             averaged the processes&#x27; percentiles
+    store_sweep             14 servers and not 19
+    test_server             a get takes 5.9, 8.0, 8.5, 7.2 and 8.3 times
+    test_server             the file lies one folder higher
+    test_transfer_in        pictures on another site
+    test_long_prefill       remote+no_prefix_caching-1-1
+    test_transfer_out       calls 0.28 to 0.29 a 1.00
+    test_memory_io          a ratio near 1 may be chance
+"""
+
+
+@pytest.mark.parametrize(
+    ("section", "note"), [line.split(maxsplit=1) for line in SHOWN.strip().splitlines()]
+)
+def test_what_is_wrong_in_a_source_is_noted_where_it_stands(all_results: Path, section, note):
+    sections = all_results.read_text().split("<section id=")
+    (found,) = (each for each in sections if each.startswith(f'"{section}"'))
+    assert note in found
+
+
+@pytest.mark.parametrize("width", [1200, 390])
+@pytest.mark.parametrize("dark", [False, True])
+async def test_a_browser_shows_it_by_day_and_by_night(all_results: Path, width: int, dark: bool):
+    """Letters stand out from the ground, pictures are drawn, and no more than tables scroll."""
+    module, chromium = browser()
+    async with module.Browser(chromium) as opened:
+        await opened.show(width, 900, dark=dark)
+        await opened.open(all_results.as_uri())
+        ground, ink = await opened.value(
+            "[getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body)"
+            ".color].map(each => Number(each.match(/[0-9]+/)[0]))"
+        )
+        assert (ground < 60 and ink > 200) if dark else (ground > 200 and ink < 60)
+        assert await opened.value("document.documentElement.scrollWidth") <= width
+        drawn = "[...document.images].every(each => each.complete && each.naturalWidth > 100)"
+        assert await opened.value(f"document.images.length > 5 && {drawn}")
+        assert await opened.value(
+            "performance.getEntriesByType('resource').every(each => each.name.startsWith('data:'))"
+        )
+        assert not opened.problems
