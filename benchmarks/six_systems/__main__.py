@@ -36,10 +36,13 @@ MODULE = "benchmarks.six_systems"
 WRITE, HOT, COLD = "write", "hot read", "cold read"
 OURS_SHM = "kvferry, shared memory"
 SHARED_MAP = "shared-memory map"
-_SERVERS = (OURS_SHM, "kvferry, tcp", "Redis, tcp", "Redis, unix socket", "LMCache, its server")
+_SERVERS = (
+    OURS_SHM, "kvferry, tcp", "kvferry, shared memory, no disk", "kvferry, tcp, no disk",
+    "Redis, tcp", "Redis, unix socket", "LMCache, its server",
+)  # fmt: skip
 _SHARED = "shared prefix:"
-_POOLS = 9
-"""Source, target, the map, two Redis with their buffers, LMCache, two servers of ours."""
+_POOLS = 11
+"""Source, target, the map, two Redis with their buffers, LMCache, four servers of ours."""
 
 
 class Key(NamedTuple):
@@ -90,6 +93,8 @@ def measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> No
         makers: dict[str, Callable[[], System]] = {
             OURS_SHM: partial(Ours, folder / "shm", rows, (source, target), "shm"),
             "kvferry, tcp": partial(Ours, folder / "tcp", rows, (source, target), "tcp"),
+            "kvferry, shared memory, no disk": partial(Ours, None, rows, (source, target), "shm"),
+            "kvferry, tcp, no disk": partial(Ours, None, rows, (source, target), "tcp"),
             SHARED_MAP: partial(SharedMap, rows),
             "files": partial(FilePerBlock, folder / "files", rows, synced=False),
             "files, fsync": partial(FilePerBlock, folder / "synced", rows, synced=True),

@@ -1,9 +1,10 @@
-"""Our server, in a process of its own, with a disk for what a restart leaves."""
+"""Our server, in a process of its own, with a disk for what a restart leaves, or without."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.harness.runner import Skipped
 from benchmarks.kvbench.transfer import move
 from benchmarks.kvbench.ways import Rows, Server
 from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
@@ -20,10 +21,15 @@ class Ours:
     """Put over one transport, and got back. Cold: from its disk, after it was stopped and started.
 
     A put ends when its blocks are readable; the disk is written behind it, past the page cache.
+    Without a folder there is no disk: what others do that keep everything in memory.
     """
 
     def __init__(
-        self, folder: Path, rows: Rows, pools: tuple[SharedPool, SharedPool], transport: str
+        self,
+        folder: Path | None,
+        rows: Rows,
+        pools: tuple[SharedPool, SharedPool],
+        transport: str,
     ) -> None:
         """Raises `Skipped` where there is no such transport."""
         self._rows = rows
@@ -32,8 +38,10 @@ class Ours:
         self._window = max(1, _WINDOW_BYTES // rows.block_bytes)
         num_bytes = len(rows) * (rows.block_bytes + 4096)
         memory = str(num_bytes * 5 // 4 + 64 * MiB)
-        disk = ["--disk", str(folder), "--disk-bytes", str(2 * num_bytes + 512 * MiB),
-                "--disk-write-rate", "0"]  # fmt: skip
+        disk: list[str] = []
+        if folder is not None:
+            disk = ["--disk", str(folder), "--disk-bytes", str(2 * num_bytes + 512 * MiB),
+                    "--disk-write-rate", "0"]  # fmt: skip
         self._command = (memory, disk)
         self._server = RemoteServer(memory, args=disk).start()
         try:
@@ -52,10 +60,12 @@ class Ours:
         move(self._way, self._way.prepare_read, len(self._rows), self._window)
 
     def make_cold(self) -> None:
+        memory, disk = self._command
+        if not disk:
+            raise Skipped("it keeps everything in memory")
         self._wait_for("its disk to have all blocks", self._all_on_disk)
         self._client.close()
         self._server.stop()
-        memory, disk = self._command
         self._server = RemoteServer(memory, args=disk).start()
         self._client = self._connect()
         self._wait_for("the blocks on its disk to be checked", self._all_readable)
