@@ -89,7 +89,9 @@ def _report(arguments: argparse.Namespace) -> int:
     if not shown:
         print(f"{arguments.results} has no record", file=sys.stderr)
         return 2
-    questions = {one.module: one.question for one in registry.find().values()}
+    recorded = {one.record.benchmark for one in shown}
+    questions = {module: registry.question_of(module) for module in recorded}
+    questions |= {one.module: one.question for one in registry.find().values()}
     text = page.page(shown, others, questions, registry.documents())
     arguments.page.write_text(text, encoding="utf-8")
     print(f"{arguments.page}: {len(shown)} records")

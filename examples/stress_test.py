@@ -1,4 +1,4 @@
-"""The n-by-n triangle of times to the first token: what each level of the cache is worth.
+"""What is each level of the cache worth? The n-by-n triangle of times to the first token.
 
     python -m examples.stress_test --start
     python -m examples.stress_test --url http://127.0.0.1:8000 --cache-server tcp://127.0.0.1:5757

@@ -41,6 +41,16 @@ def find(root: Path = REPOSITORY) -> dict[str, Benchmark]:
     return found
 
 
+def question_of(module: str, root: Path = REPOSITORY) -> str:
+    """What a module outside of `benchmarks` asks that writes a record too; "" when it asks nothing
+    or is gone."""
+    file = root / f"{module.replace('.', '/')}.py"
+    if not file.exists():
+        return ""
+    asked, mark, _ = (ast.get_docstring(ast.parse(file.read_text())) or "").partition("?")
+    return asked + mark if "\n" not in asked else ""
+
+
 def _question(file: Path) -> str:
     """A package may ask it in its `__init__.py`, beside a `__main__.py` that shows the command."""
     lines = []

@@ -1,7 +1,7 @@
 """One run as one JSON document: the source's keys, and what somebody needs to judge it later."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ class Run:
             "validation": self.validation,
             "trace": self.trace,
             "rows": [],
-            "figures": [figure.to_json() for figure in _figures(summary)],
+            "figures": [figure.to_json() for figure in _figures(summary, criteria)],
             "throughput_timeline": throughput_timeline(self.samples),
             "samples": self.samples.to_json() if self.options.samples else None,
         }
@@ -108,8 +108,16 @@ def write(document: Mapping[str, Any], path: Path) -> None:
     path.write_text(f'{head}"samples": {samples}{tail}\n')
 
 
-def _figures(summary: Mapping[str, Any]) -> Iterator[Figure]:
+def _figures(summary: Mapping[str, Any], criteria: Sequence[Criterion]) -> Iterator[Figure]:
     """The ones to look at first, as any benchmark's record has them."""
+    judged = [criterion.passed for criterion in criteria if criterion.passed is not None]
+    yield Figure("verdict", "criteria", {"passed": sum(judged), "judged": len(judged)})
+    scaling = summary["autoscaling_summary"] or {}
+    if "final_user_count" in scaling:
+        yield Figure("within their targets", "users", {"": scaling["final_user_count"]})
+    if "peak_throughput" in scaling:
+        peak = {"": scaling["peak_throughput"], "users": scaling["peak_user_count"]}
+        yield Figure("peak", "GB/s", peak)
     yield Figure("throughput", "tokens/s", {"": summary["avg_throughput_tokens_per_sec"]})
     stats = summary["cache_stats"]
     moved = {name: stats[f"{name}_gb_per_sec"] for name in ("read", "write")}

@@ -12,6 +12,11 @@ MACHINE = {"cores": 2, "memory_gib": 24}
 HERE = Path(__file__).resolve().parent.parent.parent
 
 
+def test_what_is_recorded_elsewhere_asks_its_question_too():
+    assert registry.question_of("examples.stress_test").endswith("worth?")
+    assert registry.question_of("examples.demo") == registry.question_of("gone.away") == ""
+
+
 def test_every_file_that_writes_a_record_is_a_benchmark_with_a_question():
     modules = {one.module for one in registry.find().values()}
     writers = {

@@ -227,7 +227,10 @@ def test_the_json_has_the_keys_of_the_source_and_is_a_record_like_any_other(writ
     assert written["seed"] == 42 and len(written["request_digest"]) == 64
     assert written["options"]["cpu_mem_gb"] == 0.01
     record = Record.read(workload_run.json)
-    assert record.benchmark == "benchmarks.storage_workload" and record.figures
+    assert record.benchmark == "benchmarks.storage_workload"
+    verdict = next(figure.values for figure in record.figures if figure.name == "verdict")
+    criteria = [each["passed"] for each in written["verdict"]["criteria"]]
+    assert verdict == {"passed": criteria.count(True), "judged": 4 - criteria.count(None)}
     assert str(workload_run.folder) not in record.command.replace(
         f"--cache-dir {workload_run.folder}", ""
     ), "where a run's files go is no part of it"
