@@ -134,7 +134,7 @@ def parser() -> argparse.ArgumentParser:
         made.add_argument(flag, dest=name, type=float, default=default, metavar="SECONDS",
                           help=f"of {of} (default: %(default)g)")  # fmt: skip
     made.add_argument("-w", dest="workloads", type=_workloads, default=WORKLOADS, metavar="LIST",
-                      help="comma-separated: " + ", ".join(WORKLOADS))  # fmt: skip
+                      help="all, or comma-separated: " + ", ".join(WORKLOADS))  # fmt: skip
     made.add_argument("-u", dest="users", type=int, default=USERS, metavar="USERS",
                       help="of a moderate load (default: %(default)s)")  # fmt: skip
     made.add_argument("-U", dest="high_users", type=int, metavar="USERS",
@@ -156,6 +156,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _workloads(text: str) -> tuple[str, ...]:
+    if text == "all":
+        return WORKLOADS
     names = tuple(name.strip() for name in text.split(","))
     for name in names:
         one_of("-w", name, WORKLOADS)
