@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import aiohttp
 import pytest
-from admin_fixtures import (
+from admin_http import (
     TOKEN,
     Http,
     raw,
@@ -27,7 +27,6 @@ from remote_server.config import ServerConfig
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Lookup
 
-pytest_plugins = ["admin_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
 # ── what it says ─────────────────────────────────────────────────────────────────────────

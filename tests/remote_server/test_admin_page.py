@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from admin_fixtures import (
+from admin_http import (
     TOKEN,
     served,
     write_token,
@@ -11,7 +11,6 @@ from admin_fixtures import (
 from browser import Browser, find_chromium
 from wire_peer import Peer
 
-pytest_plugins = ["admin_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
 NASTY = "<img src=x onerror=document.title='owned'><script>document.title='owned'</script>"

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from admin_fixtures import served
+from admin_http import served
 from handler_bench import HandlerBench
 from metrics_helpers import OPERATIONS, TIER, a_snapshot
 from prometheus_client import Metric
@@ -28,7 +28,6 @@ from remote_server.metering import (
 )
 from remote_server.protocol import Get, Hello, Lookup, NamespaceStats, Put, Release
 
-pytest_plugins = ["admin_fixtures"]
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
 REPOSITORY = Path(__file__).resolve().parents[2]

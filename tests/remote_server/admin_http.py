@@ -1,15 +1,11 @@
-"""A server with its admin HTTP in this process, and what the tests ask it with.
-
-Test modules name this file in `pytest_plugins`.
-"""
+"""A server with its admin HTTP in this process, and what the tests ask it with."""
 
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
-import pytest
 
 from remote_server.admin.admin import Admin
 from remote_server.config import MiB, ServerConfig
@@ -63,28 +59,3 @@ def raw(url: str, sent: bytes = b"") -> socket.socket:
     if sent:
         connection.sendall(sent)
     return connection
-
-
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Admin]]:
-    """Memory above disk, and a token."""
-    folder = tmp_path_factory.mktemp("admin")
-    disk = folder / "disk"
-    settings = {"disk": str(disk), "disk_bytes": 64 * MiB}
-    with served(admin_token_file=write_token(folder), **settings) as pair:
-        yield pair
-
-
-@pytest.fixture
-async def http(pair: tuple[Server, Admin]) -> AsyncIterator[Http]:
-    timeout = aiohttp.ClientTimeout(total=10)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        yield Http(session, pair[1].url)
-
-
-@pytest.fixture
-def no_old_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each question is answered by a snapshot of its own."""
-    from remote_server.admin import site
-
-    monkeypatch.setattr(site, "SNAPSHOT_S", 0.0)
