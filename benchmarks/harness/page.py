@@ -39,6 +39,7 @@ td.why { color: var(--quiet); white-space: normal; min-width: 22rem; }
 code { font-size: 90%; overflow-wrap: anywhere; }
 img { max-width: 100%; height: auto; background: #fff; }
 .about, summary, li small { color: var(--quiet); }
+.about { overflow-wrap: anywhere; }
 summary { cursor: pointer; }
 .source { border-left: 4px solid #e69f00; background: var(--soft); padding: .3rem 1rem;
           margin-top: 1.5rem; }
