@@ -184,13 +184,17 @@ class Outboxes:
             more |= self._send_turn(outbox)
         return more
 
-    def release(self) -> None:
-        """Unpin the blocks whose bytes libzmq has let go of, and forget idle clients."""
+    def release(self) -> bool:
+        """Unpin the blocks whose bytes libzmq has let go of, and forget idle clients. True when
+        a stream may have waited for that room in memory: nothing else would tell it."""
+        more = False
         for client, outbox in [*self._outboxes.items()]:
             while outbox.in_flight and outbox.in_flight[0][0].done:
                 self._unpin_all(outbox.in_flight.popleft()[1])
+                more |= bool(outbox.streams)
             if not outbox.in_flight and not len(outbox):
                 del self._outboxes[client]
+        return more
 
     def cancel_all(self) -> None:
         """Forget what was not handed to libzmq yet."""

@@ -140,7 +140,7 @@ class Quarters:
         """Copy, send and let go what is due. True when there is more to do at once."""
         more = self.shared_puts.copy_some()
         more |= self.outboxes.send_some()
-        self.outboxes.release()
+        more |= self.outboxes.release()
         self.shared.expire_leases()
         self.store.expire_some()
         return more

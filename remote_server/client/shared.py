@@ -76,7 +76,7 @@ class SharedLane:
     @property
     def has_more(self) -> bool:
         """The next turn has something to do."""
-        return self.gets.has_more or self.puts.has_more
+        return self.gets.has_more or (self.in_use and self.puts.has_more)
 
     @property
     def queued_bytes(self) -> int:

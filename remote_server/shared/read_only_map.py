@@ -4,13 +4,7 @@ import os
 import threading
 from collections.abc import Iterator
 
-from remote_server.shared.mapping import (
-    MADV_POPULATE_READ,
-    POPULATE_STEP_BYTES,
-    map_read_only,
-    populate,
-    unmap,
-)
+from remote_server.shared.mapping import STEP_BYTES, map_read_only, touch_gently, unmap
 
 # The owner faults its own memory in while we do; we follow it this long.
 _POPULATE_PASSES = 60
@@ -50,8 +44,6 @@ class ReadOnlyMap:
         self._keeper.join()
 
     def _keep(self) -> None:
-        # This thread alone may starve nobody: on Linux, niceness is per thread.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         self._populate()
         self._over.wait()
         self._undo()
@@ -66,11 +58,9 @@ class ReadOnlyMap:
         done = 0
         for _ in range(_POPULATE_PASSES):
             for start, end in self._extents(done):
-                for at in range(start, end, POPULATE_STEP_BYTES):
-                    step = min(POPULATE_STEP_BYTES, end - at)
-                    if self._over.is_set() or not populate(
-                        self.address + at, step, MADV_POPULATE_READ
-                    ):
+                for at in range(start, end, STEP_BYTES):
+                    step = min(STEP_BYTES, end - at)
+                    if not touch_gently(self.address + at, step, self._over):
                         return
                 if start == done:
                     done = end

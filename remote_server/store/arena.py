@@ -8,7 +8,7 @@ import os
 import threading
 
 from remote_server.config import format_bytes
-from remote_server.shared.mapping import MADV_POPULATE_WRITE, POPULATE_STEP_BYTES, populate
+from remote_server.shared.mapping import STEP_BYTES, touch_gently
 
 log = logging.getLogger(__name__)
 
@@ -100,24 +100,12 @@ class Arena:
         os.close(self.fd)
 
     def _populate(self) -> None:
-        # This thread alone may starve nobody: on Linux, niceness is per thread.
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-        for start in range(0, self.num_bytes, POPULATE_STEP_BYTES):
-            if self._stop.is_set():
-                return
-            step = min(POPULATE_STEP_BYTES, self.num_bytes - start)
-            if not populate(self.address + start, step, MADV_POPULATE_WRITE):
-                self._touch(start, step)
+        for start in range(0, self.num_bytes, STEP_BYTES):
+            step = min(STEP_BYTES, self.num_bytes - start)
+            go_on = touch_gently(self.address + start, step, self._stop)
             self._populated_bytes = start + step
-
-    def _touch(self, start: int, step: int) -> None:
-        """For kernels without MADV_POPULATE_WRITE: read one byte of each page.
-
-        Reading, because writing could race with a block that is being copied in. A read of a
-        shared mapping allocates the page all the same.
-        """
-        for offset in range(start, start + step, mmap.PAGESIZE):
-            self.view[offset]
+            if not go_on:
+                return
 
 
 def warn_if_dev_shm_is_small(memory: int, folder: str = "/dev/shm") -> bool:

@@ -67,11 +67,6 @@ def test_populating_makes_every_page_resident_and_changes_no_byte(arena):
     assert arena.view[4096:4100] == b"kept"
 
 
-def test_kernels_without_populate_write_get_their_pages_touched(arena):
-    arena._touch(0, arena.num_bytes)
-    assert resident_bytes(arena) == arena.num_bytes
-
-
 def test_closing_stops_a_population_under_way():
     arena = Arena(512 * MiB)
     arena.populate()

@@ -88,6 +88,18 @@ def test_more_puts_than_tickets_wait_for_one(near, shared, make_client):
     assert min(message.ticket_value for message in reused) > MAX_TICKETS
 
 
+def test_a_put_that_was_sent_when_shared_memory_ended_does_not_keep_the_thread_busy(local, near):
+    near.silence(PutShared)
+    near.local_rule = lambda *_: None  # and it does not come back
+    with held_at(local._loop.lanes.shared.puts, Point.SENT) as held:
+        future = local.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=60)
+        held.wait()
+        near.hang_up()
+    assert isinstance(future.result(PATIENCE_S).error, ServerUnavailable)
+    turn(local)
+    assert not local._loop.lanes.has_more, "there is nothing to send, so nothing to stay awake for"
+
+
 # ── ends ─────────────────────────────────────────────────────────────────────────────────
 
 

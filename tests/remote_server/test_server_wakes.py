@@ -1,0 +1,67 @@
+"""Work that becomes possible in a turn of the server's loop is done before the loop sleeps."""
+
+from collections.abc import Iterable, Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from remote_server.config import MiB, ServerConfig
+from remote_server.outbox import Outboxes, Parcel
+from remote_server.server import Server
+from remote_server.store.slabs import Block
+
+
+@pytest.fixture
+def idle_server() -> Iterator[Server]:
+    """Started, and not serving: the test takes the loop's turns by hand."""
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
+    server = Server(config)
+    server.start()
+    yield server
+    server.stop()
+
+
+class RoomInMemory:
+    """Taken by what is on its way to a client, until libzmq has let go of that."""
+
+    def __init__(self) -> None:
+        self.tracker = SimpleNamespace(done=False)
+        self.is_free = False
+
+    def leave(self, _: Iterable[Block]) -> None:
+        self.is_free = True
+
+
+class WaitsForRoom:
+    """A stream that goes on once there is `room`."""
+
+    num_bytes = 0
+
+    def __init__(self, room: RoomInMemory) -> None:
+        self._room = room
+        self.went_on = False
+
+    def go_on(self, last_resort: bool) -> bool:
+        self.went_on = self._room.is_free
+        return self.went_on
+
+    def next_parcel(self) -> Parcel | None:
+        return None
+
+    def cancel(self) -> None:
+        pass
+
+
+def test_a_stream_goes_on_at_once_when_what_left_memory_makes_room_for_it(idle_server):
+    """Nobody else tells the loop, which would sleep for as long as it may."""
+    quarters = idle_server.quarters[""]
+    room = RoomInMemory()
+    stream = WaitsForRoom(room)
+    quarters.outboxes = Outboxes(idle_server._router, room.leave)
+    quarters.outboxes.post_stream(b"client", stream)
+    quarters.outboxes._outbox(b"client").in_flight.append((room.tracker, [], 0))
+    assert not quarters.take_turn(), "nothing has changed"
+    room.tracker.done = True
+    assert quarters.take_turn()
+    quarters.take_turn()
+    assert stream.went_on
