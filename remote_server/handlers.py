@@ -38,8 +38,10 @@ from remote_server.protocol import (
     Welcome,
 )
 from remote_server.shared.handlers import SharedHandlers
+from remote_server.store.answers import Found, Pinned
+from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import Block
-from remote_server.store.store import Found, NamespaceInfo, Pinned, Store
+from remote_server.store.store import Store
 from remote_server.streams import BlockStream, blocks_per_frame, frames_of
 from remote_server.wall_clock import told_to_people
 

@@ -8,7 +8,7 @@ from wire_peer import Peer, block, key
 from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Clear, GetShared, Touch, Verify
 from remote_server.server import Server
-from remote_server.store import store as store_module
+from remote_server.store import namespaces
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_a_touched_block_is_the_last_to_leave_the_disk(tmp_path, context):
 def test_a_namespace_with_blocks_on_disk_alone_is_not_forgotten_for_another(
     server, connect, monkeypatch
 ):
-    monkeypatch.setattr(store_module, "MAX_NAMESPACES", 2)
+    monkeypatch.setattr(namespaces, "MAX_NAMESPACES", 2)
     peer = connect()
     put_all(peer, 1)
     server.store.tier.clear("big")  # from memory
