@@ -129,6 +129,35 @@ def test_a_touched_block_is_the_last_to_leave_the_disk(tmp_path, context):
         assert (states[oldest], states[oldest + 1]) == (2, 0)
 
 
+def test_what_memory_serves_in_any_way_is_still_on_disk_when_memory_evicts_it(tmp_path, context):
+    streamed, whole, leased, unused = range(4)
+    with small_server(tmp_path, disk_bytes=16 * MiB) as server:
+        peer = Peer(context, server.endpoint)
+        shared = SharedPeer(Peer(context, server.endpoint))
+
+        def serve() -> None:
+            assert peer.get([streamed], "big")[0].hit == 1
+            peer.send_get([whole], "big", stream=False)
+            assert peer.receive()[0].hit == 1
+            lease = shared.lease([leased], "big")
+            assert lease.hit == 1
+            shared.release(lease)
+
+        put_all(peer, room := 4)
+        while peer.stats().counters["disk_evicted"] < 2 * IN_MEMORY:
+            if room % 8 == 0:
+                serve()
+            peer.put([room], namespace="big", length=LENGTH)
+            room += 1
+            peer.stats_once(lambda s: s.counters["disk_demoted"] == room)  # noqa: B023
+        assert peer.stats().counters["disk_promoted"] == 0, "it was memory that served"
+        server.store.tier.clear("big")
+        states = peer.lookup([streamed, whole, leased, unused], "big").states
+        assert states == b"\2\2\2\0"
+        serve()
+        assert peer.stats().counters["disk_promoted"] == 3
+
+
 def test_a_namespace_with_blocks_on_disk_alone_is_not_forgotten_for_another(
     server, connect, monkeypatch
 ):
