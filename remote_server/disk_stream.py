@@ -11,8 +11,8 @@ from itertools import islice
 
 from remote_server.config import MiB
 from remote_server.outbox import Parcel
+from remote_server.store.answers import Found
 from remote_server.store.slabs import Block
-from remote_server.store.store import Found
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
 from remote_server.streams import blocks_parcel, next_batch

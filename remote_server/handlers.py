@@ -5,15 +5,13 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
-import msgspec
-
 from remote_server import protocol
 from remote_server.copier import Copier, Job
-from remote_server.disk_stream import DiskStream
 from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.frame_handlers import FrameHandlers
 from remote_server.inflight import InFlight
 from remote_server.outbox import Outboxes, Parcel, Stream
-from remote_server.payload import blocks_of, checksums_of, copy_in, is_intact, stored_reply
+from remote_server.payload import is_intact
 from remote_server.protocol import (
     Clear,
     Cleared,
@@ -21,7 +19,6 @@ from remote_server.protocol import (
     ErrorCode,
     Get,
     GetShared,
-    Got,
     Hello,
     Keep,
     Kept,
@@ -38,9 +35,8 @@ from remote_server.protocol import (
     Welcome,
 )
 from remote_server.shared.handlers import SharedHandlers
-from remote_server.store.slabs import Block
-from remote_server.store.store import Found, NamespaceInfo, Pinned, Store
-from remote_server.streams import BlockStream, blocks_per_frame, frames_of
+from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.store import Store
 from remote_server.wall_clock import told_to_people
 
 log = logging.getLogger(__name__)
@@ -89,7 +85,6 @@ class Handlers:
         `server_counters` are shown beside those of `store`."""
         self._local_secret = local_secret
         self._may_name = may_name
-        self._in_flight = in_flight or InFlight(store.tier, 0)
         self._server_counters = server_counters
         self.draining = False
         self._shared = shared
@@ -98,6 +93,10 @@ class Handlers:
         self._copier = copier
         self._outboxes = outboxes
         self._server = server_name()
+        self._frames = FrameHandlers(
+            store, copier, outboxes, in_flight or InFlight(store.tier, 0),
+            self._post, self._post_stream, self._answer_refusal,
+        )  # fmt: skip
         self._by_type: dict[type, Callable[..., None]] = {
             Hello: self._hello,
             Lookup: self._lookup,
@@ -210,115 +209,10 @@ class Handlers:
         self._reply(client, found)
 
     def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> None:
-        try:
-            blocks = blocks_of(request, payload, self._store.namespaces.get(request.namespace))
-        except RequestRefused as refusal:
-            if isinstance(refusal.__cause__, RemoteProtocolError):
-                self._store.counters["integrity_length"] += 1
-            raise
-        num_bytes = sum(request.lengths)
-        self._store.counters["bytes_in"] += num_bytes
-        reserved = self._store.begin_put(
-            request.namespace,
-            request.keys,
-            request.lengths,
-            request.checksums or [None] * len(request.keys),
-            force=request.force,
-            draining=self.draining,
-        )
-        # The frames are libzmq's memory, so the sender's has been free since they were sent.
-        if request.deferred or not reserved.blocks:
-            self._reply(client, stored_reply(request.request_id, self._store.epoch, reserved))
-        if not reserved.blocks:
-            return
-        tier = self._store.tier
-        all_sources = [*blocks]
-        sources = [all_sources[index] for index in reserved.indices]
-
-        def copy(number: int) -> bool:
-            return copy_in(reserved.blocks[number], sources[number], tier)
-
-        def finish(intact: list[bool] | None) -> None:
-            self._store.end_put(reserved, intact)
-            if not request.deferred:
-                self._reply(client, stored_reply(request.request_id, self._store.epoch, reserved))
-
-        self._copier.submit(Job(copy, len(sources), num_bytes, finish))
+        self._frames.put(client, request, payload, draining=self.draining)
 
     def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> None:
-        if request.stream:
-            self._get_stream(client, request)
-        else:
-            self._store.fetch(request.namespace, request.keys, partial(self._send, client, request))
-
-    def _get_stream(self, client: bytes, request: Get) -> None:
-        store = self._store
-        found = store.find(request.namespace, request.keys)
-        self._check_in_flight(client, [block for block in found.blocks if block is not None])
-        self._reply(client, self._got(request, found))
-        if isinstance(found, Pinned):
-            if found.blocks:
-                stream = BlockStream(request.request_id, store.epoch, found, store.tier)
-                self._post_stream(client, request, stream)
-            return
-        assert store.waterfall is not None, "nothing else finds what is not in memory"
-        self._post_stream(
-            client,
-            request,
-            DiskStream(
-                request.request_id, store.epoch, request.namespace, found, store.waterfall,
-                store.tier,
-            ),
-        )  # fmt: skip
-
-    def _check_in_flight(self, client: bytes, pinned: Sequence[Block]) -> None:
-        """Unpins them all when it raises `RequestRefused`."""
-        try:
-            more = sum(block.length for block in pinned)
-            self._in_flight.check(self._outboxes.bytes_of(client), more)
-        except RequestRefused:
-            self._store.tier.unpin_all(pinned)
-            raise
-
-    def _got(self, request: Get, found: Pinned | Found) -> Got:
-        return Got(
-            request_id=request.request_id,
-            epoch=self._store.epoch,
-            total=len(request.keys),
-            hit=len(found.blocks),
-            miss=found.miss,
-            duplicate=found.duplicate,
-            found=found.indices,
-        )
-
-    def _send(self, client: bytes, request: Get, found: Pinned) -> None:
-        """Answer a get in one message, maybe some time after it came: what was on disk is in
-        memory now."""
-        num_bytes = sum(block.length for block in found.blocks)
-        if num_bytes > protocol.MAX_MESSAGE_BYTES:
-            for block in found.blocks:
-                self._store.tier.unpin(block)
-            refusal = RequestRefused(
-                ErrorCode.TOO_LARGE,
-                f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
-                "ask for a stream, or for fewer keys",
-            )
-            self._answer_refusal(client, request.request_id, refusal)
-            return
-        try:
-            self._check_in_flight(client, found.blocks)
-        except RequestRefused as refusal:
-            self._answer_refusal(client, request.request_id, refusal)
-            return
-        got = msgspec.structs.replace(
-            self._got(request, found),
-            lengths=[block.length for block in found.blocks],
-            checksums=checksums_of(found.blocks, self._store.tier),
-            blocks_per_frame=blocks_per_frame(found.blocks),
-        )
-        frames, pinned = frames_of(found.blocks, got.blocks_per_frame, self._store.tier)
-        parcel = Parcel([*protocol.encode(got), *frames], pinned, num_bytes)
-        self._post(client, got, parcel)
+        self._frames.get(client, request)
 
     def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> None:
         touched = self._store.touch(request.namespace, request.keys)

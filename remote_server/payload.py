@@ -7,8 +7,9 @@ import numpy as np
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol import ErrorCode, Put, PutOutcome, PutShared, Stored
+from remote_server.store.answers import Reserved
+from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import Block
-from remote_server.store.store import NamespaceInfo, Reserved
 from remote_server.store.tier import Tier
 
 

@@ -24,8 +24,9 @@ from remote_server.protocol import ErrorCode, TierStats
 from remote_server.quarters import Quarters
 from remote_server.shared.leases import Leases
 from remote_server.snapshot import Snapshot, gather, tiers_of
+from remote_server.store.answers import Removed
 from remote_server.store.arena import warn_if_dev_shm_is_small
-from remote_server.store.store import Removed, Store
+from remote_server.store.store import Store
 from remote_server.tenants import read_tenants
 
 log = logging.getLogger(__name__)

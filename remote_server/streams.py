@@ -8,8 +8,8 @@ import zmq
 from remote_server import protocol
 from remote_server.outbox import Parcel
 from remote_server.payload import checksums_of
+from remote_server.store.answers import Pinned
 from remote_server.store.slabs import Block
-from remote_server.store.store import Pinned
 from remote_server.store.tier import Tier
 
 # From this size on a block is worth a frame of its own, sent from where it lies: the fixed cost

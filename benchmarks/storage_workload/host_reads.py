@@ -16,8 +16,9 @@ from benchmarks.storage_workload.turns import Turn
 from remote_server import protocol
 from remote_server.config import MiB
 from remote_server.protocol import KeyState
+from remote_server.store.answers import Pinned
 from remote_server.store.slabs import Block, BlockState
-from remote_server.store.store import Pinned, Store
+from remote_server.store.store import Store
 
 # What is copied before others have a turn.
 TURN_BYTES = 8 * MiB

@@ -26,8 +26,9 @@ from remote_server.config import MiB, check_memory_fits
 from remote_server.errors import ConfigError
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import memory_for_block
-from remote_server.store.store import NamespaceInfo, Store
+from remote_server.store.store import Store
 
 NAMESPACE = "storage-workload"
 

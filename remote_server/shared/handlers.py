@@ -18,8 +18,9 @@ from remote_server.protocol import (
 from remote_server.shared.leases import LEASE_MS, MAX_LEASES_PER_REGION, Leases
 from remote_server.shared.puts import SharedPut, SharedPuts
 from remote_server.shared.region import Region
+from remote_server.store.answers import Pinned
 from remote_server.store.arena import WORD_BYTES, Arena
-from remote_server.store.store import Pinned, Store
+from remote_server.store.store import Store
 
 # Of all clients. Each has at most that many tickets, and far fewer puts under way.
 MAX_PUTS = MAX_TICKETS

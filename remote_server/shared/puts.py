@@ -9,8 +9,9 @@ from remote_server.payload import stored_reply
 from remote_server.protocol import Declined, PutShared, Stored
 from remote_server.shared.copying import copy_shared
 from remote_server.shared.region import Region
+from remote_server.store.answers import Reserved
 from remote_server.store.arena import Arena
-from remote_server.store.store import Reserved, Store
+from remote_server.store.store import Store
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,10 @@ from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, TierStats
 from remote_server.store.arena import Arena
+from remote_server.store.being_written import BeingWritten
 from remote_server.store.kept import Kept, KeptNow
-from remote_server.store.slabs import Block, BlockState, SizeClass, Slab, Slabs, slot_bytes_for
+from remote_server.store.room import Room
+from remote_server.store.slabs import Block, BlockState, SizeClass, Slabs, slot_bytes_for
 
 _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
@@ -16,11 +18,8 @@ _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
 class MemoryTier:
     """A `Tier` of blocks in the slots of an arena.
 
-    When a size class has no free slot it gets, in this order: a free slab; another class's
-    coldest slab, emptied and cut anew, if it has none itself or if that slab has been idle for
-    longer than its own oldest block; its own oldest block's slot; and, when its own blocks are
-    all pinned, another's coldest slab after all. So memory follows use: a namespace that
-    arrives second takes from the first what is idle there, and neither can starve the other.
+    Blocks that nobody uses leave for new ones as `Room` says, and within a namespace's quota the
+    longest published first.
 
     Each slot's generation word is set when its block becomes readable, to a number that no
     other block of this tier ever has, and to 0 before the slot is free. A reader that copied
@@ -33,13 +32,13 @@ class MemoryTier:
         """`namespace_bytes` is what the blocks of one namespace may take, 0 for everything."""
         self._namespace_bytes = namespace_bytes
         self.slabs = Slabs(arena.num_bytes, slab_bytes)
+        self._room = Room(self.slabs, self._evict)
         self._kept = Kept(len(self.slabs.slabs), namespace_bytes)
         self._keep_declined = 0
         self._evicted = 0
-        self._slabs_recut = 0
         self._arena = arena
         self._index: dict[str, dict[bytes, Block]] = {}  # readable blocks
-        self._writing: dict[str, dict[bytes, list[Block]]] = {}  # two when forced twice
+        self._writing = BeingWritten()
         self._detached: set[Block] = set()
         self._tick = 0
         # From anywhere: a word left over from another server must not be right by chance.
@@ -56,7 +55,7 @@ class MemoryTier:
         # No bytecode runs per key: 50 ns each, most of it hashing the key.
         readable = self._index.get(namespace, _NONE)
         states = bytes(map(readable.__contains__, keys)).translate(_READABLE)
-        if writing := self._writing.get(namespace):
+        if writing := self._writing.of(namespace):
             pending = bytes(map(writing.__contains__, keys))
             if KeyState.PENDING in pending:
                 return bytes(map(max, states, pending))
@@ -83,7 +82,7 @@ class MemoryTier:
         wanted = zip(keys, lengths, checksums, strict=True)
         blocks: list[Block] = []
         tick = self._next_tick()
-        while (missing := len(keys) - len(blocks)) and self._has_room(size_class, missing):
+        while (missing := len(keys) - len(blocks)) and self._room.has_slot(size_class, missing):
             slab, slots = self.slabs.take_slots(size_class, missing)
             start, slot_bytes = slab.offset, slab.slot_bytes
             new = [  # `slots` comes first in the zip: what ends it must not use up a block
@@ -94,10 +93,7 @@ class MemoryTier:
             slab.tick_sum += tick * len(new)
             slab.num_pinned += len(new)
             blocks += new
-        if blocks:
-            writing = self._writing.setdefault(namespace, {})
-            for block in blocks:
-                writing.setdefault(block.key, []).append(block)
+        self._writing.add(namespace, blocks)
         return blocks
 
     def complete_put(self, block: Block) -> bool:
@@ -117,7 +113,7 @@ class MemoryTier:
                 self.unpin(block)
                 continue
             key, slab = block.key, block.slab
-            self._forget_writing(block)
+            self._writing.remove(block)
             was_kept = False
             if key in index:
                 replaced = index.pop(key)  # popped, so that the oldest stay the first
@@ -139,7 +135,7 @@ class MemoryTier:
 
     def fail_put(self, block: Block) -> None:
         if block.state is BlockState.WRITING:
-            self._forget_writing(block)
+            self._writing.remove(block)
             self._set_detached(block)
         self.unpin(block)
 
@@ -233,10 +229,8 @@ class MemoryTier:
             removed += len(blocks)
             for block in blocks.values():
                 self._detach(block)
-        for name in [*self._writing] if namespace is None else [namespace]:
-            for same_key in self._writing.pop(name, {}).values():
-                for block in same_key:
-                    self._set_detached(block)
+        for block in self._writing.take(namespace):
+            self._set_detached(block)
         return removed
 
     def expire(self, namespace: str, keys: Sequence[bytes], before: float) -> int:
@@ -276,7 +270,7 @@ class MemoryTier:
             budget_bytes=self._arena.num_bytes,
             used_bytes=self.slabs.used_bytes,
             blocks=sum(len(blocks) for blocks in self._index.values()),
-            pending=sum(1 for _ in self._being_written()),
+            pending=sum(1 for _ in self._writing),
             pinned=sum(slab.num_pinned for slab in self.slabs.slabs),
             free_slabs=len(self.slabs.free),
             kept=len(self._kept),
@@ -285,14 +279,14 @@ class MemoryTier:
     def counters(self) -> dict[str, int]:
         return {
             "evicted": self._evicted,
-            "slabs_recut": self._slabs_recut,
+            "slabs_recut": self._room.slabs_recut,
             "keep_declined": self._keep_declined,
         }
 
     def check(self) -> None:
         """Every slot is free or holds exactly one block, and every block is in one place."""
         readable = [block for blocks in self._index.values() for block in blocks.values()]
-        writing = [*self._being_written()]
+        writing = [*self._writing]
         self.slabs.check([*readable, *writing, *self._detached])
         assert all(block.state is BlockState.READABLE for block in readable)
         assert all(block.state is BlockState.WRITING and block.pins == 1 for block in writing)
@@ -313,7 +307,7 @@ class MemoryTier:
         assert len(generations) == len(readable), "two blocks have one generation"
         assert 0 not in generations
         assert all(words[block.word] == block.generation for block in self._detached)
-        assert all(words[block.word] == 0 for block in self._being_written())
+        assert all(words[block.word] == 0 for block in self._writing)
         for slab in self.slabs.slabs:
             assert not any(words[slab.first_word + slot] for slot in slab.free)
 
@@ -335,61 +329,9 @@ class MemoryTier:
 
     def _num_slots_of(self, namespace: str) -> int:
         """Those of what is being written, and of what was removed and is still being sent, too."""
-        writing = self._writing.get(namespace, {}).values()
+        writing = self._writing.of(namespace).values()
         detached = sum(block.namespace == namespace for block in self._detached)
         return len(self._index.get(namespace, ())) + sum(map(len, writing)) + detached
-
-    def _has_room(self, size_class: SizeClass, wanted: int) -> bool:
-        """Leave `size_class` with a free slot, or say that everything is in use.
-
-        Evicts `wanted` blocks at once where it can: they came together, and leave a run of
-        neighbours to those who come together now.
-        """
-        if size_class.open:
-            return True
-        victim = size_class.policy.victim()
-        if not self.slabs.free:
-            slab = self._slab_to_take(size_class, victim)
-            if slab is not None:
-                self._empty(slab)
-                self._slabs_recut += 1
-            elif victim is not None:
-                self._evict_own(size_class, victim, wanted)
-            else:
-                return False
-        if not size_class.open:
-            self.slabs.cut(size_class)
-        return True
-
-    def _slab_to_take(self, size_class: SizeClass, victim: Block | None) -> Slab | None:
-        """Another class's slab that is better used here.
-
-        Looking costs a pass over all slabs. It is done when the last look paid off, and
-        otherwise once per slab's worth of own evictions.
-        """
-        if victim is None:
-            return self.slabs.coldest_of_others(size_class)
-        if size_class.evictions_until_check > 0:
-            return None
-        slab = self.slabs.coldest_of_others(size_class)
-        if slab is not None and slab.mean_tick < victim.tick:
-            return slab
-        size_class.evictions_until_check = self.slabs.slab_bytes // size_class.slot_bytes
-        return None
-
-    def _evict_own(self, size_class: SizeClass, victim: Block | None, wanted: int) -> None:
-        """Up to `wanted` of the oldest blocks, or until the next look at other classes."""
-        while victim is not None:
-            self._evict(victim)
-            size_class.evictions_until_check -= 1
-            wanted -= 1
-            if wanted == 0 or size_class.evictions_until_check <= 0:
-                return
-            victim = size_class.policy.victim()
-
-    def _empty(self, slab: Slab) -> None:
-        for block in [*slab.blocks]:  # none is pinned, so all are readable
-            self._evict(block)
 
     def _evict(self, block: Block) -> None:
         self.remove(block)
@@ -433,21 +375,6 @@ class MemoryTier:
     def _set_detached(self, block: Block) -> None:
         block.state = BlockState.DETACHED
         self._detached.add(block)
-
-    def _forget_writing(self, block: Block) -> None:
-        writing = self._writing[block.namespace]
-        same_key = writing[block.key]
-        if len(same_key) > 1:
-            same_key.remove(block)
-            return
-        del writing[block.key]
-        if not writing:
-            del self._writing[block.namespace]
-
-    def _being_written(self) -> Iterator[Block]:
-        for writing in self._writing.values():
-            for same_key in writing.values():
-                yield from same_key
 
     def _use(self, block: Block) -> None:
         tick = self._next_tick()

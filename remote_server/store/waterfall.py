@@ -11,6 +11,7 @@ from remote_server.store.disk.files import Written
 from remote_server.store.disk.layout import PAGE, padded
 from remote_server.store.disk.segments import DiskBlock
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.served import Served
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
 
@@ -34,6 +35,9 @@ class Waterfall:
     disk are not pinned; those that memory evicts first are counted and lost. While a block is
     being written it is pinned in memory, and at most `disk`'s bound of bytes are. What
     `admission` turns away is offered again when it is got from memory, or put once more.
+
+    A get uses a block in both tiers, whichever serves it. So what memory serves often does not
+    grow old on disk, where it must still be when memory evicts it.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Waterfall:
         self._disk = disk
         self._block_bytes_of = block_bytes_of
         self._admission = admission or Admission()
+        self._served = Served(disk)
         self._to_demote: deque[Block] = deque()
         self._num_demoting = 0
         self._fetching: dict[tuple[str, bytes], list[Callable[[Block | None], None]]] = {}
@@ -78,6 +83,7 @@ class Waterfall:
 
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now in both tiers; False when it is readable in neither."""
+        self._served.tell_disk()
         on_disk = self._disk.touch(namespace, key)
         return self._memory.touch(namespace, key) or on_disk
 
@@ -156,6 +162,7 @@ class Waterfall:
         if not blocks:
             return
         namespace = blocks[0].namespace
+        self._served.tell_disk()
         places = self._disk.begin_puts(
             namespace,
             [block.key for block in blocks],
@@ -205,6 +212,7 @@ class Waterfall:
         of a large get's end would leave no room for its beginning.
         """
         self.asked_again(namespace, keys)
+        self._served.add(namespace, keys)
         blocks = self._memory.pin_all(namespace, keys)
         found: list[Block | bool] = [block or False for block in blocks]
         if False not in found:
@@ -215,7 +223,6 @@ class Waterfall:
             return found
         for place, here in enumerate(on_disk):
             if here:
-                self._disk.touch(namespace, keys[place])
                 self._memory.unpin_all(block for block in blocks[place : place + 1] if block)
                 found[place] = True
         return found
@@ -269,6 +276,8 @@ class Waterfall:
                 to_read.append(place)
         for place in self._read([(place, keys[place]) for place in to_read], namespace, final):
             wait_for(place)
+        if final:  # otherwise `find` was told of them all
+            self._served.add(namespace, keys)
         one_is_here()
         return not waiting
 
@@ -278,6 +287,7 @@ class Waterfall:
 
     def _read(self, wanted: list[tuple[int, bytes]], namespace: str, final: bool) -> Iterator[int]:
         """Begin to read what the disk has of `wanted`; the places of those that will come."""
+        self._served.tell_disk()
         pinned = self._disk.pin_all(namespace, [key for _, key in wanted])
         found: list[tuple[int, DiskBlock]] = [
             (place, block)

@@ -160,15 +160,15 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
     integrity: bool,
 ):  # fmt: skip
     """With checksums they name the fault, and without them the comparison finds it."""
-    get = server.store.get
+    find = server.store.find
 
     def damaged(namespace: str, keys: list[bytes]) -> object:
-        found = get(namespace, keys)
+        found = find(namespace, keys)
         for block in found.blocks:
             server.store.tier.view(block)[5] ^= 1
         return found
 
-    monkeypatch.setattr(server.store, "get", damaged)
+    monkeypatch.setattr(server.store, "find", damaged)
     report = fly(make_host().stage, to(server, transport="tcp", integrity=integrity))
     assert report.outcome is Outcome.FAILED
     expected = "failed its checksum" if integrity else "with 1 of 384 bytes changed, from 5"
@@ -178,7 +178,7 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
 def test_a_server_that_receives_other_bytes_fails_the_canary(
     server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("remote_server.handlers.copy_in", lambda *_: False)
+    monkeypatch.setattr("remote_server.frame_handlers.copy_in", lambda *_: False)
     report = fly(make_host().stage, to(server, transport="tcp"))
     assert report == Report(Outcome.FAILED, "the server received other bytes than were put")
 

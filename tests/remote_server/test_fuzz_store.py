@@ -15,10 +15,12 @@ from remote_server.errors import RequestRefused
 from remote_server.payload import copy_in, is_intact
 from remote_server.protocol import Declined, KeyState, PutOutcome
 from remote_server.shared.leases import LEASE_MS, Leases
+from remote_server.store.answers import Reserved
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import slot_bytes_for
-from remote_server.store.store import NamespaceInfo, Reserved, Store
+from remote_server.store.store import Store
 
 pytest_plugins = ["fuzzing"]
 

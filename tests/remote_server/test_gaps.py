@@ -7,7 +7,8 @@ from remote_server.gaps import all_gaps, compare, gaps_of
 from remote_server.protocol import NamespaceStats
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.store import MAX_ENGINES_REMEMBERED, NamespaceInfo, Store
+from remote_server.store.namespaces import MAX_ENGINES_REMEMBERED, NamespaceInfo
+from remote_server.store.store import Store
 
 FACTS = {"model": "m", "dtype": "bfloat16", "layout": "x", "hash_algo": "sha256", "hash_seed": "0"}
 

@@ -10,7 +10,8 @@ from remote_server.protocol import Error, Keep, Kept, KeyState
 from remote_server.store.age import TimeToLive
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.store import NamespaceInfo, Store
+from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.store import Store
 
 SLAB_BYTES, NUM_SLABS = 4096, 16
 SMALL, LARGE = 512, 2048  # 8 and 2 to a slab

@@ -8,7 +8,7 @@ from wire_peer import Peer, block, key
 from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Clear, GetShared, Touch, Verify
 from remote_server.server import Server
-from remote_server.store import store as store_module
+from remote_server.store import namespaces
 
 
 @pytest.fixture
@@ -129,10 +129,39 @@ def test_a_touched_block_is_the_last_to_leave_the_disk(tmp_path, context):
         assert (states[oldest], states[oldest + 1]) == (2, 0)
 
 
+def test_what_memory_serves_in_any_way_is_still_on_disk_when_memory_evicts_it(tmp_path, context):
+    streamed, whole, leased, unused = range(4)
+    with small_server(tmp_path, disk_bytes=16 * MiB) as server:
+        peer = Peer(context, server.endpoint)
+        shared = SharedPeer(Peer(context, server.endpoint))
+
+        def serve() -> None:
+            assert peer.get([streamed], "big")[0].hit == 1
+            peer.send_get([whole], "big", stream=False)
+            assert peer.receive()[0].hit == 1
+            lease = shared.lease([leased], "big")
+            assert lease.hit == 1
+            shared.release(lease)
+
+        put_all(peer, room := 4)
+        while peer.stats().counters["disk_evicted"] < 2 * IN_MEMORY:
+            if room % 8 == 0:
+                serve()
+            peer.put([room], namespace="big", length=LENGTH)
+            room += 1
+            peer.stats_once(lambda s: s.counters["disk_demoted"] == room)  # noqa: B023
+        assert peer.stats().counters["disk_promoted"] == 0, "it was memory that served"
+        server.store.tier.clear("big")
+        states = peer.lookup([streamed, whole, leased, unused], "big").states
+        assert states == b"\2\2\2\0"
+        serve()
+        assert peer.stats().counters["disk_promoted"] == 3
+
+
 def test_a_namespace_with_blocks_on_disk_alone_is_not_forgotten_for_another(
     server, connect, monkeypatch
 ):
-    monkeypatch.setattr(store_module, "MAX_NAMESPACES", 2)
+    monkeypatch.setattr(namespaces, "MAX_NAMESPACES", 2)
     peer = connect()
     put_all(peer, 1)
     server.store.tier.clear("big")  # from memory

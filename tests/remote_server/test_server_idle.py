@@ -8,7 +8,7 @@ from wire_peer import BLOCK_BYTES
 from remote_server import server as server_module
 from remote_server.config import MiB, ServerConfig
 from remote_server.server import Server
-from remote_server.store.store import NamespaceInfo
+from remote_server.store.namespaces import NamespaceInfo
 
 
 @pytest.fixture

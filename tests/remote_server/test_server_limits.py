@@ -9,7 +9,7 @@ from remote_server import inflight, protocol
 from remote_server.config import KiB, MiB, ServerConfig
 from remote_server.protocol import Clear, Error, Lookup, Touch
 from remote_server.server import Server
-from remote_server.store import store as store_module
+from remote_server.store import expiry
 from remote_server.store.age import TimeToLive
 from remote_server.streams import BlockStream
 
@@ -269,7 +269,7 @@ def test_a_block_is_absent_to_every_request_once_it_is_too_old(start, context, n
 def test_what_nobody_asks_for_leaves_when_it_is_too_old_a_bounded_part_at_a_time(
     start, context, now, monkeypatch
 ):
-    monkeypatch.setattr(store_module, "MAX_SWEPT", 4)
+    monkeypatch.setattr(expiry, "MAX_SWEPT", 4)
     server = start(ttl_s=60.0)
     peer = Peer(context, server.endpoint)
     peer.hello()
@@ -312,7 +312,7 @@ def test_what_is_on_disk_grows_old_over_a_restart_and_on_its_way_back(
     peer.stats_once(lambda stats: stats.counters["disk_written"] == 4)
     server.__exit__(None, None, None)
     server = start(**disk)
-    ages = server.store._ttl
+    ages = server.store._expiry._ttl
     start_ns = ages._wall_clock_ns()
     peer = Peer(context, server.endpoint)
     peer.stats_once(lambda stats: stats.counters["disk_recovered"] == 4)

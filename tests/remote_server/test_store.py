@@ -5,7 +5,8 @@ from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.store import MAX_NAMESPACES, NamespaceInfo, Store
+from remote_server.store.namespaces import MAX_NAMESPACES, NamespaceInfo
+from remote_server.store.store import Store
 
 BLOCK_BYTES = 4096
 INFO = NamespaceInfo(block_bytes=BLOCK_BYTES)

@@ -4,6 +4,7 @@ import pytest
 from disk_helpers import RealDisk, budget_for, wait_for
 
 from remote_server import protocol
+from remote_server.protocol import KeyState
 from remote_server.store.arena import Arena
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.memory_tier import MemoryTier
@@ -51,6 +52,12 @@ class Both:
         (blocks,) = results
         data = [None if block is None else bytes(self.memory.view(block)) for block in blocks]
         self.memory.unpin_all(block for block in blocks if block is not None)
+        return data
+
+    def find(self, *numbers: int) -> list[bytes | bool]:
+        found = self.waterfall.find("ns", [b"%d" % number for number in numbers])
+        data = [each if isinstance(each, bool) else bytes(self.memory.view(each)) for each in found]
+        self.memory.unpin_all(each for each in found if not isinstance(each, bool))
         return data
 
     def states(self, *numbers: int) -> list[int]:
@@ -261,3 +268,44 @@ def test_bytes_that_the_disk_has_are_not_written_again(both):
     both.put(1)
     assert both.disk.tier.counters()["written"] == 1
     assert both.states(1) == [2]
+
+
+@pytest.mark.parametrize("way", [Both.fetch, Both.find], ids=["fetch", "find"])
+def test_a_block_that_memory_keeps_serving_outlives_colder_blocks_on_disk(both, way):
+    on_disk = 8 * 16
+    for number in range(2 * on_disk):
+        both.put(number)
+        assert way(both, 0) == [data_of(0)]
+    assert both.waterfall.counters["promoted"] == 0, "memory served it each time"
+    both.put(*range(1000, 1000 + IN_MEMORY))
+    assert both.memory.lookup("ns", b"0") is KeyState.ABSENT
+    assert both.states(0, 1, on_disk) == [2, 0, 0]
+    assert both.fetch(0) == [data_of(0)]
+
+
+def test_the_order_in_which_blocks_leave_the_disk_is_that_of_their_uses_in_either_tier(both):
+    for number in range(8 * 16):
+        both.put(number)
+    newest = range(7 * 16, 8 * 16)  # these are in memory
+    assert both.fetch(0, 1, newest[0], 2) == [data_of(n) for n in (0, 1, newest[0], 2)]
+    assert both.find(newest[15], newest[14]) == [data_of(n) for n in (newest[15], newest[14])]
+    assert both.waterfall.touch("ns", b"3")
+    used = (0, 1, newest[0], 2, newest[15], newest[14], 3)
+    left = []
+    for number in range(1000, 1000 + 8 * 16):
+        both.put(number)
+        gone = [n for n in used if not both.disk.tier.lookup("ns", b"%d" % n) and n not in left]
+        assert len(gone) <= 1
+        left += gone
+    assert left == [*used]
+
+
+def test_a_get_of_what_the_disk_lacks_tells_it_nothing_and_a_clear_forgets_what_was_to_be_told(
+    both,
+):
+    both.put(1, 2)
+    assert both.fetch(1, 99, 2) == [data_of(1), None, data_of(2)]
+    both.memory.clear("ns")
+    both.waterfall.clear("ns")
+    both.put(3)
+    assert both.states(1, 2, 99, 3) == [0, 0, 0, 2]

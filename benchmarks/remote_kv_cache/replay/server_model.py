@@ -61,7 +61,8 @@ class Level:
 
 class ServerModel:
     """Memory above disk as the waterfall has them: what is put is in both, what is got from disk
-    is then in memory, and memory's evictions cost nothing while the disk still has the block.
+    is then in memory, and memory's evictions cost nothing while the disk still has the block. What
+    memory serves is used on the disk too.
 
     The disk keeps up here: a block is written before memory could evict it.
     """
@@ -84,7 +85,7 @@ class ServerModel:
         for key in reversed(found):
             if key in self.memory:
                 self.memory.use(key)
-            if missing and key in self.disk:  # only a get that reads from the disk tells it
+            if key in self.disk:
                 self.disk.use(key)
         for key in reversed(missing):
             self.memory.add(key)

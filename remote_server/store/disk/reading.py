@@ -1,4 +1,4 @@
-"""Blocks on their way from disk: pinned, read, hashed, and let go."""
+"""Blocks that are used: pinned, read, hashed, and let go; or touched."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ OnRead = Callable[[list[bool]], None]
 
 
 class Reading:
-    """What `DiskTier` says of `pin_all`, `read` and `verify`."""
+    """What `DiskTier` says of `pin_all`, `touch_all`, `read` and `verify`."""
 
     def __init__(
         self,
@@ -47,6 +47,14 @@ class Reading:
                 self._segments.use(block, tick)
                 self._segments.pin(block)
         return blocks
+
+    def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
+        index = self._index.readable.get(namespace, {})
+        tick, use = self._segments.next_tick(), self._segments.use
+        blocks = [block for block in map(index.get, keys) if block is not None]
+        for block in blocks:
+            use(block, tick)
+        return len(blocks)
 
     def read(
         self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_read: OnRead

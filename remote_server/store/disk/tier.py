@@ -243,10 +243,12 @@ class DiskTier:
 
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now; False when there is nothing readable."""
-        block = self._index.readable.get(namespace, {}).get(key)
-        if block is not None:
-            self.segments.use(block, self.segments.next_tick())
-        return block is not None
+        return self.touch_all(namespace, (key,)) == 1
+
+    def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
+        """`touch` of each key: the last one is the most recently used. Returns how many there
+        are."""
+        return self._reading.touch_all(namespace, keys)
 
     # ── removing ─────────────────────────────────────────────────────────────────────────
 

@@ -1,0 +1,130 @@
+"""What is put: which keys are worth writing, a slot for each, and its publication."""
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import compress
+
+from remote_server.protocol import Declined, PutOutcome
+from remote_server.store.age import TimeToLive
+from remote_server.store.answers import Reserved
+from remote_server.store.expiry import Expiry
+from remote_server.store.gets import Gets
+from remote_server.store.namespaces import Namespaces
+from remote_server.store.slabs import BlockState
+from remote_server.store.tier import Tier
+from remote_server.store.waterfall import Waterfall
+
+_TO_WRITE = (PutOutcome.CREATED, PutOutcome.FORCED)
+
+
+class Puts:
+    """What `Store` says of puts."""
+
+    def __init__(
+        self,
+        tier: Tier,
+        waterfall: Waterfall | None,
+        namespaces: Namespaces,
+        gets: Gets,
+        expiry: Expiry,
+        ttl: TimeToLive | None,
+        counters: Counter[str],
+    ) -> None:
+        self._tier = tier
+        self._waterfall = waterfall
+        self._namespaces = namespaces
+        self._gets = gets
+        self._expiry = expiry
+        self._ttl = ttl
+        self._counters = counters
+
+    def begin(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        lengths: Sequence[int],
+        checksums: Sequence[int | None],
+        *,
+        force: bool,
+        draining: bool,
+    ) -> Reserved:
+        self._expiry.expire(namespace, keys)
+        all_keys = keys
+        states = self._gets.states(namespace, keys)
+        reasons: Counter[str] = Counter()
+        outcomes = bytearray([PutOutcome.CREATED]) * len(keys)
+        indices: Sequence[int] = range(len(keys))
+        if any(states) or draining or len(set(keys)) < len(keys):
+            outcomes = _outcomes(keys, states, force=force, draining=draining)
+            indices = [index for index, outcome in enumerate(outcomes) if outcome in _TO_WRITE]
+            keys = [keys[index] for index in indices]
+            lengths = [lengths[index] for index in indices]
+            checksums = [checksums[index] for index in indices]
+            if declined := outcomes.count(PutOutcome.DECLINED):
+                reasons[Declined.DRAINING] = declined
+        block_bytes = self._namespaces.block_bytes_of(namespace)
+        blocks = self._tier.begin_puts(namespace, keys, block_bytes, lengths, checksums)
+        if refused := indices[len(blocks) :]:
+            at_quota = self._tier.at_quota(namespace, block_bytes)
+            reasons[Declined.QUOTA if at_quota else Declined.NO_SLOT] += len(refused)
+            for index in refused:
+                outcomes[index] = PutOutcome.DECLINED
+        reserved = Reserved(outcomes, [*indices[: len(blocks)]], blocks, reasons)
+        self._count_put(reserved)
+        if self._waterfall is not None and PutOutcome.EXISTED in outcomes:
+            existed = [outcome == PutOutcome.EXISTED for outcome in outcomes]
+            self._waterfall.asked_again(namespace, [*compress(all_keys, existed)])
+        return reserved
+
+    def end(
+        self,
+        reserved: Reserved,
+        intact: Sequence[bool] | None,
+        reason: Declined = Declined.CHECKSUM,
+    ) -> None:
+        good = reserved.blocks
+        if reserved.blocks and (intact is None or not all(intact)):
+            verdicts = intact if intact is not None else [False] * len(reserved.blocks)
+            good = [block for block, ok in zip(reserved.blocks, verdicts, strict=True) if ok]
+            for index, block, ok in zip(reserved.indices, reserved.blocks, verdicts, strict=True):
+                if not ok:
+                    self._tier.fail_put(block)
+                    reserved.outcomes[index] = PutOutcome.DECLINED
+            reserved.reasons[reason] += len(verdicts) - len(good)
+            self._counters[f"put_declined_{reason}"] += len(verdicts) - len(good)
+        if self._ttl is not None:
+            born = self._ttl.now()
+            for block in good:
+                block.born = born
+        self._tier.complete_puts(good[::-1])
+        if self._waterfall is not None:  # some may have been cleared meanwhile
+            self._waterfall.published([b for b in good if b.state is BlockState.READABLE])
+        forced = reserved.outcomes.count(PutOutcome.FORCED)
+        self._counters["put_forced"] += forced
+        self._counters["put_created"] += len(good) - forced
+
+    def _count_put(self, reserved: Reserved) -> None:
+        """Count what is decided already; `end` counts the rest."""
+        self._counters["put_total"] += len(reserved.outcomes)
+        self._counters["put_existed"] += reserved.outcomes.count(PutOutcome.EXISTED)
+        self._counters["put_duplicate"] += reserved.outcomes.count(PutOutcome.DUPLICATE)
+        for reason, count in reserved.reasons.items():
+            self._counters[f"put_declined_{reason}"] += count
+
+
+def _outcomes(keys: Sequence[bytes], states: bytes, *, force: bool, draining: bool) -> bytearray:
+    """What becomes of each key of a put, if there is room."""
+    outcomes = bytearray()
+    seen: set[bytes] = set()
+    for key, state in zip(keys, states, strict=True):
+        if key in seen:
+            outcome = PutOutcome.DUPLICATE
+        elif state and not force:
+            outcome = PutOutcome.EXISTED
+        elif draining:
+            outcome = PutOutcome.DECLINED
+        else:
+            outcome = PutOutcome.FORCED if state else PutOutcome.CREATED
+        seen.add(key)
+        outcomes.append(outcome)
+    return outcomes

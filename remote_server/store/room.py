@@ -1,0 +1,75 @@
+"""Who leaves when a size class has no free slot: the rule within a class and between them."""
+
+from collections.abc import Callable
+
+from remote_server.store.slabs import Block, SizeClass, Slab, Slabs
+
+
+class Room:
+    """Makes free slots out of blocks that nobody uses.
+
+    When a size class has no free slot it gets, in this order: a free slab; another class's
+    coldest slab, emptied and cut anew, if it has none itself or if that slab has been idle for
+    longer than its own oldest block; its own oldest block's slot; and, when its own blocks are
+    all pinned, another's coldest slab after all. So memory follows use: a namespace that
+    arrives second takes from the first what is idle there, and neither can starve the other.
+    """
+
+    def __init__(self, slabs: Slabs, evict: Callable[[Block], None]) -> None:
+        """`evict` takes a readable block that is not pinned out of the index and frees its slot."""
+        self._slabs = slabs
+        self._evict_block = evict
+        self.slabs_recut = 0
+        """How often a slab changed hands."""
+
+    def has_slot(self, size_class: SizeClass, wanted: int) -> bool:
+        """Leave `size_class` with a free slot, or say that everything is in use.
+
+        Evicts `wanted` blocks at once where it can: they came together, and leave a run of
+        neighbours to those who come together now.
+        """
+        if size_class.open:
+            return True
+        victim = size_class.policy.victim()
+        if not self._slabs.free:
+            slab = self._slab_to_take(size_class, victim)
+            if slab is not None:
+                self._empty(slab)
+                self.slabs_recut += 1
+            elif victim is not None:
+                self._evict_own(size_class, victim, wanted)
+            else:
+                return False
+        if not size_class.open:
+            self._slabs.cut(size_class)
+        return True
+
+    def _slab_to_take(self, size_class: SizeClass, victim: Block | None) -> Slab | None:
+        """Another class's slab that is better used here.
+
+        Looking costs a pass over all slabs. It is done when the last look paid off, and
+        otherwise once per slab's worth of own evictions.
+        """
+        if victim is None:
+            return self._slabs.coldest_of_others(size_class)
+        if size_class.evictions_until_check > 0:
+            return None
+        slab = self._slabs.coldest_of_others(size_class)
+        if slab is not None and slab.mean_tick < victim.tick:
+            return slab
+        size_class.evictions_until_check = self._slabs.slab_bytes // size_class.slot_bytes
+        return None
+
+    def _evict_own(self, size_class: SizeClass, victim: Block | None, wanted: int) -> None:
+        """Up to `wanted` of the oldest blocks, or until the next look at other classes."""
+        while victim is not None:
+            self._evict_block(victim)
+            size_class.evictions_until_check -= 1
+            wanted -= 1
+            if wanted == 0 or size_class.evictions_until_check <= 0:
+                return
+            victim = size_class.policy.victim()
+
+    def _empty(self, slab: Slab) -> None:
+        for block in [*slab.blocks]:  # none is pinned, so all are readable
+            self._evict_block(block)

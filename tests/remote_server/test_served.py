@@ -1,0 +1,56 @@
+"""What memory served, on its way to the disk."""
+
+from remote_server.store.served import MAX_KEYS, Served
+
+A, B, C, D = b"a", b"b", b"c", b"d"
+
+
+class Disk:
+    def __init__(self):
+        self.told = []
+
+    def touch_all(self, namespace, keys):
+        self.told.append((namespace, keys))
+
+
+def test_nothing_is_told_before_it_is_asked_for_and_then_once():
+    disk = Disk()
+    served = Served(disk)
+    served.add("ns", [A, B])
+    assert disk.told == []
+    served.tell_disk()
+    served.tell_disk()
+    assert disk.told == [("ns", [A, B])]
+
+
+def test_what_several_gets_share_is_told_once_in_the_order_of_last_uses():
+    disk = Disk()
+    served = Served(disk)
+    served.add("ns", [C, B, A])
+    served.add("other", [A])
+    served.add("ns", [D, B])
+    served.add("ns", [A])
+    served.tell_disk()
+    assert sorted(disk.told) == [("ns", [C, D, B, A]), ("other", [A])]
+
+
+def test_no_more_is_remembered_than_the_bound_however_long_nobody_asks():
+    disk = Disk()
+    served = Served(disk)
+    keys = [b"%d" % number for number in range(MAX_KEYS - 1)]
+    served.add("ns", keys)
+    assert disk.told == []
+    served.add("ns", [A])
+    assert disk.told == [("ns", [*keys, A])]
+    served.add("ns", [B])
+    assert len(disk.told) == 1
+
+
+def test_keys_are_the_callers_again_as_soon_as_they_were_added():
+    disk = Disk()
+    served = Served(disk)
+    keys = [A, B]
+    served.add("ns", keys)
+    keys.clear()
+    served.tell_disk()
+    assert disk.told == [("ns", [A, B])]
