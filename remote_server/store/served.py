@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from remote_server.store.disk.tier import DiskTier
 
-# A key costs the disk 0.25 to 0.7 µs, so this many stop the loop for less than a millisecond.
+# A key costs the disk 0.25 to 1 µs, so this many stop the loop for a millisecond at most.
 MAX_KEYS = 1024
 
 
