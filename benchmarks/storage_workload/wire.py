@@ -29,6 +29,7 @@ from remote_server.errors import (
     RequestRefused,
     ServerUnavailable,
 )
+from remote_server.keys import address_and_keys
 from remote_server.protocol import PutOutcome, StatsReply
 
 WINDOW_BYTES = 32 * MiB
@@ -61,15 +62,17 @@ class WireBackend:
     def __init__(
         self, endpoint: str, block_bytes: int, payload: Payload, transport: str = "auto"
     ) -> None:
-        """`transport` as in `ClientConfig`. Raises `ConfigError` when no server answers there, or
-        it does not take such blocks."""
-        self._endpoint = endpoint
+        """`endpoint` may name a key file, as an engine's setting does (`?keys=FILE`); `transport`
+        as in `ClientConfig`. Raises `ConfigError` when no server answers there, or it does not
+        take such blocks."""
+        address, keys = address_and_keys(endpoint)
+        self._endpoint = address
         self._payload = payload
         self._namespace = f"storage-workload-{secrets.token_hex(4)}"
         self._per_window = max(1, WINDOW_BYTES // block_bytes)
         window_bytes = self._per_window * block_bytes
         config = ClientConfig(
-            endpoint, client_name="storage workload", transport=transport, quiet=True
+            address, client_name="storage workload", transport=transport, quiet=True, keys=keys
         )
         with ExitStack() as undo:
             region = SharedRegion(NUM_WINDOWS * window_bytes, "storage-workload")
