@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.files import why_not_into
 from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.storage_workload import document, flags, pictures, report, suite
 from benchmarks.storage_workload.options import default_output
@@ -35,6 +36,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(argv: Sequence[str]) -> int:
     options = flags.parse(argv)
+    if options.output is None and (why := why_not_into(Path())):
+        raise ConfigError(f"output: {why}")
     words = ["python", "-m", document.BENCHMARK, *options.arguments()]
     with to_whom_it_concerns():
         print(f"as: {shlex.join(words)}")
@@ -44,8 +47,8 @@ def _measure(argv: Sequence[str]) -> int:
         print("interrupted, and not in order: nothing of it is written", file=sys.stderr)
         return 130
     found = run.document()
-    output = options.output or default_output()
-    unwritten = _write(found, run, output)  # before any printing: a closed pipe must not cost it
+    # Before any printing: a closed pipe must not cost it.
+    output, unwritten = _write(found, run)
     with to_whom_it_concerns():
         print(report.render(found))
         print(f"\n{run.record.describe_machine()}; {run.record.command}; {output}")
@@ -61,15 +64,17 @@ def _measure(argv: Sequence[str]) -> int:
     return 0 if found["verdict"]["passed"] and not unwritten else 1
 
 
-def _write(found: Mapping[str, Any], run: document.Run, output: Path) -> str:
-    """The files of a run. Says what went wrong: the disk may be full by now, and what was measured
-    is still to be printed."""
+def _write(found: Mapping[str, Any], run: document.Run) -> tuple[Path | None, str]:
+    """The files of a run: where its JSON is, and what went wrong. The disk may be full by now, and
+    what was measured is still to be printed."""
+    output = run.options.output
     try:
+        output = output or default_output()
         document.write(found, output)
         pictures.write(found, run.samples, run.options.html, run.options.plots)
     except OSError as error:
-        return str(error)
-    return ""
+        return output, str(error)
+    return output, ""
 
 
 @contextmanager

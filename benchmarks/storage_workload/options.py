@@ -2,9 +2,11 @@
 
 import difflib
 import importlib.util
+import itertools
 import math
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -193,7 +195,14 @@ DEFAULTS = {field.name: field.default for field in fields(Options)}
 
 
 def default_output() -> Path:
-    return Path(time.strftime("benchmark_results_%Y%m%d_%H%M%S.json"))
+    """A file of this run's own, made here and now: another run may end in the same second."""
+    stem = time.strftime("benchmark_results_%Y%m%d_%H%M%S")
+    for number in itertools.count(1):
+        path = Path(f"{stem}.json" if number == 1 else f"{stem}_{number}.json")
+        with suppress(FileExistsError):
+            path.touch(exist_ok=False)
+            break
+    return path
 
 
 def one_of(setting: str, value: str, allowed: Iterable[str]) -> None:

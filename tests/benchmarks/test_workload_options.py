@@ -12,7 +12,7 @@ import pytest
 from benchmarks.storage_workload import __main__ as storage_workload
 from benchmarks.storage_workload import flags
 from benchmarks.storage_workload.models import MODELS
-from benchmarks.storage_workload.options import DEFAULTS, Options
+from benchmarks.storage_workload.options import DEFAULTS, Options, default_output
 from benchmarks.storage_workload.scenarios import SCENARIOS
 from remote_server.errors import ConfigError
 
@@ -223,3 +223,15 @@ def test_help_is_shown_by_the_module_and_ends_with_0():
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0 and "--max-concurrent-allocs" in done.stdout
+
+
+def test_two_runs_that_end_in_the_same_second_keep_their_results_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "same")
+    assert [str(default_output()) for _ in range(3)] == ["same.json", "same_2.json", "same_3.json"]
+
+
+def test_a_run_begins_nowhere_that_its_results_could_not_be_written_to(capsys, monkeypatch):
+    monkeypatch.chdir("/proc")
+    assert storage_workload.main(["--model", "tiny-1b", "--duration", "1"]) == 2
+    assert capsys.readouterr().err.startswith("output: . may not be written to")
