@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.harness import html
 from benchmarks.harness import page_tables as tables
 from benchmarks.harness.record import Record, RecordError
 from benchmarks.harness.source import Document, Table
@@ -39,6 +40,7 @@ td.why { color: var(--quiet); white-space: normal; min-width: 22rem; }
 code { font-size: 90%; overflow-wrap: anywhere; }
 img { max-width: 100%; height: auto; background: #fff; }
 .about, summary, li small { color: var(--quiet); }
+.about { overflow-wrap: anywhere; }
 summary { cursor: pointer; }
 .source { border-left: 4px solid #e69f00; background: var(--soft); padding: .3rem 1rem;
           margin-top: 1.5rem; }
@@ -123,13 +125,7 @@ def page(
         parts.append("</section>")
     if others:
         parts += ["<h2>Left out</h2>", *(f"<p>{escape(line)}</p>" for line in others)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Benchmarks</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    return html.whole("Benchmarks", _STYLE, parts)
 
 
 def _name(module: str) -> str:
