@@ -298,3 +298,14 @@ def test_a_server_that_demands_keys_takes_the_address_that_an_engine_has(tmp_pat
         capsys.readouterr()
         assert main([*words, "--server", where]) == 2
         assert "the server demands keys" in capsys.readouterr().err
+
+
+async def test_how_blocks_have_travelled_is_said_of_blocks_and_not_of_the_beginning(endpoint: str):
+    with wire_to(endpoint, "tcp") as backend:
+        assert backend.transport == "nothing moved"
+        await backend.write(blocks_of(range(2)))
+        assert backend.transport == "tcp"
+    with wire_to(endpoint, "shm") as backend:
+        await backend.write(blocks_of(range(2)))
+        await backend.read(blocks_of(range(2)))
+        assert backend.transport == "shm"
