@@ -14,6 +14,7 @@ from pathlib import Path
 
 from benchmarks.harness import page, registry
 from benchmarks.harness.compare import compare_records
+from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.harness.record import Record, RecordError
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -26,7 +27,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if given[:1] == ["run"] and given[1:2] and not given[1].startswith("-"):
         return _run(given[1], given[2:])  # its flags are its own, `--help` among them
     arguments = _parser().parse_args(given)
-    return int(arguments.do(arguments))
+    status = 0
+    with to_whom_it_concerns():
+        status = int(arguments.do(arguments))
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -93,7 +97,11 @@ def _report(arguments: argparse.Namespace) -> int:
     questions = {module: registry.question_of(module) for module in recorded}
     questions |= {one.module: one.question for one in registry.find().values()}
     text = page.page(shown, others, questions, registry.documents())
-    arguments.page.write_text(text, encoding="utf-8")
+    try:
+        arguments.page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        print(f"not written: {error}", file=sys.stderr)
+        return 2
     print(f"{arguments.page}: {len(shown)} records")
     for line in others:
         print(f"left out: {line}", file=sys.stderr)

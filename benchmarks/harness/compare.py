@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from benchmarks.harness import statistics, table
-from benchmarks.harness.record import Record, Row
+from benchmarks.harness.record import Figure, Record, Row
 
 
 class ComparedRecords(NamedTuple):
@@ -16,7 +16,8 @@ class ComparedRecords(NamedTuple):
 
 
 def compare_records(before: Record, after: Record, *, ratios: bool = False) -> ComparedRecords:
-    """Row by row, those that both have. With `ratios`, in units of each run's own memcpy."""
+    """Row by row, those that both have. With `ratios`, in units of each run's own memcpy. Figures
+    stand beside each other."""
     if before.benchmark != after.benchmark:
         return _refused(f"different benchmarks: {before.benchmark} and {after.benchmark}")
     if dict(before.machine) != dict(after.machine):
@@ -37,9 +38,13 @@ def compare_records(before: Record, after: Record, *, ratios: bool = False) -> C
     unit = "memcpys" if ratios else "seconds"
     headers = ["model", "operation", "transport", "integrity", f"before ({unit})",
                f"after ({unit})", "before/after", "verdict"]  # fmt: skip
-    notes = [*_changes("version", before.versions, after.versions),
-             *_changes("parameter", before.parameters, after.parameters)]  # fmt: skip
-    return ComparedRecords(True, "\n".join([table.render(headers, lines), *notes]), verdicts)
+    figures = _figures(before.figures, after.figures)
+    parts = [table.render(headers, lines)] if lines or not figures else []
+    parts += [*figures,
+              *_changes("command", {"": before.command}, {"": after.command}),
+              *_changes("version", before.versions, after.versions),
+              *_changes("parameter", before.parameters, after.parameters)]  # fmt: skip
+    return ComparedRecords(True, "\n".join(parts), verdicts)
 
 
 def _refused(reason: str) -> ComparedRecords:
@@ -62,6 +67,30 @@ def _judge(row: Row, other: Row | None, ratios: bool) -> tuple[list[table.Cell],
     return [*_names(row), *medians, interval, found.verdict], found.verdict
 
 
+def _figures(before: Sequence[Figure], after: Sequence[Figure]) -> list[str]:
+    """A table of the numbers that both have, and what it cannot say; nothing without figures."""
+    first, second = _numbers(before), _numbers(after)
+    lines: list[list[table.Cell]] = []
+    for names in dict.fromkeys([*first, *second]):
+        was, now = first.get(names), second.get(names)
+        change = f"{100 * (now / was - 1):+.1f} %" if was and now is not None else None
+        lines.append([*names, was, now, change])
+    if not lines:
+        return []
+    headers = ["figure", "of", "transport", "unit", "before", "after", "change"]
+    return [table.render(headers, lines),
+            "one number of each run: without a spread there is no verdict on these"]  # fmt: skip
+
+
+def _numbers(figures: Sequence[Figure]) -> dict[tuple[str, str, str | None, str], float]:
+    return {
+        (figure.name, of, figure.transport, figure.unit): value
+        for figure in figures
+        for of, value in figure.values.items()
+        if isinstance(value, (int, float))
+    }
+
+
 def _values(row: Row, ratios: bool) -> Sequence[float]:
     if not row.sample.measured or not ratios:
         return row.sample.values if row.sample.measured else []
@@ -78,7 +107,8 @@ def _names(row: Row) -> list[table.Cell]:
 def _changes(kind: str, before: dict[str, str], after: dict[str, str]) -> list[str]:
     names = sorted(before.keys() | after.keys())
     return [
-        f"another {kind}: {name} {before.get(name, 'absent')} and {after.get(name, 'absent')}"
+        f"another {kind}: {name and f'{name} '}{before.get(name, 'absent')} and "
+        f"{after.get(name, 'absent')}"
         for name in names
         if before.get(name) != after.get(name)
     ]

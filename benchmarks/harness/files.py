@@ -1,7 +1,30 @@
-"""What ways that move blocks through files have in common."""
+"""Files: where results may go, and what ways that move blocks through files have in common."""
 
 import os
+import tempfile
 from pathlib import Path
+
+
+def why_not_into(folder: Path) -> str:
+    """Why no file can be made in `folder`; empty when one can. Tried, because permissions do not
+    tell of a file system that takes none; nothing is left behind."""
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    try:
+        with tempfile.TemporaryFile(dir=folder):
+            return ""
+    except OSError as error:
+        return f"{folder} may not be written to: {error.strerror}"
+
+
+def why_not_written(file: Path) -> str:
+    """Why `file` cannot be written; empty when it can. To be asked before anything is measured: a
+    run of ten minutes must not end with nowhere to go."""
+    if file.is_dir():
+        return f"{file} is a folder"
+    if not file.exists():
+        return why_not_into(file.parent)
+    return "" if os.access(file, os.W_OK) else f"{file} may not be written to"
 
 
 def require_all(moved: int | None, num_bytes: int) -> None:

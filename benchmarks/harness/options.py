@@ -1,11 +1,13 @@
 """The flags that all benchmarks have, and what all of them do at the end."""
 
 import argparse
+import importlib.util
 import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from benchmarks.harness.files import why_not_written
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
@@ -28,9 +30,9 @@ def parser(
         "--memory", type=size, metavar="SIZE", help="use at most this much; what needs more is "
         "skipped (default: what the machine has free)",
     )  # fmt: skip
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
+    made.add_argument("--json", type=result, metavar="FILE", help="write the record there")
     made.add_argument(
-        "--plot", type=Path, metavar="FILE", help="write a chart there, as SVG and as PNG"
+        "--plot", type=drawing, metavar="FILE", help="write a chart there, as SVG and as PNG"
     )
     return made
 
@@ -61,16 +63,36 @@ def size(text: str) -> int:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+def result(text: str) -> Path:
+    """A file that can be written at the end of a run."""
+    if why := why_not_written(Path(text)):
+        raise argparse.ArgumentTypeError(why)
+    return Path(text)
+
+
+def drawing(text: str) -> Path:
+    """The same of a chart."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise argparse.ArgumentTypeError("charts need matplotlib, which is not installed")
+    return result(text)
+
+
 def write(
     record: Record, runner: Runner, arguments: argparse.Namespace, chart: Callable[[Record], Chart]
 ) -> None:
-    """The files that were asked for. Before any printing: a closed pipe must not cost them."""
+    """The files that were asked for. Before any printing: a closed pipe must not cost them. One
+    that cannot be written (the disk is full by now) is told and a failure, and the table is still
+    printed."""
     record.interrupted = runner.interrupted
     record.end()
-    if arguments.json is not None:
-        record.write(arguments.json)
-    if arguments.plot is not None:
-        chart(record).write(arguments.plot)
+    try:
+        if arguments.json is not None:
+            record.write(arguments.json)
+        if arguments.plot is not None:
+            chart(record).write(arguments.plot)
+    except OSError as error:
+        print(f"not written: {error}", file=sys.stderr)
+        runner.num_failed += 1
 
 
 def finish(record: Record, runner: Runner) -> int:

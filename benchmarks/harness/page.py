@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import NamedTuple
 
+from benchmarks.harness import html
 from benchmarks.harness import page_tables as tables
 from benchmarks.harness.record import Record, RecordError
 from benchmarks.harness.source import Document, Table
@@ -124,13 +125,7 @@ def page(
         parts.append("</section>")
     if others:
         parts += ["<h2>Left out</h2>", *(f"<p>{escape(line)}</p>" for line in others)]
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Benchmarks</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(parts)
-        + "\n</body></html>\n"
-    )
+    return html.whole("Benchmarks", _STYLE, parts)
 
 
 def _name(module: str) -> str:

@@ -179,10 +179,27 @@ class Record:
                 "benchmark", "command", "started", "interrupted", "machine", "versions",
                 "parameters",
             )}  # fmt: skip
-        except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+            _check_shapes(known, figures)
+        except RecordError:
+            raise
+        except OSError as error:
+            raise RecordError(f"{path}: not a record of a benchmark: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise RecordError(f"{path}: not a record of a benchmark: {error!r}") from None
         stolen = document.get("stolen_percent")
         return cls(**known, rows=rows, figures=figures, stolen_percent=stolen)
+
+
+def _check_shapes(known: Mapping[str, Any], figures: Sequence[Figure]) -> None:
+    """Raises `TypeError` or `KeyError` for what would only be found when it is shown."""
+    for name in ("machine", "versions", "parameters"):
+        if not isinstance(known[name], Mapping):
+            raise TypeError(f"{name} is no object")
+    for name in ("cores", "memory_gib"):
+        known["machine"][name]
+    for figure in figures:
+        if not isinstance(figure.values, Mapping):
+            raise TypeError(f"the values of {figure.name} are no object")
 
 
 def _row_from_json(row: Mapping[str, Any]) -> Row:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness import options
+from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from benchmarks.kvbench import configurations, models, report
@@ -46,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command == "plan":
         as_format = {"text": report.plans_as_text, "json": report.plans_as_json,
                      "csv": report.plans_as_csv}  # fmt: skip
-        print(as_format[arguments.format](plans))
+        with to_whom_it_concerns():
+            print(as_format[arguments.format](plans))
         return 0
     return _measure(plans, arguments, argv)
 

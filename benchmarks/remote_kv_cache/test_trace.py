@@ -281,9 +281,9 @@ def _parser() -> argparse.ArgumentParser:
         help="keep the last block of a prompt also when it is not full, as the trace has it; an "
         "engine does not",
     )
-    add("--json", type=Path, metavar="FILE", help="write the record there")
-    add("--csv", type=Path, metavar="FILE", help="write a line for each replay there")
-    add("--plot", type=Path, metavar="FILE", help="write a chart there")
+    add("--json", type=options.result, metavar="FILE", help="write the record there")
+    add("--csv", type=options.result, metavar="FILE", help="write a line for each replay there")
+    add("--plot", type=options.drawing, metavar="FILE", help="write a chart there")
     return made  # fmt: skip
 
 

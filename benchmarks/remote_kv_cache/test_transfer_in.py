@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from benchmarks.engine import presets, transfer_ratio
 from benchmarks.engine.driver import Batch, Request
@@ -58,7 +57,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write. Returns the exit status; 2 when this preset cannot run here."""
     argv = sys.argv[1:] if argv is None else argv
     parser = presets.parser(MODULE, "whether pulling KV cache from the server pays", PRESETS)
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="write every point there")
+    parser.add_argument(
+        "--csv", type=options.result, metavar="FILE", help="write every point there"
+    )
     arguments = parser.parse_args(argv)
     try:
         numbers = presets.chosen(arguments, PRESETS)

@@ -3,9 +3,13 @@
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
+from benchmarks.harness.files import why_not_into
+from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.storage_workload import document, flags, pictures, report, suite
 from benchmarks.storage_workload.options import default_output
 from benchmarks.storage_workload.run import execute
@@ -32,22 +36,45 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _measure(argv: Sequence[str]) -> int:
     options = flags.parse(argv)
+    if options.output is None and (why := why_not_into(Path())):
+        raise ConfigError(f"output: {why}")
     words = ["python", "-m", document.BENCHMARK, *options.arguments()]
-    print(f"as: {shlex.join(words)}", flush=True)
-    run = execute(options)
+    with to_whom_it_concerns():
+        print(f"as: {shlex.join(words)}")
+    try:
+        run = execute(options)
+    except KeyboardInterrupt:
+        print("interrupted, and not in order: nothing of it is written", file=sys.stderr)
+        return 130
     found = run.document()
-    output = options.output or default_output()
-    document.write(found, output)  # before any printing: a closed pipe must not cost it
-    pictures.write(found, run.samples, options.html, options.plots)
-    print(report.render(found))
-    print(f"\n{run.record.describe_machine()}; {run.record.command}; {output}")
-    if run.record.stolen_percent:
-        print(f"the host gave {run.record.stolen_percent:g} % of the CPU time to other machines")
+    # Before any printing: a closed pipe must not cost it.
+    output, unwritten = _write(found, run)
+    with to_whom_it_concerns():
+        print(report.render(found))
+        print(f"\n{run.record.describe_machine()}; {run.record.command}; {output}")
+        if run.record.stolen_percent:
+            stolen = f"{run.record.stolen_percent:g} % of the CPU time"
+            print(f"the host gave {stolen} to other machines")
     if run.failure is not None:
         print(f"{run.failure}; what was measured until then is in {output}", file=sys.stderr)
+    if unwritten:
+        print(f"not written: {unwritten}", file=sys.stderr)
     if run.interrupted:
         return 130
-    return 0 if found["verdict"]["passed"] else 1
+    return 0 if found["verdict"]["passed"] and not unwritten else 1
+
+
+def _write(found: Mapping[str, Any], run: document.Run) -> tuple[Path | None, str]:
+    """The files of a run: where its JSON is, and what went wrong. The disk may be full by now, and
+    what was measured is still to be printed."""
+    output = run.options.output
+    try:
+        output = output or default_output()
+        document.write(found, output)
+        pictures.write(found, run.samples, run.options.html, run.options.plots)
+    except OSError as error:
+        return output, str(error)
+    return output, ""
 
 
 @contextmanager

@@ -95,7 +95,7 @@ def _health(name: str, found: Mapping[str, Any]) -> str:
 def _users(found: Mapping[str, Any]) -> int:
     """Of a search for the right number what it found."""
     scaling = found["summary"]["autoscaling_summary"] or {}
-    known = scaling.get("final_user_count", scaling.get("peak_user_count"))
+    known = scaling.get("final_user_count", scaling.get("peak_user_count"))  # None: found nothing
     return int(found["options"]["num_users"] if known is None else known)
 
 

@@ -113,9 +113,9 @@ def _figures(summary: Mapping[str, Any], criteria: Sequence[Criterion]) -> Itera
     judged = [criterion.passed for criterion in criteria if criterion.passed is not None]
     yield Figure("verdict", "criteria", {"passed": sum(judged), "judged": len(judged)})
     scaling = summary["autoscaling_summary"] or {}
-    if "final_user_count" in scaling:
+    if scaling.get("final_user_count") is not None:
         yield Figure("within their targets", "users", {"": scaling["final_user_count"]})
-    if "peak_throughput" in scaling:
+    if scaling.get("peak_throughput") is not None:
         peak = {"": scaling["peak_throughput"], "users": scaling["peak_user_count"]}
         yield Figure("peak", "GB/s", peak)
     yield Figure("throughput", "tokens/s", {"": summary["avg_throughput_tokens_per_sec"]})

@@ -10,6 +10,7 @@ the source's decoding reads it; and the answer takes its time.
 """
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -130,12 +131,15 @@ class Driver:
                 self._users[user].add_done_callback(self._look_at)
 
     async def _be_user(self, user: int) -> None:
-        stream = self._streams.setdefault(user, self._source.requests_of(user))
+        if user not in self._streams:
+            most = self._pace.max_requests or None
+            self._streams[user] = itertools.islice(self._source.requests_of(user), most)
+        stream = self._streams[user]
         self.num_active += 1
         try:
             while user < self._wanted and not self._stopping.is_set():
                 request = next(stream, None)
-                if request is None or 0 < self._pace.max_requests <= request.number:
+                if request is None:
                     return
                 await self._idle(request.think_s * self._pace.think_scale)
                 await self._serve(request)

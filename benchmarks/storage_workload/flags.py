@@ -39,7 +39,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "storage_capacity_gb": ("N", "GiB of the disk tier; 0: a quarter of what is free there"),
         "no_disk": ("", "memory alone"),
         "server": ("ENDPOINT", "a running server instead of a store in this process, as "
-                   "tcp://127.0.0.1:5757"),
+                   "tcp://127.0.0.1:5757, with ?keys=FILE where it demands keys"),
         "emulated_device": ("GB_PER_S", "no store: a device of this speed that keeps all, to try "
                             "the autoscalers; 0: the store"),
         "block_tokens": ("N", "tokens of a block"),
@@ -70,6 +70,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "samples": ("", "leave the raw samples out of the JSON"),
     },
 }  # fmt: skip
+
+
+_COMMANDS = ("suite", "report")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -111,9 +114,11 @@ def parse(argv: Sequence[str]) -> Options:
     found, unknown = known.parse_known_args(argv)
     if unknown:
         flags = [flag for action in known._actions for flag in action.option_strings]
-        meant = difflib.get_close_matches(unknown[0].partition("=")[0], flags, 1)
+        words = {**dict.fromkeys((*flags, *_COMMANDS)), **dict.fromkeys(SCENARIOS, "--scenario ")}
+        meant = difflib.get_close_matches(unknown[0].partition("=")[0], words, 1)
         raise ConfigError(
-            f"there is no option {unknown[0]}" + (f"; did you mean {meant[0]}?" if meant else "")
+            f"there is no option {unknown[0]}"
+            + (f"; did you mean {words[meant[0]] or ''}{meant[0]}?" if meant else "")
         )
     given = vars(found)
     name = given.pop("scenario", None)

@@ -167,8 +167,8 @@ def _check_budget(path: Path, budget: int, block_bytes: int) -> None:
     if largest_block(segment_bytes_for(budget)) < block_bytes:
         enough = OVERHEAD_BYTES + MIN_SEGMENTS * (PAGE + slot_bytes_for(block_bytes))
         raise ConfigError(
-            f"storage_capacity_gb: {budget} bytes are too few for blocks of {block_bytes}: "
-            f"{enough} would be enough"
+            f"storage_capacity_gb: {format_bytes(budget)} are too few for blocks of "
+            f"{format_bytes(block_bytes)}: {format_bytes(enough)} would be enough"
         )
     free = shutil.disk_usage(path).free
     if budget > free:

@@ -2,7 +2,11 @@
 
 from typing import NamedTuple
 
+from remote_server.config import GiB, format_bytes
 from remote_server.errors import ConfigError
+
+MAX_BLOCK_BYTES = 4 * GiB
+"""Of one block: 16,384 tokens of the largest model here are 5 GiB."""
 
 
 class Model(NamedTuple):
@@ -58,11 +62,18 @@ class BlockShape(NamedTuple):
 
 
 def shape_of(model: Model, block_tokens: int, bytes_scale: float) -> BlockShape:
-    """Raises `ConfigError` when `bytes_scale` leaves nothing of a token."""
+    """Raises `ConfigError` when `bytes_scale` leaves nothing of a token, or blocks are so large
+    that no store would take one."""
     scaled = round(model.bytes_per_token * bytes_scale)
     if scaled < 1:
         raise ConfigError(
             f"bytes_scale: {bytes_scale} leaves nothing of the {model.bytes_per_token} bytes that "
             f"a token of {model.name} has"
         )
-    return BlockShape(block_tokens, scaled)
+    shape = BlockShape(block_tokens, scaled)
+    if shape.num_bytes > MAX_BLOCK_BYTES:
+        raise ConfigError(
+            f"block_tokens: {block_tokens} of {format_bytes(scaled)} are blocks of "
+            f"{format_bytes(shape.num_bytes)}; the most is {format_bytes(MAX_BLOCK_BYTES)}"
+        )
+    return shape

@@ -2,13 +2,15 @@
 
 import difflib
 import importlib.util
+import itertools
 import math
-import os
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from benchmarks.harness.files import why_not_into, why_not_written
 from benchmarks.storage_workload.driver import GENERATION_S, MAX_WORKERS
 from benchmarks.storage_workload.models import MODELS
 from remote_server.config import GiB
@@ -109,8 +111,27 @@ class Options:
             raise ConfigError("emulated_device with server: a device instead of all tiers")
         if self.no_disk and not self.cpu_mem_gb and not self.gpu_mem_gb:
             raise ConfigError("cpu_mem_gb: 0 with no_disk leaves nowhere to store anything")
+        if self.enable_rag and self.traces:
+            raise ConfigError(f"enable_rag with {self.traces[0]}: a trace brings no documents")
         at_rate, as_recorded = "an arrival of fixed, poisson or gamma", "an arrival of trace"
+        of_users = "requests of our own: a trace has its own"
+        pausing = self.arrival == "closed" and not self.traces
         for name, needs, is_there in (
+            ("disable_multi_turn", of_users, not self.traces),
+            ("disable_prefix_caching", of_users, not self.traces),
+            ("think_scale", "users who pause: an arrival of closed, and no trace", pausing),
+            (
+                "max_requests",
+                "users: an arrival of a trace has none",
+                not (self.traces and self.arrival != "closed"),
+            ),
+            (
+                "block_tokens",
+                "blocks of our own: those of a Mooncake trace have 512",
+                self.mooncake_trace is None,
+            ),
+            ("storage_capacity_gb", "a store in this process", self.server is None),
+            ("no_disk", "a store in this process", self.server is None),
             ("request_rate", at_rate, self.arrival not in ("closed", "trace")),
             ("trace_rate", as_recorded, self.arrival == "trace"),
             ("burst_trace_path", "use_burst_trace", self.use_burst_trace),
@@ -130,10 +151,8 @@ class Options:
             _writable("cache_dir", self.cache_dir)
         for name in ("output", "html"):
             file = getattr(self, name)
-            if file is not None and file.is_dir():
-                raise ConfigError(f"{name}: {file} is a folder")
-            if file is not None:
-                _writable(name, file.parent)
+            if file is not None and (why := why_not_written(file)):
+                raise ConfigError(f"{name}: {why}")
         drawn = [name for name in ("html", "plots") if getattr(self, name) is not None]
         if drawn and importlib.util.find_spec("matplotlib") is None:
             raise ConfigError(f"{drawn[0]}: charts need matplotlib, which is not installed")
@@ -176,7 +195,14 @@ DEFAULTS = {field.name: field.default for field in fields(Options)}
 
 
 def default_output() -> Path:
-    return Path(time.strftime("benchmark_results_%Y%m%d_%H%M%S.json"))
+    """A file of this run's own, made here and now: another run may end in the same second."""
+    stem = time.strftime("benchmark_results_%Y%m%d_%H%M%S")
+    for number in itertools.count(1):
+        path = Path(f"{stem}.json" if number == 1 else f"{stem}_{number}.json")
+        with suppress(FileExistsError):
+            path.touch(exist_ok=False)
+            break
+    return path
 
 
 def one_of(setting: str, value: str, allowed: Iterable[str]) -> None:
@@ -191,17 +217,15 @@ def one_of(setting: str, value: str, allowed: Iterable[str]) -> None:
 
 
 def _at_least(setting: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise ConfigError(f"{setting}: {value} is less than {least}")
-    if value == math.inf:
-        raise ConfigError(f"{setting}: {value} is not finite")
+    if not math.isfinite(value):
+        raise ConfigError(f"{setting}: {value} is not a finite number")
+    if value < least:
+        raise ConfigError(f"{setting}: {_word(value)} is less than {least}")
 
 
 def _writable(setting: str, folder: Path) -> None:
-    if not folder.is_dir():
-        raise ConfigError(f"{setting}: there is no folder {folder}")
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"{setting}: {folder} may not be written to")
+    if why := why_not_into(folder):
+        raise ConfigError(f"{setting}: {why}")
 
 
 def _word(value: object) -> str:

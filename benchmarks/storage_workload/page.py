@@ -4,26 +4,19 @@ from collections.abc import Iterator, Mapping
 from html import escape
 from typing import Any
 
+from benchmarks.harness import html
 from benchmarks.harness.plot import Chart
 from benchmarks.storage_workload import report
 from benchmarks.storage_workload.document import criteria_of
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --ground: #fff; --line: #d5d8dd;
-  --soft: #f3f5f7; --quiet: #5c636e; --good: #0b6b3a; --bad: #b3261e }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e8e8; --ground: #16181c; --line: #3d434c; --soft: #22262c; --quiet: #a4acb8;
-    --good: #6fd39b; --bad: #ff8a80 }
-}
-body { color: var(--ink); background: var(--ground); font: 15px/1.5 system-ui, sans-serif;
-  max-width: 64rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem }
 .PASS { color: var(--good) } .FAIL { color: var(--bad) } .SKIPPED, .about { color: var(--quiet) }
 .tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(7.6rem, 1fr)); gap: .6rem;
   margin: 1.2rem 0 }
 .tiles div { background: var(--soft); border-radius: .4rem; padding: .5rem .7rem }
 .tiles b { display: block; font-size: 1.25rem; font-variant-numeric: tabular-nums }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
+table { width: 100% }
 th, td { padding: .3rem .5rem; text-align: left; border-bottom: 1px solid var(--line) }
 th { width: 3rem } td.n { text-align: right; white-space: nowrap }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(28rem, 100%), 1fr));
@@ -33,19 +26,13 @@ th { width: 3rem } td.n { text-align: right; white-space: nowrap }
 svg { display: block; width: 100%; min-width: 28rem; height: auto }
 pre { background: var(--soft); border-radius: .4rem; padding: .6rem .8rem; margin: 0;
   font-size: 13px; white-space: pre-wrap; overflow-wrap: anywhere }
-code { font-size: 90%; overflow-wrap: anywhere } code span { white-space: nowrap }
+code span { white-space: nowrap }
 """
 
 
 def page(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> str:
     """The verdict, the figures to look at first, the charts, and the whole report."""
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>Storage workload</title><style>{_STYLE}</style></head>\n<body>\n"
-        + "\n".join(_parts(document, charts))
-        + "\n</body></html>\n"
-    )
+    return html.whole("Storage workload", html.THEME + _STYLE, _parts(document, charts))
 
 
 def _parts(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.storage_workload import report
 from benchmarks.storage_workload.flags import OneLineParser
 from benchmarks.storage_workload.page import page
@@ -42,9 +43,13 @@ def main(argv: Sequence[str]) -> int:
     if found["samples"] is None and (arguments.html or arguments.plots):
         raise ConfigError(f"{arguments.file} has no samples to draw: it is of --no-samples")
     samples = Samples.from_json(found["samples"]) if found["samples"] else Samples()
-    write(found, samples, arguments.html, arguments.plots)
-    print(report.render(found))
-    print(f"\n{found['command']}")
+    try:
+        write(found, samples, arguments.html, arguments.plots)
+    except OSError as error:
+        raise ConfigError(f"not written: {error}") from None
+    with to_whom_it_concerns():
+        print(report.render(found))
+        print(f"\n{found['command']}")
     return 0
 
 

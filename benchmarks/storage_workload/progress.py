@@ -25,8 +25,10 @@ class Progress:
     def __init__(self, driver: Driver, duration_s: float, stream: TextIO | None = None) -> None:
         self._driver = driver
         self._duration_s = duration_s
-        self._stream = stream if stream is not None else sys.stderr
-        self._watched = self._stream.isatty()
+        self._stream: TextIO | None = stream if stream is not None else sys.stderr
+        """None where the process has no stderr: then nobody is told."""
+
+        self._watched = self._stream is not None and self._stream.isatty()
         self._counted = 0
         self._asked = 0
         self._hit = 0
@@ -71,5 +73,6 @@ class Progress:
             self._write(f"\r{line:<{WIDTH}}"[: WIDTH + 1] if self._watched else f"{line}\n")
 
     def _write(self, text: str) -> None:
-        self._stream.write(text)
-        self._stream.flush()
+        if self._stream is not None:
+            self._stream.write(text)
+            self._stream.flush()

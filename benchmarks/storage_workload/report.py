@@ -211,9 +211,12 @@ def _scaling(summary: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"Mode: {found['mode']}"
     for step in summary["autoscaling_stats"]:
+        # Below 0 where there were too few answers to say.
+        known = step["saturation"] >= 0
+        saturation = f"{step['saturation']:.2f}" if known else "-"
         yield (
             f"{step['timestamp']:.0f} s: {step['users']} users, saturation "
-            f"{step['saturation']:.2f}, {step['throughput_gb_per_sec']:.3f} GB/s: {step['reason']}"
+            f"{saturation}, {step['throughput_gb_per_sec']:.3f} GB/s: {step['reason']}"
         )
     yield str(found["says"])
 
@@ -232,7 +235,7 @@ def _validation(validation: Mapping[str, Any] | None) -> Iterator[str]:
 
 def _accounting(document: Mapping[str, Any]) -> Iterator[str]:
     if not document["accounting"]:
-        yield "not kept: the store is not in this process"
+        yield "not kept: " + (document["failure"] or "the store is not in this process")
     for line in document["accounting"]:
         word = "agrees" if line["agrees"] else f"DISAGREES with {line['arithmetic']:,}"
         yield f"{line['tier']}, {line['what']}: {line['counted']:,} {word}"

@@ -48,25 +48,44 @@ class Scaling:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """`says` is for people. Without `converged` it is what was known when the time was up."""
+        """`says` is for people. Without `converged` it is what was known when the time was up, and
+        None when no look could tell anything until then."""
         if self._mode == "capacity":
             state = self._capacity
+            looked = state.peak_users > 0
+            says = f"Peak: {state.peak:.3f} GB/s with {state.peak_users} users"
+            if not self._done:
+                says += "; still looking for more when the time was up"
             return {
                 "mode": "capacity", "converged": self._done,
-                "peak_throughput": state.peak, "peak_throughput_unit": "GB/s",
-                "peak_user_count": state.peak_users,
-                "says": f"Peak: {state.peak:.3f} GB/s with {state.peak_users} users"
-                + ("" if self._done else "; still growing when the time was up"),
+                "peak_throughput": state.peak if looked else None, "peak_throughput_unit": "GB/s",
+                "peak_user_count": state.peak_users if looked else None,
+                "says": says if looked else self._nothing_found,
+            }  # fmt: skip
+        if not self._qos.seen:
+            return {
+                "mode": "qos", "converged": False, "final_user_count": None,
+                "target_saturation": self._target, "says": self._nothing_found,
             }  # fmt: skip
         users = autoscale.most_users(self._qos, self._target)
         says = f"{users} users within {self._target:.0%} of their targets"
         if not users:
-            says = "not even one user within the targets"
+            says = "no number of users was within the targets"
+            if self._done:
+                says = "not even one user within the targets"
         return {
             "mode": "qos", "converged": self._done, "final_user_count": users,
             "target_saturation": self._target,
             "says": says + ("" if self._done else "; still looking when the time was up"),
         }  # fmt: skip
+
+    @property
+    def _nothing_found(self) -> str:
+        return (
+            f"nothing found: no look in {self._driver.elapsed_s:.0f} s could tell anything; with a "
+            f"longer --duration, or more often than each {self._interval_s:g} s "
+            "(--scale-interval), one might"
+        )
 
     def _look(self) -> None:
         now = self._driver.elapsed_s

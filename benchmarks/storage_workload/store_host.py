@@ -22,7 +22,7 @@ from benchmarks.storage_workload.host_writes import HostWrites
 from benchmarks.storage_workload.measured_disk import MeasuredDisk
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.turns import TurnThread
-from remote_server.config import MiB, check_memory_fits
+from remote_server.config import MiB, check_memory_fits, format_bytes
 from remote_server.errors import ConfigError
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
@@ -55,8 +55,9 @@ class StoreHost:
         self.memory = memory or max(STAGING_BYTES, 2 * memory_for_block(block_bytes))
         if self.memory < memory_for_block(block_bytes):
             raise ConfigError(
-                f"cpu_mem_gb: {self.memory} bytes are too few for blocks of {block_bytes}: "
-                f"{memory_for_block(block_bytes)} would be enough"
+                f"cpu_mem_gb: {format_bytes(self.memory)} are too few for blocks of "
+                f"{format_bytes(block_bytes)}: {format_bytes(memory_for_block(block_bytes))} would "
+                "be enough"
             )
         check_memory_fits(self.memory, setting="cpu_mem_gb")
         self._thread = TurnThread("store", self._finish_jobs)

@@ -79,11 +79,13 @@ def _store_below(
     if options.server is not None:
         with WireBackend(options.server, shape.num_bytes, payload) as wire:
             run.tiers = wire.tiers
-            run.notes.append(
-                f"over the wire, {wire.transport}: which of the server's tiers a block came from "
-                "is not said, so there is nothing to judge those by"
-            )
-            yield wire
+            try:
+                yield wire
+            finally:
+                run.notes.insert(
+                    0, f"over the wire, {wire.transport}: which of the server's tiers a block came "
+                    "from is not said, so there is nothing to judge those by",
+                )  # fmt: skip
         return
     with _folder(options.cache_dir) as folder:
         capacity = 0 if options.no_disk else round(options.storage_capacity_gb * GiB)

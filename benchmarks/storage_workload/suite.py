@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.storage_workload import document, hardware
 from benchmarks.storage_workload.comparison import Outcome, render
 from benchmarks.storage_workload.document import Run
@@ -124,7 +125,8 @@ def parser() -> argparse.ArgumentParser:
         description="All workloads, one after another, and a table that compares them.",
     )
     made.add_argument("-m", dest="model", default=Options.model, metavar="MODEL",
-                      help=", ".join(MODELS) + " (default: %(default)s)")  # fmt: skip
+                      help=", ".join(MODELS) + " (default: %(default)s); capacity-autoscale and "
+                      "mlperf_submission have their own")  # fmt: skip
     for flag, name, default, of in (
         ("-t", "tier_s", 120.0, "each comparison of tiers"),
         ("-s", "saturation_s", 180.0, "the storage saturation"),
@@ -169,15 +171,22 @@ def main(argv: Sequence[str]) -> int:
     Raises `ConfigError` before anything runs."""
     arguments = parser().parse_args(argv)
     machine = hardware.detect()
-    print(machine.describe(), flush=True)
+    with to_whom_it_concerns():
+        print(machine.describe())
     try:
         arguments.folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--folder: {arguments.folder}: {error.strerror}") from None
-    outcomes = run_all(plan(arguments, machine), execute)
+    planned = plan(arguments, machine)
+    seconds = sum(one.options.duration for one in planned if not one.skipped)
+    count = sum(not one.skipped for one in planned)
+    print(f"{count} runs, {seconds / 60:.0f} minutes at the most; Ctrl-C ends them, and what was "
+          f"measured is kept in {arguments.folder}", file=sys.stderr)  # fmt: skip
+    outcomes = run_all(planned, execute)
     comparison = render(outcomes)
     (arguments.folder / "comparison.txt").write_text(comparison + "\n", encoding="utf-8")
-    print(comparison)
+    with to_whom_it_concerns():
+        print(comparison)
     ran = [each.document for each in outcomes if each.document is not None]
     if any(each["interrupted"] for each in ran) or any(
         each.reason == INTERRUPTED for each in outcomes

@@ -66,7 +66,7 @@ def read_burst(path: Path) -> TraceSource:
     groups = []
     line = 1
     try:
-        with path.open(newline="", encoding="utf-8") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
             for number, row in enumerate(rows):
                 line = rows.line_num
@@ -116,7 +116,7 @@ def read_sharegpt(path: Path, max_conversations: int) -> TraceSource:
 
 def _conversations(path: Path) -> list[Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise ConfigError(f"dataset_path: {path}: {error.strerror}") from None
     except ValueError as error:

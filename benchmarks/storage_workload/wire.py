@@ -29,6 +29,7 @@ from remote_server.errors import (
     RequestRefused,
     ServerUnavailable,
 )
+from remote_server.keys import address_and_keys
 from remote_server.protocol import PutOutcome, StatsReply
 
 WINDOW_BYTES = 32 * MiB
@@ -61,15 +62,18 @@ class WireBackend:
     def __init__(
         self, endpoint: str, block_bytes: int, payload: Payload, transport: str = "auto"
     ) -> None:
-        """`transport` as in `ClientConfig`. Raises `ConfigError` when no server answers there, or
-        it does not take such blocks."""
-        self._endpoint = endpoint
+        """`endpoint` may name a key file, as an engine's setting does (`?keys=FILE`); `transport`
+        as in `ClientConfig`. Raises `ConfigError` when no server answers there, or it does not
+        take such blocks."""
+        address, keys = address_and_keys(endpoint)
+        self._endpoint = address
         self._payload = payload
+        self._transports: set[str] = set()
         self._namespace = f"storage-workload-{secrets.token_hex(4)}"
         self._per_window = max(1, WINDOW_BYTES // block_bytes)
         window_bytes = self._per_window * block_bytes
         config = ClientConfig(
-            endpoint, client_name="storage workload", transport=transport, quiet=True
+            address, client_name="storage workload", transport=transport, quiet=True, keys=keys
         )
         with ExitStack() as undo:
             region = SharedRegion(NUM_WINDOWS * window_bytes, "storage-workload")
@@ -99,8 +103,9 @@ class WireBackend:
 
     @property
     def transport(self) -> str:
-        """`shm` or `tcp`, now."""
-        return self._client.transport
+        """`shm` or `tcp`, or both: how blocks have travelled so far. Shared memory may be there a
+        moment after the connection."""
+        return " and ".join(sorted(self._transports)) or "nothing moved"
 
     async def read(self, blocks: Blocks) -> ReadDone:
         began = time.monotonic()
@@ -165,6 +170,7 @@ class WireBackend:
                 stall_s=PATIENCE_S, timeout_s=PATIENCE_S,
             )  # fmt: skip
             got = await self._answer(asked)
+        self._transports.add(self._client.transport)
         if got.error is not None:
             raise self._gone(got.error)
         missed = (place for place, end in enumerate(got.outcomes) if end is not GetOutcome.HIT)
@@ -178,6 +184,7 @@ class WireBackend:
                 self._namespace, window.keys, cut, deferred=False, timeout_s=PATIENCE_S
             )
             done = await self._answer(offered)
+        self._transports.add(self._client.transport)
         if done.error is not None:
             raise self._gone(done.error)
         return done.outcomes

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.harness import options, table
+from benchmarks.harness.files import why_not_written
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.store_sweep import conversation, page, source, spare, sweep
@@ -107,8 +108,10 @@ def _storage(arguments: argparse.Namespace) -> sweep.Storage | None:
 def _check_files(arguments: argparse.Namespace) -> None:
     """Now, because a sweep takes minutes."""
     for file in filter(None, (arguments.csv, arguments.json, arguments.html)):
-        if not file.parent.is_dir():
-            raise ConfigError(f"{file}: there is no such folder")
+        if why := why_not_written(file):
+            raise ConfigError(why)
+    if arguments.block_bytes < 1:
+        raise ConfigError("block_bytes: a block has at least one byte")
     if arguments.html is not None and importlib.util.find_spec("matplotlib") is None:
         raise ConfigError("html: the charts need matplotlib")
 

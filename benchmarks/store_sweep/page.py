@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
+from benchmarks.harness import html
 from benchmarks.harness.record import Record
 from benchmarks.store_sweep import charts, conversation, source, spare
 from benchmarks.store_sweep.operating import operating_points
@@ -10,21 +11,15 @@ from benchmarks.store_sweep.points import Percentiles, Result
 from remote_server.config import format_bytes
 
 _STYLE = """
-:root { color-scheme: light dark; --ink: #1a1a1a; --ground: #fff; --line: #ccc; --soft: #f2f4f7 }
-@media (prefers-color-scheme: dark) {
-  :root { --ink: #e8e8e8; --ground: #16181c; --line: #444; --soft: #22262c }
-}
-body { color: var(--ink); background: var(--ground); font: 15px/1.5 system-ui, sans-serif;
-  max-width: 68rem; margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }
 svg { width: 100%; min-width: 34rem; height: auto; color: var(--ink) }
 .wide { overflow-x: auto }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums; width: 100% }
+table { width: 100% }
 th, td { padding: .3rem .5rem; border-bottom: 1px solid var(--line); text-align: right;
   white-space: nowrap }
 th { background: var(--soft) } td.words:last-child { min-width: 15rem }
 td.words, th.words { text-align: left; white-space: normal }
-code { background: var(--soft); padding: .1rem .3rem; overflow-wrap: anywhere }
+code { background: var(--soft); padding: .1rem .3rem }
 """
 
 
@@ -35,9 +30,6 @@ def render(
     ordinary server."""
     results = [one.result for one in verdicts]
     parts = [
-        "<!doctype html>", '<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        f"<title>kvferry: store sweep</title><style>{_STYLE}</style></head><body>",
         "<h1>How many conversations does a server carry?</h1>",
         _about(record, block_bytes, emulated),
         "<h2>What a lookup takes</h2>", _wide(charts.latency(results, "lookup")),
@@ -49,9 +41,8 @@ def render(
         "<h2>Where to run it</h2>", _operating(results),
         "<h2>The source's own figures</h2>", _about_source(),
         _points(source.results()),
-        "</body></html>\n",
     ]  # fmt: skip
-    return "\n".join(parts)
+    return html.whole("kvferry: store sweep", html.THEME + _STYLE, parts)
 
 
 def _about(record: Record, block_bytes: int, emulated: str) -> str:

@@ -1,12 +1,16 @@
 """`python -m benchmarks`: all of them by name, and their results on one page."""
 
+import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from benchmarks.__main__ import main
-from benchmarks.harness import registry
+from benchmarks.harness import options, registry
 from benchmarks.harness.record import Record
+from benchmarks.harness.runner import Runner
 
 MACHINE = {"cores": 2, "memory_gib": 24}
 HERE = Path(__file__).resolve().parent.parent.parent
@@ -108,3 +112,45 @@ def test_the_report_says_how_much_is_in_it_and_what_is_not(tmp_path: Path, capsy
     assert shown.out == f"{page}: 1 records\n"
     assert shown.err.startswith("left out: ") and "b.json" in shown.err
     assert "python -m b" in page.read_text()
+
+
+def test_a_page_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, capsys):
+    Record("benchmarks.kvbench", "python -m benchmarks.kvbench run").write(tmp_path / "a.json")
+    assert main(["report", "/nowhere/x.html", "--results", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.startswith("not written: ")
+
+
+def test_who_stops_reading_gets_no_traceback_and_changes_no_exit_status():
+    code = (
+        "from benchmarks.harness.printing import to_whom_it_concerns as to\n"
+        "with to(): print('x' * 1_000_000)\n"
+        "raise SystemExit(3)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.read(1)
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait(60)) == (b"", 3)
+
+
+@pytest.mark.parametrize(
+    ("file", "why"),
+    [("/nowhere/x", "there is no folder /nowhere"), ("/tmp", "/tmp is a folder"),
+     ("/proc/x", "/proc may not be written to")],
+)  # fmt: skip
+def test_a_result_with_nowhere_to_go_is_refused_before_anything_is_measured(file, why, capsys):
+    for flag in ("--json", "--plot"):
+        with pytest.raises(SystemExit):
+            options.parser("benchmarks.x", "?").parse_args([flag, file])
+        assert why in capsys.readouterr().err
+
+
+def test_a_result_that_can_no_longer_be_written_is_a_failure_and_ends_nothing(capsys):
+    made = Record("benchmarks.x", "python -m benchmarks.x")
+    arguments = argparse.Namespace(json=Path("/dev/full"), plot=None)
+    with Runner(1, 0) as runner:
+        options.write(made, runner, arguments, lambda _: pytest.fail("no plot was asked for"))
+    assert "not written: [Errno 28]" in capsys.readouterr().err
+    assert options.finish(made, runner) == 1

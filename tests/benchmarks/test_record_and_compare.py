@@ -176,3 +176,40 @@ def test_a_machine_that_does_not_say_what_was_stolen_has_stolen_nothing():
     record = Record("b", "command", _begun=here.cpu_times())
     assert record.stolen_percent is None
     assert here.cpu_times().total >= here.cpu_times().stolen >= 0
+
+
+def test_figures_stand_beside_each_other_and_get_no_verdict():
+    before, after = record(), record()
+    before.figures += [
+        Figure("speed", "GB/s", {"read": 2.0, "write": 0.0}),
+        Figure("old", "", {"": 1}),
+    ]
+    after.figures += [Figure("speed", "GB/s", {"read": 3.0, "write": 1.0})]
+    after.command += " --more"
+    lines = compare_records(before, after).text.splitlines()
+    assert [line.split() for line in lines[2:5]] == [
+        ["speed", "read", "-", "GB/s", "2.00", "3.00", "+50.0", "%"],
+        ["speed", "write", "-", "GB/s", "0", "1.00", "-"],
+        ["old", "-", "1", "-", "-"],
+    ]
+    assert "no verdict" in lines[5]
+    assert lines[6] == "another command: python -m benchmarks.b and python -m benchmarks.b --more"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"figures": 5}, {"figures": [{"name": "x", "unit": "y", "values": "z"}]}, {"machine": {}},
+     {"machine": []}, {"rows": [{}]}, {"rows": "x"}, {"parameters": 1}, {"schema": 2}],
+)  # fmt: skip
+def test_a_file_that_only_looks_like_a_record_is_refused_and_never_shown(tmp_path, change):
+    record().write(tmp_path / "a.json")
+    document = json.loads((tmp_path / "a.json").read_text()) | change
+    (tmp_path / "a.json").write_text(json.dumps(document))
+    with pytest.raises(RecordError, match=r"a\.json"):
+        Record.read(tmp_path / "a.json")
+
+
+def test_bytes_that_are_no_text_are_no_record(tmp_path):
+    (tmp_path / "a.json").write_bytes(b"\xff\x83\x00")
+    with pytest.raises(RecordError, match="not a record"):
+        Record.read(tmp_path / "a.json")

@@ -351,7 +351,8 @@ def test_a_million_tokens_at_55_000_a_server_are_19_servers(tmp_path, capsys):
         ("--storage-channels 4", "no storage is emulated without --storage-latency-ms"),
         ("--storage-spread-percent 4", "no storage is emulated without --storage-latency-ms"),
         ("--storage-latency-ms 9 --storage-spread-percent 101", "101 is not from 0 to 100"),
-        ("--json /nowhere/there.json", "/nowhere/there.json: there is no such folder"),
+        ("--block-bytes 0", "block_bytes: a block has at least one byte"),
+        ("--json /nowhere/there.json", "there is no folder /nowhere"),
     ],
 )
 def test_what_is_asked_wrongly_is_said_before_anything_is_measured(asked, said, capsys):

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+from typing import Any
 
 import fake_time
 import pytest
@@ -191,3 +192,17 @@ def test_a_store_that_never_answers_is_overloaded_rather_than_waited_for_for_eve
 
     summary = fake_time.run(run()).summary
     assert summary["final_user_count"] == 0
+
+
+@pytest.mark.parametrize("mode", ["qos", "capacity"])
+def test_a_search_that_never_looked_has_found_nothing_and_says_what_to_do(mode: str):
+    async def run() -> dict[str, Any]:
+        workload = Workload(MODELS["tiny-1b"], 1)
+        shape = shape_of(workload.model, 512, 1 / 64)
+        driver = Driver(workload, EmulatedBackend(1e9), shape, Pace())
+        return Scaling(driver, mode, FIRST, 0.8, 10.0).summary
+
+    summary = fake_time.run(run())
+    name = "final_user_count" if mode == "qos" else "peak_user_count"
+    assert summary[name] is None and not summary["converged"]
+    assert "nothing found" in summary["says"] and "--scale-interval" in summary["says"]

@@ -77,7 +77,8 @@ def test_a_signal_before_anything_is_measured_is_130_without_a_traceback(capsys,
     monkeypatch.setattr(storage_workload, "execute", execute)
     before = signal.getsignal(signal.SIGTERM)
     assert storage_workload.main(QUICK) == 130
-    assert capsys.readouterr().err == "interrupted\n"
+    said = capsys.readouterr().err
+    assert said.startswith("interrupted") and "nothing of it is written" in said
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -142,3 +143,23 @@ def test_no_samples_are_written_where_none_are_wanted(tmp_path, monkeypatch, cap
     assert storage_workload.main(words) == 2
     assert "has no samples to draw" in capsys.readouterr().err
     assert storage_workload.main(words[:2]) == 0
+
+
+def test_a_json_that_can_no_longer_be_written_costs_neither_the_report_nor_the_reason(
+    capsys, monkeypatch
+):
+    monkeypatch.setattr(run, "HEADROOM_S", 0.05)
+    words = [*QUICK, "--duration", "0.3", "--no-disk", "--output", "/dev/full"]
+    assert storage_workload.main(words) == 1
+    printed = capsys.readouterr()
+    assert "OVERALL PERFORMANCE" in printed.out
+    assert printed.err == "not written: [Errno 28] No space left on device\n"
+
+
+def test_a_run_without_stderr_is_a_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "HEADROOM_S", 0.05)
+    monkeypatch.setattr("benchmarks.storage_workload.progress.LOGGED_EVERY_S", 0.05)
+    monkeypatch.setattr("sys.stderr", None)
+    words = [*QUICK, "--duration", "0.3", "--no-disk", "--output", str(tmp_path / "run.json")]
+    assert storage_workload.main(words) in (0, 1)
+    assert (tmp_path / "run.json").exists()

@@ -16,6 +16,7 @@ from workload_stores import (
     until,
 )
 
+from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
 
 DISK = disk_of(512)
@@ -118,7 +119,7 @@ def test_budgets_that_no_block_fits_are_named(tmp_path: Path):
         host_of(tmp_path)
     with pytest.raises(ConfigError, match=r"storage_capacity_gb: .* too few") as error:
         host_of(tmp_path, disk=disk_of(16) - 16 * 4096)
-    assert str(disk_of(16)) in str(error.value), "and what would do"
+    assert format_bytes(disk_of(16)) in str(error.value), "and what would do"
     with pytest.raises(ConfigError, match=r"storage_capacity_gb: .* has only"):
         host_of(tmp_path, disk=1 << 60)
     assert not [*tmp_path.iterdir()], "nothing was begun"

@@ -412,3 +412,9 @@ def test_a_system_prompt_that_was_found_in_part_is_reused_and_no_hit():
     stats = summarize(samples_of(requests))["prefix_cache_stats"]
     assert (stats["prefix_hits"], stats["prefix_misses"]) == (1, 2)
     assert (stats["system_prompt_reuse"], stats["bytes_saved"]) == (2, 70)
+
+
+def test_a_run_in_which_nothing_was_answered_has_not_passed():
+    fast = [transfer("write", "disk", 0.01, 0.01)]
+    assert verdict(samples_of([], fast))[-1] == "[FAIL] Requests answered > 0: 0.00"
+    assert not passed(judge(summarize(samples_of([], fast)), "latency"))

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.storage_workload import __main__ as storage_workload
 from benchmarks.storage_workload import flags
 from benchmarks.storage_workload.models import MODELS
-from benchmarks.storage_workload.options import DEFAULTS, Options
+from benchmarks.storage_workload.options import DEFAULTS, Options, default_output
 from benchmarks.storage_workload.scenarios import SCENARIOS
 from remote_server.errors import ConfigError
 
@@ -139,8 +139,8 @@ def test_what_is_on_the_command_line_replaces_what_a_scenario_says():
         ("--duration", "argument --duration: expected one argument"),
         ("--num-users 0", "num_users: 0 is less than 1"),
         ("--seed -1", "seed: -1 is less than 0"),
-        ("--cpu-mem-gb nan", "cpu_mem_gb: nan is less than 0"),
-        ("--cpu-mem-gb inf", "cpu_mem_gb: inf is not finite"),
+        ("--cpu-mem-gb nan", "cpu_mem_gb: nan is not a finite number"),
+        ("--cpu-mem-gb inf", "cpu_mem_gb: inf is not a finite number"),
         ("--duration inf", "duration: inf must be greater than 0, and finite"),
         ("--bytes-scale 0", "bytes_scale: 0.0 must be greater than 0, and finite"),
         ("--arrival often", "arrival: 'often' is none of closed, fixed, poisson, gamma, trace"),
@@ -160,6 +160,18 @@ def test_what_is_on_the_command_line_replaces_what_a_scenario_says():
         ("--trace-rate 2", "trace_rate: 2 changes nothing without an arrival of trace"),
         ("--burst-trace-path x", "burst_trace_path: x changes nothing without use_burst_trace"),
         ("--rag-num-docs 3", "rag_num_docs: 3 changes nothing without enable_rag"),
+        ("--use-burst-trace --enable-rag", "enable_rag with use_burst_trace: a trace brings *"),
+        ("--use-burst-trace --think-scale 0", "think_scale: 0 changes nothing without users *"),
+        ("--arrival fixed --think-scale 0", "think_scale: 0 changes nothing without users *"),
+        ("--use-burst-trace --disable-multi-turn", "disable_multi_turn: True changes nothing *"),
+        ("--use-burst-trace --arrival trace --max-requests 3", "max_requests: 3 changes nothing *"),
+        ("--mooncake-trace x --block-tokens 32", "block_tokens: 32 changes nothing without *"),
+        ("--server tcp://127.0.0.1:1 --no-disk", "no_disk: True changes nothing without *"),
+        ("--block-tokens 100000000", "block_tokens: 100000000 of 128.0 KiB are blocks of *"),
+        ("--bytes-scale 1e9", "block_tokens: 16 of * are blocks of *"),
+        ("quik", "there is no option quik; did you mean --scenario quick?"),
+        ("suit", "there is no option suit; did you mean suite?"),
+        ("--mooncake-trace /nowhere", "mooncake_trace: /nowhere: No such file or directory"),
         ("--cache-dir /nowhere", "cache_dir: there is no folder /nowhere"),
         ("--output /nowhere/x.json", "output: there is no folder /nowhere"),
         ("--html /tmp", "html: /tmp is a folder"),
@@ -182,12 +194,17 @@ def test_an_impossible_wish_ends_with_2_and_one_line_that_names_it(words, said, 
 def test_a_folder_that_may_not_be_written_to_is_found_before_anything_is_measured(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    def refuse(dir: Path) -> None:
+        assert dir == tmp_path
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
     for name in ("cache_dir", "plots"):
         with pytest.raises(ConfigError, match="may not be written to"):
             Options(**{name: tmp_path})
-    with pytest.raises(ConfigError, match="may not be written to"):
+    with pytest.raises(ConfigError, match="may not be written to: Permission denied"):
         Options(output=tmp_path / "x.json")
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_charts_that_nothing_here_can_draw_are_found_before_anything_is_measured(
@@ -206,3 +223,15 @@ def test_help_is_shown_by_the_module_and_ends_with_0():
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0 and "--max-concurrent-allocs" in done.stdout
+
+
+def test_two_runs_that_end_in_the_same_second_keep_their_results_apart(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("time.strftime", lambda form: "same")
+    assert [str(default_output()) for _ in range(3)] == ["same.json", "same_2.json", "same_3.json"]
+
+
+def test_a_run_begins_nowhere_that_its_results_could_not_be_written_to(capsys, monkeypatch):
+    monkeypatch.chdir("/proc")
+    assert storage_workload.main(["--model", "tiny-1b", "--duration", "1"]) == 2
+    assert capsys.readouterr().err.startswith("output: . may not be written to")

@@ -302,3 +302,24 @@ def test_a_trace_to_compare_with_is_checked_before_anything_is_measured(tmp_path
     with pytest.raises(ConfigError) as error:
         validation.read(recorded(tmp_path, rows))
     assert str(error.value).startswith("validation_trace: ") and said in str(error.value)
+
+
+def test_a_mark_before_the_first_column_or_bracket_changes_nothing(tmp_path):
+    """As spreadsheets write it: a column that is not found by its name has no times."""
+    file, talk = burst(tmp_path), sharegpt(tmp_path)
+    before = traces.read_burst(file).requests, traces.read_sharegpt(talk, 9).requests
+    for each in (file, talk):
+        each.write_text(each.read_text(), encoding="utf-8-sig")
+    assert (traces.read_burst(file).requests, traces.read_sharegpt(talk, 9).requests) == before
+
+
+def test_each_user_of_a_trace_may_send_as_many_as_it_was_told(tmp_path):
+    source = traces.read_burst(burst(tmp_path))
+    pace = Pace(max_requests=2)
+
+    async def run() -> Driver:
+        driver = Driver(source, EmulatedBackend(1e8), BlockShape(16, 100), pace)
+        await driver.run_users(2, 100.0)
+        return driver
+
+    assert len(fake_time.run(run()).samples.requests) == 4

@@ -6,6 +6,7 @@ import json
 import logging
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -241,8 +242,8 @@ def test_a_run_whose_server_is_killed_writes_what_was_measured_and_says_why_it_f
     caplog.set_level(logging.INFO)
     code = main([
         "--server", endpoint, "--model", "tiny-1b", "--num-users", "5", "--duration", "100",
-        "--think-scale", "0", "--generation-mode", "none", "--bytes-scale", "0.05",
-        "--seed", "1", "--output", str(output), *arrival,
+        "--generation-mode", "none", "--bytes-scale", "0.05",
+        "--seed", "1", "--output", str(output), *(arrival or ["--think-scale", "0"]),
     ])  # fmt: skip
     gc.collect()  # a task whose error nobody has looked at says so when it goes
     printed = capsys.readouterr()
@@ -279,3 +280,32 @@ def test_a_server_that_is_killed_while_documents_are_stored_ends_the_run_as_well
     assert code == 1
     assert "went away during the run" in capsys.readouterr().err
     assert json.loads(output.read_text())["summary"]["total_requests"] == 0
+
+
+def test_a_server_that_demands_keys_takes_the_address_that_an_engine_has(tmp_path: Path, capsys):
+    subprocess.run(
+        [sys.executable, "-m", "remote_server.keys", str(tmp_path / "keys"), "blue"],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    key, tenants = tmp_path / "keys" / "server.key", tmp_path / "keys" / "tenants.toml"
+    words = ["--model", "tiny-1b", "--num-users", "2", "--max-requests", "1", "--think-scale", "0",
+             "--generation-mode", "none", "--bytes-scale", "0.05", "--seed", "1",
+             "--output", str(tmp_path / "run.json")]  # fmt: skip
+    with server("--memory", "64MiB", "--keys", str(key), "--tenants", str(tenants)) as (_, where):
+        client = tmp_path / "keys" / "client-blue.key"
+        assert main([*words, "--server", f"{where}?keys={client}"]) in (0, 1)
+        assert json.loads((tmp_path / "run.json").read_text())["summary"]["total_requests"] == 2
+        capsys.readouterr()
+        assert main([*words, "--server", where]) == 2
+        assert "the server demands keys" in capsys.readouterr().err
+
+
+async def test_how_blocks_have_travelled_is_said_of_blocks_and_not_of_the_beginning(endpoint: str):
+    with wire_to(endpoint, "tcp") as backend:
+        assert backend.transport == "nothing moved"
+        await backend.write(blocks_of(range(2)))
+        assert backend.transport == "tcp"
+    with wire_to(endpoint, "shm") as backend:
+        await backend.write(blocks_of(range(2)))
+        await backend.read(blocks_of(range(2)))
+        assert backend.transport == "shm"

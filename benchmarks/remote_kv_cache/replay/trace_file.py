@@ -62,7 +62,8 @@ def read(
                 if line.strip():
                     requests.append(_request(line, partial_blocks, f"{path}, line {number}"))
     except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise TraceError(f"{path}: {error}") from None
+        reason = getattr(error, "strerror", None) or error  # without the path once more
+        raise TraceError(f"{path}: {reason}") from None
     if not requests:
         raise TraceError(f"{path}: no requests")
     try:

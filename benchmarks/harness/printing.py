@@ -1,0 +1,19 @@
+"""What is printed when nobody reads it to its end."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def to_whom_it_concerns() -> Iterator[None]:
+    """Around what prints last, when all files are written: `| head -1` cuts it short, and changes
+    neither the exit status nor stderr."""
+    try:
+        yield
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # What is still buffered would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
