@@ -160,12 +160,15 @@ def test_preempted_requests_are_answered_as_alone(engine: Engine, plain: Engine)
     assert 8 * 25 < ENGINE_BLOCKS < 8 * 27
     alone = [plain.ask(prompt, 72).token_ids for prompt in prompts]
     before = engine.metric("vllm:num_preemptions_total")
-    with ThreadPoolExecutor(8) as threads:
-        together = [
-            answer.token_ids for answer in threads.map(lambda p: engine.ask(p, 72), prompts)
-        ]
-    assert engine.metric("vllm:num_preemptions_total") > before, "nothing was preempted"
-    assert together == alone
+    for _ in range(5):  # on a busy machine the first have ended before the last have come
+        with ThreadPoolExecutor(8) as threads:
+            together = [
+                answer.token_ids for answer in threads.map(lambda p: engine.ask(p, 72), prompts)
+            ]
+        assert together == alone
+        if engine.metric("vllm:num_preemptions_total") > before:
+            return
+    raise AssertionError("nothing was preempted")
 
 
 def test_an_abort_in_the_middle_of_a_load_harms_nobody(engine: Engine, cluster: Cluster):
