@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.storage_workload.turns import Turn
+from benchmarks.storage_workload.turns import T, Turn
 from remote_server.config import MiB
 from remote_server.store.memory_tier import MemoryTier
 
@@ -52,6 +52,14 @@ class HostMemory:
     def give_back(self, num_bytes: int) -> None:
         self._held -= num_bytes
         self._wake()
+
+    def holding(self, num_bytes: int, turn: Turn[T]) -> Turn[T]:
+        """`turn`, which holds so much of memory from its first step to its last."""
+        yield from self.hold(num_bytes)
+        try:
+            return (yield from turn)
+        finally:
+            self.give_back(num_bytes)
 
     def let_go(self, keys: Sequence[bytes]) -> None:
         """The caller uses these no longer. What others have pinned is theirs to let go."""

@@ -55,11 +55,8 @@ class HostReads:
         good = 0
         for first in range(0, prefix, self._memory.window):
             window = blocks.part(first, min(prefix, first + self._memory.window))
-            yield from self._memory.hold(window.num_bytes)
-            try:
-                read = yield from self._read_window(window, spans)
-            finally:
-                self._memory.give_back(window.num_bytes)
+            turn = self._read_window(window, spans)
+            read = yield from self._memory.holding(window.num_bytes, turn)
             good += read
             if read < len(window.keys):
                 break

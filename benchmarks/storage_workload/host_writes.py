@@ -84,11 +84,8 @@ class HostWrites:
         window_blocks = self._memory.window
         for first in range(0, len(blocks.keys), window_blocks):
             window = blocks.part(first, first + window_blocks)
-            yield from self._memory.hold(window.num_bytes)
-            try:
-                yield from self._write_window(window, put)
-            finally:
-                self._memory.give_back(window.num_bytes)
+            turn = self._write_window(window, put)
+            yield from self._memory.holding(window.num_bytes, turn)
             yield True
         put.is_whole = True
         self._tell_if_done(put)
