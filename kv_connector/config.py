@@ -35,8 +35,10 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Your own part of the namespace: engines with different values never share a block."""
 
     wait_budget_ms: Milliseconds = 100
-    """How long one request may wait for the server before it is computed instead. It never
-    gives up in less than two engine steps, the time it takes to use an answer."""
+    """How long the server may owe one request answers before the rest of it is computed. Time
+    that a request waits for a busy engine does not count, and what the server holds is used
+    however late. It never ends in less than two engine steps, the time it takes to use an
+    answer."""
 
     lookup_timeout_ms: Milliseconds = 50
     """A lookup that takes longer is a miss."""

@@ -16,6 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import OffloadKey
 
 import kv_connector
 from kv_connector import namespace
@@ -184,16 +185,45 @@ class KVFerryConnector(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
+        # While nothing has come, the answer is known without a walk over a long prompt's keys.
+        if self._still_waits(request):
+            return None, False
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        if tokens is not None:
-            self._count_lookup(request, num_computed_tokens)
+        if tokens is None:
+            self._deferred(request, num_computed_tokens)
+        else:
+            self._admitted(request, num_computed_tokens, num_computed_tokens + tokens)
         return tokens, is_async
 
+    @never_raises(lambda: False)
+    def _still_waits(self, request: "Request") -> bool:
+        return self._remote is not None and self._remote.still_waits(request.request_id)
+
     @never_raises(lambda: None)
-    def _count_lookup(self, request: "Request", num_computed_tokens: int) -> None:
-        self._traffic.looked_up(request.request_id, request.num_tokens, num_computed_tokens)
+    def _deferred(self, request: "Request", num_computed_tokens: int) -> None:
         if self._remote is not None:
-            self._remote.admitted(request.request_id)
+            keys = self._prefix_keys(request.request_id, num_computed_tokens, request.num_tokens)
+            self._remote.deferred(request.request_id, keys)
+
+    @never_raises(lambda: None)
+    def _admitted(self, request: "Request", engine_tokens: int, reused_tokens: int) -> None:
+        self._traffic.looked_up(request.request_id, request.num_tokens, engine_tokens)
+        if self._remote is not None:
+            keys = self._prefix_keys(request.request_id, 0, reused_tokens)
+            self._remote.admitted(request.request_id, keys)
+
+    def _prefix_keys(self, request_id: str, first_token: int, end_token: int) -> list[OffloadKey]:
+        """The keys of the whole rows between these tokens, in prefix order, of the groups that
+        hold all of a prefix. Sliding-window groups hold its end alone."""
+        status = self.scheduler._req_status[request_id]
+        keys: list[OffloadKey] = []
+        for config, state in zip(
+            self.scheduler.config.kv_group_configs, status.group_states, strict=True
+        ):
+            if config.sliding_window_size_in_chunks is None:
+                first = first_token // config.tokens_per_chunk
+                keys += state.offload_keys[first : end_token // config.tokens_per_chunk]
+        return keys
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int

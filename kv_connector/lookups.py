@@ -1,13 +1,13 @@
-"""The lookups of all requests: what vLLM is answered now, and what the server is asked next.
+"""The lookups of all requests: the answer that vLLM gets now, and the question for the server.
 
-vLLM asks key by key, again in every engine step. What one request knows is in `waiting`; here
-those are kept, a step's open keys become one question per prompt, and what the answers took
-decides whether asking is worth it at all.
+vLLM looks up key by key, again in every engine step. The state of one request is in `waiting`.
+This module keeps those states, turns a step's open keys into one question per prompt, and decides
+from recent answers whether asking is worth it at all.
 """
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -19,27 +19,37 @@ from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import never_raises
 from kv_connector.lookup_pause import LookupPause
+from kv_connector.pool_room import PoolRoom, Room
 from kv_connector.pool_rows import PoolRows
 from kv_connector.request_options import BYPASS_KEY
 from kv_connector.tier_metrics import TierCounters
-from kv_connector.waiting import Missed, Verdict, Waiting
+from kv_connector.waiting import Missed, Waiting
 from remote_server.client import RemoteClient
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
-from remote_server.protocol import Found
+from remote_server.protocol import Found, KeyState
+
+MISS, HIT, RETRY = LookupResult.MISS, LookupResult.HIT, LookupResult.RETRY
+PENDING, READABLE = KeyState.PENDING, KeyState.READABLE
 
 
-class RoundTrip(NamedTuple):
-    """A lookup that was answered, or given up, after `seconds`."""
+class Answer(NamedTuple):
+    """A lookup that ended, handed from the client's I/O thread to the scheduler's."""
 
-    seconds: float
-    in_time: bool
-    probe: bool = False
-    """Nobody waited for it."""
+    asked_s: float
+    ended_s: float
+    wait: Waiting | None
+    """Of the request that asked; None for a probe, which no request waits for."""
+    generation: int
+    keys: list[bytes]
+    states: bytes | None
+    """The server's answer, one state a key; None when there was none."""
+    reason: Missed
+    """Why there was none."""
 
 
 class Lookups:
-    """Belongs to the scheduler thread; replies and deadlines come on the client's I/O thread,
-    which only writes into the request's own `Waiting` and appends to one deque.
+    """Belongs to the scheduler thread. Answers and deadlines come on the client's I/O thread,
+    which only appends to one deque; the scheduler thread applies them at its next lookup.
 
     `namespace` is None where there is nothing to ask: every lookup is a miss then.
     """
@@ -63,11 +73,17 @@ class Lookups:
         self._step = 0
         self.engine_waits = False
         """Whether a request of this step waits for the server."""
-        self._round_trips: deque[RoundTrip] = deque()
-        """Those that ended, from the I/O thread to the scheduler's."""
+        self._answers: deque[Answer] = deque()
+        self._num_hits = 0
+        """Counted at the end of the step: the counter's lock would cost each key."""
+        self._last_token = rows.last_token_of_a_prompt
+        self._room = PoolRoom(rows.rows_for_loads, config.load_timeout_ms / 1000)
+        self._resumed: set[str] = set()
+        """Requests that were preempted. vLLM does not report when they are scheduled again, so
+        they take no room."""
         self._pause = LookupPause(clock)
         self._probe_key: OffloadKey | None = None
-        """What a lookup that nobody waits for may ask."""
+        """The key that a lookup which no request waits for may ask."""
 
     @property
     def paused(self) -> bool:
@@ -79,36 +95,70 @@ class Lookups:
     def begin(self, req_context: ReqContext) -> None:
         params = req_context.kv_transfer_params or {}
         self._waits[req_context.req_id] = Waiting(
-            budget_s=self._config.wait_budget_ms / 1000, bypass=params.get(BYPASS_KEY)
+            budget_s=self._config.wait_budget_ms / 1000, bypass=BYPASS_KEY in params
         )
+
+    def still_waits(self, request_id: str, loading: Collection[bytes]) -> bool:
+        """Whether vLLM would defer this request again, found without a walk over its keys: no
+        answer came since the last look, and a question or a load of ours is under way.
+
+        `loading` are the keys of loads under way. True counts as a look.
+        """
+        if self._answers:
+            self._take_answers()
+        wait = self._waits.get(request_id)
+        if wait is None or wait.news or not (wait.questions or wait.blocked_on in loading):
+            return False
+        now_s = self._clock()
+        if wait.is_out_of_time(now_s):
+            return False
+        wait.look(now_s=now_s, step=self._step)
+        wait.deferred(now_s)
+        self.engine_waits = True
+        return True
 
     def answer(
         self, namespace: str | None, key: OffloadKey, req_context: ReqContext
     ) -> LookupResult:
-        """MISS, HIT or RETRY, from what is known now; never waits."""
+        """MISS, HIT or RETRY, from what is known now; never waits.
+
+        The engine calls this for every key of a prompt: what holds for all keys of a request is
+        decided once a look, and an ordinary key costs a dictionary entry.
+        """
+        if self._answers:
+            self._take_answers()
         wait = self._waits.get(req_context.req_id)
         if wait is None:
             return self._missed(Missed.BYPASS)
-        if not self._client.ready or namespace is None:
-            wait.give_up([key], Missed.UNAVAILABLE)
-        elif self._rows.beyond_one_prompt(key, req_context):
-            wait.give_up([key], Missed.BEYOND_POOL)
-        elif self._pause.paused and not wait.asked:
-            self._probe_key = key
-            wait.give_up([key], Missed.LOOKUP_PAUSED)
-        verdict = wait.verdict(key, now_s=self._clock(), step=self._step)
-        if verdict is Verdict.HIT and not wait.judged:
-            wait.judged = True
-            if not self._worth_fetching(wait.readable(), round_trips=1):
-                wait.give_up(wait.readable(), Missed.BREAK_EVEN)
-                verdict = Missed.BREAK_EVEN
-        if isinstance(verdict, Missed):
-            return self._missed(verdict)
-        self.engine_waits = True
-        if verdict is Verdict.RETRY:
-            return LookupResult.RETRY
-        self._counters.count(metrics.HIT_BLOCKS)
-        return LookupResult.HIT
+        if wait.news or wait.step != self._step:
+            self._look(wait, namespace, key, req_context.req_id)
+        if wait.refusal is not None:
+            return self._refuse(wait, key, wait.refusal)
+        state = wait.states.get(key, PENDING)
+        if state is READABLE:
+            if not wait.may_load:
+                return RETRY
+            wait.loads += 1
+            self._num_hits += 1
+            return HIT
+        if isinstance(state, Missed):
+            return self._refuse(wait, key, state)
+        if wait.out_of_time:
+            return self._refuse(wait, key, Missed.BUDGET_SPENT)
+        if state is PENDING:  # never asked, or being written when it was asked last
+            end_token = req_context.get_offload_key_position(key)
+            if end_token is not None and end_token > self._last_token:
+                return self._refuse(wait, key, Missed.BEYOND_POOL)
+            wait.states[key] = None
+            wait.wanted.append(key)
+        return RETRY
+
+    def deferred(self, request_id: str, keys: Iterable[bytes], loading: Collection[bytes]) -> None:
+        """vLLM could not admit the request in this step, whose prefix has `keys`."""
+        wait = self._waits.get(request_id)
+        if wait is not None:
+            wait.deferred(self._clock())
+            wait.blocked_on = next((key for key in keys if key in loading), None)
 
     def load_failed(self, keys: Iterable[bytes]) -> None:
         """A miss from now on for every request that saw these keys fail."""
@@ -119,97 +169,195 @@ class Lookups:
     def admitted(self, request_id: str) -> None:
         """The engine no longer waits for this request's lookups."""
         wait = self._waits.get(request_id)
-        if wait and (waited := wait.admit(now_s=self._clock(), step=self._step)):
-            seconds, steps = waited
-            self._counters.observe(metrics.WAIT_SECONDS, seconds)
-            self._counters.observe(metrics.WAIT_STEPS, steps)
+        if wait is not None and wait.looks and not wait.admitted:
+            wait.look(now_s=self._clock(), step=self._step)
+            self._observe_wait(wait, wait.waited_s, wait.waited_steps)
+
+    def uses_server(self, request_id: str) -> bool:
+        """False for requests that opted out, or must not use the server."""
+        wait = self._waits.get(request_id)
+        return wait is not None and not wait.bypass
+
+    def is_readable(self, request_id: str, key: bytes) -> bool:
+        """Whether the server answered this request that it holds `key`."""
+        wait = self._waits.get(request_id)
+        return wait is not None and wait.states.get(key) is READABLE
+
+    def _scheduled(self, request_id: str) -> None:
+        """A tier that is used bare learns of the admission only now, and sees no deferral."""
+        wait = self._waits.get(request_id)
+        if wait is not None and wait.looks and not wait.admitted:
+            waited_s = self._clock() - wait.first_look_s
+            self._observe_wait(wait, waited_s, self._step - wait.first_step)
+        self._room.release(request_id)
+
+    def _observe_wait(self, wait: Waiting, seconds: float, steps: int) -> None:
+        wait.admitted = True
+        self._counters.observe(metrics.WAIT_SECONDS, seconds)
+        self._counters.observe(metrics.WAIT_STEPS, steps)
 
     def finished(self, request_id: str) -> None:
         self._waits.pop(request_id, None)
+        self._room.release(request_id)
+        self._resumed.discard(request_id)
 
     def forget_answers(self) -> None:
         """The weights may have changed: what was found belongs to the old ones."""
         for wait in self._waits.values():
-            wait.states = {}
+            wait.forget_answers()
+
+    def _look(self, wait: Waiting, namespace: str | None, key: OffloadKey, request_id: str) -> None:
+        """The first lookup of a request in a step: everything that holds for all of its keys."""
+        now_s = self._clock()
+        wait.look(now_s=now_s, step=self._step)
+        wait.refusal, wait.may_load = None, False
+        if wait.bypass:
+            wait.refusal = Missed.BYPASS
+        elif namespace is None or not self._client.ready:
+            wait.refusal = Missed.UNAVAILABLE
+        elif self._pause.paused and not wait.asked:
+            self._probe_key = key
+            wait.refusal = Missed.LOOKUP_PAUSED
+        else:
+            self.engine_waits = True
+            if readable := wait.readable():
+                self._decide(wait, readable, request_id, now_s)
+
+    def _decide(self, wait: Waiting, readable: list[bytes], request_id: str, now_s: float) -> None:
+        """Whether the blocks that the server holds may be loaded in this step."""
+        if not wait.judged and not self._worth_fetching(readable, round_trips=1):
+            wait.give_up(readable, Missed.BREAK_EVEN)
+        elif wait.loads_too_often:
+            wait.give_up(readable, Missed.EVICTED_AGAIN)
+        elif request_id in self._resumed:
+            wait.may_load = True
+        else:
+            room = self._room.take(request_id, len(readable), now_s=now_s, step=self._step)
+            wait.may_load = room is Room.GRANTED
+            if room is Room.NEVER:
+                wait.give_up(readable, Missed.POOL_BUSY)
+        wait.judged = True
+
+    def _refuse(self, wait: Waiting, key: bytes, reason: Missed) -> LookupResult:
+        """A miss, which stays one for this request."""
+        wait.states[key] = reason
+        if key not in wait.counted:
+            wait.counted.add(key)
+            self._missed(reason)
+        return MISS
+
+    def _missed(self, reason: Missed) -> LookupResult:
+        self._counters.count(metrics.MISSED_BLOCKS, label=reason)
+        return MISS
 
     # ── the end of a step ────────────────────────────────────────────────────────────────
 
-    def end_step(self, namespace: str | None, admitted: Iterable[str]) -> None:
-        """Ask what this step's lookups could not answer: one question per prompt."""
+    def end_step(
+        self, namespace: str | None, scheduled: Iterable[str], preempted: Iterable[str]
+    ) -> None:
+        """Ask what this step's lookups could not answer: one question per prompt.
+
+        `scheduled` are the requests that the engine computes for the first time, `preempted`
+        those that it will look up again.
+        """
+        self._take_answers()
         self._step += 1
         self.engine_waits = False
-        self._learn()
+        self._counters.count(metrics.HIT_BLOCKS, self._num_hits)
+        self._num_hits = 0
         if namespace is not None:
             self._probe(namespace)
-        for request_id in admitted:
-            self.admitted(request_id)
+        for request_id in scheduled:
+            self._scheduled(request_id)
+        for request_id in preempted:
+            if (wait := self._waits.get(request_id)) is not None:
+                wait.ask_again()
+                self._room.release(request_id)
+                self._resumed.add(request_id)
         for wait in self._waits.values():
-            keys = wait.take_wanted()
-            if not keys or namespace is None:
-                continue
-            if not wait.asked and not self._worth_fetching(keys, round_trips=2):
-                wait.give_up(keys, Missed.BREAK_EVEN)
-                continue
-            wait.asked = True
-            self._ask(namespace, keys).add_done_callback(
-                partial(self._on_found, wait, keys, self._clock())
-            )
+            if wait.wanted:
+                self._ask_for(wait, namespace)
 
     def server_came_back(self) -> None:
         """What was learned of the server before it went away no longer counts."""
         self._pause.forget()
 
+    def _ask_for(self, wait: Waiting, namespace: str | None) -> None:
+        keys = wait.take_wanted()
+        if namespace is None:
+            wait.give_up(keys, Missed.UNAVAILABLE)
+        elif not wait.asked and not self._worth_fetching(keys, round_trips=2):
+            wait.give_up(keys, Missed.BREAK_EVEN)
+        else:
+            now_s = self._clock()
+            wait.sent(now_s)
+            self._ask(namespace, keys).add_done_callback(
+                partial(self._on_found, wait, wait.generation, keys, now_s)
+            )
+
     def _ask(self, namespace: str, keys: list[bytes]) -> "Future[Found]":
         timeout_s = self._config.lookup_timeout_ms / 1000
         return self._client.lookup(namespace, keys, timeout_s=timeout_s)
 
-    def _learn(self) -> None:
-        while self._round_trips:
-            ended = self._round_trips.popleft()
-            if ended.probe:
-                self._pause.probed(in_time=ended.in_time)
-            else:
-                self._counters.observe(metrics.LOOKUP_DURATION, ended.seconds)
-                self._break_even.link.lookup_took(ended.seconds)
-                self._pause.ended(in_time=ended.in_time)
-
     def _probe(self, namespace: str) -> None:
         key = self._probe_key
         if key is not None and self._client.ready and self._pause.take_probe():
-            self._ask(namespace, [key]).add_done_callback(partial(self._on_probed, self._clock()))
+            self._ask(namespace, [key]).add_done_callback(
+                partial(self._on_found, None, 0, [key], self._clock())
+            )
 
     def _worth_fetching(self, keys: list[bytes], *, round_trips: int) -> bool:
         num_bytes = len(keys) * self._rows.block_bytes
         num_tokens = self._rows.tokens_of(len(keys))
         return self._break_even.admits(num_bytes, num_tokens, round_trips=round_trips)
 
-    def _missed(self, reason: Missed) -> LookupResult:
-        self._counters.count(metrics.MISSED_BLOCKS, label=reason)
-        return LookupResult.MISS
+    # ── answers ──────────────────────────────────────────────────────────────────────────
+
+    def _take_answers(self) -> None:
+        """Apply what the I/O thread has handed over, in the order in which it came."""
+        while self._answers:
+            answer = self._answers.popleft()
+            self._learn(answer)
+            wait = answer.wait
+            if wait is None or answer.generation != wait.generation:
+                continue
+            if answer.states is not None:
+                wait.answered(answer.keys, answer.states, answer.ended_s)
+            else:
+                wait.unanswered(answer.keys, answer.reason, answer.ended_s)
+
+    def _learn(self, answer: Answer) -> None:
+        """How long the round trip took, where the server or its silence decided that."""
+        in_time = answer.states is not None
+        if answer.wait is None:
+            self._pause.probed(in_time=in_time)
+        elif in_time or answer.reason is Missed.LOOKUP_LATE:
+            seconds = answer.ended_s - answer.asked_s
+            self._counters.observe(metrics.LOOKUP_DURATION, seconds)
+            self._break_even.link.lookup_took(seconds)
+            self._pause.ended(in_time=in_time)
 
     # ── on the client's I/O thread ───────────────────────────────────────────────────────
 
     @never_raises(lambda: None)
-    def _on_probed(self, asked_s: float, reply: "Future[Found]") -> None:
-        in_time = not reply.cancelled() and reply.exception() is None
-        self._round_trips.append(RoundTrip(self._clock() - asked_s, in_time, probe=True))
-
-    @never_raises(lambda: None)
     def _on_found(
-        self, wait: Waiting, keys: list[bytes], asked_s: float, reply: "Future[Found]"
+        self,
+        wait: Waiting | None,
+        generation: int,
+        keys: list[bytes],
+        asked_s: float,
+        reply: "Future[Found]",
     ) -> None:
-        if reply.cancelled():
-            wait.give_up(keys, Missed.LOOKUP_FAILED)
-        elif (error := reply.exception()) is None:
-            wait.answer(keys, reply.result().states)
-            self._round_trips.append(RoundTrip(self._clock() - asked_s, in_time=True))
-        elif isinstance(error, DeadlineExceeded):
-            wait.give_up(keys, Missed.LOOKUP_LATE)
-            self._round_trips.append(RoundTrip(self._clock() - asked_s, in_time=False))
-        elif isinstance(error, ServerUnavailable):
-            wait.give_up(keys, Missed.UNAVAILABLE)
-        else:
-            wait.give_up(keys, Missed.LOOKUP_FAILED)
+        states, reason = None, Missed.LOOKUP_FAILED
+        if not reply.cancelled():
+            error = reply.exception()
+            if error is None:
+                states = reply.result().states
+            elif isinstance(error, DeadlineExceeded):
+                reason = Missed.LOOKUP_LATE
+            elif isinstance(error, ServerUnavailable):
+                reason = Missed.UNAVAILABLE
+        self._answers.append(Answer(asked_s, self._clock(), wait, generation, keys, states, reason))
 
     def count_hook_error(self, hook: str) -> None:
         """One exception of ours was kept from the client's thread."""

@@ -3,14 +3,13 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from vllm.v1.kv_offload.base import OffloadKey, ReqContext
-
 if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
 
-# A key whose position lies beyond this part of the pool is a miss. Promotions of a prompt longer
-# than the pool evict its own earlier ones, and vLLM would never admit it.
-POOL_SHARE_FOR_ONE_PROMPT = 0.75
+# Loads may fill this part of the pool; the rest is for what is computed and for puts. A key whose
+# position lies beyond it is a miss: the loads of a prompt longer than the pool evict its own
+# earlier rows, and vLLM would never admit it.
+POOL_SHARE_FOR_LOADS = 0.75
 
 
 class PoolRows:
@@ -30,7 +29,12 @@ class PoolRows:
         self._tokens_per_row = max(spec.tokens_per_block) * spec.blocks_per_chunk
         self._rows_per_stretch = len(spec.tokens_per_block)
         """Rows that hold the same tokens: one for each KV cache group."""
-        self._rows_per_prompt = int(self.count * POOL_SHARE_FOR_ONE_PROMPT / self._rows_per_stretch)
+        self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
+        """Rows that prompts which wait for the engine may fill with blocks of the server."""
+        tokens = self.rows_for_loads // self._rows_per_stretch * self._tokens_per_row
+        self.last_token_of_a_prompt = tokens
+        """Position beyond which the pool could not hold a key's block together with all blocks
+        before it."""
 
     def at(self, rows: Iterable[int]) -> list[memoryview]:
         """The bytes of these rows, in place. They stay valid until `release`."""
@@ -42,13 +46,6 @@ class PoolRows:
     def tokens_of(self, num_rows: int) -> int:
         """Prompt tokens whose blocks these rows hold."""
         return num_rows * self._tokens_per_row // self._rows_per_stretch
-
-    def beyond_one_prompt(self, key: OffloadKey, request: ReqContext) -> bool:
-        """Whether the pool could not hold this key's block together with all before it."""
-        end_token = request.get_offload_key_position(key)
-        if end_token is None:
-            return False
-        return -(-end_token // self._tokens_per_row) > self._rows_per_prompt
 
     def release(self) -> None:
         """Let go of the pool's memory; views handed out before must not be used again."""

@@ -11,7 +11,8 @@ with `TieringOffloadingSpec`; bare it sees less of the engine and needs `namespa
 
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -38,10 +39,11 @@ from kv_connector.backlog import Backlog
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, client_config, read_config
 from kv_connector.first_look import look_for_gaps
-from kv_connector.guard import never_raises
+from kv_connector.guard import kept_from_engine, never_raises
 from kv_connector.lookups import Lookups
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
 from kv_connector.pool_rows import PoolRows
+from kv_connector.recency import Recency
 from kv_connector.request_options import BYPASS_KEY
 from kv_connector.tier_metrics import TierCounters
 from kv_connector.tier_transfers import UNAVAILABLE, Ended, Transfers
@@ -115,6 +117,7 @@ class RemoteTier(SecondaryTierManager):
         self._lookups = Lookups(
             self._client, self._rows, config, self._counters, self.break_even, clock
         )
+        self._recency = Recency(clock)
         self._transfers = Transfers(self._client, self._rows, config, self._counters, clock)
         self._backfill = Backfill(
             Backlog(self._rows.count),
@@ -156,6 +159,7 @@ class RemoteTier(SecondaryTierManager):
             self.declare(self._label, self._facts | {"weight_epoch": new_weight_epoch()})
             self._client.forget(old)
         self._lookups.forget_answers()
+        self._recency.forget()
         self._backfill.forget()
 
     # ── lookup ───────────────────────────────────────────────────────────────────────────
@@ -165,21 +169,43 @@ class RemoteTier(SecondaryTierManager):
         self._lookups.begin(req_context)
         return RequestOffloadingContext()
 
-    @never_raises(lambda: LookupResult.MISS)
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
         """MISS, HIT or RETRY, from what is known now; never waits."""
-        return self._lookups.answer(self._namespace, key, req_context)
+        # Guarded here: called for every key, the decorator would cost a third of the time.
+        try:
+            return self._lookups.answer(self._namespace, key, req_context)
+        except Exception:
+            kept_from_engine(self, "lookup")
+            return LookupResult.MISS
 
     @never_raises(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
         """Send what this step's lookups could not answer: one question per prompt."""
-        self._lookups.end_step(self._namespace, context.new_req_ids)
+        self._lookups.end_step(self._namespace, context.new_req_ids, context.preempted_req_ids)
+        self._touch_what_was_used()
+
+    # The next three are our connector's. A bare tier works without them: vLLM then walks over
+    # all keys of a waiting prompt in every step, and the tier learns of an admission only when
+    # the request is first scheduled.
+
+    @never_raises(lambda: False)
+    def still_waits(self, request_id: str) -> bool:
+        """Whether vLLM would defer this request again, because nothing has come for it since
+        the last time: found without a walk over its keys."""
+        return self._lookups.still_waits(request_id, self._transfers.loading)
 
     @never_raises(lambda: None)
-    def admitted(self, request_id: str) -> None:
-        """The engine could schedule this request. Our connector says so as soon as it is so;
-        a bare tier learns it when the request is first scheduled."""
+    def deferred(self, request_id: str, keys: Iterable[OffloadKey]) -> None:
+        """vLLM deferred this request in this step. `keys` are those of its prefix, in order."""
+        self._lookups.deferred(request_id, keys, self._transfers.loading)
+
+    @never_raises(lambda: None)
+    def admitted(self, request_id: str, keys: Sequence[OffloadKey]) -> None:
+        """The engine can schedule this request as far as the tier is concerned, and reuses the
+        blocks of `keys`, in prefix order, from whatever level holds them."""
         self._lookups.admitted(request_id)
+        if self._lookups.uses_server(request_id):
+            self._recency.used(keys, read=partial(self._lookups.is_readable, request_id))
 
     @never_raises(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:
@@ -224,8 +250,8 @@ class RemoteTier(SecondaryTierManager):
         if result.transfer_time is not None:
             duration = metrics.LOAD_DURATION if ended.is_load else metrics.PUT_DURATION
             self._counters.observe(duration, result.transfer_time)
-        if ended.measured:
-            self.break_even.link.load_took(result.transfer_bytes or 0, result.transfer_time or 0.0)
+        if ended.link_s is not None:
+            self.break_even.link.load_took(result.transfer_bytes or 0, ended.link_s)
         if ended.namespace != self._namespace:
             ended = ended._replace(held=(), unsent=())
         elif ended.epoch != self._epoch:
@@ -273,9 +299,14 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Keep blocks that are used from the CPU pool recent on the server as well."""
-        if self._client.ready and self._namespace is not None:
-            self._client.touch(self._namespace, list(keys))
+        """Blocks are used in the CPU pool. No vLLM up to 0.32 calls this; see `admitted`."""
+        self._recency.used(list(keys))
+
+    def _touch_what_was_used(self) -> None:
+        keys = self._recency.take_batch()
+        if keys and self._namespace is not None and self._client.ready:
+            self._counters.count(metrics.TOUCHED_BLOCKS, len(keys))
+            self._client.touch(self._namespace, keys)
 
     @never_raises(lambda: None)
     def shutdown(self) -> None:

@@ -26,6 +26,7 @@ LOADED_BYTES = "kvferry_loaded_bytes"
 PUT_BLOCKS = "kvferry_put_blocks"
 PUT_BYTES = "kvferry_put_bytes"
 DECLINED_BLOCKS = "kvferry_declined_blocks"
+TOUCHED_BLOCKS = "kvferry_touched_blocks"
 CLIENT_EVENTS = "kvferry_client_events"
 INTEGRITY = "kvferry_integrity_failures"
 CANARIES = "kvferry_canaries"
@@ -72,6 +73,10 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
     DECLINED_BLOCKS: OffloadingCounterMetadata(
         "Blocks that this engine did not offer to the server, by reason.", ("reason",)
     ),
+    TOUCHED_BLOCKS: OffloadingCounterMetadata(
+        "Blocks that were used in the engine's cache or the CPU pool, reported to the server so "
+        "that it keeps them."
+    ),
     CLIENT_EVENTS: OffloadingCounterMetadata(
         "What happened on the connection to the server, by event.", ("event",)
     ),
@@ -102,8 +107,9 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
     ),
     BACKFILL_WAITING: OffloadingGaugeMetadata("Blocks that wait to be offered again."),
     WAIT_SECONDS: OffloadingHistogramMetadata(
-        "Seconds from a request's first lookup on the server until the engine could admit it, "
-        "the load included.",
+        "Seconds for which the engine could not admit a request because of the server: lookups "
+        "and loads, up to the step that uses them. Steps in which the engine had no room for the "
+        "request are not part of it.",
         buckets=(
             *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03),
             # Finer about the deadline of a lookup and the budget of a request.

@@ -7,8 +7,8 @@ that came later would never be noticed.
 """
 
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -39,8 +39,10 @@ POOL_SHARE_FOR_PUTS = 0.25
 _SERVED = frozenset({GetOutcome.HIT, GetOutcome.LATE})
 
 
-# A job that has not ended so long after its deadlines never will.
+# A job that has not ended so long, and so many steps, after its deadlines were first found passed
+# never will. Counted from there: a process that was stopped finds all deadlines passed at once.
 OVERDUE_AFTER_S = 10.0
+OVERDUE_AFTER_LOOKS = 10
 
 # Why a store is declined because there is nobody to put it to.
 UNAVAILABLE = "unavailable"
@@ -62,9 +64,9 @@ class Ended(NamedTuple):
     namespace: str | None = None
     epoch: str | None = None
     is_load: bool = False
-    measured: bool = False
-    """Whether the result's time and bytes are those of the link: a load that the server served,
-    however badly."""
+    link_s: float | None = None
+    """For how long the link worked on this load, if the server served it, however badly. Loads
+    are served one after the other, so the time behind an earlier load is not part of it."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +88,7 @@ class _Open:
     ends_by_s: float
     is_load: bool
     lost: Sequence[OffloadKey]
+    """The keys of a load, which are lost if it ends without a result; nothing of a put."""
     pinned: int = 0
     """Rows that it keeps from the engine."""
 
@@ -109,10 +112,18 @@ class Transfers:
         self._load_timeout_s = config.load_timeout_ms / 1000
         self._put_timeout_s = config.put_timeout_ms / 1000
         self._ended: deque[Ended] = deque()
+        self._load_has_ended = False
+        """Whether a load ended since `take_ended`. Set after its end can be taken."""
         self._open: dict[int, _Open] = {}
         """Jobs whose end was not taken yet. The scheduler thread alone uses it."""
+        self._loading: Counter[OffloadKey] = Counter()
+        """Of open loads. The scheduler thread alone uses it."""
+        self._found_late: dict[int, tuple[float, int]] = {}
+        """Open jobs past their deadline: when that was first found, and in how many looks."""
         self._closer: Thread | None = None
         self._draining = False
+        self._last_load_ended_s = -inf
+        """The client's I/O thread alone uses it."""
 
     @property
     def num_loads(self) -> int:
@@ -129,6 +140,12 @@ class Transfers:
         """Rows that puts keep from the engine."""
         return sum(job.pinned for job in self._open.values())
 
+    @property
+    def loading(self) -> Collection[OffloadKey]:
+        """Keys that loads are bringing, of which none has ended: until one has, vLLM finds their
+        rows pending."""
+        return () if self._load_has_ended else self._loading.keys()
+
     # ── load: server → pool ──────────────────────────────────────────────────────────────
 
     def load(self, namespace: str | None, job: TransferJob) -> None:
@@ -137,8 +154,9 @@ class Transfers:
         try:
             self._begin(job, self._load_timeout_s, lost=keys)
             keys += job.keys
+            self._loading.update(keys)
             if namespace is None:
-                self._end(_failed(job.job_id), lost=keys)
+                self._end_load(_failed(job.job_id), lost=keys)
                 return
             got = self._client.get(
                 namespace,
@@ -166,18 +184,22 @@ class Transfers:
             self._counters.count(metrics.LOADED_BYTES, got.bytes)
             landed = [keys[index] for index in got.landed]
             lost = sorted(set(keys).difference(landed))
-            self._end(
+            ended_s = self._clock()
+            link_s = ended_s - max(started_s, self._last_load_ended_s)
+            served = not self._draining and not _SERVED.isdisjoint(got.outcomes)
+            self._last_load_ended_s = ended_s
+            self._end_load(
                 JobResult(
                     job_id,
                     success=not lost,
                     successful_keys=landed,
-                    transfer_time=self._clock() - started_s,
+                    transfer_time=ended_s - started_s,
                     transfer_bytes=got.bytes,
                 ),
                 lost=lost,
                 held=landed,
                 namespace=namespace,
-                measured=not self._draining and not _SERVED.isdisjoint(got.outcomes),
+                link_s=link_s if served else None,
             )
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_load", job_id, keys)
@@ -285,10 +307,15 @@ class Transfers:
             self._look_for_overdue()
         except Exception:
             kept_from_engine(self, "get_finished_jobs")
+        self._load_has_ended = False
         while self._ended:
             ended = self._ended.popleft()
             # vLLM ends its process over a job that is reported twice.
             if (job := self._open.pop(ended.result.job_id, None)) is not None:
+                for key in job.lost:
+                    self._loading[key] -= 1
+                    if self._loading[key] <= 0:
+                        del self._loading[key]
                 yield ended._replace(is_load=job.is_load)
 
     def _begin(
@@ -297,15 +324,14 @@ class Transfers:
         """From here on the job is known. `lost` is the list that its keys will be in."""
         begun = _Open(inf, lost is not None, () if lost is None else lost)
         self._open[job.job_id] = begun
-        begun.ends_by_s = self._clock() + timeout_s + OVERDUE_AFTER_S
+        begun.ends_by_s = self._clock() + timeout_s
 
     def _look_for_overdue(self) -> None:
         """The client ends every request by its deadline. If it ever does not, requests, rows and
         the engine's rest would wait for ever; and the rows may still be written. So the client
         is closed first, and when nothing of it is left, its jobs end."""
         if self._closer is None:
-            now_s = self._clock()
-            if all(now_s < job.ends_by_s for job in self._open.values()):
+            if not self._is_overdue(self._clock()):
                 return
             logger.error("a transfer outlived its deadline; going on without the server")
             self._counters.count(metrics.HOOK_ERRORS, label="overdue")
@@ -315,6 +341,16 @@ class Transfers:
             # Behind those that did end; `take_ended` takes the first end of each job.
             for job_id, job in self._open.items():
                 self._ended.append(Ended(_failed(job_id), job.lost))
+            self._load_has_ended = True
+
+    def _is_overdue(self, now_s: float) -> bool:
+        late = {job_id for job_id, job in self._open.items() if job.ends_by_s <= now_s}
+        self._found_late = {job_id: self._found_late.get(job_id, (now_s, 0)) for job_id in late}
+        for job_id, (first_s, looks) in self._found_late.items():
+            if now_s - first_s >= OVERDUE_AFTER_S and looks >= OVERDUE_AFTER_LOOKS:
+                return True
+            self._found_late[job_id] = (first_s, looks + 1)
+        return False
 
     def drain(self, timeout_s: float) -> bool:
         """End every job, waiting at most `timeout_s`; False when some have not ended by then."""
@@ -332,10 +368,22 @@ class Transfers:
         held: Sequence[OffloadKey] = (),
         unsent: Sequence[OffloadKey] = (),
         namespace: str | None = None,
-        measured: bool = False,
+        link_s: float | None = None,
     ) -> None:
         epoch = self._client.epoch
-        self._ended.append(Ended(result, lost, held, unsent, namespace, epoch, measured=measured))
+        self._ended.append(Ended(result, lost, held, unsent, namespace, epoch, link_s=link_s))
+
+    def _end_load(
+        self,
+        result: JobResult,
+        *,
+        lost: Sequence[OffloadKey],
+        held: Sequence[OffloadKey] = (),
+        namespace: str | None = None,
+        link_s: float | None = None,
+    ) -> None:
+        self._end(result, lost=lost, held=held, namespace=namespace, link_s=link_s)
+        self._load_has_ended = True
 
     def _end_put(
         self,
@@ -350,6 +398,7 @@ class Transfers:
     def _end_by_bug(self, hook: str, job_id: int, lost: Sequence[OffloadKey] = ()) -> None:
         # First of all: a job without an end waits for ever.
         self._ended.append(Ended(_failed(job_id), lost))
+        self._load_has_ended = True
         kept_from_engine(self, hook)
 
     def count_hook_error(self, hook: str) -> None:

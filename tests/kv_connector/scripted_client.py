@@ -169,6 +169,9 @@ class Engine:
     def scheduled(self, *requests: str) -> ScheduleEndContext:
         return ScheduleEndContext(requests, ())
 
+    def preempted(self, *requests: str) -> ScheduleEndContext:
+        return ScheduleEndContext((), requests)
+
     def step(self) -> None:
         self.tier.on_schedule_end(STEP_END)
 

@@ -5,7 +5,7 @@ from scripted_client import ScriptedClient
 from tiered_engine import TieredEngine
 
 from kv_connector import tier_metrics as metrics
-from kv_connector.tier_transfers import OVERDUE_AFTER_S
+from kv_connector.tier_transfers import OVERDUE_AFTER_LOOKS, OVERDUE_AFTER_S
 from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState
@@ -89,15 +89,14 @@ def test_a_transfer_that_the_client_never_ends_is_ended_once_the_client_is_gone(
         engine.compute("s", range(10, 12))
     engine.step()
     stuck = engine.client.asked[-1]
-    engine.clock.now += 10.0 + OVERDUE_AFTER_S - 0.1 if what == "store" else 2.0
-    engine.step()
-    assert engine.manager.has_pending_work()
-    assert not engine.client.closed
-
     told_to_close: list[bool] = []
     engine.client.close = lambda: told_to_close.append(True)
-    engine.clock.now += OVERDUE_AFTER_S + 0.1
-    engine.step()
+    engine.clock.now += 9.9 if what == "store" else 1.9
+    step_for(engine, OVERDUE_AFTER_S)
+    assert engine.manager.has_pending_work()
+    assert not told_to_close
+
+    step_for(engine, 1.0)
     engine.tier._transfers._closer.join(5)
     assert told_to_close == [True]
     engine.step()
@@ -127,9 +126,29 @@ def test_a_client_that_ends_its_jobs_while_it_is_closed_ends_them_once(engine: T
 
     engine.client.close = close
     engine.client.ready = False
-    engine.step()
-    engine.step()
+    step_for(engine, OVERDUE_AFTER_S + 1.0)
     engine.tier._transfers._closer.join(5)
     for _ in range(3):
         engine.step()
     assert not engine.manager.has_pending_work()
+
+
+def test_an_engine_that_was_stopped_for_an_hour_keeps_its_server(engine: TieredEngine):
+    """All deadlines have passed when it wakes, and the client has had no chance to meet them."""
+    engine.compute("a", range(3))
+    engine.step()
+    engine.clock.now += 3600.0
+    for _ in range(OVERDUE_AFTER_LOOKS):
+        engine.step()
+    engine.client.last("lookup").found(*[READABLE] * 3)
+    step_for(engine, 2 * OVERDUE_AFTER_S)
+    assert not engine.client.closed
+    assert not engine.hook_errors()
+    engine.check()
+
+
+def step_for(engine: TieredEngine, seconds: float) -> None:
+    """Steps of half a second."""
+    for _ in range(round(2 * seconds)):
+        engine.clock.now += 0.5
+        engine.step()

@@ -290,17 +290,19 @@ def test_the_wait_of_a_request_is_observed_once_from_its_first_lookup_to_its_adm
     context, keys = engine.request("r", 2)
     engine.clock.now += 5.0
     engine.lookup(context, keys)
+    engine.tier.deferred("r", keys)
     engine.step()
     engine.clock.now += 0.030
     engine.client.last("lookup").found(READABLE, READABLE)
     engine.lookup(context, keys)
+    engine.tier.deferred("r", keys)
     engine.step()
     assert waits(engine) == []
     engine.clock.now += 0.012
-    engine.tier.admitted("r")
+    engine.tier.admitted("r", [])
     assert waits(engine) == [(0.042, 2)]
     engine.clock.now += 1.0
-    engine.tier.admitted("r")
+    engine.tier.admitted("r", [])
     assert waits(engine) == []
 
 
@@ -308,14 +310,14 @@ def test_without_a_server_a_request_waits_no_time_and_no_step(engine: Engine):
     engine.client.ready = False
     context, keys = engine.request("r", 2)
     engine.lookup(context, keys)
-    engine.tier.admitted("r")
+    engine.tier.admitted("r", [])
     assert waits(engine) == [(0.0, 0)]
 
 
 def test_requests_that_never_asked_and_bare_tiers_are_told_apart(engine: Engine):
     engine.request("all in the pool", 2)
-    engine.tier.admitted("all in the pool")
-    engine.tier.admitted("a stranger")
+    engine.tier.admitted("all in the pool", [])
+    engine.tier.admitted("a stranger", [])
     assert waits(engine) == []
     context, keys = engine.request("bare", 1)
     engine.lookup(context, keys)

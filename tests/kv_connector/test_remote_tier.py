@@ -240,6 +240,7 @@ def test_every_metric_that_is_reported_is_declared(engine: Engine):
     engine.step()
     engine.client.last("lookup").found(READABLE, ABSENT)
     engine.lookup(context, keys)
+    engine.step()
     engine.tier.submit_load(engine.job(context, keys, [0, 1]))
     engine.client.last("get").landed(0)
     engine.tier.submit_store(engine.job(context, keys, [2, 3]))

@@ -1,80 +1,121 @@
-"""One request asks once, waits within its budget, and never loops."""
+"""One request asks once, waits within its budget, and is charged only what the server owed."""
 
 import pytest
 
-from kv_connector.waiting import Missed, Verdict, Waiting
+from kv_connector.waiting import MOST_LOADS_OF_A_KEY, Missed, Waiting
 from remote_server.protocol import KeyState
 
 A, B, C = b"a", b"b", b"c"
 ABSENT, PENDING, READABLE = (bytes([state]) for state in KeyState)
 
 
-def ask(wait: Waiting, *keys: bytes, now_s: float = 0.0, step: int = 0) -> list[object]:
-    return [wait.verdict(key, now_s=now_s, step=step) for key in keys]
+def asked(*keys: bytes, budget_s: float = 0.1) -> Waiting:
+    """A request that asked for `keys` in step 0, at second 0."""
+    wait = Waiting(budget_s=budget_s)
+    wait.look(now_s=0.0, step=0)
+    wait.states = dict.fromkeys(keys)
+    wait.sent(0.0)
+    return wait
 
 
-def test_keys_are_asked_for_once_and_in_order():
-    wait = Waiting(budget_s=1)
-    assert ask(wait, A, B, C) == [Verdict.RETRY] * 3
-    assert ask(wait, A, B, C, step=1) == [Verdict.RETRY] * 3
-    assert wait.take_wanted() == [A, B, C]
-    assert wait.take_wanted() == []
+def test_an_answer_is_a_state_for_each_key():
+    wait = asked(A, B, C)
+    wait.answered([A, B, C], READABLE + ABSENT + PENDING, 0.01)
+    assert wait.states == {A: KeyState.READABLE, B: Missed.ABSENT, C: KeyState.PENDING}
+    assert wait.news
 
 
-def test_an_answer_is_used_in_the_next_step():
-    wait = Waiting(budget_s=1)
-    ask(wait, A, B)
-    wait.answer([A, B], READABLE + ABSENT)
-    assert ask(wait, A, B, step=1) == [Verdict.HIT, Missed.ABSENT]
+def test_a_question_costs_its_round_trip_however_long_the_step_was():
+    wait = asked(A)
+    wait.answered([A], READABLE, 0.002)
+    for step in (1, 2, 3):
+        wait.look(now_s=5.0 * step, step=step)
+    assert wait.owed_s == pytest.approx(0.002)
+    assert not wait.out_of_time
 
 
-def test_a_block_that_is_being_written_is_asked_for_again():
-    wait = Waiting(budget_s=1)
-    ask(wait, A)
-    wait.take_wanted()
-    wait.answer([A], PENDING)
-    assert ask(wait, A, step=1) == [Verdict.RETRY]
-    assert wait.take_wanted() == [A]
+def test_a_block_that_is_being_written_costs_the_time_in_which_the_engine_asked_for_it():
+    wait = asked(A)
+    wait.answered([A], PENDING, 0.01)
+    wait.look(now_s=0.06, step=1)
+    assert wait.owed_s == pytest.approx(0.06)
+    wait.sent(0.06)
+    wait.answered([A], PENDING, 0.07)
+    wait.look(now_s=0.12, step=2)
+    assert wait.owed_s == pytest.approx(0.12)
+    assert wait.out_of_time
 
 
-def test_when_the_budget_is_spent_everything_is_a_miss():
-    wait = Waiting(budget_s=0.1)
-    ask(wait, A, B)
-    wait.answer([A], READABLE)
-    assert ask(wait, A, B, now_s=0.2, step=2) == [Missed.BUDGET_SPENT] * 2
+def test_steps_in_which_the_engine_did_not_look_cost_nothing():
+    wait = asked(A)
+    wait.answered([A], PENDING, 0.01)
+    for step in (7, 20, 31):
+        wait.look(now_s=float(step), step=step)
+    assert wait.owed_s == pytest.approx(0.01)
+    assert not wait.out_of_time
 
 
-def test_an_engine_with_long_steps_still_uses_the_answer():
-    """The reply came in a millisecond; that the next step came seconds later is not its fault."""
-    wait = Waiting(budget_s=0.1)
-    ask(wait, A)
-    wait.answer([A], READABLE)
-    assert ask(wait, A, now_s=5.0, step=1) == [Verdict.HIT]
-    assert ask(wait, A, now_s=10.0, step=2) == [Missed.BUDGET_SPENT]
+def test_a_question_without_an_answer_costs_its_time_also_while_the_engine_is_busy():
+    wait = asked(A)
+    wait.unanswered([A], Missed.LOOKUP_LATE, 0.05)
+    assert wait.owed_s == pytest.approx(0.05)
+    assert wait.states[A] is Missed.LOOKUP_LATE
 
 
-@pytest.mark.parametrize("reason", [Missed.LOOKUP_LATE, Missed.UNAVAILABLE])
-def test_a_miss_stays_a_miss_for_this_request(reason: Missed):
-    wait = Waiting(budget_s=1)
-    ask(wait, A)
-    wait.give_up([A], reason)
-    assert ask(wait, A, step=1) == [reason]
-    assert wait.take_wanted() == [A]
-    assert ask(wait, A, step=2) == [reason]
-    assert wait.take_wanted() == []
+def test_an_engine_with_long_steps_can_ask_again_before_the_budget_counts():
+    wait = asked(A)
+    wait.answered([A], PENDING, 0.001)
+    wait.look(now_s=0.5, step=1)
+    assert wait.owed_s > wait.budget_s
+    assert not wait.out_of_time
 
 
-def test_a_failed_load_is_a_miss_for_those_who_asked_and_for_nobody_else():
-    asked, fresh = Waiting(budget_s=1), Waiting(budget_s=1)
-    ask(asked, A)
-    asked.answer([A], READABLE)
-    for wait in (asked, fresh):
+def test_a_key_that_was_given_up_stays_a_miss_when_its_answer_comes():
+    wait = asked(A, B)
+    wait.give_up([A], Missed.BUDGET_SPENT)
+    wait.answered([A, B], READABLE * 2, 0.2)
+    assert wait.states == {A: Missed.BUDGET_SPENT, B: KeyState.READABLE}
+
+
+def test_a_failed_load_is_a_miss_for_those_who_asked_and_for_no_other():
+    first, fresh = asked(A), Waiting(budget_s=1)
+    first.answered([A], READABLE, 0.01)
+    for wait in (first, fresh):
         wait.load_failed([A])
-    assert ask(asked, A, step=1) == [Missed.LOAD_FAILED]
-    assert ask(fresh, A, step=1) == [Verdict.RETRY]
+    assert first.states == {A: Missed.LOAD_FAILED}
+    assert fresh.states == {}
 
 
-def test_a_request_that_bypasses_the_server_never_asks():
-    wait = Waiting(budget_s=1, bypass="lora")
-    assert ask(wait, A) == [Missed.BYPASS]
-    assert wait.take_wanted() == []
+def test_a_preempted_request_knows_only_which_loads_failed():
+    wait = asked(A, B, C)
+    wait.answered([A, B, C], READABLE + ABSENT + PENDING, 0.09)
+    wait.load_failed([A])
+    wait.ask_again()
+    assert wait.states == {A: Missed.LOAD_FAILED}
+    assert (wait.owed_s, wait.asked, wait.judged) == (0.0, False, False)
+
+
+def test_what_was_forgotten_has_another_generation():
+    wait = asked(A)
+    before = wait.generation
+    wait.forget_answers()
+    assert wait.generation != before and not wait.questions
+
+
+def test_the_wait_is_the_time_between_looks_that_deferred_the_request():
+    wait = asked(A)
+    wait.deferred(0.0)
+    wait.look(now_s=0.3, step=1)
+    wait.deferred(0.3)
+    wait.look(now_s=0.4, step=2)  # and this one admits it
+    wait.look(now_s=9.0, step=30)  # the engine had no room until now
+    assert wait.waited_s == pytest.approx(0.4)
+    assert wait.waited_steps == 2
+
+
+def test_a_request_whose_rows_keep_leaving_the_pool_is_loaded_a_few_times_and_no_more():
+    wait = asked(A, B)
+    wait.loads = 2 * MOST_LOADS_OF_A_KEY - 1
+    assert not wait.loads_too_often
+    wait.loads += 1
+    assert wait.loads_too_often

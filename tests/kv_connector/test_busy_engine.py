@@ -1,0 +1,205 @@
+"""An engine that is busy loses no hit, and a server that is late still loses them."""
+
+import pytest
+from scripted_client import Engine
+from tiered_engine import TieredEngine
+
+from kv_connector import tier_metrics as metrics
+from kv_connector.waiting import MOST_LOADS_OF_A_KEY
+from remote_server.protocol import KeyState
+
+ABSENT, PENDING, READABLE = KeyState
+SLOW_STEP_S = 0.5
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.mark.parametrize("steps_between_looks", [1, 2, 40])
+def test_a_block_that_the_server_holds_is_a_hit_however_late_the_engine_uses_the_answer(
+    engine: Engine, steps_between_looks: int
+):
+    context, keys = engine.request("r", 3)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(*[READABLE] * 3)
+    for _ in range(MOST_LOADS_OF_A_KEY):
+        for _ in range(steps_between_looks):
+            engine.clock.now += SLOW_STEP_S
+            engine.step()
+        assert engine.lookup(context, keys) == ["HIT"] * 3
+
+
+def test_a_row_that_left_the_pool_while_the_engine_was_busy_is_loaded_again_but_not_for_ever(
+    engine: Engine,
+):
+    context, keys = engine.request("r", 2)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(READABLE, READABLE)
+    answers = []
+    for _ in range(MOST_LOADS_OF_A_KEY + 1):
+        engine.step()
+        answers.append(engine.lookup(context, keys))
+    assert answers == [["HIT"] * 2] * MOST_LOADS_OF_A_KEY + [["MISS"] * 2]
+    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "evicted_again"] == 2
+
+
+def test_a_block_that_another_engine_is_writing_is_waited_for_in_steps_that_ask(engine: Engine):
+    """Half a minute in which the engine had no room, and three looks after it."""
+    context, keys = engine.request("r", 1)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(PENDING)
+    for _ in range(60):
+        engine.clock.now += SLOW_STEP_S
+        engine.step()
+    assert engine.lookup(context, keys) == ["RETRY"]
+    engine.step()
+    engine.client.last("lookup").found(PENDING)
+    engine.clock.now += SLOW_STEP_S
+    assert engine.lookup(context, keys) == ["MISS"], "now it was asked for, and owed"
+    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "budget_spent"] == 1
+
+
+def test_a_server_that_answers_nothing_is_waited_for_its_budget_however_busy_the_engine(
+    engine: Engine,
+):
+    context, keys = engine.request("r", 2)
+    engine.lookup(context, keys)
+    engine.step()
+    for _ in range(2):
+        engine.clock.now += 0.04
+        assert engine.tier.still_waits("r")
+        engine.step()
+    engine.clock.now += 0.04
+    assert not engine.tier.still_waits("r")
+    assert engine.lookup(context, keys) == ["MISS"] * 2
+
+
+def test_a_preempted_request_asks_again(engine: Engine):
+    context, keys = engine.request("r", 2)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(ABSENT, ABSENT)
+    assert engine.lookup(context, keys) == ["MISS"] * 2
+    engine.tier.on_schedule_end(engine.scheduled("r"))
+    engine.tier.on_schedule_end(engine.preempted("r"))
+    assert engine.lookup(context, keys) == ["RETRY"] * 2
+    engine.step()
+    engine.client.last("lookup").found(READABLE, READABLE)
+    assert engine.lookup(context, keys) == ["HIT"] * 2
+
+
+def test_a_miss_is_counted_once_however_often_the_engine_looks(engine: Engine):
+    context, keys = engine.request("r", 1)
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(ABSENT)
+    for _ in range(10):
+        assert engine.lookup(context, keys) == ["MISS"]
+        engine.step()
+    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "absent"] == 1
+
+
+def test_an_answer_to_a_question_from_before_a_reset_is_dropped(engine: Engine):
+    context, keys = engine.request("r", 1)
+    engine.lookup(context, keys)
+    engine.step()
+    old = engine.client.last("lookup")
+    engine.tier.drain_jobs()
+    assert engine.lookup(context, keys) == ["RETRY"]
+    engine.step()
+    assert engine.client.count("lookup") == 2 and old is not engine.client.last("lookup")
+    if not old.reply.done():
+        old.found(READABLE)
+    assert engine.lookup(context, keys) == ["RETRY"]
+
+
+# ── waiting without a walk over the keys ─────────────────────────────────────────────────
+
+
+def test_a_request_waits_without_a_walk_until_its_answer_is_here(engine: Engine):
+    context, keys = engine.request("r", 3)
+    assert not engine.tier.still_waits("r"), "it has not asked yet"
+    engine.lookup(context, keys)
+    engine.step()
+    for _ in range(3):
+        assert engine.tier.still_waits("r")
+        engine.step()
+    engine.client.last("lookup").found(READABLE, READABLE, ABSENT)
+    assert not engine.tier.still_waits("r")
+
+
+def test_a_request_waits_without_a_walk_while_a_load_brings_one_of_its_keys():
+    engine = TieredEngine(break_even=False)
+    loader, keys = engine.request("loader", range(4))
+    sharer, longer = engine.request("sharer", range(6))
+    for context, prompt in ((loader, keys), (sharer, longer)):
+        engine.lookup(context, prompt)
+        engine.tier.deferred(context.req_id, prompt)
+    engine.step()
+    for asked in list(engine.client.asked):
+        asked.found(*[READABLE] * len(asked.keys))
+    for context, prompt in ((loader, keys), (sharer, longer)):
+        assert not engine.tier.still_waits(context.req_id)
+        assert set(engine.lookup(context, prompt)) == {"HIT_PENDING"}
+        engine.tier.deferred(context.req_id, prompt)
+    engine.step()
+    for context, prompt in ((loader, keys), (sharer, longer)):
+        assert not engine.tier.still_waits(context.req_id), "its load began after the last look"
+        engine.lookup(context, prompt)
+        engine.tier.deferred(context.req_id, prompt)
+    engine.step()
+    assert engine.tier.still_waits("loader") and engine.tier.still_waits("sharer")
+    for get in [asked for asked in engine.client.asked if asked.operation == "get"]:
+        get.landed(*range(len(get.keys)))
+    assert not engine.tier.still_waits("loader") and not engine.tier.still_waits("sharer")
+    assert engine.lookup(loader, keys) == ["HIT"] * 4
+    assert engine.lookup(sharer, longer) == ["HIT"] * 6
+    engine.step("loader", "sharer")
+    engine.check()
+
+
+# ── more prompts than the pool holds ─────────────────────────────────────────────────────
+
+
+def test_more_prompts_than_the_pool_holds_are_all_served_whole_one_after_the_other():
+    """Twelve prompts of ten rows, a pool of forty: 30 rows are for loads. Every prompt has all
+    of its rows when it is admitted, and each block crosses the link once."""
+    engine = TieredEngine(num_rows=40, break_even=False)
+    waiting = {f"r{n}": engine.request(f"r{n}", range(10 * n, 10 * n + 10)) for n in range(12)}
+    hits, answered = 0, 0
+    for _ in range(200):
+        admitted = []
+        for name, (context, keys) in list(waiting.items()):
+            if engine.tier.still_waits(name):
+                continue
+            found = engine.lookup(context, keys)
+            if {"RETRY", "HIT_PENDING"} & set(found):
+                engine.tier.deferred(name, keys)
+                continue
+            engine.tier.admitted(name, keys)
+            hits += found.count("HIT")
+            admitted.append(name)
+            del waiting[name]
+            if len(admitted) == 2:  # the engine takes two at a time
+                break
+        engine.step(*admitted)
+        for asked in engine.client.asked[answered:]:
+            if asked.operation == "lookup":
+                asked.found(*[READABLE] * len(asked.keys))
+            else:
+                asked.landed(*range(len(asked.keys)))
+        answered = len(engine.client.asked)
+        engine.clock.now += SLOW_STEP_S
+        if not waiting:
+            break
+    assert not waiting
+    assert hits == 120
+    loaded = [
+        key for asked in engine.client.asked if asked.operation == "get" for key in asked.keys
+    ]
+    assert len(loaded) == len(set(loaded)) == 120

@@ -1,0 +1,145 @@
+"""What is used above the server stays on the server, and reporting it costs next to nothing."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+from scripted_client import BLOCK_BYTES, Clock, Engine
+from tiered_engine import TieredEngine
+
+from examples.processes import RemoteServer
+from kv_connector import tier_metrics as metrics
+from kv_connector.recency import (
+    BATCH_S,
+    MOST_KEYS_OF_A_BATCH,
+    MOST_REMEMBERED,
+    REST_S,
+    Recency,
+)
+from kv_connector.request_options import BYPASS_KEY
+from remote_server.client import RemoteClient
+
+
+def keys(*numbers: int) -> list[bytes]:
+    return [b"%d" % number for number in numbers]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def recency(clock: Clock) -> Recency:
+    return Recency(clock)
+
+
+def test_a_prefix_that_many_requests_share_is_touched_once_in_a_while(
+    recency: Recency, clock: Clock
+):
+    batches = []
+    for _ in range(100):
+        recency.used(keys(1, 2, 3))
+        batches.append(recency.take_batch())
+        clock.now += REST_S / 50
+    assert [batch for batch in batches if batch] == [keys(1, 2, 3)] * 2
+
+
+def test_only_what_is_new_of_a_longer_prefix_is_touched(recency: Recency, clock: Clock):
+    recency.used(keys(1, 2, 3))
+    recency.used(keys(1, 2, 3, 4, 5))
+    assert recency.take_batch() == keys(1, 2, 3, 4, 5)
+    clock.now += BATCH_S
+    recency.used(keys(1, 2, 3, 6))
+    assert recency.take_batch() == keys(6)
+
+
+def test_a_batch_waits_for_the_one_before_it(recency: Recency, clock: Clock):
+    recency.used(keys(1))
+    assert recency.take_batch() == keys(1)
+    recency.used(keys(2))
+    assert recency.take_batch() == []
+    recency.used(keys(3))
+    clock.now += BATCH_S
+    assert recency.take_batch() == keys(2, 3)
+    assert recency.take_batch() == []
+
+
+def test_what_the_server_itself_supplied_is_not_reported_to_it(recency: Recency):
+    recency.used(keys(1, 2, 3), read=lambda key: key in keys(2, 3))
+    assert recency.take_batch() == keys(1)
+
+
+def test_batch_and_memory_are_bounded(recency: Recency, clock: Clock):
+    for first in range(0, 3 * MOST_REMEMBERED, MOST_KEYS_OF_A_BATCH):
+        recency.used(keys(*range(first, first + 2 * MOST_KEYS_OF_A_BATCH)))
+        clock.now += REST_S
+        assert len(recency.take_batch()) == MOST_KEYS_OF_A_BATCH
+    assert len(recency._touched_s) == MOST_REMEMBERED
+
+
+def test_the_tier_reports_a_reused_prefix_at_the_end_of_the_step():
+    engine = Engine()
+    _, prefix = engine.request("r", 3)
+    engine.tier.admitted("r", prefix)
+    assert engine.client.count("touch") == 0
+    engine.step()
+    assert engine.client.last("touch").keys == prefix
+    assert engine.tier.totals()[metrics.TOUCHED_BLOCKS, ""] == 3
+    engine.tier.admitted("r", prefix)
+    engine.clock.now += 1.0
+    engine.step()
+    assert engine.client.count("touch") == 1
+
+
+def test_requests_that_keep_away_from_the_server_report_nothing():
+    engine = Engine()
+    _, prefix = engine.request("r", 3, **{BYPASS_KEY: "lora"})
+    engine.tier.admitted("r", prefix)
+    engine.step()
+    assert engine.client.count("touch") == 0
+
+
+@pytest.mark.parametrize("used", [True, False])
+def test_a_prompt_that_only_levels_above_serve_outlives_a_scan_of_the_server(used: bool):
+    """The scan puts three times what the server's memory holds. `used` False proves that the
+    scan is one that the prompt would not survive by itself."""
+    most_blocks = (1 << 20) // BLOCK_BYTES
+    clock = OwnClock()
+    with RemoteServer("1MiB") as server:
+        engine = TieredEngine(
+            400, client_factory=RemoteClient, clock=clock, server=server.endpoint,
+            break_even=False, put_timeout_ms=60_000,
+        )  # fmt: skip
+        wait_until(lambda: engine.client.ready)
+        prompt = engine.compute("system prompt", range(20))
+        engine.idle()
+        for first in range(1000, 1000 + 3 * most_blocks, 40):
+            if used:
+                clock.ahead_s += REST_S
+                context, _ = engine.request("user", range(20))
+                engine.tier.admitted("user", prompt)
+                engine.step()
+                engine.manager.on_request_finished(context)
+                engine.client.stats(timeout_s=10).result()  # behind the touch, on its connection
+            engine.compute(f"scan {first}", range(first, first + 40))
+            engine.idle()
+        found = engine.client.lookup(engine.tier._namespace, prompt, timeout_s=10).result()
+        engine.tier.shutdown()
+    assert (found.prefix == len(prompt)) is used
+
+
+class OwnClock:
+    """The machine's clock, and as far ahead of it as a test likes."""
+
+    ahead_s = 0.0
+
+    def __call__(self) -> float:
+        return time.monotonic() + self.ahead_s
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
