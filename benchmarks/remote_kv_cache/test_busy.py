@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         parser.exit(2, f"{MODULE}: {error}\n")
     record = Record.begin(MODULE, argv)
-    runner = Runner(arguments.trials, arguments.warm_ups, total=sum(map(_weight, plan.step_ms)))
+    runner = Runner(arguments.trials, arguments.warm_ups)
 
     def measure(stack: ExitStack) -> None:
         runner.say("starting a server and engines")
@@ -67,11 +67,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(results.describe(record))
     return options.finish(record, runner)
-
-
-def _weight(step_ms: float) -> float:
-    """About what a cell takes, for the time that is left: a step as it comes has some 40 ms."""
-    return max(40.0, step_ms)
 
 
 class Busy:
@@ -125,7 +120,7 @@ class Busy:
             for key in keys:
                 self.trials[key] = []
             cases = [self._case(key) for key in keys]
-            samples = runner.measure(f"steps {keys[0].steps}", cases, weight=_weight(step_ms))
+            samples = runner.measure(f"steps {keys[0].steps}", cases)
             for key in keys:
                 reference = self.trials[key._replace(engine=NONE)]
                 sample = results.row_values(samples[key], self.trials[key])
