@@ -1,0 +1,274 @@
+"""From the answers and counters of the busy engines to shares, figures, a table and a plot."""
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+from benchmarks.harness import plot, table
+from benchmarks.harness.record import Figure, Record
+from benchmarks.harness.runner import Sample
+from benchmarks.harness.statistics import percentile
+from examples.engine import Completion, tokens_by_level
+
+NONE, ON, OFF = "no connector", "break-even on", "break-even off"
+
+_NOT_USED = {
+    "kvferry_missed_blocks_total": "missed",
+    "kvferry_loaded_blocks_total": "load",
+    "kvferry_declined_blocks_total": "declined",
+}
+"""Metrics of what did not come from the server or did not go to it, and what they are called."""
+
+TIED = 0.1
+"""Logprobs as near to each other as this are equal. The logits have 16 bits, and what other
+requests a step computes moves a logprob by up to 0.05: without any connector one answer in a
+hundred is another in a queue than alone, at a token whose two best candidates are so near."""
+
+_LABEL = re.compile(r'(?:reason|outcome)="([^"]*)"')
+_LANDED = "hit"
+"""The outcome of a load whose block was used."""
+
+
+class Key(NamedTuple):
+    """One cell. `step_ms` 0: steps as they come."""
+
+    step_ms: float
+    depth: int
+    """Prompts that are asked at once and that the server holds."""
+
+    engine: str
+
+    def __str__(self) -> str:
+        return f"steps {self.steps}, {self.depth} prompts, {self.engine}"
+
+    @property
+    def steps(self) -> str:
+        return f"of {self.step_ms:g} ms" if self.step_ms else "as they come"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        steps, prompts, engine = text.removeprefix("steps ").split(", ")
+        step_ms = 0.0 if steps == "as they come" else float(steps.split()[1])
+        return cls(step_ms, int(prompts.split()[0]), engine)
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What an engine's `/metrics` page counted between two looks at it."""
+
+    by_level: Mapping[str, int]
+    """Prompt tokens that were not computed, by level."""
+
+    loaded_blocks: int
+    """Blocks that came from the server and were used."""
+
+    not_used: Mapping[str, int]
+    """Blocks that the connector did not take from the server or give to it, by reason."""
+
+    hook_errors: int = 0
+
+    @classmethod
+    def between(cls, before: Mapping[str, float], after: Mapping[str, float]) -> Self:
+        """`before` and `after` are samples of one engine, as `VllmServer.metrics` has them."""
+        first, last = tokens_by_level(before), tokens_by_level(after)
+        loaded, errors = 0, 0
+        not_used: dict[str, int] = {}
+        for sample, value in after.items():
+            grown = round(value - before.get(sample, 0))
+            name, _, labels = sample.partition("{")
+            if name == "kvferry_hook_errors_total":
+                errors += grown
+            elif name in _NOT_USED and grown:
+                found = _LABEL.search(labels)
+                reason = found[1] if found else ""
+                if name == "kvferry_loaded_blocks_total" and reason == _LANDED:
+                    loaded += grown
+                else:
+                    called = f"{_NOT_USED[name]}: {reason}"
+                    not_used[called] = not_used.get(called, 0) + grown
+        by_level = {level: last[level] - first[level] for level in last}
+        return cls(by_level, loaded, not_used, errors)
+
+    def problem(self, block_tokens: int) -> str:
+        """Why these counts are not what the cell measures; empty where they are."""
+        if self.hook_errors:
+            return f"{self.hook_errors} exceptions in hooks"
+        if self.by_level["engine"]:
+            return f"{self.by_level['engine']:,} tokens were in the engine's own cache"
+        if self.hit_tokens > self.loaded_blocks * block_tokens:
+            return (
+                f"{self.hit_tokens:,} tokens were found and {self.loaded_blocks:,} blocks loaded: "
+                "some were in the pool before"
+            )
+        return ""
+
+    @property
+    def hit_tokens(self) -> int:
+        """Prompt tokens that the server gave. A block that was in the pool for some time by then
+        is counted as the pool's by vLLM; nothing else of these prompts was there."""
+        return self.by_level["pool"] + self.by_level["server"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One queue of prompts on one engine."""
+
+    held: Sequence[Completion]
+    """Answers to the prompts that the server holds, in the order in which they were asked."""
+
+    new: Sequence[Completion]
+    """Answers to those in between, which nobody has asked before."""
+
+    seconds: float
+    """Until the last of all was answered."""
+
+    counted: Counted
+
+    @property
+    def all(self) -> list[Completion]:
+        return [*self.held, *self.new]
+
+
+def rows_tokens(prompt_tokens: int, block_tokens: int) -> int:
+    """Tokens of a prompt in complete rows, the most that a server can give of it."""
+    return prompt_tokens // block_tokens * block_tokens
+
+
+class Answers(NamedTuple):
+    """How many answers are those of the engine without a connector."""
+
+    equal: int = 0
+    tied: int = 0
+    """Other from a token on that the engine without a connector held for as good: see `TIED`."""
+
+    wrong: int = 0
+
+    @property
+    def compared(self) -> int:
+        return sum(self)
+
+
+def compared(trials: Sequence[Trial], reference: Sequence[Trial]) -> Answers:
+    """The held prompts' answers of the rounds that both have, beside those without a connector."""
+    verdicts = Counter(
+        verdict(mine, theirs)
+        for one, other in zip(trials, reference, strict=False)
+        for mine, theirs in zip(one.held, other.held, strict=True)
+    )
+    return Answers(*(verdicts[name] for name in Answers._fields))
+
+
+def verdict(mine: Completion, reference: Completion) -> str:
+    """`equal`, `tied` or `wrong`, by the first token that differs. What follows another token is
+    another text. Both answers are as long as was asked for."""
+    pairs = zip(mine.token_ids, reference.token_ids, strict=True)
+    for place, (token, expected) in enumerate(pairs):
+        if token != expected:
+            candidates = reference.logprobs[place]
+            best, other = (candidates.get(f"token_id:{each}") for each in (expected, token))
+            is_tied = best is not None and other is not None and best - other <= TIED
+            return "tied" if is_tied else "wrong"
+    return "equal"
+
+
+def judged(sample: Sample, trials: Sequence[Trial], reference: Sequence[Trial]) -> Sample:
+    """The cell's sample, FAILED where an answer is another than without a connector."""
+    answers = compared(trials, reference)
+    if answers.wrong and not sample.failed:
+        why = f"{answers.wrong} of {answers.compared} answers differ from those without a connector"
+        return Sample(sample.values, sample.warm_ups, sample.skipped, why)
+    return sample
+
+
+def figures_of(
+    key: Key, sample: Sample, trials: Sequence[Trial], reference: Sequence[Trial], block_tokens: int
+) -> list[Figure]:
+    """Everything about one cell that was measured, of its timed rounds; nothing otherwise."""
+    warm_ups = len(sample.warm_ups)
+    measured = trials[warm_ups:][: len(sample.values)]
+    if not sample.measured or not measured:
+        return []
+    answers = [answer for trial in measured for answer in trial.all]
+    held = [answer for trial in measured for answer in trial.held]
+    seconds = sum(trial.seconds for trial in measured)
+    rows = sum(rows_tokens(answer.prompt_tokens, block_tokens) for answer in held)
+    firsts = [answer.ttft_s for answer in held]
+    answers_of = compared(trials, reference)
+    values = {
+        "from the server": 100 * sum(t.counted.hit_tokens for t in measured) / rows,
+        "prompts a second": len(answers) / seconds,
+        "output tokens a second": sum(len(answer.token_ids) for answer in answers) / seconds,
+        "first token p50": percentile(firsts, 50),
+        "first token max": max(firsts),
+        "answers equal": float(answers_of.equal),
+        "answers tied": float(answers_of.tied),
+    }
+    for trial in measured:
+        for reason, blocks in trial.counted.not_used.items():
+            values[reason] = values.get(reason, 0.0) + blocks
+    return [Figure(str(key), "", values)]
+
+
+def cells(record: Record) -> dict[Key, Mapping[str, float]]:
+    """The figures, by the cell they are of."""
+    return {Key.read(figure.name): figure.values for figure in record.figures}
+
+
+def describe(record: Record) -> str:
+    """A line for each cell, and why a cell has none."""
+    found = cells(record)
+    lines: list[list[table.Cell]] = []
+    for key, values in found.items():
+        bare = found.get(key._replace(engine=NONE))
+        times = values["prompts a second"] / bare["prompts a second"] if bare else None
+        lines.append([
+            key.steps, key.depth, key.engine,
+            None if key.engine == NONE else f"{values['from the server']:.1f}",
+            values["prompts a second"], None if times is None else f"{times:.2f}",
+            values["output tokens a second"],
+            values["first token p50"], values["first token max"], _equal(key, values),
+            ", ".join(f"{reason} {values[reason]:.0f}" for reason in values if ": " in reason),
+        ])  # fmt: skip
+    headers = ["steps", "prompts", "engine", "server, %", "prompts/s", "to none", "output tok/s",
+               "first p50, s", "first max, s", "answers", "not used, blocks"]  # fmt: skip
+    text = [table.render(headers, lines)] if lines else []
+    text += [f"{row.operation}: {row.reason}" for row in record.rows if row.reason]
+    return "\n".join(text)
+
+
+def _equal(key: Key, values: Mapping[str, float]) -> str | None:
+    if key.engine == NONE:
+        return None
+    equal, tied = int(values["answers equal"]), int(values["answers tied"])
+    if not equal + tied:
+        return "not compared"
+    return f"{equal} equal" + (f", {tied} tied" if tied else "")
+
+
+def chart(record: Record) -> plot.Chart:
+    """The share that came from the server against the prompts asked at once, a line for each
+    connector and length of steps."""
+    found = {key: each for key, each in cells(record).items() if key.engine != NONE}
+    depths = sorted({key.depth for key in found})
+    series: dict[str, list[float | None]] = {}
+    for step_ms, engine in dict.fromkeys((key.step_ms, key.engine) for key in found):
+        values = [found.get(Key(step_ms, depth, engine)) for depth in depths]
+        name = f"steps {Key(step_ms, 0, engine).steps}, {engine}"
+        series[name] = [v["from the server"] if v else None for v in values]
+    kind = record.rows[0].model if record.rows else ""
+    title = f"{kind}, a busy engine: {record.describe_machine()}"
+    return plot.lines(
+        title, "% of complete rows that the server gave", [str(depth) for depth in depths], series,
+        x_unit="prompts asked at once, all of them on the server",
+    )  # fmt: skip
+
+
+def row_values(sample: Sample, trials: Sequence[Trial]) -> Sample:
+    """Seconds from the first question to the last answer, without what stands around a trial."""
+    values = [trial.seconds for trial in trials]
+    if not sample.measured:
+        return sample
+    warm_ups = len(sample.warm_ups)
+    return Sample(values[warm_ups:][: len(sample.values)], values[:warm_ups])
