@@ -33,11 +33,12 @@ class ClientConfig:
     `tcp`: as if nothing was registered. All other rows go over tcp anyway."""
 
     get_window_bytes: int = 16 * MiB
-    """Asked for and not yet here, over all gets over tcp. A slow reader's bytes wait in the
-    server's store rather than in a socket queue, where a high-water mark would drop them."""
+    """Asked for and not yet here, over all gets over tcp. Nothing else bounds what waits in the
+    client's socket queue (`socket_options.py`); a slow reader's other bytes wait in the server's
+    store."""
 
     get_window_blocks: int = 256
-    """The same in blocks: a ROUTER's default mark is 1,000 messages, a block may be one."""
+    """The same in blocks, each of which may be a message."""
 
     put_window_bytes: int = 32 * MiB
     """Sent and not yet answered, over all puts over tcp."""
@@ -81,7 +82,8 @@ class ClientConfig:
     longest_reconnect_s: float = 1.0
 
     heartbeat_s: float = 2.0
-    """Pause between two ZMTP pings on an idle connection; four without an answer end it."""
+    """Pause between two ZMTP pings on a connection that brings no blocks; four without an answer
+    end it."""
 
     def __post_init__(self) -> None:
         for name in (
