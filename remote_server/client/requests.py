@@ -8,6 +8,7 @@ from typing import Any
 
 from remote_server import protocol
 from remote_server.client.declarations import Declaration
+from remote_server.client.ops import Op
 from remote_server.client.results import Counters
 from remote_server.client.rows import check_keys
 from remote_server.errors import KVFerryError
@@ -20,7 +21,7 @@ Build = Callable[..., protocol.Request]
 class Ask:
     """A request with one small reply per message. `end` is called exactly once."""
 
-    op: str
+    op: Op
     split: Callable[[int], list[Build]]
     """The messages to send, each with at most the given number of keys."""
 
@@ -58,7 +59,7 @@ def hello(
         fingerprint=dict(declaration.fingerprint),
     )
     fits = _is(protocol.Welcome)
-    return Ask("hello", lambda _: [build], fits, end, deadline, always=True)
+    return Ask(Op.HELLO, lambda _: [build], fits, end, deadline, always=True)
 
 
 def lookup(
@@ -85,7 +86,7 @@ def lookup(
         )
 
     split = _by_keys(protocol.Lookup, namespace, keys)
-    return Ask("lookup", split, fits, _resolve(future, merge), deadline, namespace)
+    return Ask(Op.LOOKUP, split, fits, _resolve(future, merge), deadline, namespace)
 
 
 def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], deadline: float) -> Ask:
@@ -95,7 +96,7 @@ def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], deadline
         return sum(reply.touched for reply in replies)
 
     split = _by_keys(protocol.Touch, namespace, keys)
-    return Ask("touch", split, _is(protocol.Touched), _resolve(future, merge), deadline, namespace)
+    return Ask(Op.TOUCH, split, _is(protocol.Touched), _resolve(future, merge), deadline, namespace)
 
 
 def stats(future: "Future[protocol.StatsReply]", deadline: float) -> Ask:
@@ -105,7 +106,7 @@ def stats(future: "Future[protocol.StatsReply]", deadline: float) -> Ask:
         return replies[0]
 
     fits = _is(protocol.StatsReply)
-    return Ask("stats", lambda _: [protocol.Stats], fits, _resolve(future, merge), deadline)
+    return Ask(Op.STATS, lambda _: [protocol.Stats], fits, _resolve(future, merge), deadline)
 
 
 def clear(
@@ -122,7 +123,7 @@ def clear(
 
     build = partial(protocol.Clear, namespace=namespace, forget=forget)
     fits = _is(protocol.Cleared)
-    return Ask("clear", lambda _: [build], fits, _resolve(future, merge), deadline)
+    return Ask(Op.CLEAR, lambda _: [build], fits, _resolve(future, merge), deadline)
 
 
 def keep(
@@ -147,7 +148,7 @@ def keep(
     kind = partial(protocol.Keep, keep=keep)
     everything: list[Build] = [partial(kind, namespace=namespace)]
     split = (lambda _: everything) if keys is None else _by_keys(kind, namespace, keys)
-    return Ask("keep", split, _is(protocol.Kept), _resolve(future, merge), deadline)
+    return Ask(Op.KEEP, split, _is(protocol.Kept), _resolve(future, merge), deadline)
 
 
 def verify(namespace: str, keys: Sequence[bytes], deadline: float, counters: Counters) -> Ask:
@@ -159,7 +160,7 @@ def verify(namespace: str, keys: Sequence[bytes], deadline: float, counters: Cou
             counters["verify_intact"] += reply.intact
 
     split = _by_keys(protocol.Verify, namespace, keys)
-    return Ask("verify", split, _is(protocol.Verified), end, deadline, namespace)
+    return Ask(Op.VERIFY, split, _is(protocol.Verified), end, deadline, namespace)
 
 
 def _by_keys(kind: Build, namespace: str, keys: Sequence[bytes]) -> Callable[[int], list[Build]]:

@@ -6,6 +6,7 @@ Everything here is re-exported by `client.py`, which is the module to import.
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
+from remote_server.client.ops import Op
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import PutOutcome
 
@@ -159,8 +160,7 @@ _COUNTERS = (
     "bytes_in", "bytes_out", "blocks_in", "blocks_out",
     # the quiet "no", by reason
     "unavailable", "local_errors", "refused", "unknown_namespace", "cancelled",
-    "timeouts_lookup", "timeouts_put", "timeouts_get", "timeouts_touch", "timeouts_stats",
-    "timeouts_clear", "timeouts_verify", "timeouts_hello",
+    *(op.timeouts for op in Op),
     # what came back wrong
     "checksum_failures", "short_blocks", "wrong_lengths", "misplaced_blocks", "stale_epochs",
     "protocol_errors", "late_replies",
