@@ -63,7 +63,10 @@ class Lanes:
 
     def register(self, region: RegisteredRegion) -> None:
         """Add the lane for rows in `region`. Raises `OSError`, and then nothing has changed."""
-        connection = self._connect()
+        try:
+            connection = self._connect()
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, str(error)) from error
         try:
             self.shared = SharedLane(region, connection, self._poller, self._wiring)
         except OSError:
