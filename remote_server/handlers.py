@@ -41,9 +41,6 @@ from remote_server.wall_clock import told_to_people
 
 log = logging.getLogger(__name__)
 
-# A full list of keys, lengths and checksums takes 2.4 MiB.
-MAX_HEADER_BYTES = 4 << 20
-
 # Nobody needs more to say who they are; `doctor` compares about twenty.
 MAX_FINGERPRINT_FIELDS = 64
 
@@ -143,9 +140,9 @@ class Handlers:
             )
         if len(frames) < 2:
             raise RemoteProtocolError("the header frame is missing")
-        if frames[1].nbytes > MAX_HEADER_BYTES:
+        if frames[1].nbytes > protocol.MAX_HEADER_BYTES:
             raise RemoteProtocolError(
-                f"a header of {frames[1].nbytes} bytes, at most {MAX_HEADER_BYTES}"
+                f"a header of {frames[1].nbytes} bytes, at most {protocol.MAX_HEADER_BYTES}"
             )
         request = protocol.decode_request(frames[1])
         payload = frames[2:]

@@ -130,7 +130,11 @@ class Attachment:
             region_bytes=self._region.num_bytes,
             secret=self._secret,
         )
-        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        except OSError as error:
+            self.fail(f"no socket can be made: {error.strerror}", now)
+            return
         connection.setblocking(False)
         try:
             # On a Unix socket this is done at once or not at all.

@@ -3,20 +3,26 @@
 No other file of the client sends, receives or sets an option.
 """
 
+import errno
 import itertools
+import logging
 import sys
-from collections.abc import Container, Sequence
-from math import ceil, inf
+from collections.abc import Callable, Container, Sequence
+from math import inf
 
 import zmq
 
 from remote_server import protocol
 from remote_server.client.results import ClientConfig
+from remote_server.client.socket_options import set_options
 from remote_server.errors import ConfigError, RemoteProtocolError
-from remote_server.keys import CURVE_FRAME_BYTES, ClientKeys
+from remote_server.keys import ClientKeys
 
-_HANDSHAKE_MS = 5_000
-_CONNECT_MS = 5_000
+logger = logging.getLogger(__name__)
+
+# Replies beyond those that were asked for, until a server is taken to be a false one. Zero would
+# cost the connection where one message came twice.
+_MOST_UNASKED = 1_000
 _EVENTS = (
     zmq.Event.HANDSHAKE_SUCCEEDED
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
@@ -30,6 +36,7 @@ _REFUSALS = {
     500: "the server has as many connections as it may",
 }
 _OTHER_MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+_NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 _monitor_numbers = itertools.count(1)
 
 # libzmq drops the rest of a frame that is larger than the buffer, so nothing is copied here.
@@ -42,6 +49,9 @@ class Connection:
     Frames handed to `send` wait inside libzmq only while a peer is there (ZMQ_IMMEDIATE), and
     closing throws them away (linger 0): after `close` or `reopen` libzmq lets go of every row
     within moments, which the sender of the frames can tell (`put_transfer.py`).
+
+    Nothing but what was asked for bounds the replies that are queued (`socket_options.py`). A
+    server that sends more replies than it owes loses the connection, and what is queued with it.
     """
 
     def __init__(
@@ -49,15 +59,22 @@ class Connection:
         context: "zmq.Context[zmq.Socket[bytes]]",
         poller: zmq.Poller,
         config: ClientConfig,
+        clock: Callable[[], float],
         keys: ClientKeys | None = None,
         *,
-        receive_high_water_mark: int,
+        brings_blocks: bool = False,
     ) -> None:
+        """`brings_blocks` when replies have payload frames.
+
+        Raises `ConfigError` for an endpoint or keys that ZeroMQ refuses, and `zmq.ZMQError` when
+        the process may not open another file.
+        """
         self._context = context
         self._poller = poller
         self._config = config
+        self._clock = clock
         self._keys = keys
-        self._receive_high_water_mark = receive_high_water_mark
+        self._brings_blocks = brings_blocks
         self.connected = False
         """The handshake is done and the peer has not left since."""
         self.reopening = False
@@ -72,67 +89,67 @@ class Connection:
         """
         self.readable = self._changed = False
         """Whether the last poll said that there is something to receive."""
+        self._cut_off = False
+        """We ended it, and `changes` has not said so yet."""
+        self._num_owed = 0
+        """Replies to what was sent that have not come."""
         self._magic = bytearray(len(protocol.MAGIC))
         self._open()
 
     def _open(self) -> None:
-        self.readable = self._changed = False
-        config = self._config
-        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
-        for option, value in {
-            zmq.LINGER: 0,
-            zmq.IMMEDIATE: 1,
-            # The windows bound what is queued; a mark on top could only fail a send half-way.
-            zmq.SNDHWM: 0,
-            zmq.RCVHWM: self._receive_high_water_mark,
-            zmq.MAXMSGSIZE: protocol.MAX_FRAME_BYTES,
-            zmq.RECONNECT_IVL: ceil(config.reconnect_s * 1e3),
-            zmq.RECONNECT_IVL_MAX: ceil(config.longest_reconnect_s * 1e3),
-            zmq.CONNECT_TIMEOUT: _CONNECT_MS,
-            zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
-            zmq.HEARTBEAT_IVL: ceil(config.heartbeat_s * 1e3),
-            zmq.HEARTBEAT_TIMEOUT: ceil(4 * config.heartbeat_s * 1e3),
-            # Tells the server when to forget a client that vanished.
-            zmq.HEARTBEAT_TTL: ceil(4 * config.heartbeat_s * 1e3),
-        }.items():
-            self._socket.setsockopt(option, value)
-        if self._keys is not None:
-            self._socket.curve_serverkey = self._keys.server
-            self._socket.curve_publickey = self._keys.public
-            self._socket.curve_secretkey = self._keys.secret
-            self._socket.maxmsgsize = protocol.MAX_FRAME_BYTES + CURVE_FRAME_BYTES
-        # Not pyzmq's default name, which is made of a file descriptor that is soon another's.
-        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(
-            _EVENTS, f"inproc://kvferry-monitor-{next(_monitor_numbers)}"
-        )
+        """Raises as the constructor does, and is closed then."""
+        self._is_open = self.readable = self._changed = False
+        self._num_owed = 0
+        socket = self._context.socket(zmq.DEALER)
         try:
-            self._socket.connect(config.endpoint)
-        except zmq.ZMQError as error:
-            self._socket.disable_monitor()
-            self._monitor.close(0)
-            self._socket.close(0)
-            raise ConfigError(f"endpoint: {config.endpoint!r}: {error}") from error
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._monitor, zmq.POLLIN)
+            set_options(socket, self._config, self._keys, brings_blocks=self._brings_blocks)
+            # Not pyzmq's default name, which is made of a file descriptor that is soon another's.
+            monitor = socket.get_monitor_socket(
+                _EVENTS, f"inproc://kvferry-monitor-{next(_monitor_numbers)}"
+            )
+            try:
+                socket.connect(self._config.endpoint)
+            except zmq.ZMQError as error:
+                _close(socket, monitor)
+                if error.errno in _NO_MORE_FILES:
+                    raise
+                raise ConfigError(f"endpoint: {self._config.endpoint!r}: {error}") from error
+        except zmq.ZMQError:
+            socket.close(0)
+            raise
+        self._socket, self._monitor = socket, monitor
+        self._poller.register(socket, zmq.POLLIN)
+        self._poller.register(monitor, zmq.POLLIN)
+        self._is_open = True
 
     def close(self) -> None:
         """Leave, and drop what was not sent yet. Safe to repeat."""
-        self.connected = self.reopening = False
+        self.connected = self.reopening = self.readable = self._changed = False
         self.stuck_at = inf
-        if self._socket.closed:
+        if not self._is_open:
             return
+        self._is_open = False
         self._poller.unregister(self._socket)
         self._poller.unregister(self._monitor)
-        self._socket.disable_monitor()
-        self._monitor.close(0)
-        self._socket.close(0)
+        _close(self._socket, self._monitor)
 
     def reopen(self) -> None:
-        """Replace the socket: what was queued or on its way, in either direction, is gone."""
+        """Replace the socket: what was queued or on its way, in either direction, is gone.
+
+        A process that may not open another file has lost the connection, and tries again at
+        `stuck_at`.
+        """
         was_up = self.connected or self.reopening
         self.close()
-        self._open()
-        self.reopening = was_up
+        try:
+            self._open()
+        except (zmq.ZMQError, ConfigError) as error:
+            self.stuck_at = self._clock() + self._config.longest_reconnect_s
+            self._cut_off = was_up
+            level = logging.WARNING if was_up else logging.DEBUG  # once, not every second
+            logger.log(level, "%s: no connection can be made: %s", self._config.endpoint, error)
+        else:
+            self.reopening = was_up
 
     def look(self, events: Container[object]) -> None:
         """Take note of what a poll said. Asking a socket that has nothing costs microseconds."""
@@ -142,6 +159,9 @@ class Connection:
     def changes(self, now: float) -> list[bool]:
         """What happened since the last call, oldest first: True connected, False lost."""
         changes: list[bool] = []
+        if self._cut_off:
+            self._cut_off = False
+            changes.append(False)
         if not self._changed:
             return changes
         while True:
@@ -176,11 +196,16 @@ class Connection:
             )
         return ""
 
-    def send(self, header: Sequence[bytes], payload: Sequence[zmq.Frame] = ()) -> bool:
+    def send(
+        self, header: Sequence[bytes], payload: Sequence[zmq.Frame] = (), *, num_replies: int = 1
+    ) -> bool:
         """Queue one message, all of it or nothing. False: not now, nothing was taken.
 
-        libzmq may refuse the first frame only; it never refuses the rest of a message it began.
+        `num_replies` is how many may come for it at most. libzmq may refuse the first frame only;
+        it never refuses the rest of a message it began.
         """
+        if not self._is_open:
+            return False
         frames: list[bytes | zmq.Frame] = [*header, *payload]
         last = frames.pop()
         try:
@@ -189,6 +214,7 @@ class Connection:
             self._socket.send(last, zmq.NOBLOCK, copy=False)
         except zmq.Again:
             return False
+        self._num_owed += num_replies
         return True
 
     def receive(self) -> protocol.Reply | None:
@@ -196,11 +222,18 @@ class Connection:
 
         Its payload frames are still to be taken, one by one, and the rest given up with
         `discard_rest`, before the next call. Raises `RemoteProtocolError` for a message that
-        cannot be read; all of it has been discarded then.
+        cannot be read; all of it has been discarded then. And for one too many that nobody asked
+        for: the connection is a new one then, and `changes` says that the old one was lost.
         """
         # Asked rather than tried: an exception costs twenty times as much.
-        if not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        if not self._is_open or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return None
+        self._num_owed -= 1
+        if self._num_owed < -_MOST_UNASKED:
+            self._cut_off = self.connected
+            self.reopen()
+            self.reopening = False
+            raise RemoteProtocolError("more replies than were asked for")
         length = self._socket.recv_into(self._magic, flags=zmq.NOBLOCK)
         try:
             if length != len(protocol.MAGIC) or self._magic != protocol.MAGIC or not self.more:
@@ -213,7 +246,7 @@ class Connection:
     @property
     def more(self) -> bool:
         """Whether the message being received has another frame."""
-        return bool(self._socket.getsockopt(zmq.RCVMORE))
+        return self._is_open and bool(self._socket.getsockopt(zmq.RCVMORE))
 
     def frame_into(self, row: memoryview) -> int:
         """Receive the next frame into `row` and return how long it was.
@@ -237,6 +270,12 @@ class Connection:
             self.discard_frame()
             num_frames += 1
         return num_frames
+
+
+def _close(socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:
+    socket.disable_monitor()
+    monitor.close(0)
+    socket.close(0)
 
 
 def _event_of(frame: bytes) -> tuple[int, int]:

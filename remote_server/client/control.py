@@ -1,4 +1,4 @@
-"""Small requests over the control connection: hello, lookup, touch, verify, stats, clear.
+"""Small requests over the control connection: hello, lookup, touch, verify, stats, clear, keep.
 
 Their own connection, so that a lookup never waits behind somebody's megabytes.
 """
@@ -113,7 +113,7 @@ class ControlLane:
         if now < self.wake_at:
             return
         for ask in [ask for ask in self._asks if ask.deadline <= now]:
-            self._counters[f"timeouts_{ask.op}"] += 1
+            self._counters[ask.op.timeouts] += 1
             if ask.num_sent > ask.num_replies and not ask.always:
                 self._session.timed_out(now)
             self._end(ask, DeadlineExceeded(f"no answer to {ask.op} in time"))

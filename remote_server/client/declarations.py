@@ -47,7 +47,7 @@ class Declarations:
         """Raises `LocalProtocolError` when `namespace` was never declared."""
         try:
             return self._declared[namespace]
-        except KeyError:
+        except (KeyError, TypeError):
             raise LocalProtocolError(f"namespace {namespace!r} was not declared") from None
 
     def get(self, namespace: str) -> Declaration | None:

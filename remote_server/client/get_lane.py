@@ -13,6 +13,7 @@ from typing import Protocol
 from remote_server import protocol
 from remote_server.client.get_queue import GetQueue
 from remote_server.client.get_window import GetTransfer
+from remote_server.client.ops import Op
 from remote_server.client.results import GetOutcome
 from remote_server.client.rows import check_rows
 from remote_server.client.wiring import Wiring
@@ -147,7 +148,7 @@ class GetLane(ABC):
         if now < self.wake_at:
             return
         for transfer, stalled in self._queue.late(now):
-            self._counters["timeouts_get"] += 1
+            self._counters[Op.GET.timeouts] += 1
             if transfer.num_asked and stalled:
                 self._session.timed_out(now)
             why = f"nothing came for {transfer.stall_s:g} s" if stalled else "deadline passed"

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
 
+from remote_server.client.futures import resolve
 from remote_server.client.results import ClientConfig, GetOutcome, GetResult
 from remote_server.errors import KVFerryError, without_frames
 
@@ -105,7 +106,7 @@ class GetTransfer:
         landed = [i for i, known in enumerate(outcomes) if known is GetOutcome.HIT]
         self.to_ask.clear()
         self.rows = []
-        self.future.set_result(GetResult(landed, outcomes, self.bytes, self.error))
+        resolve(self.future, GetResult(landed, outcomes, self.bytes, self.error))
 
     def check(self, asked: list[int]) -> None:
         """Every block without a fate is among those `asked` for, once, or waits to be."""

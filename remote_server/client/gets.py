@@ -65,7 +65,9 @@ class TcpGets(GetLane):
             namespace=transfer.namespace,
             keys=[transfer.keys[index] for index in indices],
         )
-        if not self._connection.send(protocol.encode(message)):
+        # The summary, a message for each block at most, and one that ends them.
+        num_replies = len(indices) + 2
+        if not self._connection.send(protocol.encode(message), num_replies=num_replies):
             self.blocked = True
             return []
         self._window.add(message.request_id, transfer, indices)

@@ -42,28 +42,31 @@ class Lanes:
         self._counters = wiring.counters
         self._clock = wiring.clock
         self._keys = read_client_keys(self._config.keys) if self._config.keys else None
-        # A mark of 8 on gets: megabytes that queue up unread have left the CPU's cache by the
-        # time they are copied, which halves the speed.
-        self.connections = tuple(self._connect(mark) for mark in (1000, 8, 1000))
+        control, puts = self._connect(), self._connect()
+        gets = self._connect(brings_blocks=True)
+        self.connections: tuple[Connection, ...] = (control, gets, puts)
         self._needed = self.connections
-        control, gets, puts = self.connections
         self.control = ControlLane(control, wiring)
         self.gets = TcpGets(gets, wiring)
         self.puts = TcpPuts(puts, wiring)
         self.shared: SharedLane | None = None
 
-    def _connect(self, receive_high_water_mark: int = 1000) -> Connection:
+    def _connect(self, *, brings_blocks: bool = False) -> Connection:
         return Connection(
             self._context,
             self._poller,
             self._config,
+            self._clock,
             self._keys,
-            receive_high_water_mark=receive_high_water_mark,
+            brings_blocks=brings_blocks,
         )
 
     def register(self, region: RegisteredRegion) -> None:
         """Add the lane for rows in `region`. Raises `OSError`, and then nothing has changed."""
-        connection = self._connect()
+        try:
+            connection = self._connect()
+        except zmq.ZMQError as error:
+            raise OSError(error.errno, str(error)) from error
         try:
             self.shared = SharedLane(region, connection, self._poller, self._wiring)
         except OSError:

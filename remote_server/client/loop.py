@@ -103,12 +103,15 @@ class Loop:
         while not self._stopping:
             try:
                 self._turn()
-            except Exception as error:
+            except BaseException as error:
                 # Anything here is a bug of ours. Whatever it is, callers must not wait for a
                 # thread that is gone: end what is in flight, start afresh, and say so.
                 logger.exception("client: unexpected error; all requests in flight end")
                 self._recover(error)
-        self._shut_down()
+        try:
+            self._shut_down()
+        finally:
+            self.mailbox.close()
 
     def _turn(self) -> None:
         readable = self._wait()
@@ -237,7 +240,7 @@ class Loop:
                 self._farewells.remove(farewell)
                 done.set()
 
-    def _recover(self, cause: Exception) -> None:
+    def _recover(self, cause: BaseException) -> None:
         self.counters["internal_errors"] += 1
         error = ServerUnavailable(f"internal error: {cause!r}")
         _do_each(
@@ -249,7 +252,7 @@ class Loop:
         time.sleep(_RECOVERY_PAUSE_S)
 
     def _shut_down(self) -> None:
-        """End every request, wait until libzmq holds nobody's row, leave."""
+        """End every request, wait until libzmq holds nobody's row, leave. The mailbox is open."""
         error = ServerUnavailable("the client was closed")
         _do_each(
             partial(self._take_over, self._clock()),
@@ -262,7 +265,6 @@ class Loop:
             time.sleep(_LOOK_AGAIN_S)
         self._bid_farewell()
         self._context.destroy(linger=0)
-        self.mailbox.close()
 
 
 def _do_each(*steps: Callable[[], None]) -> None:
@@ -270,5 +272,5 @@ def _do_each(*steps: Callable[[], None]) -> None:
     for step in steps:
         try:
             step()
-        except Exception:
+        except BaseException:
             logger.exception("client: could not %s", step)

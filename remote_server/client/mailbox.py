@@ -6,6 +6,7 @@ thread. What is left behind when the thread has gone is answered by whoever find
 
 import contextlib
 import ctypes
+import logging
 import os
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.requests import Ask
 from remote_server.client.results import GetOutcome
 from remote_server.errors import KVFerryError, ServerUnavailable
+
+logger = logging.getLogger(__name__)
 
 # Called with the GIL, which a write by way of Python lets go of: the thread that was woken would
 # take it, and an engine's scheduler would get it back when that thread has nothing more to do.
@@ -90,7 +93,11 @@ class Mailbox:
         error = ServerUnavailable("the client was closed")
         with contextlib.suppress(IndexError):
             while True:
-                turn_away(self._waiting.popleft(), error)
+                submission = self._waiting.popleft()
+                try:
+                    turn_away(submission, error)
+                except Exception:  # the others end all the same
+                    logger.exception("client: could not turn away a %s", type(submission).__name__)
 
 
 def turn_away(submission: Submission, error: KVFerryError) -> None:

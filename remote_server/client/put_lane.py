@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import inf
 
 from remote_server import protocol
+from remote_server.client.ops import Op
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.wiring import Wiring
 from remote_server.errors import (
@@ -174,7 +175,7 @@ class PutLane(ABC):
             return
         late = [transfer for transfer in self._transfers if transfer.deadline <= now]
         for transfer in late:
-            self._counters["timeouts_put"] += 1
+            self._counters[Op.PUT.timeouts] += 1
             if transfer.num_in_flight:
                 self._session.timed_out(now)
         self._give_up(late, DeadlineExceeded("no answer to put in time"))

@@ -9,6 +9,7 @@ from weakref import ref
 import zmq
 
 from remote_server import protocol
+from remote_server.client.futures import resolve
 from remote_server.client.results import PutResult
 from remote_server.client.rows import check_rows
 from remote_server.client.session import Limits
@@ -131,15 +132,14 @@ class PutTransfer:
         assert not self.lent
         self.ended = True
         self.rows = []
-        self.future.set_result(
-            PutResult(
-                **self.counts,
-                declined=self.declined,
-                outcomes=self.outcomes,
-                bytes_sent=self.bytes_sent,
-                error=self.error,
-            )
+        result = PutResult(
+            **self.counts,
+            declined=self.declined,
+            outcomes=self.outcomes,
+            bytes_sent=self.bytes_sent,
+            error=self.error,
         )
+        resolve(self.future, result)
 
     def abandon(self, error: KVFerryError) -> None:
         """End before anything was sent."""

@@ -9,7 +9,7 @@
 
 Every request returns a `concurrent.futures.Future` at once and ends by its deadline, exactly
 once, whatever the server does. Requests that cannot be sent now end at once: losing the server
-costs nothing but the blocks.
+costs nothing but the blocks. A time that is no number (nan) raises `ValueError` at once.
 
 One I/O thread does all the work (`loop.py`). Futures end on it, so their callbacks run
 on it too: they must be quick, and must not wait for another request of the same client. A
@@ -22,12 +22,14 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from math import isnan
 from threading import Event, Lock
 from typing import TypeVar
 
 from remote_server import protocol
 from remote_server.client import requests
 from remote_server.client.breaker import BreakerState
+from remote_server.client.declarations import Declaration
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.loop import Loop
 from remote_server.client.mailbox import Call
@@ -83,15 +85,11 @@ class RemoteClient:
                 f"block_bytes: {block_bytes} must be 1 to {protocol.MAX_FRAME_BYTES}; "
                 "use smaller blocks"
             )
-        with self._declaring:
-            self._num_undeclared += 1
-
-        def run() -> None:
-            self._loop.session.declare(namespace, block_bytes, dict(fingerprint))
-            with self._declaring:
-                self._num_undeclared -= 1
-
-        self._call(run)
+        declaration = Declaration(namespace, block_bytes, dict(fingerprint))
+        requests.check_hello(declaration, self._config.client_name)
+        self._declare(
+            lambda: self._loop.session.declare(namespace, block_bytes, declaration.fingerprint)
+        )
 
     def forget(self, namespace: str) -> None:
         """Stop declaring `namespace`: it is over, as with the weights it was computed from.
@@ -117,16 +115,22 @@ class RemoteClient:
             if self._registered:
                 raise ConfigError("region: this client has registered one already")
             self._registered = True
-            if self._config.transport == "tcp":
-                return
+        if self._config.transport != "tcp":
+            self._declare(lambda: self._loop.register(region))
+
+    def _declare(self, run: Callable[[], object]) -> None:
+        """Have the I/O thread do it; `ready` waits for that."""
+        with self._declaring:
             self._num_undeclared += 1
 
-        def run() -> None:
-            self._loop.register(region)
-            with self._declaring:
-                self._num_undeclared -= 1
+        def run_and_count() -> None:
+            try:
+                run()
+            finally:
+                with self._declaring:
+                    self._num_undeclared -= 1
 
-        self._call(run)
+        self._call(run_and_count)
 
     @property
     def transport(self) -> str:
@@ -169,10 +173,10 @@ class RemoteClient:
 
         Raises, through the future, `ServerUnavailable`, `DeadlineExceeded`, `RequestRefused`,
         or `LocalProtocolError` for keys or a namespace that cannot be asked for. So do `touch`,
-        `stats` and `clear`.
+        `stats`, `clear` and `keep`.
         """
         future = _future(protocol.Found)
-        deadline = self._clock() + timeout_s
+        deadline = self._deadline(timeout_s)
         self._loop.mailbox.submit(requests.lookup(future, namespace, list(keys), deadline))
         return future
 
@@ -200,7 +204,7 @@ class RemoteClient:
                 rows=list(rows),
                 deferred=deferred,
                 force=force,
-                deadline=self._clock() + timeout_s,
+                deadline=self._deadline(timeout_s),
             )
         )
         return future
@@ -228,8 +232,8 @@ class RemoteClient:
                 namespace=namespace,
                 keys=list(keys),
                 rows=list(rows),
-                stall_s=stall_s,
-                deadline=self._clock() + timeout_s,
+                stall_s=_seconds(stall_s),
+                deadline=self._deadline(timeout_s),
             )
         )
         return future
@@ -239,14 +243,14 @@ class RemoteClient:
     ) -> "Future[int]":
         """Mark blocks as recently used; gives how many of them were there."""
         future = _future(int)
-        deadline = self._clock() + timeout_s
+        deadline = self._deadline(timeout_s)
         self._loop.mailbox.submit(requests.touch(future, namespace, list(keys), deadline))
         return future
 
     def stats(self, *, timeout_s: float = 1.0) -> "Future[protocol.StatsReply]":
         """Ask for the server's occupancy and counters."""
         future = _future(protocol.StatsReply)
-        self._loop.mailbox.submit(requests.stats(future, self._clock() + timeout_s))
+        self._loop.mailbox.submit(requests.stats(future, self._deadline(timeout_s)))
         return future
 
     def clear(
@@ -259,7 +263,7 @@ class RemoteClient:
         will be declared again.
         """
         future = _future(protocol.Cleared)
-        deadline = self._clock() + timeout_s
+        deadline = self._deadline(timeout_s)
         self._loop.mailbox.submit(requests.clear(future, namespace, deadline, forget=forget))
         return future
 
@@ -279,7 +283,7 @@ class RemoteClient:
         """
         future = _future(protocol.Kept)
         names = None if keys is None else list(keys)
-        deadline = self._clock() + timeout_s
+        deadline = self._deadline(timeout_s)
         self._loop.mailbox.submit(requests.keep(future, namespace, names, deadline, keep=keep))
         return future
 
@@ -334,8 +338,18 @@ class RemoteClient:
         self._call(run)
         failure.result(timeout_s)
 
+    def _deadline(self, timeout_s: float) -> float:
+        return self._clock() + _seconds(timeout_s)
+
     def _call(self, run: Callable[[], None]) -> None:
         self._loop.mailbox.submit(Call(run))
+
+
+def _seconds(number: float) -> float:
+    """Raises `ValueError` for what is no number: no time is later than that, and nothing ends."""
+    if isnan(number):
+        raise ValueError("a time of nan seconds")
+    return number
 
 
 def _future(_: type[T]) -> "Future[T]":

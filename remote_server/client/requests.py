@@ -8,9 +8,11 @@ from typing import Any
 
 from remote_server import protocol
 from remote_server.client.declarations import Declaration
+from remote_server.client.futures import fail, resolve
+from remote_server.client.ops import Op
 from remote_server.client.results import Counters
-from remote_server.client.rows import check_keys
-from remote_server.errors import KVFerryError
+from remote_server.client.rows import check_keys, check_namespace
+from remote_server.errors import ConfigError, KVFerryError
 
 Build = Callable[..., protocol.Request]
 """Makes the message of one part of a request once its `request_id` is known."""
@@ -20,7 +22,7 @@ Build = Callable[..., protocol.Request]
 class Ask:
     """A request with one small reply per message. `end` is called exactly once."""
 
-    op: str
+    op: Op
     split: Callable[[int], list[Build]]
     """The messages to send, each with at most the given number of keys."""
 
@@ -49,7 +51,24 @@ def hello(
     end: Callable[[list[protocol.Welcome] | KVFerryError], None],
 ) -> Ask:
     """Declare a namespace; `end` gets the welcome."""
-    build = partial(
+    build = _hello(declaration, client_name)
+    fits = _is(protocol.Welcome)
+    return Ask(Op.HELLO, lambda _: [build], fits, end, deadline, always=True)
+
+
+def check_hello(declaration: Declaration, client_name: str) -> None:
+    """Raise `ConfigError` when its hello cannot be sent: it would fail again and again, and
+    every other request with it."""
+    try:
+        _, header = protocol.encode(_hello(declaration, client_name)(request_id=1))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ConfigError(f"namespace {declaration.namespace!r:.80}: {error}") from error
+    if len(header) >= protocol.MAX_HEADER_BYTES:
+        raise ConfigError(f"fingerprint: more than {protocol.MAX_HEADER_BYTES} bytes")
+
+
+def _hello(declaration: Declaration, client_name: str) -> Build:
+    return partial(
         protocol.Hello,
         protocol=protocol.PROTOCOL_VERSION,
         namespace=declaration.namespace,
@@ -57,8 +76,6 @@ def hello(
         client=client_name,
         fingerprint=dict(declaration.fingerprint),
     )
-    fits = _is(protocol.Welcome)
-    return Ask("hello", lambda _: [build], fits, end, deadline, always=True)
 
 
 def lookup(
@@ -85,7 +102,7 @@ def lookup(
         )
 
     split = _by_keys(protocol.Lookup, namespace, keys)
-    return Ask("lookup", split, fits, _resolve(future, merge), deadline, namespace)
+    return Ask(Op.LOOKUP, split, fits, _resolve(future, merge), deadline, namespace)
 
 
 def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], deadline: float) -> Ask:
@@ -95,7 +112,7 @@ def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], deadline
         return sum(reply.touched for reply in replies)
 
     split = _by_keys(protocol.Touch, namespace, keys)
-    return Ask("touch", split, _is(protocol.Touched), _resolve(future, merge), deadline, namespace)
+    return Ask(Op.TOUCH, split, _is(protocol.Touched), _resolve(future, merge), deadline, namespace)
 
 
 def stats(future: "Future[protocol.StatsReply]", deadline: float) -> Ask:
@@ -105,7 +122,7 @@ def stats(future: "Future[protocol.StatsReply]", deadline: float) -> Ask:
         return replies[0]
 
     fits = _is(protocol.StatsReply)
-    return Ask("stats", lambda _: [protocol.Stats], fits, _resolve(future, merge), deadline)
+    return Ask(Op.STATS, lambda _: [protocol.Stats], fits, _resolve(future, merge), deadline)
 
 
 def clear(
@@ -120,9 +137,12 @@ def clear(
     def merge(replies: list[protocol.Cleared]) -> protocol.Cleared:
         return replies[0]
 
-    build = partial(protocol.Clear, namespace=namespace, forget=forget)
-    fits = _is(protocol.Cleared)
-    return Ask("clear", lambda _: [build], fits, _resolve(future, merge), deadline)
+    def split(_: int) -> list[Build]:
+        if namespace is not None:
+            check_namespace(namespace)
+        return [partial(protocol.Clear, namespace=namespace, forget=forget)]
+
+    return Ask(Op.CLEAR, split, _is(protocol.Cleared), _resolve(future, merge), deadline)
 
 
 def keep(
@@ -145,9 +165,14 @@ def keep(
         )
 
     kind = partial(protocol.Keep, keep=keep)
-    everything: list[Build] = [partial(kind, namespace=namespace)]
-    split = (lambda _: everything) if keys is None else _by_keys(kind, namespace, keys)
-    return Ask("keep", split, _is(protocol.Kept), _resolve(future, merge), deadline)
+
+    def split(max_keys: int) -> list[Build]:
+        check_namespace(namespace)
+        if keys is None:
+            return [partial(kind, namespace=namespace)]
+        return _by_keys(kind, namespace, keys)(max_keys)
+
+    return Ask(Op.KEEP, split, _is(protocol.Kept), _resolve(future, merge), deadline)
 
 
 def verify(namespace: str, keys: Sequence[bytes], deadline: float, counters: Counters) -> Ask:
@@ -159,7 +184,7 @@ def verify(namespace: str, keys: Sequence[bytes], deadline: float, counters: Cou
             counters["verify_intact"] += reply.intact
 
     split = _by_keys(protocol.Verify, namespace, keys)
-    return Ask("verify", split, _is(protocol.Verified), end, deadline, namespace)
+    return Ask(Op.VERIFY, split, _is(protocol.Verified), end, deadline, namespace)
 
 
 def _by_keys(kind: Build, namespace: str, keys: Sequence[bytes]) -> Callable[[int], list[Build]]:
@@ -187,8 +212,8 @@ def _resolve(
 ) -> Callable[[list[Any] | KVFerryError], None]:
     def end(result: list[Any] | KVFerryError) -> None:
         if isinstance(result, KVFerryError):
-            future.set_exception(result)
+            fail(future, result)
         else:
-            future.set_result(merge(result))
+            resolve(future, merge(result))
 
     return end

@@ -6,6 +6,7 @@ Everything here is re-exported by `client.py`, which is the module to import.
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
+from remote_server.client.ops import Op
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import PutOutcome
 
@@ -33,11 +34,12 @@ class ClientConfig:
     `tcp`: as if nothing was registered. All other rows go over tcp anyway."""
 
     get_window_bytes: int = 16 * MiB
-    """Asked for and not yet here, over all gets over tcp. A slow reader's bytes wait in the
-    server's store rather than in a socket queue, where a high-water mark would drop them."""
+    """Asked for and not yet here, over all gets over tcp. Nothing else bounds what waits in the
+    client's socket queue (`socket_options.py`); a slow reader's other bytes wait in the server's
+    store."""
 
     get_window_blocks: int = 256
-    """The same in blocks: a ROUTER's default mark is 1,000 messages, a block may be one."""
+    """The same in blocks, each of which may be a message."""
 
     put_window_bytes: int = 32 * MiB
     """Sent and not yet answered, over all puts over tcp."""
@@ -81,7 +83,8 @@ class ClientConfig:
     longest_reconnect_s: float = 1.0
 
     heartbeat_s: float = 2.0
-    """Pause between two ZMTP pings on an idle connection; four without an answer end it."""
+    """Pause between two ZMTP pings on a connection that brings no blocks; four without an answer
+    end it."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -157,8 +160,7 @@ _COUNTERS = (
     "bytes_in", "bytes_out", "blocks_in", "blocks_out",
     # the quiet "no", by reason
     "unavailable", "local_errors", "refused", "unknown_namespace", "cancelled",
-    "timeouts_lookup", "timeouts_put", "timeouts_get", "timeouts_touch", "timeouts_stats",
-    "timeouts_clear", "timeouts_verify", "timeouts_hello",
+    *(op.timeouts for op in Op),
     # what came back wrong
     "checksum_failures", "short_blocks", "wrong_lengths", "misplaced_blocks", "stale_epochs",
     "protocol_errors", "late_replies",

@@ -24,15 +24,29 @@ def check_keys(keys: Sequence[bytes]) -> None:
             )
 
 
+def check_namespace(namespace: str) -> None:
+    """Raise `LocalProtocolError` when `namespace` is nothing the protocol can name."""
+    try:
+        fits = 0 < len(namespace) <= protocol.MAX_NAMESPACE_CHARS
+        namespace.encode()
+    except (AttributeError, TypeError, UnicodeEncodeError) as error:
+        raise LocalProtocolError(f"namespace {namespace!r:.80}: {error}") from error
+    if not fits:
+        raise LocalProtocolError(
+            f"namespace {namespace!r:.80} must be 1 to {protocol.MAX_NAMESPACE_CHARS} characters"
+        )
+
+
 def check_rows(
     keys: Sequence[bytes], rows: Sequence[memoryview], block_bytes: int, *, writable: bool
 ) -> list[memoryview]:
-    """`rows` as flat byte views. Raises `LocalProtocolError` when they cannot be transferred."""
+    """`rows` as flat byte views of our own, which a caller cannot release. Raises
+    `LocalProtocolError` when they cannot be transferred."""
     check_keys(keys)
     if len(keys) != len(rows):
         raise LocalProtocolError(f"{len(keys)} keys with {len(rows)} rows")
     if _are_flat(rows, block_bytes, writable=writable):
-        return [*rows]
+        return [memoryview(row) for row in rows]
     flat = []
     for number, row in enumerate(rows):
         try:

@@ -23,7 +23,7 @@ from remote_server.client.shared_puts import SharedPuts
 from remote_server.client.tickets import Tickets
 from remote_server.client.wiring import Wiring
 from remote_server.errors import KVFerryError, ServerUnavailable
-from remote_server.protocol import ErrorCode, Leased
+from remote_server.protocol import ErrorCode, Leased, Release
 
 
 class SharedLane:
@@ -147,7 +147,8 @@ class SharedLane:
     def _send(self, message: protocol.Request) -> bool:
         if not self._connection.connected:
             return False
-        sent = self._connection.send(protocol.encode(message))
+        num_replies = 0 if isinstance(message, Release) else 1
+        sent = self._connection.send(protocol.encode(message), num_replies=num_replies)
         self.blocked = self.blocked or not sent
         return sent
 

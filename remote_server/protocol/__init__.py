@@ -25,6 +25,7 @@ from remote_server.protocol.codec import (
 from remote_server.protocol.limits import (
     MAGIC,
     MAX_FRAME_BYTES,
+    MAX_HEADER_BYTES,
     MAX_KEY_BYTES,
     MAX_KEYS_PER_MESSAGE,
     MAX_MESSAGE_BYTES,
@@ -86,6 +87,7 @@ from remote_server.protocol.requests import (
 __all__ = [
     "MAGIC",
     "MAX_FRAME_BYTES",
+    "MAX_HEADER_BYTES",
     "MAX_KEYS_PER_MESSAGE",
     "MAX_KEY_BYTES",
     "MAX_MESSAGE_BYTES",

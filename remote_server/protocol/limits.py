@@ -19,6 +19,9 @@ MAX_KEY_BYTES = 128
 
 MAX_NAMESPACE_CHARS = 128
 
+# A full list of keys, lengths and checksums takes 2.4 MiB.
+MAX_HEADER_BYTES = 4 << 20
+
 # One frame holds at most this much: 16 blocks of 4 MiB. A larger frame closes the connection
 # inside libzmq (ZMQ_MAXMSGSIZE) before any of it is kept.
 MAX_FRAME_BYTES = 64 << 20

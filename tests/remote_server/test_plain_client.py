@@ -16,6 +16,7 @@ class PlainClient:
     def __init__(self, endpoint: str) -> None:
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
+        self.socket.rcvhwm = 0
         self.socket.connect(endpoint)
         self.requests = 0
 

@@ -24,6 +24,8 @@ class ZmqReceiver:
     ) -> None:
         self._channel = context.socket(zmq.DEALER)
         self._channel.linger = 0
+        # Nothing else holds the sender back here. Neither side sends heartbeats, with which a mark
+        # could end the process.
         self._channel.rcvhwm = 8
         self._channel.rcvtimeo = _PATIENCE_MS
         self._channel.connect(endpoint)

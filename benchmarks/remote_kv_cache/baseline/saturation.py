@@ -68,6 +68,7 @@ class Saturation:
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.linger = 0
+        socket.rcvhwm = 0  # a mark, a reset and the server's heartbeat would end the process
         socket.connect(self._endpoint)
         num_sent = num_answered = 0
         while num_answered < num_sent or not self._stopping.is_set():

@@ -22,6 +22,7 @@ class WholeGets:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._channel = self._context.socket(zmq.DEALER)
         self._channel.linger = 0
+        self._channel.rcvhwm = 0  # a mark, a reset and the server's heartbeat would end the process
         self._channel.rcvtimeo = _PATIENCE_MS
         self._channel.connect(endpoint)
         self._namespace = namespace

@@ -1,0 +1,245 @@
+"""Every kind of request a client makes: too late, refused, cut off. It ends alone, and is counted.
+
+`KINDS` is compared with the client and with the protocol: a new kind of request fails here until
+it is in it.
+"""
+
+import inspect
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, get_args
+
+import pytest
+from client_helpers import NAMESPACE, block, empty_rows, hold_blocks, key, rows_of
+from fake_server import PATIENCE_S, FakeServer, eventually
+from fault_proxy import FaultProxy
+
+from remote_server import protocol
+from remote_server.client import GetOutcome, RemoteClient
+from remote_server.client.ops import Op
+from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
+from remote_server.protocol import (
+    Clear,
+    Get,
+    GetShared,
+    Hello,
+    Keep,
+    Lookup,
+    Put,
+    PutShared,
+    Release,
+    Stats,
+    Touch,
+    Verify,
+)
+
+pytest_plugins = ["client_fixtures", "shared_fixtures"]
+
+KEYS = [key(1)]
+
+
+@dataclass(frozen=True)
+class Kind:
+    """How a request is made, and the message it takes over each transport."""
+
+    begin: Callable[[RemoteClient, Any], "Future[Any] | None"]
+    """No future: the client makes it by itself."""
+
+    tcp: type
+    shm: type | None = None
+    deadline_s: float = 1.0
+
+    def message(self, transport: str) -> type:
+        return self.tcp if transport == "tcp" else self.shm
+
+
+def _hello(client, _):
+    client.declare("another", 4096)
+
+
+def _verify(client, fake):
+    """A block that comes out wrong."""
+    fake.rules[Get] = lambda asked: (
+        fake.send(asked, fake.summary_for(asked)),
+        fake.send(asked, fake.blocks_for(asked, [0])[0], bytes(block(2))),
+    )
+    hold_blocks(fake, range(1, 2))
+    got = client.get(NAMESPACE, KEYS, empty_rows(1), stall_s=60, timeout_s=60)
+    assert got.result(PATIENCE_S).outcomes == [GetOutcome.CORRUPT]
+
+
+KINDS = {
+    Op.HELLO: Kind(_hello, Hello),
+    Op.LOOKUP: Kind(lambda client, _: client.lookup(NAMESPACE, KEYS, timeout_s=1), Lookup),
+    Op.TOUCH: Kind(lambda client, _: client.touch(NAMESPACE, KEYS, timeout_s=1), Touch),
+    Op.STATS: Kind(lambda client, _: client.stats(timeout_s=1), Stats),
+    Op.CLEAR: Kind(lambda client, _: client.clear(timeout_s=1), Clear),
+    Op.KEEP: Kind(lambda client, _: client.keep(NAMESPACE, KEYS, timeout_s=1), Keep),
+    Op.VERIFY: Kind(_verify, Verify, deadline_s=5.0),
+    Op.PUT: Kind(
+        lambda client, _: client.put(NAMESPACE, KEYS, rows_of(range(1)), timeout_s=1),
+        Put,
+        PutShared,
+    ),
+    Op.GET: Kind(
+        lambda client, _: client.get(NAMESPACE, KEYS, empty_rows(1), stall_s=60, timeout_s=1),
+        Get,
+        GetShared,
+    ),
+}
+
+WAYS = [(op, "tcp") for op in KINDS] + [(op, "shm") for op, kind in KINDS.items() if kind.shm]
+
+
+def test_every_kind_of_request_is_here():
+    assert [*KINDS] == [*Op]
+    methods = {
+        name
+        for name, method in inspect.getmembers(RemoteClient, inspect.isfunction)
+        if not name.startswith("_") and "Future" in str(inspect.signature(method).return_annotation)
+    }
+    assert methods == {*Op} - {Op.HELLO, Op.VERIFY}, "those two are made without being asked for"
+    messages = {one for kind in KINDS.values() for one in (kind.tcp, kind.shm) if one}
+    assert messages == {*get_args(protocol.Request)} - {Release}, "which has no reply"
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: "-".join(way))
+def way(request):
+    return request.param
+
+
+@pytest.fixture
+def far():
+    with FakeServer() as far:
+        yield far
+
+
+@pytest.fixture
+def fake(way, request):
+    """Of the kind that is on this host, where the way is shared memory."""
+    if way[1] == "shm":
+        request.getfixturevalue("shared")
+        return request.getfixturevalue("near")
+    return request.getfixturevalue("far")
+
+
+@pytest.fixture
+def proxy(fake):
+    with FaultProxy(fake.endpoint) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def client(fake, proxy, make_client, clock):
+    """Its time is `clock`'s."""
+    return make_client(proxy.endpoint, clock=clock)
+
+
+class Begun:
+    """A request under way, beside another that waits for its answer."""
+
+    def __init__(self, way, client, fake) -> None:
+        op, transport = way
+        self.op, self.kind, self.client, self.fake = op, KINDS[op], client, fake
+        self.message = self.kind.message(transport)
+        other = Touch if op is Op.STATS else Stats
+        fake.silence(other)
+        self.bystander = (
+            client.touch(NAMESPACE, KEYS, timeout_s=1e6)
+            if other is Touch
+            else client.stats(timeout_s=1e6)
+        )
+        (self._bystander_asked,) = fake.wait_for(other)
+
+    def begin(self, rule) -> None:
+        """Make the request, which the server meets with `rule`, and return when it has come."""
+        number = len(self.fake.all_asked(self.message))
+        self.fake.rules[self.message] = rule
+        self.future = self.kind.begin(self.client, self.fake)
+        self.asked = self.fake.wait_for(self.message, number + 1)[number]
+
+    def error(self) -> BaseException:
+        error = self.future.exception(PATIENCE_S)
+        return self.future.result().error if error is None else error
+
+    def ended(self, kind: type[BaseException]) -> None:
+        """It did, with that error, where somebody can see it."""
+        if self.future is not None:
+            assert isinstance(self.error(), kind)
+        control = self.client._loop.lanes.control
+        bystanders = int(not self.bystander.done())
+        eventually(lambda: len(control._asks) == bystanders, "nothing else is pending")
+
+    def bystander_is_answered(self) -> None:
+        assert not self.bystander.done(), "it was ended by another request's end"
+        self.fake.do(lambda: self.fake.answer(self._bystander_asked))
+        assert self.bystander.exception(PATIENCE_S) is None
+
+
+def works(client, fake, clock):
+    """The same client, afterwards: it answers, and holds nothing."""
+    fake.behave()
+
+    def ready() -> bool:
+        clock.advance(0.02)  # backoffs, and what is said again
+        return client.ready
+
+    eventually(ready, "the client is ready")
+    (asked,) = hold_blocks(fake, range(3, 4))
+    rows = empty_rows(1)
+    got = client.get(NAMESPACE, [asked], rows, stall_s=60, timeout_s=60).result(PATIENCE_S)
+    assert got.outcomes == [GetOutcome.HIT]
+    assert rows[0] == block(3)
+    assert client.touch(NAMESPACE, KEYS, timeout_s=60).result(PATIENCE_S) == 1
+    client.check()
+    lanes = client._loop.lanes
+    assert [lane.num_waiting for lane in lanes] == [0 for _ in lanes]
+    assert client.queued_bytes == 0
+    assert not (lanes.control._asks or lanes.control._queue or lanes.control._in_flight)
+
+
+def test_too_late_it_ends_alone_and_is_counted(way, client, fake, clock):
+    begun = Begun(way, client, fake)
+    begun.begin(lambda asked: None)
+    client.check()  # the loop has had its turn: what was sent counts as sent
+    clock.advance(begun.kind.deadline_s + 0.01)
+    eventually(lambda: client.counters()[begun.op.timeouts] == 1, "it is counted")
+    begun.ended(DeadlineExceeded)
+    begun.bystander_is_answered()
+    fake.do(lambda: fake.answer(begun.asked))
+    works(client, fake, clock)
+    timeouts = {op: client.counters()[op.timeouts] for op in Op}
+    assert timeouts == {op: int(op is begun.op) for op in Op}
+
+
+def test_refused_it_ends_alone_and_is_counted(way, client, fake, clock):
+    begun = Begun(way, client, fake)
+    begun.begin(fake.refuse("internal"))
+    eventually(lambda: client.counters()["refused"] == 1, "it is counted")
+    begun.ended(RequestRefused)
+    begun.bystander_is_answered()
+    works(client, fake, clock)
+    assert client.counters()["refused"] == 1
+
+
+def test_cut_off_by_a_reset_it_ends_at_once(way, client, fake, proxy, clock):
+    begun = Begun(way, client, fake)
+    begun.begin(lambda asked: None)
+    proxy.reset_connections()
+    eventually(lambda: client.counters()["disconnects"] >= 3, "it is counted")
+    begun.ended(ServerUnavailable)
+    works(client, fake, clock)
+
+
+def test_when_its_server_goes_away_it_ends_at_once(way, client, fake, proxy, clock):
+    begun = Begun(way, client, fake)
+    begun.begin(lambda asked: None)
+    with type(fake)(epoch="epoch-2") as next_fake:
+        proxy.target = next_fake.endpoint
+        fake.close()
+        eventually(lambda: client.counters()["disconnects"] >= 3, "it is counted")
+        begun.ended(ServerUnavailable)
+        works(client, next_fake, clock)
+        assert client.counters()["server_restarts"] == 1
+        client.close()

@@ -1,0 +1,128 @@
+"""The client's sockets: what may be queued on them, and what becomes of one that cannot be made."""
+
+import errno
+
+import pytest
+import zmq
+from client_helpers import (
+    NAMESPACE,
+    assert_unavailable,
+    assert_works,
+    empty_rows,
+    hold_blocks,
+    key,
+    rows_of,
+)
+from fake_server import PATIENCE_S, eventually
+
+from remote_server import protocol
+from remote_server.protocol import Found, Get, Lookup, Put, Touch
+
+pytest_plugins = ["client_fixtures", "shared_fixtures"]
+
+CONNECTIONS = ("control", "gets", "puts")
+
+ASK = {
+    "control": (Lookup, lambda client: client.lookup(NAMESPACE, [key(1)], timeout_s=60)),
+    "gets": (Get, lambda client: client.get(NAMESPACE, [key(1)], empty_rows(1), stall_s=60)),
+    "puts": (Put, lambda client: client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=60)),
+}
+"""Brings a server in touch with one connection, whose id it learns from the request."""
+
+
+def test_no_socket_has_a_receive_mark_and_only_the_one_for_blocks_has_no_heartbeats(local):
+    """A mark and a heartbeat together end the process when the connection is reset."""
+    sockets = [connection._socket for connection in local._loop.lanes.connections]
+    assert len(sockets) == 4
+    assert [socket.rcvhwm for socket in sockets] == [0] * 4
+    assert [socket.heartbeat_ivl for socket in sockets] == [2000, 0, 2000, 2000]
+
+
+@pytest.mark.parametrize("connection", CONNECTIONS)
+def test_a_server_that_sends_what_nobody_asked_for_loses_that_connection(connection, client, fake):
+    kind, ask = ASK[connection]
+    fake.silence(kind)
+    future = ask(client)
+    (asked,) = fake.wait_for(kind)
+    unasked = Found(request_id=10**9, epoch=fake.epoch, prefix=0, states=b"")
+
+    def flood():
+        for _ in range(2000):
+            fake.send(asked, unasked)
+
+    fake.do(flood)
+    eventually(lambda: client.counters()["disconnects"] == 1, "it has hung up")
+    eventually(future.done, "what waited on it has ended")
+    assert client.counters()["late_replies"] < 1010, "what was queued with them is gone"
+    fake.behave()
+    eventually(lambda: client.ready)
+    assert_works(client, fake)
+
+
+def test_a_reply_twice_costs_nothing(client, fake):
+    fake.rules[Touch] = lambda asked: [fake.answer(asked) for _ in range(3)]
+    for _ in range(100):
+        assert client.touch(NAMESPACE, [key(1)]).result(PATIENCE_S) == 1
+    assert client.counters()["disconnects"] == 0
+    assert client.counters()["late_replies"] >= 190
+
+
+@pytest.mark.parametrize("connection", ["control", "puts"])
+def test_a_frame_larger_than_any_header_ends_a_connection_that_brings_no_blocks(
+    connection, client, fake
+):
+    kind, ask = ASK[connection]
+    too_large = bytes(protocol.MAX_HEADER_BYTES + 1)
+    fake.rules[kind] = lambda asked: fake.send_raw(asked, protocol.MAGIC, too_large)
+    future = ask(client)
+    eventually(lambda: client.counters()["disconnects"] == 1)
+    eventually(future.done)
+    fake.behave()
+    eventually(lambda: client.ready)
+    assert_works(client, fake)
+
+
+class _NoFiles:
+    """A context of a process that may not open another file."""
+
+    def socket(self, kind):
+        raise zmq.ZMQError(errno.EMFILE)
+
+
+class _NoMonitor:
+    """One that may open a socket, and then none."""
+
+    def __init__(self, context):
+        self._context = context
+
+    def socket(self, kind):
+        socket = self._context.socket(kind)
+        socket.get_monitor_socket = self._fail
+        return socket
+
+    def _fail(self, *_):
+        raise zmq.ZMQError(errno.EMFILE)
+
+
+@pytest.mark.parametrize("what", ["socket", "monitor"])
+@pytest.mark.parametrize("connection", CONNECTIONS)
+def test_where_no_file_can_be_opened_a_connection_is_made_again_later(
+    connection, what, client, fake, monkeypatch, caplog
+):
+    """Its connections are lost meanwhile; with them all requests, and the client for a while."""
+    one = client._loop.lanes.connections[CONNECTIONS.index(connection)]
+    keys = hold_blocks(fake, range(2))
+    context = one._context
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "_context", _NoFiles() if what == "socket" else _NoMonitor(context))
+        one.stuck_at = 0.0
+        client._loop.mailbox.wake()
+        eventually(lambda: "no connection can be made" in caplog.text)
+        eventually(lambda: client.counters()["disconnects"] == 1)
+        assert not client.ready
+        if connection == "control":
+            assert_unavailable(client)
+        client.get(NAMESPACE, keys, empty_rows(2)).result(PATIENCE_S)
+        client.put(NAMESPACE, keys, rows_of(range(2))).result(PATIENCE_S)
+    eventually(lambda: client.ready, "it has found a file")
+    assert_works(client, fake)
