@@ -14,6 +14,10 @@ import time
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Any
 
+from kv_connector.vllm_support import refuse_unsupported
+
+refuse_unsupported()  # before every import that another version of vLLM may not serve
+
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     Locality,

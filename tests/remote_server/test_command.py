@@ -17,6 +17,7 @@ from remote_server.command.watch import events
 from remote_server.protocol import StatsReply
 
 FACTS = {"model": "m", "dtype": "bfloat16", "hash_algo": "sha256", "hash_seed": "0"}
+REPOSITORY = Path(__file__).resolve().parents[2]
 NOBODY = "tcp://127.0.0.1:1"
 
 
@@ -121,6 +122,24 @@ def test_doctor_warns_of_little_shared_memory(tmp_path, monkeypatch):
     found = {finding.check: finding for finding in doctor_module.host_findings(sys_=tmp_path)}
     assert found["shared memory"].verdict == "bad" and "--shm-size" in found["shared memory"].told
     assert found["huge pages"].verdict == "note"
+
+
+@pytest.mark.parametrize(
+    ("version", "verdict", "told"),
+    [("0.32.5", "ok", "0.32.5: tested"), ("0.31.0", "bad", "cannot run on vLLM 0.31.0: install"),
+     ("", "ok", "none in this Python")],
+)  # fmt: skip
+def test_doctor_judges_the_vllm_of_this_python(tmp_path, monkeypatch, version, verdict, told):
+    if version:
+        (tmp_path / "vllm").mkdir()
+        (tmp_path / "vllm" / "__init__.py").touch()
+        (tmp_path / "vllm" / "_version.py").write_text(f"__version__ = {version!r}")
+    else:
+        no_packages = "import sys; sys.path[:] = [each for each in sys.path if 'site-' not in each]"
+        (tmp_path / "sitecustomize.py").write_text(no_packages)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+    found = {finding.check: finding for finding in doctor_module.host_findings()}
+    assert found["vLLM"].verdict == verdict and told in found["vLLM"].told
 
 
 # ── stats, watch, clear ──────────────────────────────────────────────────────────────────
