@@ -81,6 +81,8 @@ class Connection:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         for option, value in {
             zmq.LINGER: 0,
+            # Not for names: it would look for their IPv6 addresses alone.
+            zmq.IPV6: "[" in config.endpoint,
             zmq.IMMEDIATE: 1,
             # The windows bound what is queued; a mark on top could only fail a send half-way.
             zmq.SNDHWM: 0,

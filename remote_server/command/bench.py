@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from remote_server.client import RemoteClient, SharedRegion
-from remote_server.command.connection import NoServer, client_of
+from remote_server.command.connection import NoServer, checked_address, client_of
 from remote_server.command.terminal import coloured
 from remote_server.config import GiB, format_bytes, parse_bytes
 
@@ -60,7 +60,9 @@ def add(commands: Any) -> None:
         description="Starts a server of its own unless --server names one. Exit status 1 when "
         "a transport is slower than it should be.",
     )
-    parser.add_argument("--server", metavar="ADDRESS", help="measure this one instead")
+    parser.add_argument(
+        "--server", type=checked_address, metavar="ADDRESS", help="measure this one instead"
+    )
     parser.add_argument("--block", default="1MiB", metavar="SIZE", help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=40.0, metavar="SECONDS",
                         help="for all measurements together (default: %(default)s)")  # fmt: skip
