@@ -250,16 +250,6 @@ def test_wrong_usage_is_status_2(arguments, capsys):
     assert ended.value.code == 2
 
 
-def test_bench_measures_both_transports_beside_a_copy(kvferry):
-    status, out, _ = kvferry("bench", "--seconds", "0", "--block", "16KiB", "--json")
-    rows = json.loads(out)
-    assert [(row["transport"], row["operation"]) for row in rows] == [
-        ("shm", "put"), ("shm", "get"), ("tcp", "put"), ("tcp", "get")
-    ]  # fmt: skip
-    assert all(row["num_bytes"] == 64 * (16 << 10) and row["trials"] >= 5 for row in rows)
-    assert status == (1 if any(row["slow"] for row in rows) else 0)
-
-
 def test_the_script_is_what_the_distribution_installs():
     done = subprocess.run([sys.executable, "-m", "remote_server.command", "--help"],
                           capture_output=True, text=True, timeout=20)  # fmt: skip
