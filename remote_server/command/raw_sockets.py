@@ -12,8 +12,8 @@ CONNECTIONS = 2
 class RawSockets:
     """Moves rows over `CONNECTIONS` connections of this process to itself, a thread at each end.
 
-    The kernel does all the work and the threads wait in it, so that the interpreter is in nobody's
-    way. Use it in a `with`.
+    The threads wait in the kernel, which does the work, so that the interpreter's lock is free. Use
+    it in a `with`.
     """
 
     def __init__(self) -> None:
