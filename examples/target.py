@@ -15,6 +15,7 @@ from examples.endpoint import Endpoint, FirstToken
 from examples.local_stack import LocalStack, Sizes
 from examples.make_dummy_inputs import Prompt
 from examples.token_sources import TokenSources, tokens_from
+from remote_server.address import server_address
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import KVFerryError
 
@@ -120,9 +121,10 @@ def _drop(logs: Path) -> None:
 
 def _client_of(address: str, cleanup: ExitStack) -> RemoteClient:
     try:
-        client = RemoteClient(ClientConfig(address, client_name="observer"))
-    except (KVFerryError, ValueError) as error:
-        raise BadFlags(f"--cache-server {address}: {error}") from None
+        endpoint, keys = server_address(address, "--cache-server")
+        client = RemoteClient(ClientConfig(endpoint, keys=keys, client_name="observer"))
+    except KVFerryError as error:
+        raise BadFlags(str(error)) from None
     cleanup.callback(client.close)
     deadline = time.monotonic() + _REACH_S
     while not client.ready:

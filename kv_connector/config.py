@@ -12,10 +12,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta
 
+from remote_server.address import server_address
 from remote_server.client import ClientConfig
 from remote_server.config import parse_bytes
 from remote_server.errors import ConfigError
-from remote_server.keys import address_and_keys
 
 TIER_CLASS = "RemoteTier"
 SPEC_CLASS = "FerrySpec"
@@ -66,10 +66,8 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Compute a prefix that would take longer to load, by what was measured of late."""
 
     def __post_init__(self) -> None:
-        if self.server is not None and not self.server.startswith(("tcp://", "ipc://")):
-            raise ConfigError(f"server={self.server!r}: expected an address like tcp://host:5757")
         if self.server is not None:
-            address_and_keys(self.server)
+            server_address(self.server)
         parse_bytes(self.window, "window")
         if self.transport not in ("auto", "tcp", "shm"):
             raise ConfigError(f"transport={self.transport!r}: choose 'auto', 'tcp' or 'shm'")
@@ -121,7 +119,7 @@ def client_config(config: RemoteConfig, client_name: str) -> ClientConfig:
     """How a client of this engine reaches the server. Raises `ConfigError` without one."""
     if config.server is None:
         raise ConfigError("set 'server', the cache server's tcp://host:port")
-    endpoint, keys = address_and_keys(config.server)
+    endpoint, keys = server_address(config.server)
     return ClientConfig(
         endpoint=endpoint,
         keys=keys,
@@ -143,9 +141,9 @@ def read_config(kind: type[Config], given: Mapping[str, Any], where: str) -> Con
             raise ConfigError(f"{where}: unknown setting {name!r}{hint}")
     try:
         return msgspec.convert(dict(given), kind)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}") from error
     except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ConfigError):
-            raise ConfigError(f"{where}: {error.__cause__}") from error
         raise ConfigError(f"{where}: {_name_the_value(error, given)}") from error
 
 

@@ -10,6 +10,10 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from kv_connector.vllm_support import refuse_unsupported
+
+refuse_unsupported()  # before every import that another version of vLLM may not serve
+
 import torch
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole

@@ -15,6 +15,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from kv_connector.vllm_support import refuse_unsupported
+
+refuse_unsupported()  # before every import that another version of vLLM may not serve
+
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     Locality,

@@ -3,7 +3,8 @@
 Rewrites what stands between the markers of each table and leaves the rest of the page alone.
 """
 
-import sys
+import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -25,9 +26,14 @@ def rewritten(page: str) -> str:
     return page
 
 
-def main() -> None:
-    path = Path(sys.argv[1])
-    path.write_text(rewritten(path.read_text()))
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m kv_connector.settings_page",
+        description="Write the tables of settings into a page, from their docstrings.",
+    )
+    parser.add_argument("page", type=Path, metavar="PAGE.md", help="rewritten in place")
+    page: Path = parser.parse_args(arguments).page
+    page.write_text(rewritten(page.read_text()))
 
 
 if __name__ == "__main__":

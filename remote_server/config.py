@@ -6,6 +6,7 @@ from typing import Annotated
 
 import msgspec
 
+from remote_server.address import is_loopback
 from remote_server.admin import address as admin_address
 from remote_server.errors import ConfigError
 
@@ -162,20 +163,6 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "remote_server.keys DIR TENANT and pass --keys and --tenants, or pass --insecure "
                 "if that network is yours alone"
             )
-
-
-def is_loopback(bind: str) -> bool:
-    """Whether only this machine can reach `bind`. Raises `ConfigError` when it is no address."""
-    match = re.fullmatch(r"tcp://(\[[^\]]+\]|[^:/\[\]]+):(\*|\d{1,5})", bind)
-    if match is None or (match[2] != "*" and not 0 < int(match[2]) < 65536):
-        raise ConfigError(
-            f"bind: {bind!r} is not an address; write it like tcp://127.0.0.1:5757, "
-            "or tcp://127.0.0.1:* for any free port"
-        )
-    return (
-        match[1] in ("localhost", "[::1]", "lo")
-        or re.fullmatch(r"127\.\d+\.\d+\.\d+", match[1]) is not None
-    )
 
 
 def check_memory_fits(

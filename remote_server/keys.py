@@ -61,23 +61,6 @@ def read_client_keys(path: str) -> ClientKeys:
     return ClientKeys(entries["server_key"], entries["public_key"], entries["secret_key"])
 
 
-def address_and_keys(server: str) -> tuple[str, str]:
-    """`tcp://host:port?keys=FILE` as the address and the client key file, which may be empty.
-
-    One setting for both, because a key file names the one server that it is for. Raises
-    `ConfigError`.
-    """
-    address, question, query = server.partition("?")
-    if not question:
-        return address, ""
-    name, _, file = query.partition("=")
-    if name != "keys" or not file:
-        raise ConfigError(
-            f"server={server!r}: only a key file can follow the address, as ?keys=/path/client.key"
-        )
-    return address, file
-
-
 def check_public_key(key: object) -> str:
     """`key`, if it is one. Raises `ConfigError` with what is wrong, but not with its place."""
     if not isinstance(key, str) or len(key) != KEY_CHARS or not key.isascii():

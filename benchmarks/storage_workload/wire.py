@@ -19,6 +19,7 @@ import numpy as np
 from benchmarks.storage_workload.backend import Behind, Occupancy, Part, ReadDone, WriteDone
 from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.payload import Payload
+from remote_server.address import server_address
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.client.region import SharedRegion
 from remote_server.config import MiB
@@ -29,7 +30,6 @@ from remote_server.errors import (
     RequestRefused,
     ServerUnavailable,
 )
-from remote_server.keys import address_and_keys
 from remote_server.protocol import PutOutcome, StatsReply
 
 WINDOW_BYTES = 32 * MiB
@@ -65,7 +65,7 @@ class WireBackend:
         """`endpoint` may name a key file, as an engine's setting does (`?keys=FILE`); `transport`
         as in `ClientConfig`. Raises `ConfigError` when no server answers there, or it does not
         take such blocks."""
-        address, keys = address_and_keys(endpoint)
+        address, keys = server_address(endpoint)
         self._endpoint = address
         self._payload = payload
         self._transports: set[str] = set()

@@ -6,6 +6,7 @@ Everything here is re-exported by `client.py`, which is the module to import.
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
 
+from remote_server.address import check_endpoint
 from remote_server.client.ops import Op
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import PutOutcome
@@ -98,8 +99,7 @@ class ClientConfig:
                 raise ConfigError(f"{name}: {getattr(self, name)!r} must be greater than 0")
         if self.transport not in TRANSPORTS:
             raise ConfigError(f"transport: {self.transport!r} is none of {', '.join(TRANSPORTS)}")
-        if not self.endpoint.startswith("tcp://"):
-            raise ConfigError(f"endpoint: {self.endpoint!r} must start with tcp://")
+        check_endpoint(self.endpoint, "endpoint")
 
 
 class GetOutcome(StrEnum):

@@ -42,6 +42,8 @@ def set_options(
     most_bytes = protocol.MAX_FRAME_BYTES if brings_blocks else protocol.MAX_HEADER_BYTES
     options: dict[int, int] = {
         zmq.LINGER: 0,
+        # Not for names: libzmq would look for their IPv6 addresses alone.
+        zmq.IPV6: "[" in config.endpoint,
         zmq.IMMEDIATE: 1,
         # The windows bound what is queued; a mark on top could only fail a send half-way.
         zmq.SNDHWM: 0,

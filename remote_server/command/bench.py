@@ -1,9 +1,9 @@
-"""`kvferry bench`: in about a minute, how near this host's cache comes to its own memory copy.
+"""`kvferry bench`: in about a minute, is the cache as fast on this host as it should be?
 
 A server of its own, or one that already runs; blocks through each transport that reaches it;
-beside each a plain copy of the same bytes in the same process, in turn with it so that drift of
-the machine falls on both. The verdict is the ratio of the medians. The benchmarks of the
-repository measure more, and more exactly; this needs nothing but the installed package.
+beside each a plain copy of the same bytes and raw sockets that carry them, in turn with it so
+that drift of the machine falls on all three. What is normal is in `bench_verdict`. The benchmarks
+of the repository measure more, and more exactly; this needs nothing but the installed package.
 """
 
 import argparse
@@ -14,90 +14,104 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from remote_server.address import is_loopback, server_address
 from remote_server.client import RemoteClient, SharedRegion
-from remote_server.command.connection import NoServer, client_of
+from remote_server.command.bench_verdict import Row, Verdict, advice
+from remote_server.command.connection import NoServer, checked_address, client_of
+from remote_server.command.raw_sockets import CONNECTIONS, RawSockets
 from remote_server.command.terminal import coloured
-from remote_server.config import GiB, format_bytes, parse_bytes
+from remote_server.config import GiB, MiB, format_bytes, parse_bytes
 
-# Times a plain copy. Above these a host is worth a closer look; they are what a shared machine
-# of two cores reached, with room (benchmarks/README.md).
-_SLOW = {"shm": 6.0, "tcp": 14.0}
 _PATIENCE_S = 30.0
-_NUM_BLOCKS = 64
-
-
-@dataclass(frozen=True)
-class Row:
-    """One transport and direction; seconds are medians for `num_bytes`."""
-
-    transport: str
-    operation: str
-    num_bytes: int
-    seconds: float
-    copy_seconds: float
-    trials: int
-
-    @property
-    def ratio(self) -> float:
-        return self.seconds / self.copy_seconds
-
-    @property
-    def slow(self) -> bool:
-        return self.ratio > _SLOW[self.transport]
+_LEAST_BLOCKS, _MOST_BLOCKS = 64, 1024
+_LEAST_BYTES = 32 * MiB  # of small blocks more, or the time of one request would decide
+_COLOURS = {Verdict.OK: "green", Verdict.SLOW: "red", Verdict.NOT_JUDGED: "yellow"}
 
 
 def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
-        help="a self-test: how near the cache comes to this host's own memory copy",
+        help="a self-test: beside raw sockets and a memory copy, is the cache as fast as normal?",
         description="Starts a server of its own unless --server names one. Exit status 1 when "
-        "a transport is slower than it should be.",
+        "a transport is slower than normal; 0 too when it could not be judged.",
     )
-    parser.add_argument("--server", metavar="ADDRESS", help="measure this one instead")
+    parser.add_argument(
+        "--server", type=checked_address, metavar="ADDRESS", help="measure this one instead"
+    )
     parser.add_argument("--block", default="1MiB", metavar="SIZE", help="(default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=40.0, metavar="SECONDS",
                         help="for all measurements together (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--no-integrity", dest="integrity", action="store_false",
+                        help="without the client's checksums: what do they cost?")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     parser.set_defaults(run=run)
 
 
 def run(flags: argparse.Namespace) -> int:
     block_bytes = parse_bytes(flags.block, "--block")
+    load = os.getloadavg()[0]  # before our own work is in it
     rows: list[Row] = []
-    with _a_server(flags.server, block_bytes) as address:
+    with _a_server(flags.server, block_bytes) as address, RawSockets() as raw:
         for transport in ("shm", "tcp"):
             _progress(f"measuring {transport}")
-            rows += _measure(address, transport, block_bytes, flags.seconds / 2)
+            rows += _measure(
+                address, transport, block_bytes, flags.seconds / 2, raw,
+                integrity=flags.integrity,
+                incomparable=_why_incomparable(address, transport, same_host=bool(rows)),
+            )  # fmt: skip
     _progress("")
     if flags.json:
-        told = [asdict(row) | {"ratio": row.ratio, "slow": row.slow} for row in rows]
-        print(json.dumps(told))
+        print(json.dumps([_as_json(row) for row in rows]))
     else:
-        print("\n".join(_table(rows, block_bytes)))
-    return 1 if any(row.slow for row in rows) else 0
+        print("\n".join(_table(rows, block_bytes, integrity=flags.integrity, load=load)))
+    return 1 if any(row.verdict is Verdict.SLOW for row in rows) else 0
 
 
-def _measure(address: str, transport: str, block_bytes: int, seconds: float) -> list[Row]:
-    """A put and a get of all blocks, checksums on. Nothing when shm does not reach the server."""
-    region = SharedRegion(_NUM_BLOCKS * block_bytes * 2)
-    client = client_of(address, client_name="kvferry bench", transport=transport)
+def _why_incomparable(address: str, transport: str, *, same_host: bool) -> str:
+    """Why sockets and copies of this host are no measure of that server; empty when they are."""
+    endpoint, keys = server_address(address, "--server")
+    if transport == "shm":
+        return ""
+    if keys:
+        return "a server with keys encrypts what goes over tcp, and raw sockets do not"
+    if not (same_host or is_loopback(endpoint)):
+        return "the server is on another host, or takes only tcp; raw and copy are of this host"
+    return ""
+
+
+def _num_blocks(block_bytes: int) -> int:
+    """How many are put and got at a time."""
+    return min(max(_LEAST_BLOCKS, _LEAST_BYTES // max(block_bytes, 1)), _MOST_BLOCKS)
+
+
+def _measure(
+    address: str, transport: str, block_bytes: int, seconds: float, raw: RawSockets, *,
+    integrity: bool, incomparable: str,
+) -> list[Row]:  # fmt: skip
+    """A put and a get of all blocks. Nothing when shm does not reach the server."""
+    num_blocks = _num_blocks(block_bytes)
+    region = SharedRegion(2 * num_blocks * block_bytes)
+    client = client_of(
+        address, client_name="kvferry bench", transport=transport, integrity=integrity
+    )
     namespace = f"kvferry/bench/{secrets.token_hex(8)}"
-    rows = [region.view[at * block_bytes : (at + 1) * block_bytes] for at in range(2 * _NUM_BLOCKS)]
-    out, back = rows[:_NUM_BLOCKS], rows[_NUM_BLOCKS:]
+    rows = [region.view[at * block_bytes : (at + 1) * block_bytes] for at in range(2 * num_blocks)]
+    out, back = rows[:num_blocks], rows[num_blocks:]
     try:
         _fill(region.view)
         client.declare(namespace, block_bytes)
         client.register(region.view, region.fd)
         if not _ready(client, transport):
             return []
-        keys = [secrets.token_bytes(32) for _ in range(_NUM_BLOCKS)]
+        keys = [secrets.token_bytes(32) for _ in range(num_blocks)]
 
         def put() -> None:
             result = client.put(
@@ -110,14 +124,17 @@ def _measure(address: str, transport: str, block_bytes: int, seconds: float) -> 
             result = client.get(
                 namespace, keys, back, stall_s=_PATIENCE_S, timeout_s=_PATIENCE_S
             ).result()
-            if len(result.landed) != _NUM_BLOCKS:
-                raise NoServer(f"{len(result.landed)} of {_NUM_BLOCKS} blocks came back")
+            if len(result.landed) != num_blocks:
+                raise NoServer(f"{len(result.landed)} of {num_blocks} blocks came back")
 
-        copy = _copier(out, back)
+        beside = (_copier(out, back), partial(raw.move, out, back))
         return [
-            _row(transport, name, _NUM_BLOCKS * block_bytes, does, copy, seconds / 2)
-            for name, does in (("put", put), ("get", get))
-        ]
+            Row(
+                transport, operation, num_blocks * block_bytes, block_bytes,
+                *_medians((does, *beside), seconds / 2), incomparable=incomparable,
+            )
+            for operation, does in (("put", put), ("get", get))
+        ]  # fmt: skip
     finally:
         client.forget(namespace)
         client.clear(namespace, forget=True).exception(_PATIENCE_S)
@@ -125,21 +142,18 @@ def _measure(address: str, transport: str, block_bytes: int, seconds: float) -> 
         region.close()
 
 
-def _row(
-    transport: str, name: str, num_bytes: int, does: Callable[[], None],
-    copy: Callable[[], None], seconds: float,
-) -> Row:  # fmt: skip
-    does()
-    copy()  # first touch, connections, caches: not measured
-    taken: list[float] = []
-    copied: list[float] = []
+def _medians(
+    measured: Sequence[Callable[[], None]], seconds: float
+) -> tuple[float, float, float, int]:
+    """The median time of each of three, which take turns for `seconds`, and how often."""
+    for does in measured:
+        does()  # first touch, connections, caches: not counted
+    taken: list[tuple[float, ...]] = []
     ends_by = time.perf_counter() + seconds
     while len(taken) < 5 or time.perf_counter() < ends_by:
-        taken.append(_time(does))
-        copied.append(_time(copy))
-    return Row(
-        transport, name, num_bytes, statistics.median(taken), statistics.median(copied), len(taken)
-    )
+        taken.append(tuple(_time(does) for does in measured))
+    ours, copy, raw = (statistics.median(times) for times in zip(*taken, strict=True))
+    return ours, copy, raw, len(taken)
 
 
 def _time(does: Callable[[], None]) -> float:
@@ -180,7 +194,7 @@ def _a_server(address: str | None, block_bytes: int) -> Iterator[str]:
     if address is not None:
         yield address
         return
-    memory = max(GiB // 4, 4 * _NUM_BLOCKS * block_bytes)
+    memory = max(GiB // 4, 4 * _num_blocks(block_bytes) * block_bytes)
     process = subprocess.Popen(
         [
             *(sys.executable, "-m", "remote_server", "--bind", "tcp://127.0.0.1:*"),
@@ -203,22 +217,45 @@ def _a_server(address: str | None, block_bytes: int) -> Iterator[str]:
             process.stdout.close()
 
 
-def _table(rows: list[Row], block_bytes: int) -> list[str]:
-    lines = [f"{'':<4}{'':<5}{'GB/s':>8}{'copy':>8}{'times a copy':>14}  verdict"]
+def _as_json(row: Row) -> dict[str, Any]:
+    return asdict(row) | {
+        "times_copy": row.times_copy,
+        "times_raw": row.times_raw,
+        "normal_seconds": row.normal_seconds,
+        "verdict": row.verdict,
+        "why_not_judged": row.why_not_judged,
+    }
+
+
+def _table(rows: Sequence[Row], block_bytes: int, *, integrity: bool, load: float) -> list[str]:
+    lines = [
+        f"{'':<4}{'':<5}{'GB/s':>7}{'copy':>8}{'raw':>7}{'x copy':>9}{'x raw':>7}  "
+        f"{'normal':<16}  verdict"
+    ]
     for row in rows:
-        speed, copy = (row.num_bytes / s / 1e9 for s in (row.seconds, row.copy_seconds))
-        verdict = coloured("slow", "red") if row.slow else coloured("ok", "green")
+        speed, copy, raw = (
+            row.num_bytes / s / 1e9 for s in (row.seconds, row.copy_seconds, row.raw_seconds)
+        )
+        normal = "" if row.why_not_judged else row.normal
         lines.append(
-            f"{row.transport:<4}{row.operation:<5}{speed:>8.2f}{copy:>8.2f}{row.ratio:>14.2f}"
-            f"  {verdict}"
+            f"{row.transport:<4}{row.operation:<5}{speed:>7.2f}{copy:>8.2f}{raw:>7.2f}"
+            f"{row.times_copy:>9.2f}{row.times_raw:>7.2f}  {normal:<16}  "
+            f"{coloured(row.verdict, _COLOURS[row.verdict])}"
         )
     if {row.transport for row in rows} == {"tcp"}:
         lines.append("shm   not reached: the server is on another host, or takes only tcp")
-    lines.append("")
+    lines += ["", *(f"{row.transport}: {why}" for row in rows[::2] if (why := row.why_not_judged))]
     lines.append(
-        f"{_NUM_BLOCKS} blocks of {format_bytes(block_bytes)}, checksums on, medians; copy is a "
-        "plain memory copy of the same bytes"
+        f"{_num_blocks(block_bytes):,} blocks of {format_bytes(block_bytes)}, checksums "
+        f"{'on' if integrity else 'off'}, medians of {min(row.trials for row in rows)} and more; "
+        f"load {load:.1f} on {os.cpu_count()} cores"
     )
+    lines.append(
+        f"copy: a plain memory copy of the same bytes; raw: {CONNECTIONS} TCP connections over "
+        "this host's loopback"
+    )
+    if reasons := advice(rows, integrity=integrity, load=load):
+        lines += ["", "slower than normal; look at", *(f"  {line}" for line in reasons)]
     return lines
 
 

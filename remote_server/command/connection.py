@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from remote_server.address import EXAMPLE, server_address
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
-from remote_server.keys import address_and_keys
+from remote_server.errors import ConfigError, DeadlineExceeded, KVFerryError, ServerUnavailable
 from remote_server.protocol import StatsReply
-
-DEFAULT_SERVER = "tcp://127.0.0.1:5757"
 
 
 class NoServer(KVFerryError):
@@ -23,7 +21,8 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     """`--server` and `--timeout-s`, for every command that asks one."""
     parser.add_argument(
         "--server",
-        default=os.environ.get("KVFERRY_SERVER", DEFAULT_SERVER),
+        default=os.environ.get("KVFERRY_SERVER", EXAMPLE),
+        type=checked_address,
         metavar="ADDRESS",
         help="the cache server, tcp://host:port, of one with keys tcp://host:port?keys=FILE "
         "(KVFERRY_SERVER; default: %(default)s)",
@@ -37,10 +36,19 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def checked_address(text: str) -> str:
+    """`text`, when a client can connect there; for `argparse`."""
+    try:
+        server_address(text, "")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
 def client_of(server: str, **options: Any) -> RemoteClient:
     """A client of `server`, written as in `--server`; `options` are those of `ClientConfig`.
     Raises `ConfigError`."""
-    endpoint, keys = address_and_keys(server)
+    endpoint, keys = server_address(server, "--server")
     return RemoteClient(ClientConfig(endpoint, keys=keys, quiet=True, **options))
 
 

@@ -6,6 +6,8 @@ import os
 import resource
 import secrets
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -29,6 +31,8 @@ from remote_server.protocol import StatsReply
 _LITTLE_SHM = 1 * GiB
 # A TTL or a log read across two hosts is off by this; nothing else of ours depends on wall clocks.
 _CLOCK_S = 2.0
+# It reads some 2 MB of source where the version is not a tested one: a second.
+_JUDGED_WITHIN_S = 60.0
 
 
 class Finding(NamedTuple):
@@ -86,6 +90,7 @@ def host_findings(
     yield _huge_pages(sys_)
     yield _clock_source(sys_)
     yield _hash_seed()
+    yield _vllm()
 
 
 def _shm_size(shm: Path) -> Finding:
@@ -132,6 +137,25 @@ def _hash_seed() -> Finding:
         return Finding("hash seed", "ok", "vLLM's own, the same in every engine that uses sha256")
     told = f"PYTHONHASHSEED={seed}: engines find only what was stored with the same"
     return Finding("hash seed", "note", told)
+
+
+def _vllm() -> Finding:
+    """The vLLM beside this package, judged by a process: its names are the connector's matter,
+    and nothing here imports that."""
+    judge = [sys.executable, "-m", "kv_connector.vllm_support", "--json"]
+    ran = subprocess.run(judge, capture_output=True, text=True, timeout=_JUDGED_WITHIN_S)
+    if ran.returncode == 2:
+        return Finding("vLLM", "ok", "none in this Python: a server needs none")
+    if not ran.stdout:
+        why = (ran.stderr.strip().splitlines() or ["no answer"])[-1]
+        return Finding("vLLM", "note", f"not judged: {why}")
+    verdict = json.loads(ran.stdout)
+    if verdict["refusal"]:
+        return Finding("vLLM", "bad", verdict["refusal"])
+    if not verdict["tested"]:
+        told = f"{verdict['version']}: not tested, but all that is needed is there"
+        return Finding("vLLM", "note", told)
+    return Finding("vLLM", "ok", f"{verdict['version']}: tested")
 
 
 def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[Finding]:

@@ -12,10 +12,10 @@ from benchmarks.harness.record import Record
 from benchmarks.remote_kv_cache import test_trace as trace_benchmark
 from benchmarks.remote_kv_cache.replay import trace_file
 from benchmarks.remote_kv_cache.replay.candidates import FIFO, POLICIES, S3FIFO
-from benchmarks.remote_kv_cache.replay.driver import Found, Replay, WrongBlock
+from benchmarks.remote_kv_cache.replay.driver import Replay, WrongBlock
 from benchmarks.remote_kv_cache.replay.model_tier import model_tier
 from benchmarks.remote_kv_cache.replay.optimum import next_uses, optimum, without_limit
-from benchmarks.remote_kv_cache.replay.points import Setting, point_of
+from benchmarks.remote_kv_cache.replay.points import Found, Setting, point_of
 from benchmarks.remote_kv_cache.replay.room import disk_for, memory_for
 from benchmarks.remote_kv_cache.replay.server_model import Level, Place, ServerModel
 from benchmarks.remote_kv_cache.replay.trace_file import Request, TraceError

@@ -13,7 +13,6 @@ from tenancy import tenancy
 from remote_server.config import ServerConfig
 from remote_server.errors import ConfigError
 from remote_server.keys import (
-    address_and_keys,
     main,
     make_keys,
     read_client_keys,
@@ -214,11 +213,3 @@ def test_keys_and_tenants_need_each_other_and_open_other_machines_the_way():
     with pytest.raises(ConfigError, match=r"remote_server\.keys DIR TENANT.*--keys.*--insecure"):
         ServerConfig(bind="tcp://0.0.0.0:5757")
     assert ServerConfig(bind="tcp://0.0.0.0:5757", keys="server.key", tenants="tenants.toml")
-
-
-def test_an_address_may_name_its_key_file():
-    assert address_and_keys("tcp://h:1") == ("tcp://h:1", "")
-    assert address_and_keys("tcp://h:1?keys=/x/client.key") == ("tcp://h:1", "/x/client.key")
-    for bad in ("tcp://h:1?", "tcp://h:1?keys=", "tcp://h:1?key=/x"):
-        with pytest.raises(ConfigError, match="keys=/path"):
-            address_and_keys(bad)

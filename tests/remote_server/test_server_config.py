@@ -36,10 +36,10 @@ def test_the_defaults_are_loopback_and_one_gibibyte():
         ({"disk_write_rate": -1}, "disk_write_rate: -1 bytes per second"),
         ({"disk_admit": "often"}, "disk_admit: 'often' is none of all, twice"),
         ({"log_level": "loud"}, "log_level: 'loud'"),
-        ({"bind": "127.0.0.1:5757"}, "bind: '127.0.0.1:5757' is not an address"),
-        ({"bind": "tcp://127.0.0.1:99999"}, "is not an address"),
-        ({"bind": "tcp://127.0.0.1:0"}, "is not an address"),
-        ({"bind": "inproc://x"}, "is not an address"),
+        ({"bind": "127.0.0.1:5757"}, "bind: '127.0.0.1:5757': tcp:// in front is missing"),
+        ({"bind": "tcp://127.0.0.1:99999"}, "port '99999' is not a number from 1 to 65535"),
+        ({"bind": "tcp://127.0.0.1:0"}, "port '0' is not"),
+        ({"bind": "inproc://x"}, "inproc:// is not tcp://"),
     ],
 )
 def test_a_bad_setting_is_refused_by_name(fields, complaint):

@@ -150,7 +150,7 @@ def test_more_memory_than_the_machine_has_names_both_numbers():
     [
         (["--memory", "lots"], "memory: 'lots' is not a size"),
         (["--bind", "tcp://0.0.0.0:*"], "--insecure"),
-        (["--bind", "nowhere"], "bind: 'nowhere' is not an address"),
+        (["--bind", "nowhere"], "bind: 'nowhere': tcp:// in front is missing"),
         (["--bind", "tcp://127.0.0.99x:5000"], "--insecure"),
         (["--insecure", "--bind", "tcp://no.such.host.invalid:5000"], "bind: tcp://no.such"),
         (["--log-level", "loud"], "log_level: 'loud'"),

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from benchmarks.remote_kv_cache.replay.points import Found
 from benchmarks.remote_kv_cache.replay.trace_file import Request
 from benchmarks.simulated.tiered_pool import Prompt, TieredPool, key_of
 
@@ -16,25 +16,6 @@ the interpreter to take it."""
 
 class WrongBlock(AssertionError):
     """A row was loaded that holds another block than its key says."""
-
-
-@dataclass
-class Found:
-    """What the requests replayed so far found."""
-
-    requests: int = 0
-    blocks: int = 0
-    from_pool: int = 0
-    from_server: int = 0
-    unstored: int = 0
-    """Blocks that found no row: every row of the pool was pinned."""
-
-    late_s: list[float] = field(default_factory=list)
-    """How long after its time each request was begun; empty when none had a time."""
-
-    @property
-    def hits(self) -> int:
-        return self.from_pool + self.from_server
 
 
 class Replay:

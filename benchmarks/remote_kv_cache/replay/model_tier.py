@@ -33,9 +33,9 @@ class ModelTier(SecondaryTierManager):  # type: ignore[misc]  # Any: vLLM is not
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        if self._model.holds(key) and not self._rows.beyond_one_prompt(key, req_context):
-            return LookupResult.HIT
-        return LookupResult.MISS
+        end_token = req_context.get_offload_key_position(key)
+        fits = end_token is None or end_token <= self._rows.last_token_of_a_prompt
+        return LookupResult.HIT if fits and self._model.holds(key) else LookupResult.MISS
 
     def submit_load(self, job_metadata: TransferJob) -> None:
         landed = self._model.get(list(job_metadata.keys))

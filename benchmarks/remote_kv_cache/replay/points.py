@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.harness.statistics import percentile
-from benchmarks.remote_kv_cache.replay.driver import Found
 
 STORE, WIRE = "store", "wire"
 REPLAYS = (STORE, WIRE)
@@ -29,6 +28,25 @@ class Setting:
     def places(self) -> int:
         """On all levels together."""
         return self.pool + self.memory + self.disk
+
+
+@dataclass
+class Found:
+    """What the requests replayed so far found."""
+
+    requests: int = 0
+    blocks: int = 0
+    from_pool: int = 0
+    from_server: int = 0
+    unstored: int = 0
+    """Blocks that found no row: every row of the pool was pinned."""
+
+    late_s: list[float] = field(default_factory=list)
+    """How long after its time each request was begun; empty when none had a time."""
+
+    @property
+    def hits(self) -> int:
+        return self.from_pool + self.from_server
 
 
 @dataclass

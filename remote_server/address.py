@@ -1,0 +1,107 @@
+"""Addresses of cache servers, as operators write them; the one place that reads them.
+
+    tcp://10.0.0.7:5757                            where a client connects
+    tcp://10.0.0.7:5757?keys=/path/client.key      the same, with the key file for that server
+    tcp://127.0.0.1:*                              where a server listens, on any free port
+
+TCP is the only way to a server. On the server's own host blocks go through shared memory beside
+it, so an `ipc://` address would change nothing but the small messages.
+"""
+
+import ipaddress
+import re
+from typing import NamedTuple
+
+from remote_server.errors import ConfigError
+
+EXAMPLE = "tcp://127.0.0.1:5757"
+
+_SCHEME = "tcp://"
+_ANY = "*"
+_HOST = re.compile(r"[0-9A-Za-z_]([0-9A-Za-z._-]*[0-9A-Za-z_])?")
+
+
+class ServerAddress(NamedTuple):
+    """Where a client connects, and with which keys."""
+
+    endpoint: str
+    """`tcp://host:port`."""
+
+    keys: str = ""
+    """A client key file; empty for a server without keys."""
+
+
+def server_address(text: str, setting: str = "server") -> ServerAddress:
+    """`tcp://host:port`, or `tcp://host:port?keys=FILE`: one setting for both, because a key
+    file is for the one server that it names. Raises `ConfigError`, as `check_endpoint`."""
+    endpoint, question, query = text.partition("?")
+    check_endpoint(endpoint, setting)
+    if not question:
+        return ServerAddress(endpoint)
+    name, _, file = query.partition("=")
+    if name != "keys" or not file:
+        wrong = f"'?{query}' behind the port is no key file"
+        raise _error(text, setting, wrong, f"{EXAMPLE}?keys=/path/client.key")
+    return ServerAddress(endpoint, file)
+
+
+def check_endpoint(text: str, setting: str) -> None:
+    """Raise `ConfigError` when a client cannot connect to `text`: one sentence with `setting`,
+    the whole address and the part of it that is wrong. An empty `setting` is left out."""
+    host, port = _host_and_port(text, setting)
+    if host == _ANY or port == _ANY:
+        which = "host" if host == _ANY else "port"
+        raise _error(text, setting, f"{which} '*' is for a server that listens, not for a client")
+
+
+def is_loopback(bind: str) -> bool:
+    """Whether only this machine can reach `bind`, where a server listens; its host and its port
+    may be `*`. Raises `ConfigError`, as `check_endpoint`."""
+    host, _ = _host_and_port(bind, "bind")
+    return host in ("localhost", "[::1]", "lo") or bool(re.fullmatch(r"127(\.\d+){3}", host))
+
+
+def _host_and_port(text: str, setting: str) -> tuple[str, str]:
+    scheme, separator, rest = text.partition("://")
+    if not separator:
+        raise _error(text, setting, f"{_SCHEME} in front is missing")
+    if scheme == "ipc":
+        raise _error(text, setting, "ipc:// is not supported, and on one host blocks go through "
+                     "shared memory beside tcp:// anyway")  # fmt: skip
+    if scheme + separator != _SCHEME:
+        raise _error(text, setting, f"{scheme}:// is not {_SCHEME}")
+    host, colon, port = rest.rpartition(":")
+    if not colon or port.endswith("]"):
+        raise _error(text, setting, "the port is missing")
+    if not host:
+        raise _error(text, setting, "the host is missing")
+    if wrong := _wrong_host(host) or _wrong_port(port):
+        raise _error(text, setting, wrong)
+    return host, port
+
+
+def _wrong_host(host: str) -> str:
+    if host.startswith("[") and host.endswith("]"):
+        try:
+            ipaddress.IPv6Address(host[1:-1])
+        except ValueError:
+            return f"host {host!r} is not an IPv6 address"
+    elif ":" in host and "/" not in host:
+        return f"host {host!r} has a colon; an IPv6 address stands in brackets, as in [::1]"
+    elif host != _ANY and not _HOST.fullmatch(host):
+        return f"host {host!r} is neither a name nor an address"
+    return ""
+
+
+def _wrong_port(port: str) -> str:
+    if port == _ANY or (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        return ""
+    number, slash, path = port.partition("/")
+    if slash and not _wrong_port(number):
+        return f"{slash + path!r} behind the port is no part of an address"
+    return f"port {port!r} is not a number from 1 to 65535"
+
+
+def _error(text: str, setting: str, wrong: str, example: str = EXAMPLE) -> ConfigError:
+    where = f"{setting}: " if setting else ""
+    return ConfigError(f"{where}{text!r}: {wrong}; write it like {example}")

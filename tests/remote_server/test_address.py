@@ -1,0 +1,132 @@
+"""A wrong address is met with one sentence that names its wrong part, wherever it is given."""
+
+import socket
+import time
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.storage_workload.payload import Payload
+from benchmarks.storage_workload.wire import WireBackend
+from kv_connector.config import ConnectorConfig, RemoteConfig, read_config
+from remote_server.address import check_endpoint, server_address
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.command import main
+from remote_server.config import MiB, ServerConfig
+from remote_server.errors import ConfigError
+from remote_server.server import Server
+
+WRONG = [
+    ("localhost:5757", "tcp:// in front is missing"),
+    ("", "tcp:// in front is missing"),
+    ("ipc:///tmp/kvferry", "ipc:// is not supported, and on one host blocks go through shared"),
+    ("http://h:5757", "http:// is not tcp://"),
+    ("TCP://h:5757", "TCP:// is not tcp://"),
+    ("tcp://", "the port is missing"),
+    ("tcp://h", "the port is missing"),
+    ("tcp://[::1]", "the port is missing"),
+    ("tcp://:5757", "the host is missing"),
+    ("tcp://h:", "port '' is not a number from 1 to 65535"),
+    ("tcp://h:0", "port '0' is not"),
+    ("tcp://h:65536", "port '65536' is not"),
+    ("tcp://h:http", "port 'http' is not"),
+    ("tcp://h:\u0665", "port '\u0665' is not"),
+    ("tcp://h:5757/cache", "'/cache' behind the port is no part of an address"),
+    ("tcp://::1:5757", "host '::1' has a colon; an IPv6 address stands in brackets"),
+    ("tcp://[::x]:5757", "host '[::x]' is not an IPv6 address"),
+    ("tcp://user@h:5757", "host 'user@h' is neither a name nor an address"),
+    ("tcp://a b:5757", "host 'a b' is neither"),
+    ("tcp://eth0;h:5757", "host 'eth0;h' is neither"),
+    (" tcp://h:5757", " tcp:// is not tcp://"),
+]
+NOT_FOR_CLIENTS = [
+    ("tcp://*:5757", "host '*' is for a server that listens"),
+    ("tcp://h:*", "port '*' is for a server that listens"),
+]
+NO_KEYS = [
+    ("tcp://h:1?", "'?' behind the port is no key file; write it like tcp://127.0.0.1:5757?keys="),
+    ("tcp://h:1?keys=", "'?keys=' behind the port is no key file"),
+    ("tcp://h:1?key=/x", "'?key=/x' behind the port is no key file"),
+]
+
+WAYS: list[tuple[str, Callable[[str], object]]] = [
+    ("server: ", server_address),
+    ("kv_connector_extra_config: server: ",
+     lambda text: read_config(ConnectorConfig, {"server": text}, "kv_connector_extra_config")),
+    ("entry RemoteTier: server: ",
+     lambda text: read_config(RemoteConfig, {"server": text}, "entry RemoteTier")),
+    ("server: ", lambda text: WireBackend(text, 4096, Payload(1, 4096))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("setting", "way"), WAYS)
+@pytest.mark.parametrize(("text", "wrong"), WRONG + NOT_FOR_CLIENTS + NO_KEYS)
+def test_where_a_client_connects(text: str, wrong: str, setting: str, way: Callable[[str], object]):
+    with pytest.raises(ConfigError) as refused:
+        way(text)
+    said = str(refused.value)
+    assert (
+        said.startswith(f"{setting}{text!r}: {wrong}") and said.count("write it like tcp://") == 1
+    )
+    assert "\n" not in said
+
+
+@pytest.mark.parametrize(("text", "wrong"), WRONG + NOT_FOR_CLIENTS)
+def test_the_endpoint_of_a_client(text: str, wrong: str):
+    with pytest.raises(ConfigError) as refused:
+        ClientConfig(text)
+    assert str(refused.value).startswith(f"endpoint: {text!r}: {wrong}")
+
+
+@pytest.mark.parametrize(("text", "wrong"), WRONG)
+def test_where_a_server_listens(text: str, wrong: str):
+    with pytest.raises(ConfigError) as refused:
+        ServerConfig(bind=text)
+    assert str(refused.value).startswith(f"bind: {text!r}: {wrong}")
+
+
+ASKING = [["stats"], ["why"], ["doctor"], ["watch"], ["clear", "--all"], ["pin", "n"]]
+
+
+@pytest.mark.parametrize("command", [*ASKING, ["bench"]])
+def test_a_command_with_a_wrong_address_is_wrong_usage(command: list[str], capsys):
+    with pytest.raises(SystemExit, match="2"):
+        main([*command, "--server", "ipc:///tmp/kvferry"])
+    *_, line = capsys.readouterr().err.strip().splitlines()
+    assert "argument --server: 'ipc:///tmp/kvferry': ipc:// is not supported" in line
+
+
+@pytest.mark.parametrize("command", ASKING)
+def test_so_is_a_wrong_variable(command: list[str], monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setenv("KVFERRY_SERVER", "localhost:5757")
+    with pytest.raises(SystemExit, match="2"):
+        main(command)
+    assert "'localhost:5757': tcp:// in front is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "text", ["tcp://127.0.0.1:5757", "tcp://cache-1.example.com:1", "tcp://a_b:65535",
+             "tcp://[::1]:5757", "tcp://[fe80::1%eth0]:5757"],
+)  # fmt: skip
+def test_a_right_address_may_name_its_key_file(text: str):
+    assert server_address(text) == (text, "")
+    assert server_address(f"{text}?keys=/x/client.key") == (text, "/x/client.key")
+    check_endpoint(text, "endpoint")
+    assert ClientConfig(text).endpoint == ServerConfig(bind=text, insecure=True).bind == text
+
+
+def test_a_client_reaches_a_server_on_ipv6():
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        pytest.skip("no IPv6 on this host")
+    config = ServerConfig(bind="tcp://[::1]:*", memory=16 * MiB, populate=False)
+    with Server(config) as server:
+        client = RemoteClient(ClientConfig(server.endpoint))
+        try:
+            ends_by = time.monotonic() + 10
+            while not client.ready and time.monotonic() < ends_by:
+                time.sleep(0.01)
+            assert client.ready and client.stats(timeout_s=5).result(6).tiers
+        finally:
+            client.close()
