@@ -32,6 +32,14 @@ MISS, HIT, RETRY = LookupResult.MISS, LookupResult.HIT, LookupResult.RETRY
 PENDING, READABLE = KeyState.PENDING, KeyState.READABLE
 
 
+# Keys asked for and not yet answered, over all requests: what a server answers in half the default
+# deadline of a lookup. Without it a burst of long prompts would make each other's lookups late.
+MOST_KEYS_UNDER_WAY = 32_768
+
+# Taken for the speed of the link, in bytes a second, until loads have been measured.
+UNMEASURED_LINK = 512 << 20
+
+
 class Answer(NamedTuple):
     """A lookup that ended, handed from the client's I/O thread to the scheduler's."""
 
@@ -74,10 +82,11 @@ class Lookups:
         self.engine_waits = False
         """Whether a request of this step waits for the server."""
         self._answers: deque[Answer] = deque()
+        self._keys_under_way = 0
         self._num_hits = 0
         """Counted at the end of the step: the counter's lock would cost each key."""
         self._last_token = rows.last_token_of_a_prompt
-        self._room = PoolRoom(rows.rows_for_loads, config.load_timeout_ms / 1000)
+        self._room = PoolRoom(config.load_timeout_ms / 1000)
         self._resumed: set[str] = set()
         """Requests that were preempted. vLLM does not report when they are scheduled again, so
         they take no room."""
@@ -107,7 +116,9 @@ class Lookups:
         if self._answers:
             self._take_answers()
         wait = self._waits.get(request_id)
-        if wait is None or wait.news or not (wait.questions or wait.blocked_on in loading):
+        if wait is None or wait.news:
+            return False
+        if not (wait.questions or wait.wanted or wait.blocked_on in loading):
             return False
         now_s = self._clock()
         if wait.is_out_of_time(now_s):
@@ -232,11 +243,24 @@ class Lookups:
         elif request_id in self._resumed:
             wait.may_load = True
         else:
-            room = self._room.take(request_id, len(readable), now_s=now_s, step=self._step)
+            room = self._room.take(
+                request_id,
+                len(readable),
+                most_rows=min(self._rows.rows_for_loads, self._rows_in_time()),
+                now_s=now_s,
+                step=self._step,
+            )
             wait.may_load = room is Room.GRANTED
             if room is Room.NEVER:
                 wait.give_up(readable, Missed.POOL_BUSY)
         wait.judged = True
+
+    def _rows_in_time(self) -> int:
+        """Rows that the link brings in half the time that a load may take. With more under way
+        a healthy link would still miss the deadline of the last ones."""
+        bytes_per_s = self._break_even.link.bytes_per_s or UNMEASURED_LINK
+        seconds = self._config.load_timeout_ms / 1000 / 2
+        return int(bytes_per_s * seconds / self._rows.block_bytes)
 
     def _refuse(self, wait: Waiting, key: bytes, reason: Missed) -> LookupResult:
         """A miss, which stays one for this request."""
@@ -276,6 +300,9 @@ class Lookups:
                 self._resumed.add(request_id)
         for wait in self._waits.values():
             if wait.wanted:
+                keys_then = self._keys_under_way + len(wait.wanted)
+                if self._keys_under_way and keys_then > MOST_KEYS_UNDER_WAY:
+                    break  # the others keep their turn: nothing is owed to them yet
                 self._ask_for(wait, namespace)
 
     def server_came_back(self) -> None:
@@ -291,6 +318,7 @@ class Lookups:
         else:
             now_s = self._clock()
             wait.sent(now_s)
+            self._keys_under_way += len(keys)
             self._ask(namespace, keys).add_done_callback(
                 partial(self._on_found, wait, wait.generation, keys, now_s)
             )
@@ -319,6 +347,8 @@ class Lookups:
             answer = self._answers.popleft()
             self._learn(answer)
             wait = answer.wait
+            if wait is not None:
+                self._keys_under_way -= len(answer.keys)
             if wait is None or answer.generation != wait.generation:
                 continue
             if answer.states is not None:

@@ -41,8 +41,7 @@ class PoolRoom:
     would wait for ever behind short ones.
     """
 
-    def __init__(self, rows: int, patience_s: float) -> None:
-        self._rows = rows
+    def __init__(self, patience_s: float) -> None:
         self._patience_s = patience_s
         self._held: dict[str, int] = {}
         self._waiters: dict[str, _Waiter] = {}
@@ -54,12 +53,13 @@ class PoolRoom:
         """Rows promised and not released."""
         return sum(self._held.values())
 
-    def take(self, request_id: str, rows: int, *, now_s: float, step: int) -> Room:
-        """Room for `rows` rows of this request in all, those it holds already included."""
+    def take(self, request_id: str, rows: int, *, most_rows: int, now_s: float, step: int) -> Room:
+        """Room for `rows` rows of this request in all, those it holds already included, while
+        all requests together hold at most `most_rows`. A request alone always has room."""
         held = self._held.get(request_id, 0)
         # A request that holds rows gets more: two that wait for each other's would wait for ever.
         if not held and (
-            self._full_in_step == step or (self._held and self.num_held + rows > self._rows)
+            self._full_in_step == step or (self._held and self.num_held + rows > most_rows)
         ):
             self._full_in_step = step
             return self._wait(request_id, now_s, step)

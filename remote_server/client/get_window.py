@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
+from math import inf
 
 from remote_server.client.futures import resolve
 from remote_server.client.results import ClientConfig, GetOutcome, GetResult
@@ -24,7 +25,9 @@ class GetTransfer:
     keys: list[bytes]
     rows: list[memoryview]
     stall_s: float
-    deadline: float
+    timeout_s: float
+    """From when the I/O thread takes it over."""
+    deadline: float = inf
 
     offsets: list[int] = field(default_factory=list)
     """Where its rows begin in the registered region; empty when they come over tcp."""

@@ -31,11 +31,12 @@ class Greeter:
         """Send the hellos that are due."""
         for declaration in self._session.due(now):
             self._session.asked(declaration)
-            deadline = now + self._config.hello_timeout_s
             end = partial(self._ended, declaration)
-            self._control.accept(
-                requests.hello(declaration, self._config.client_name, deadline, end)
+            ask = requests.hello(
+                declaration, self._config.client_name, self._config.hello_timeout_s, end
             )
+            ask.deadline = now + ask.timeout_s
+            self._control.accept(ask)
 
     def _ended(
         self, declaration: Declaration, result: list[protocol.Welcome] | KVFerryError

@@ -129,6 +129,7 @@ class Lanes:
     def accept(self, request: Ask | GetTransfer | PutTransfer, now: float) -> None:
         """Take over `request`, on the lane it belongs to."""
         shared = self.shared
+        request.deadline = now + request.timeout_s
         if isinstance(request, Ask):
             self.control.accept(request)
         elif isinstance(request, GetTransfer):

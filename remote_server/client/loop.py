@@ -117,13 +117,15 @@ class Loop:
         readable = self._wait()
         if not readable and not self.mailbox and self.lanes.copy_on():
             return
-        now = self._clock()
+        looked_at = now = self._clock()
         if self.mailbox or self.mailbox.fileno() in readable:
             self._take_over(now)
         self.lanes.receive(now, readable)
         now = self._clock()
         self._notice_changes(now)
-        self.lanes.expire(now)
+        # Not by `now`: between the last look at the sockets and it, this thread may have been
+        # kept from running, and what came meanwhile has not been received.
+        self.lanes.expire(looked_at)
         self._greeter.say_hello(now)
         self.lanes.pump(now)
         self._bid_farewell()
@@ -208,8 +210,8 @@ class Loop:
 
     def _verify(self, namespace: str, keys: list[bytes]) -> None:
         self.counters["verify_sent"] += len(keys)
-        deadline = self._clock() + VERIFY_TIMEOUT_S
-        self.lanes.control.accept(requests.verify(namespace, keys, deadline, self.counters))
+        ask = requests.verify(namespace, keys, VERIFY_TIMEOUT_S, self.counters)
+        self.lanes.accept(ask, self._clock())
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 

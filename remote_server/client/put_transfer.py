@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from math import inf
 from weakref import ref
 
 import zmq
@@ -36,7 +37,9 @@ class PutTransfer:
     rows: list[memoryview]
     deferred: bool
     force: bool
-    deadline: float
+    timeout_s: float
+    """From when the I/O thread takes it over."""
+    deadline: float = inf
     offsets: list[int] = field(default_factory=list)
     """Where its rows begin in the registered region; empty when they go over tcp."""
     to_send: deque[range] = field(default_factory=deque)

@@ -8,7 +8,9 @@
         done = client.get("my-model", keys[: found.prefix], rows).result()
 
 Every request returns a `concurrent.futures.Future` at once and ends by its deadline, exactly
-once, whatever the server does. Requests that cannot be sent now end at once: losing the server
+once, whatever the server does. A `timeout_s` counts from when the I/O thread takes the request
+over: at once, unless another thread holds the interpreter, and that time is not the server's.
+Requests that cannot be sent now end at once: losing the server
 costs nothing but the blocks. A time that is no number (nan) raises `ValueError` at once.
 
 One I/O thread does all the work (`loop.py`). Futures end on it, so their callbacks run
@@ -176,8 +178,9 @@ class RemoteClient:
         `stats`, `clear` and `keep`.
         """
         future = _future(protocol.Found)
-        deadline = self._deadline(timeout_s)
-        self._loop.mailbox.submit(requests.lookup(future, namespace, list(keys), deadline))
+        self._loop.mailbox.submit(
+            requests.lookup(future, namespace, list(keys), _seconds(timeout_s))
+        )
         return future
 
     def put(
@@ -204,7 +207,7 @@ class RemoteClient:
                 rows=list(rows),
                 deferred=deferred,
                 force=force,
-                deadline=self._deadline(timeout_s),
+                timeout_s=_seconds(timeout_s),
             )
         )
         return future
@@ -233,7 +236,7 @@ class RemoteClient:
                 keys=list(keys),
                 rows=list(rows),
                 stall_s=_seconds(stall_s),
-                deadline=self._deadline(timeout_s),
+                timeout_s=_seconds(timeout_s),
             )
         )
         return future
@@ -243,14 +246,16 @@ class RemoteClient:
     ) -> "Future[int]":
         """Mark blocks as recently used; gives how many of them were there."""
         future = _future(int)
-        deadline = self._deadline(timeout_s)
-        self._loop.mailbox.submit(requests.touch(future, namespace, list(keys), deadline))
+        self._loop.mailbox.submit(
+            requests.touch(future, namespace, list(keys), _seconds(timeout_s))
+        )
         return future
 
     def stats(self, *, timeout_s: float = 1.0) -> "Future[protocol.StatsReply]":
         """Ask for the server's occupancy and counters."""
         future = _future(protocol.StatsReply)
-        self._loop.mailbox.submit(requests.stats(future, self._deadline(timeout_s)))
+        ask = requests.stats(future, _seconds(timeout_s))
+        self._loop.mailbox.submit(ask)
         return future
 
     def clear(
@@ -263,8 +268,9 @@ class RemoteClient:
         will be declared again.
         """
         future = _future(protocol.Cleared)
-        deadline = self._deadline(timeout_s)
-        self._loop.mailbox.submit(requests.clear(future, namespace, deadline, forget=forget))
+        self._loop.mailbox.submit(
+            requests.clear(future, namespace, _seconds(timeout_s), forget=forget)
+        )
         return future
 
     def keep(
@@ -283,8 +289,9 @@ class RemoteClient:
         """
         future = _future(protocol.Kept)
         names = None if keys is None else list(keys)
-        deadline = self._deadline(timeout_s)
-        self._loop.mailbox.submit(requests.keep(future, namespace, names, deadline, keep=keep))
+        self._loop.mailbox.submit(
+            requests.keep(future, namespace, names, _seconds(timeout_s), keep=keep)
+        )
         return future
 
     # ── this side ────────────────────────────────────────────────────────────────────────
@@ -337,9 +344,6 @@ class RemoteClient:
 
         self._call(run)
         failure.result(timeout_s)
-
-    def _deadline(self, timeout_s: float) -> float:
-        return self._clock() + _seconds(timeout_s)
 
     def _call(self, run: Callable[[], None]) -> None:
         self._loop.mailbox.submit(Call(run))

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from math import inf
 from typing import Any
 
 from remote_server import protocol
@@ -32,7 +33,9 @@ class Ask:
     end: Callable[[list[Any] | KVFerryError], None]
     """Receives the replies in the order of the messages, or why there are none."""
 
-    deadline: float
+    timeout_s: float
+    """From when the I/O thread takes the request over."""
+
     namespace: str | None = None
     always: bool = False
     """Sent whether or not the session is ready: hellos are what makes it so."""
@@ -42,18 +45,19 @@ class Ask:
     num_sent: int = 0
     num_replies: int = 0
     ended: bool = False
+    deadline: float = inf
 
 
 def hello(
     declaration: Declaration,
     client_name: str,
-    deadline: float,
+    timeout_s: float,
     end: Callable[[list[protocol.Welcome] | KVFerryError], None],
 ) -> Ask:
     """Declare a namespace; `end` gets the welcome."""
     build = _hello(declaration, client_name)
     fits = _is(protocol.Welcome)
-    return Ask(Op.HELLO, lambda _: [build], fits, end, deadline, always=True)
+    return Ask(Op.HELLO, lambda _: [build], fits, end, timeout_s, always=True)
 
 
 def check_hello(declaration: Declaration, client_name: str) -> None:
@@ -79,7 +83,7 @@ def _hello(declaration: Declaration, client_name: str) -> Build:
 
 
 def lookup(
-    future: "Future[protocol.Found]", namespace: str, keys: Sequence[bytes], deadline: float
+    future: "Future[protocol.Found]", namespace: str, keys: Sequence[bytes], timeout_s: float
 ) -> Ask:
     """`future` gets one `Found` for all of `keys`, however many messages that took."""
 
@@ -102,33 +106,35 @@ def lookup(
         )
 
     split = _by_keys(protocol.Lookup, namespace, keys)
-    return Ask(Op.LOOKUP, split, fits, _resolve(future, merge), deadline, namespace)
+    return Ask(Op.LOOKUP, split, fits, _resolve(future, merge), timeout_s, namespace)
 
 
-def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], deadline: float) -> Ask:
+def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], timeout_s: float) -> Ask:
     """`future` gets how many blocks were there to be touched."""
 
     def merge(replies: list[protocol.Touched]) -> int:
         return sum(reply.touched for reply in replies)
 
     split = _by_keys(protocol.Touch, namespace, keys)
-    return Ask(Op.TOUCH, split, _is(protocol.Touched), _resolve(future, merge), deadline, namespace)
+    return Ask(
+        Op.TOUCH, split, _is(protocol.Touched), _resolve(future, merge), timeout_s, namespace
+    )
 
 
-def stats(future: "Future[protocol.StatsReply]", deadline: float) -> Ask:
+def stats(future: "Future[protocol.StatsReply]", timeout_s: float) -> Ask:
     """`future` gets the server's own account of itself."""
 
     def merge(replies: list[protocol.StatsReply]) -> protocol.StatsReply:
         return replies[0]
 
     fits = _is(protocol.StatsReply)
-    return Ask(Op.STATS, lambda _: [protocol.Stats], fits, _resolve(future, merge), deadline)
+    return Ask(Op.STATS, lambda _: [protocol.Stats], fits, _resolve(future, merge), timeout_s)
 
 
 def clear(
     future: "Future[protocol.Cleared]",
     namespace: str | None,
-    deadline: float,
+    timeout_s: float,
     *,
     forget: bool = False,
 ) -> Ask:
@@ -142,14 +148,14 @@ def clear(
             check_namespace(namespace)
         return [partial(protocol.Clear, namespace=namespace, forget=forget)]
 
-    return Ask(Op.CLEAR, split, _is(protocol.Cleared), _resolve(future, merge), deadline)
+    return Ask(Op.CLEAR, split, _is(protocol.Cleared), _resolve(future, merge), timeout_s)
 
 
 def keep(
     future: "Future[protocol.Kept]",
     namespace: str,
     keys: Sequence[bytes] | None,
-    deadline: float,
+    timeout_s: float,
     *,
     keep: bool,
 ) -> Ask:
@@ -172,10 +178,10 @@ def keep(
             return [partial(kind, namespace=namespace)]
         return _by_keys(kind, namespace, keys)(max_keys)
 
-    return Ask(Op.KEEP, split, _is(protocol.Kept), _resolve(future, merge), deadline)
+    return Ask(Op.KEEP, split, _is(protocol.Kept), _resolve(future, merge), timeout_s)
 
 
-def verify(namespace: str, keys: Sequence[bytes], deadline: float, counters: Counters) -> Ask:
+def verify(namespace: str, keys: Sequence[bytes], timeout_s: float, counters: Counters) -> Ask:
     """Tell the server that its copies of `keys` came out wrong here; nobody waits for it."""
 
     def end(result: list[Any] | KVFerryError) -> None:
@@ -184,7 +190,7 @@ def verify(namespace: str, keys: Sequence[bytes], deadline: float, counters: Cou
             counters["verify_intact"] += reply.intact
 
     split = _by_keys(protocol.Verify, namespace, keys)
-    return Ask(Op.VERIFY, split, _is(protocol.Verified), end, deadline, namespace)
+    return Ask(Op.VERIFY, split, _is(protocol.Verified), end, timeout_s, namespace)
 
 
 def _by_keys(kind: Build, namespace: str, keys: Sequence[bytes]) -> Callable[[int], list[Build]]:

@@ -4,6 +4,7 @@ import pytest
 from scripted_client import Engine
 from tiered_engine import TieredEngine
 
+from kv_connector import lookups
 from kv_connector import tier_metrics as metrics
 from kv_connector.waiting import MOST_LOADS_OF_A_KEY
 from remote_server.protocol import KeyState
@@ -161,6 +162,27 @@ def test_a_request_waits_without_a_walk_while_a_load_brings_one_of_its_keys():
     assert engine.lookup(sharer, longer) == ["HIT"] * 6
     engine.step("loader", "sharer")
     engine.check()
+
+
+def test_a_burst_of_long_prompts_is_asked_for_in_turn_without_a_walk(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setattr(lookups, "MOST_KEYS_UNDER_WAY", 10)
+    engine = Engine(num_rows=100)
+    names = [f"r{n}" for n in range(6)]
+    for name in names:
+        engine.lookup(*engine.request(name, 5))
+    asked = []
+    for _ in range(3):
+        engine.clock.now += 1.0
+        engine.step()
+        asked.append(engine.client.count("lookup"))
+        assert engine.tier.still_waits("r5"), "it has its turn, and the server owes it nothing"
+        for question in engine.client.asked[asked[-1] - 2 :]:
+            question.found(*[READABLE] * 5)
+    assert asked == [2, 4, 6]
+    assert all(not engine.tier.still_waits(name) for name in names)
+    assert engine.tier.totals().get((metrics.MISSED_BLOCKS, "budget_spent"), 0) == 0
 
 
 # ── more prompts than the pool holds ─────────────────────────────────────────────────────

@@ -5,12 +5,23 @@ from kv_connector.pool_room import LOOKS_WITHOUT_PROGRESS, PoolRoom, Room
 GRANTED, WAIT, NEVER = Room
 
 
-def take(room: PoolRoom, *requests: tuple[str, int], step: int, now_s: float = 0.0) -> list[Room]:
-    return [room.take(name, rows, now_s=now_s, step=step) for name, rows in requests]
+class Pool(PoolRoom):
+    """A room of a fixed size."""
+
+    def __init__(self, rows: int, patience_s: float) -> None:
+        super().__init__(patience_s)
+        self.rows = rows
+
+    def ask(self, name: str, rows: int, *, step: int, now_s: float = 0.0) -> Room:
+        return self.take(name, rows, most_rows=self.rows, now_s=now_s, step=step)
+
+
+def take(room: Pool, *requests: tuple[str, int], step: int, now_s: float = 0.0) -> list[Room]:
+    return [room.ask(name, rows, now_s=now_s, step=step) for name, rows in requests]
 
 
 def test_prompts_are_given_room_in_turn_as_far_as_it_goes():
-    room = PoolRoom(30, patience_s=1)
+    room = Pool(30, 1)
     assert take(room, ("a", 12), ("b", 12), ("c", 12), step=0) == [GRANTED, GRANTED, WAIT]
     room.release("a")
     assert take(room, ("b", 12), ("c", 12), step=1) == [GRANTED, GRANTED]
@@ -18,7 +29,7 @@ def test_prompts_are_given_room_in_turn_as_far_as_it_goes():
 
 
 def test_a_long_prompt_is_not_overtaken_by_short_ones_behind_it():
-    room = PoolRoom(30, patience_s=1)
+    room = Pool(30, 1)
     take(room, ("a", 20), step=0)
     assert take(room, ("long", 25), ("short", 1), step=1) == [WAIT, WAIT]
     room.release("a")
@@ -26,37 +37,37 @@ def test_a_long_prompt_is_not_overtaken_by_short_ones_behind_it():
 
 
 def test_a_prompt_alone_always_has_room():
-    assert take(PoolRoom(30, patience_s=1), ("huge", 31), step=0) == [GRANTED]
+    assert take(Pool(30, 1), ("huge", 31), step=0) == [GRANTED]
 
 
 def test_a_prompt_that_holds_room_is_given_more():
-    room = PoolRoom(30, patience_s=1)
+    room = Pool(30, 1)
     take(room, ("a", 15), ("b", 15), step=0)
     assert take(room, ("a", 16), ("b", 16), step=1) == [GRANTED, GRANTED]
 
 
 def test_a_request_gives_up_when_nothing_becomes_free_for_longer_than_a_load_may_take():
-    room = PoolRoom(10, patience_s=1.0)
+    room = Pool(10, 1.0)
     take(room, ("stuck", 10), step=0)
     answers = [
-        room.take("b", 5, now_s=0.25 * step, step=step)
+        room.ask("b", 5, now_s=0.25 * step, step=step)
         for step in range(1, LOOKS_WITHOUT_PROGRESS + 2)
     ]
     assert answers == [WAIT] * LOOKS_WITHOUT_PROGRESS + [NEVER]
 
 
 def test_every_release_is_progress_also_one_that_is_too_small():
-    room = PoolRoom(10, patience_s=1.0)
+    room = Pool(10, 1.0)
     take(room, ("big", 8), ("small", 2), step=0)
     for step in range(1, 8):
-        assert room.take("b", 10, now_s=float(step), step=step) is WAIT
+        assert room.ask("b", 10, now_s=float(step), step=step) is WAIT
     room.release("small")
     for step in range(8, 16):
-        assert room.take("b", 10, now_s=float(step), step=step) is WAIT
+        assert room.ask("b", 10, now_s=float(step), step=step) is WAIT
 
 
 def test_steps_in_which_the_engine_was_full_are_not_held_against_anyone():
-    room = PoolRoom(10, patience_s=1.0)
+    room = Pool(10, 1.0)
     take(room, ("running", 10), step=0)
     for step in range(5, 500, 5):
-        assert room.take("b", 5, now_s=float(step), step=step) is WAIT
+        assert room.ask("b", 5, now_s=float(step), step=step) is WAIT

@@ -55,6 +55,34 @@ def test_a_small_request_ends_at_its_deadline_and_not_before(timed, fake, clock,
     eventually(lambda: timed.counters()["late_replies"] == 1)
 
 
+@pytest.mark.parametrize(
+    ("kind", "op"),
+    [(Lookup, "lookup"), (Touch, "touch"), (Stats, "stats"), (Clear, "clear")],
+)
+def test_time_in_which_the_io_thread_could_not_run_is_not_the_servers(
+    timed, fake, clock, kind, op
+):
+    """Another thread of an engine holds the interpreter for longer than the whole deadline."""
+    holding, go_on = threading.Event(), threading.Event()
+
+    def hold(_: object) -> None:
+        holding.set()
+        assert go_on.wait(PATIENCE_S)
+
+    fake.silence(kind)
+    timed.lookup(NAMESPACE, [], timeout_s=10).add_done_callback(hold)
+    assert holding.wait(PATIENCE_S)
+    about = () if op in ("stats", "clear") else (NAMESPACE, [key(1)])
+    future = getattr(timed, op)(*about, timeout_s=0.050)
+    clock.advance(1.0)
+    go_on.set()
+    (asked,) = fake.wait_for(kind)
+    assert not future.done()
+    fake.do(lambda: fake.answer(asked))
+    assert future.exception(PATIENCE_S) is None
+    assert timed.counters()[f"timeouts_{op}"] == 0
+
+
 def test_lookups_that_never_left_time_out_too(fake, make_client, clock):
     client = make_client(fake.endpoint, clock=clock, max_control_in_flight=1)
     fake.silence(Lookup)
