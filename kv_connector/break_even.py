@@ -8,7 +8,7 @@ again.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from kv_connector.speeds import LinkSpeed, PrefillSpeed
+from kv_connector.speeds import EngineSpeed, LinkSpeed
 
 # While prefixes are declined, one is fetched all the same: every so many of them, and the first
 # one after so long. The median then needs five of these to turn around.
@@ -46,7 +46,7 @@ class BreakEven:
     clock: Callable[[], float]
     enabled: bool = True
     link: LinkSpeed = field(default_factory=LinkSpeed)
-    prefill: PrefillSpeed = field(default_factory=PrefillSpeed)
+    engine: EngineSpeed = field(default_factory=EngineSpeed)
     _declined: int = 0
     _last_probe_s: float | None = None
 
@@ -57,7 +57,7 @@ class BreakEven:
             num_tokens,
             bytes_per_s=self.link.bytes_per_s,
             round_trip_s=self.link.round_trip_s,
-            tokens_per_s=self.prefill.tokens_per_s,
+            tokens_per_s=self.engine.tokens_per_s,
             round_trips=round_trips,
         ):
             return True

@@ -41,10 +41,12 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     answer."""
 
     lookup_timeout_ms: Milliseconds = 50
-    """A lookup that takes longer is a miss."""
+    """A lookup that takes longer is a miss. On an engine whose steps are longer than this, it
+    has most of a step, up to a second: it could not use the answer sooner."""
 
     load_stall_ms: Milliseconds = 50
-    """A load that receives nothing for this long ends; what came until then is used."""
+    """A load that receives nothing for this long, or for most of a step as above, ends; what
+    came until then is used."""
 
     load_timeout_ms: Milliseconds = 2_000
     """A load ends after this long however well it flows."""

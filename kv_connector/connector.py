@@ -254,14 +254,14 @@ class KVFerryConnector(OffloadingConnector):
     @never_raises(lambda: None)
     def _step_began(self, scheduler_output: "SchedulerOutput") -> None:
         if self._remote is not None:
-            self._remote.break_even.prefill.step_began(
+            self._remote.break_even.engine.step_began(
                 scheduler_output.num_scheduled_tokens.values(), time.monotonic()
             )
 
     @never_raises(lambda: None)
     def _step_ended(self) -> None:
         if self._remote is not None:
-            self._remote.break_even.prefill.step_ended(time.monotonic())
+            self._remote.break_even.engine.step_ended(time.monotonic())
 
     @never_raises(lambda: None)
     def _maybe_log(self) -> None:

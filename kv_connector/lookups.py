@@ -19,6 +19,7 @@ from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import never_raises
 from kv_connector.lookup_pause import LookupPause
+from kv_connector.patience import Patience
 from kv_connector.pool_room import PoolRoom, Room
 from kv_connector.pool_rows import PoolRows
 from kv_connector.request_options import BYPASS_KEY
@@ -76,6 +77,7 @@ class Lookups:
         self._config = config
         self._counters = counters
         self._break_even = break_even
+        self._patience = Patience(config, break_even.engine)
         self._clock = clock
         self._waits: dict[str, Waiting] = {}
         self._step = 0
@@ -324,8 +326,7 @@ class Lookups:
             )
 
     def _ask(self, namespace: str, keys: list[bytes]) -> "Future[Found]":
-        timeout_s = self._config.lookup_timeout_ms / 1000
-        return self._client.lookup(namespace, keys, timeout_s=timeout_s)
+        return self._client.lookup(namespace, keys, timeout_s=self._patience.lookup_s)
 
     def _probe(self, namespace: str) -> None:
         key = self._probe_key

@@ -46,6 +46,7 @@ from kv_connector.first_look import look_for_gaps
 from kv_connector.guard import kept_from_engine, never_raises
 from kv_connector.lookups import Lookups
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
+from kv_connector.patience import Patience
 from kv_connector.pool_rows import PoolRows
 from kv_connector.recency import Recency
 from kv_connector.request_options import BYPASS_KEY
@@ -122,7 +123,14 @@ class RemoteTier(SecondaryTierManager):
             self._client, self._rows, config, self._counters, self.break_even, clock
         )
         self._recency = Recency(clock)
-        self._transfers = Transfers(self._client, self._rows, config, self._counters, clock)
+        self._transfers = Transfers(
+            self._client,
+            self._rows,
+            config,
+            self._counters,
+            Patience(config, self.break_even.engine),
+            clock,
+        )
         self._backfill = Backfill(
             Backlog(self._rows.count),
             self._transfers,
@@ -349,7 +357,7 @@ class RemoteTier(SecondaryTierManager):
             metrics.BACKFILL_WAITING: len(self._backfill.backlog),
             metrics.LINK_SPEED: self.break_even.link.bytes_per_s,
             metrics.LOOKUP_SECONDS: self.break_even.link.round_trip_s,
-            metrics.PREFILL_SPEED: self.break_even.prefill.tokens_per_s,
+            metrics.PREFILL_SPEED: self.break_even.engine.tokens_per_s,
         }
         for gauge, value in gauges.items():
             if value is not None:

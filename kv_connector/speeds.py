@@ -75,10 +75,12 @@ class LinkSpeed:
 
 
 @dataclass
-class PrefillSpeed:
-    """Prompt tokens a second of the engine's recent steps, told when each begins and ends."""
+class EngineSpeed:
+    """How long the engine's recent steps took, and how many prompt tokens a second they computed.
+    It learns when each step begins and ends."""
 
     _tokens_per_s: Recent = field(default_factory=Recent)
+    _step_s: Recent = field(default_factory=Recent)
     _under_way: deque[tuple[int, float]] = field(default_factory=deque)
     _last_end_s: float = float("-inf")
 
@@ -96,9 +98,16 @@ class PrefillSpeed:
         if self._under_way:
             tokens, planned_s = self._under_way.popleft()
             took_s = now_s - max(planned_s, self._last_end_s)
+            self._step_s.add(took_s)
             if tokens and took_s > 0:
                 self._tokens_per_s.add(tokens / took_s)
         self._last_end_s = now_s
+
+    @property
+    def step_s(self) -> float | None:
+        """Of any step, also one that computed nothing: an engine that only waits for a server
+        takes short ones."""
+        return self._step_s.value
 
     @property
     def tokens_per_s(self) -> float | None:

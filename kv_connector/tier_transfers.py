@@ -25,6 +25,7 @@ from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 from kv_connector import tier_metrics as metrics
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import kept_from_engine
+from kv_connector.patience import Patience
 from kv_connector.pool_rows import PoolRows
 from kv_connector.tier_metrics import TierCounters
 from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
@@ -102,13 +103,14 @@ class Transfers:
         rows: PoolRows,
         config: RemoteConfig,
         counters: TierCounters,
+        patience: Patience,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._rows = rows
         self._counters = counters
         self._clock = clock
-        self._load_stall_s = config.load_stall_ms / 1000
+        self._patience = patience
         self._load_timeout_s = config.load_timeout_ms / 1000
         self._put_timeout_s = config.put_timeout_ms / 1000
         self._ended: deque[Ended] = deque()
@@ -162,7 +164,7 @@ class Transfers:
                 namespace,
                 keys,
                 self._rows.at(job.chunk_ids),
-                stall_s=self._load_stall_s,
+                stall_s=self._patience.load_stall_s,
                 timeout_s=self._load_timeout_s,
             )
             got.add_done_callback(partial(self._on_got, namespace, job.job_id, keys, self._clock()))

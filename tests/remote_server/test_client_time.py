@@ -59,9 +59,7 @@ def test_a_small_request_ends_at_its_deadline_and_not_before(timed, fake, clock,
     ("kind", "op"),
     [(Lookup, "lookup"), (Touch, "touch"), (Stats, "stats"), (Clear, "clear")],
 )
-def test_time_in_which_the_io_thread_could_not_run_is_not_the_servers(
-    timed, fake, clock, kind, op
-):
+def test_time_in_which_the_io_thread_could_not_run_is_not_the_servers(timed, fake, clock, kind, op):
     """Another thread of an engine holds the interpreter for longer than the whole deadline."""
     holding, go_on = threading.Event(), threading.Event()
 
