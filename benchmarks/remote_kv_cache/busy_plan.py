@@ -162,10 +162,10 @@ def parser(module: str) -> argparse.ArgumentParser:
             name, type=kind, default=default, metavar="N", help=f"{what} (default: %(default)s)"
         )
 
-    add("--depths", several(options.positive), "4,8,16,32", "prompts that are asked at once")
+    add("--depths", several(options.positive), "4,8,16", "held prompts that are asked at once")
     add("--step-ms", several(not_negative), "0,50,500", "least time of a step; 0: as they come")
     add(
-        "--new-between", whole, 0, "prompts that the server does not hold, behind each that it does"
+        "--new-between", whole, 1, "prompts that the server does not hold, behind each that it does"
     )
     add("--break-even", several(_connector), "off,on", "the engines with a connector")
     add("--input-len", options.positive, 769, "tokens of each prompt")

@@ -1,7 +1,7 @@
 """What does the cache give on a busy engine?
 
-A queue of prompts that the server holds, asked all at once of an engine that takes a few at a time,
-so that most of them wait for the engine before they are looked at. Against the depth of the queue
+A queue of prompts that the server holds, with as many new ones in between, asked all at once of an
+engine that takes a few at a time: most of them wait for the engine. Against the depth of the queue
 and the length of a step, which a worker stretches by sleeping; beside the same engine without a
 connector, with break-even and without. The connector's limits are its defaults.
 """

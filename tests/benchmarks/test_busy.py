@@ -248,8 +248,8 @@ def test_the_pool_and_the_engines_cache_are_smaller_than_what_pushes_the_prompts
     [
         (["--input-len", "768"], "--input-len 768: a multiple of the 32 tokens"),
         (["--input-len", "31"], "--input-len 31: no complete block"),
-        (["--depths", "72"], "--cpu-pool has 1,706 rows, and the deepest queue has 1,728"),
-        (["--new-between", "2"], "the deepest queue has 2,304"),
+        (["--depths", "40"], "--cpu-pool has 1,706 rows, and the deepest queue has 1,920"),
+        (["--depths", "32", "--new-between", "2"], "the deepest queue has 2,304"),
         (["--kv-cache", "1MiB"], "--kv-cache has 10 blocks, and 4 requests at a time need 100"),
         (["--depths", "0"], "0 is less than 1"),
         (["--depths", "4,4"], "4,4 has a value twice"),
@@ -262,7 +262,7 @@ def test_options_that_would_measure_something_else_are_refused(
     argv: list[str], said: str, capsys: pytest.CaptureFixture[str]
 ):
     with pytest.raises(SystemExit) as ended:
-        test_busy.main(argv)
+        test_busy.main([*argv, "--memory", "1MiB"])  # nothing starts if it is not refused
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
 
