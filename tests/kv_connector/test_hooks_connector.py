@@ -35,7 +35,7 @@ class Connector:
         made._bounding_group_ids = ()
         made._config = SimpleNamespace(server="tcp://127.0.0.1:1", namespace="mine")  # type: ignore[assignment]
         made._facts, made._worker_facts, made._canary = {}, {}, None
-        made._failed_hooks = []
+        made._failed_hooks, made._not_known = [], []
         made._traffic = Traffic(1e-9)
         made._remote = self.engine.tier
         self.connector = made
