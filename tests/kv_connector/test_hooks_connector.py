@@ -148,6 +148,25 @@ def test_a_worker_that_does_not_know_or_fails_its_canary_keeps_the_engine_from_t
     assert len(ours.engine.client.declared) == declared, "a reset brings it back"
 
 
+def test_a_fact_that_is_not_known_keeps_the_engine_from_the_server(
+    quiet_world: None, monkeypatch: pytest.MonkeyPatch
+):
+    ours = Connector()
+    said: list[str] = []
+    monkeypatch.setattr("kv_connector.remote_tier.logger.error", lambda m, *a: said.append(m % a))
+    monkeypatch.setattr(
+        connector_module.namespace,
+        "engine_facts",
+        lambda *_: ({"dtype": "half"}, ["weights is not known: no weight file in /models/x"]),
+    )
+    declared = len(ours.engine.client.declared)
+    ours.connector._take_facts(MagicMock())
+    ours.call("set_xfer_handshake_metadata_pp_aware")
+    (line,) = said
+    assert line.endswith("engine is restarted: weights is not known: no weight file in /models/x")
+    assert ours.engine.client.closed and len(ours.engine.client.declared) == declared
+
+
 def test_what_fails_in_a_worker_travels_up_with_the_handshake(
     quiet_world: None, monkeypatch: pytest.MonkeyPatch
 ):
