@@ -161,9 +161,9 @@ def _digest_of_small_files(
         with suppress(NotKnown):
             folders.add(model_folder(model.model, model.revision, None))
     paths = {path for folder in folders for pattern in patterns for path in folder.glob(pattern)}
-    lines = [
+    lines = {
         f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
-        for path in sorted((*paths, *more), key=lambda path: (path.name, str(path)))
+        for path in (*paths, *more)
         if path.is_file()
-    ]
+    }
     return digest_of(lines) if lines else ""

@@ -250,6 +250,7 @@ HARMLESS_VARIABLES: dict[str, str] = {
         ),
         _ROUNDING,
     ),
+    "VLLM_KV_CACHE_LAYOUT": "a wish; the layout that comes of it is a fact",
     "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "the text of events",
     "VLLM_ELASTIC_EP_SCALE_UP_LAUNCH": _PLACES,
 }
