@@ -34,7 +34,7 @@ def settings_of(kind: str) -> set[str]:
     return {name for chosen in SETTINGS.values() if chosen.kind == kind for name in chosen.fields}
 
 
-@pytest.mark.parametrize("kind", config_classes(), ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize("kind", list(config_classes()), ids=lambda kind: kind.__name__)
 def test_every_field_is_a_fact_or_has_a_reason_why_it_is_none(kind: type):
     fields = {field.name for field in dataclasses.fields(kind)}
     if kind is VllmConfig:
