@@ -100,11 +100,17 @@ class KVFerryConnector(OffloadingConnector):
         self._canary: Report | None = None
         self._failed_hooks: list[str] = []
         self._facts: namespace.Facts = {}
+        self._not_known: list[str] = []
         self._traffic = Traffic()
         self._remote: RemoteTier | None = None
         if not in_worker:
-            self._facts = namespace.engine_facts(translated, kv_cache_config)
             self._find_parts()
+            self._take_facts(kv_cache_config)
+
+    def _take_facts(self, kv_cache_config: "KVCacheConfig") -> None:
+        if self._remote is not None:
+            taken = namespace.engine_facts(self._vllm_config, kv_cache_config)
+            self._facts, self._not_known = taken
 
     def _find_parts(self) -> None:
         manager: Any = self.scheduler.manager
@@ -145,7 +151,7 @@ class KVFerryConnector(OffloadingConnector):
         if self._remote is None:
             return
         facts = dict(self._facts)
-        reasons = []
+        reasons = list(self._not_known)
         for rank, told in sorted(metadata.items()):
             assert isinstance(told, WorkerFacts)
             self._count_worker(told)
@@ -162,8 +168,8 @@ class KVFerryConnector(OffloadingConnector):
             self._remote.stay_out("; ".join(reasons))
             return
         facts["user"] = self._config.namespace
-        label = self._config.namespace or str(self._vllm_config.model_config.model)
-        self._remote.declare(label.rstrip("/").rpartition("/")[2], facts)
+        label = namespace.label_of(self._vllm_config, self._config.namespace)
+        self._remote.declare(label, facts)
 
     def _count_worker(self, told: WorkerFacts) -> None:
         assert self._remote is not None

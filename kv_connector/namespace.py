@@ -1,26 +1,29 @@
 """Which cached bytes an engine may use: a fingerprint of everything that must match.
 
-A block's key says which tokens it stands for (vLLM's block hash folds in the whole prefix,
-multimodal inputs, `cache_salt` and LoRA). It does not say which model computed the bytes, in
-which precision, for which layout. The namespace does: two engines that differ in any of the
-facts below miss each other instead of reading each other's KV.
+A block's key stands for its tokens (vLLM's block hash folds in the whole prefix, multimodal
+inputs, `cache_salt` and LoRA). It does not identify the model that computed the bytes, their
+precision, or their layout. The namespace does: two engines that differ in any of the facts
+below miss each other instead of reading each other's KV.
 
 Systems that left one of these out served wrong output silently: revision, layout, RoPE
-overrides and parallel sizes have each been reported against a peer.
+overrides and parallel sizes have each been reported against a peer. So a fact that cannot be
+established is a reason not to share.
 """
 
 import hashlib
 import json
 import os
 import secrets
-from collections.abc import Iterable, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 import vllm
-import xxhash
 
+from kv_connector import config_facts, model_facts
+from kv_connector.fact_text import NotKnown, digest_of, text_of
+from kv_connector.weights import loader_of, weights_of
 from remote_server.errors import ConfigError
+from remote_server.gaps import FOR_PEOPLE
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -35,74 +38,208 @@ UNSEEN_BARE = (
     "the CPU's instruction set, the content of LoRA adapters"
 )
 
-# Changes when the bytes of a row mean something else than before.
-ROW_FORMAT = "1"
+# Changes when the bytes of a row mean something else than before, or the facts are taken in
+# another way.
+ROW_FORMAT = "2"
 
-# Facts that change every key by themselves. They are told to the server, so that a person can
-# see why two engines miss each other, but two engines that agree on keys may share blocks.
-ADVISORY = ("hash_algo", "hash_seed")
+# Facts that change the keys by themselves. The server keeps them, so that a person can see why
+# two engines miss each other, but two engines that agree on keys may share blocks.
+ADVISORY = ("hash_algo", "hash_seed", "multimodal.mm_hasher_algorithm")
 
-# Read from each weight file: enough to tell checkpoints of one shape apart without reading
-# hundreds of gigabytes at every start.
-_SAMPLES_PER_FILE = 16
-_SAMPLE_BYTES = 64 << 10
 
-# Entries of a model's config that say where it came from, not what it computes.
-_CONFIG_NOISE = ("_name_or_path", "transformers_version", "architectures_source")
+# A server takes 64 facts of one engine. Of an engine with more settings than these, which is
+# none that is known, the rest is one fact.
+MOST_SETTINGS = 30
+
+_NAME_CHARS = 200
+
+
+class Engine(NamedTuple):
+    """What the facts of an engine are taken from, on the scheduler's side."""
+
+    vllm_config: "VllmConfig"
+    kv_cache_config: "KVCacheConfig"
 
 
 def namespace_of(label: str, facts: Mapping[str, str]) -> str:
     """The name under which the server keeps these blocks: readable, then the digest.
 
-    `label` is for people (it also is among `facts` when it must separate users).
+    `label` is for people, but it is part of the name: it must be equal for engines that share.
     """
-    decisive = {name: value for name, value in facts.items() if name not in ADVISORY}
+    undecisive = (*ADVISORY, *FOR_PEOPLE)
+    decisive = {name: value for name, value in facts.items() if name not in undecisive}
     digest = hashlib.sha256(json.dumps(decisive, sort_keys=True).encode()).hexdigest()[:32]
     readable = "".join(c if c.isalnum() or c in "._-" else "-" for c in label)[:64]
     return f"{readable or 'kv'}@{digest}"
 
 
-def engine_facts(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> Facts:
-    """What the scheduler side can see. The workers add theirs (`worker_facts`)."""
-    model = vllm_config.model_config
-    parallel = vllm_config.parallel_config
-    cache = vllm_config.cache_config
-    text_config = model.hf_text_config.to_dict()
-    facts = {
-        "row_format": ROW_FORMAT,
-        "vllm": ".".join(vllm.__version__.split(".")[:2]),
-        "model": model_identity(model.model, model.revision),
-        "model_config": _digest_config(text_config),
-        "quantization": str(model.quantization),
-        "dtype": str(model.dtype),
-        "kv_dtype": str(cache.cache_dtype),
-        "layout": str(kv_cache_config.kv_cache_layout),
-        "blocks_per_row": str(_blocks_per_row(vllm_config)),
-        "groups": _describe_groups(kv_cache_config),
-        "parallel": (
-            f"tp={parallel.tensor_parallel_size} pp={parallel.pipeline_parallel_size} "
-            f"pcp={parallel.prefill_context_parallel_size} "
-            f"dcp={parallel.decode_context_parallel_size}"
-        ),
-        "hash_algo": str(cache.prefix_caching_hash_algo),
-        "hash_seed": _hash_seed(str(cache.prefix_caching_hash_algo)),
-    }
-    if _rope_depends_on_length(text_config):
-        facts["max_model_len"] = str(model.max_model_len)
-    if vllm_config.speculative_config is not None:
-        facts["speculative"] = str(vllm_config.speculative_config.model)
-    return facts
+def label_of(vllm_config: "VllmConfig", user_namespace: str) -> str:
+    """The readable part: the operator's own, else the kind of model. Not the folder's name,
+    because equal models in two folders share their blocks."""
+    if user_namespace:
+        return user_namespace.rstrip("/").rpartition("/")[2]
+    return str(getattr(vllm_config.model_config.hf_config, "model_type", None) or "model")
 
 
-def _hash_seed(algorithm: str) -> str:
+def engine_facts(
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"
+) -> tuple[Facts, list[str]]:
+    """What the scheduler side can see, and what it could not establish, each with the reason.
+
+    The workers add theirs (`worker_facts`). With any reason the engine must not use the server.
+    Reads up to a few megabytes of the model's files. Raises nothing.
+    """
+    engine = Engine(vllm_config, kv_cache_config)
+    facts: Facts = {}
+    unknown: dict[str, None] = {}
+    for name, take in ENGINE_FACTS.items():
+        try:
+            value = take(engine)
+        except Exception as error:  # vLLM's configs hold what they like: a fact not known
+            unknown[_reason(name, error)] = None
+        else:
+            if value:
+                facts[name] = value
+    try:
+        settings = sorted(config_facts.setting_facts(vllm_config))
+    except Exception as error:
+        unknown[_reason("a setting", error)] = None
+    else:
+        facts.update(settings[:MOST_SETTINGS])
+        if len(settings) > MOST_SETTINGS:
+            facts["more_settings"] = digest_of(settings[MOST_SETTINGS:])
+    return facts, list(unknown)
+
+
+def _reason(name: str, error: Exception) -> str:
+    if isinstance(error, NotKnown):
+        return f"{name} is not known: {error}"
+    return f"{name} is not known: {type(error).__name__}: {error}"
+
+
+def _vllm_line(engine: Engine) -> str:
+    return ".".join(vllm.__version__.split(".")[:2])
+
+
+def _weights(engine: Engine) -> str:
+    return weights_of(engine.vllm_config.model_config, engine.vllm_config.load_config)
+
+
+def _kv_dtype(engine: Engine) -> str:
+    dtype = str(engine.vllm_config.cache_config.cache_dtype)
+    model = str(engine.vllm_config.model_config.dtype).removeprefix("torch.")
+    return model if dtype == "auto" else dtype
+
+
+def _blocks_per_row(engine: Engine) -> str:
+    transfer = engine.vllm_config.kv_transfer_config
+    assert transfer is not None
+    return str(int(transfer.kv_connector_extra_config.get("blocks_per_chunk", 1)))
+
+
+def _groups(engine: Engine) -> str:
+    """Kind, geometry and layers of each KV cache group, as one digest."""
+    return digest_of(
+        [
+            [
+                type(group.kv_cache_spec).__name__,
+                str(group.kv_cache_spec),
+                sorted(group.layer_names),
+            ]
+            for group in engine.kv_cache_config.kv_cache_groups
+        ]
+    )
+
+
+def _parallel(engine: Engine) -> str:
+    parallel = engine.vllm_config.parallel_config
+    return (
+        f"tp={parallel.tensor_parallel_size} pp={parallel.pipeline_parallel_size} "
+        f"pcp={parallel.prefill_context_parallel_size} "
+        f"dcp={parallel.decode_context_parallel_size}"
+    )
+
+
+def _hash_seed(engine: Engine) -> str:
     """What every key of this engine begins from, for a person to compare. With an algorithm that
-    is not cryptographic whoever knows the seed can make keys that collide: only a digest then."""
+    is not cryptographic, a known seed is enough to make keys that collide: only a digest then."""
     seed = os.environ.get("PYTHONHASHSEED")
     if seed is None:
         return "vLLM's own"
-    if algorithm.startswith("xxhash"):
+    if str(engine.vllm_config.cache_config.prefix_caching_hash_algo).startswith("xxhash"):
         return "digest " + hashlib.sha256(seed.encode()).hexdigest()[:8]
     return seed
+
+
+def _draft_weights(engine: Engine) -> str:
+    """Of the model that drafts, where it keeps KV of its own."""
+    speculative = engine.vllm_config.speculative_config
+    if speculative is None:
+        return ""
+    if speculative.method == "custom_class":
+        raise NotKnown(f"whether {speculative.model} keeps KV of its own")
+    if not config_facts.has_draft_kv(engine.vllm_config) or not _has_draft_files(engine):
+        return ""
+    load = speculative.draft_load_config or engine.vllm_config.load_config
+    return weights_of(speculative.draft_model_config, load)
+
+
+def _draft_config(engine: Engine) -> str:
+    speculative = engine.vllm_config.speculative_config
+    if speculative is None or not config_facts.has_draft_kv(engine.vllm_config):
+        return ""
+    draft = speculative.draft_model_config
+    described = (model_facts.config_of, model_facts.rope_of, model_facts.length_of)
+    taken = [describe(draft) for describe in described]
+    return digest_of([*taken, str(draft.dtype), str(draft.quantization)])
+
+
+def _has_draft_files(engine: Engine) -> bool:
+    """The method that extracts hidden states has a model of its own, but no weights."""
+    speculative = engine.vllm_config.speculative_config
+    return speculative is not None and speculative.method != "extract_hidden_states"
+
+
+ENGINE_FACTS: Mapping[str, Callable[[Engine], str]] = {
+    "row_format": lambda engine: ROW_FORMAT,
+    "vllm": _vllm_line,
+    "vllm_defaults": lambda engine: config_facts.defaults_fact(),
+    "environment": lambda engine: config_facts.environment_fact(),
+    "model_name": lambda engine: str(engine.vllm_config.model_config.model)[-_NAME_CHARS:],
+    "model_class": lambda engine: model_facts.model_class_of(engine.vllm_config.model_config),
+    "model_config": lambda engine: model_facts.config_of(engine.vllm_config.model_config),
+    "rope": lambda engine: model_facts.rope_of(engine.vllm_config.model_config),
+    "max_model_len": lambda engine: model_facts.length_of(engine.vllm_config.model_config),
+    "runner": lambda engine: (
+        f"{engine.vllm_config.model_config.runner_type} "
+        f"{engine.vllm_config.model_config.convert_type}"
+    ),
+    "loader": lambda engine: loader_of(engine.vllm_config.load_config),
+    "weights": _weights,
+    "weight_settings": lambda engine: model_facts.weight_settings_of(
+        engine.vllm_config.model_config, engine.vllm_config.load_config
+    ),
+    "remote_code": lambda engine: model_facts.remote_code_of(
+        engine.vllm_config.model_config, engine.vllm_config.load_config
+    ),
+    "processor": lambda engine: model_facts.processor_of(
+        engine.vllm_config.model_config, engine.vllm_config.load_config
+    ),
+    "quantization": lambda engine: str(engine.vllm_config.model_config.quantization),
+    "dtype": lambda engine: str(engine.vllm_config.model_config.dtype),
+    "kv_dtype": _kv_dtype,
+    "layout": lambda engine: str(engine.kv_cache_config.kv_cache_layout),
+    "blocks_per_row": _blocks_per_row,
+    "groups": _groups,
+    "parallel": _parallel,
+    "draft_weights": _draft_weights,
+    "draft_config": _draft_config,
+    "hash_algo": lambda engine: str(engine.vllm_config.cache_config.prefix_caching_hash_algo),
+    "hash_seed": _hash_seed,
+    "additional_config": lambda engine: text_of(engine.vllm_config.additional_config or ""),
+}
+"""By name, all facts of the scheduler's side but the settings of `config_facts`. An empty value
+is no fact."""
 
 
 def worker_facts(vllm_config: "VllmConfig", layer_names: Iterable[str]) -> Facts:
@@ -166,71 +303,3 @@ def new_weight_epoch() -> str:
     weights they loaded.
     """
     return secrets.token_hex(8)
-
-
-def model_identity(model: str, revision: str | None) -> str:
-    """Which weights: a digest of the files where they can be found, else name and revision.
-
-    Files are sampled, not read whole: size, the header, and windows spread over each file. Two
-    checkpoints that share all of those are treated as one model.
-    """
-    folder = _local_folder(model, revision)
-    if folder is None:
-        return f"{model}@{revision or 'main'}"
-    digest = hashlib.sha256()
-    files = sorted(
-        path
-        for pattern in ("config.json", "*.index.json", "*.safetensors", "*.bin", "*.pt", "*.gguf")
-        for path in folder.glob(pattern)
-    )
-    for path in files:
-        digest.update(f"{path.name}:{path.stat().st_size}:".encode())
-        digest.update(_sample(path))
-    return digest.hexdigest()[:32]
-
-
-def _sample(path: Path) -> bytes:
-    size = path.stat().st_size
-    sampled = xxhash.xxh3_128()
-    with path.open("rb") as file:
-        for i in range(_SAMPLES_PER_FILE):
-            file.seek(i * max(0, size - _SAMPLE_BYTES) // (_SAMPLES_PER_FILE - 1))
-            sampled.update(file.read(_SAMPLE_BYTES))
-    return sampled.digest()
-
-
-def _local_folder(model: str, revision: str | None) -> Path | None:
-    if Path(model).is_dir():
-        return Path(model)
-    try:
-        from huggingface_hub import try_to_load_from_cache
-
-        config = try_to_load_from_cache(model, "config.json", revision=revision)
-    except Exception:  # any trouble with the hub's cache only costs precision here
-        return None
-    return Path(config).parent if isinstance(config, str) else None
-
-
-def _digest_config(config: Mapping[str, Any]) -> str:
-    kept = {name: value for name, value in config.items() if name not in _CONFIG_NOISE}
-    return hashlib.sha256(json.dumps(kept, sort_keys=True, default=str).encode()).hexdigest()[:16]
-
-
-def _rope_depends_on_length(text_config: Mapping[str, Any]) -> bool:
-    rope = text_config.get("rope_scaling") or text_config.get("rope_parameters") or {}
-    return any(kind in str(rope).lower() for kind in ("longrope", "dynamic"))
-
-
-def _blocks_per_row(vllm_config: "VllmConfig") -> int:
-    assert vllm_config.kv_transfer_config is not None
-    extra = vllm_config.kv_transfer_config.kv_connector_extra_config
-    return int(extra.get("blocks_per_chunk", 1))
-
-
-def _describe_groups(kv_cache_config: "KVCacheConfig") -> str:
-    """Kind, geometry and layers of each KV cache group, as one digest."""
-    described = [
-        f"{type(group.kv_cache_spec).__name__} {group.kv_cache_spec} {sorted(group.layer_names)}"
-        for group in kv_cache_config.kv_cache_groups
-    ]
-    return hashlib.sha256("\n".join(described).encode()).hexdigest()[:16]

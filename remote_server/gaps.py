@@ -14,6 +14,9 @@ from remote_server.protocol import NamespaceStats
 # expects its blocks to be usable. A different dtype alone changes three or four.
 MOST_FIELDS = 5
 
+# Fields that keep no two engines apart: two folders, for one, may hold the same model.
+FOR_PEOPLE = ("model_name",)
+
 _DIGEST = re.compile(r"[0-9a-f]{16,}")
 
 
@@ -53,11 +56,11 @@ class Gap(NamedTuple):
 
 
 def compare(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The fields in which two fingerprints differ, with both values."""
+    """The fields in which two fingerprints differ, with both values; not those for people."""
     return {
         name: (here.get(name, ""), there.get(name, ""))
         for name in {**here, **there}
-        if here.get(name) != there.get(name)
+        if here.get(name, "") != there.get(name, "") and name not in FOR_PEOPLE
     }
 
 

@@ -46,7 +46,9 @@ def _told(reply: StatsReply, known: list[str], gaps: list[Gap]) -> list[str]:
     for name in known:
         stats = reply.namespaces[name]
         engine = stats.client or "not seen since the start"
-        lines.append(f"{name:<{width}}  {stats.blocks:>9,}  {stats.disk_blocks:>9,}  {engine}")
+        model = stats.fingerprint.get("model_name", "")
+        runs = f"{engine}, of {model}" if model else engine
+        lines.append(f"{name:<{width}}  {stats.blocks:>9,}  {stats.disk_blocks:>9,}  {runs}")
     lines.append("")
     if not gaps:
         return [*lines, "no two of them differ in little: nothing keeps them apart by mistake"]

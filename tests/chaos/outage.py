@@ -222,7 +222,7 @@ class Scene:
         client = RemoteClient(ClientConfig(self.server.endpoint, client_name="observer"))
         if not self._namespace:
             known = stats_of(client).namespaces
-            (self._namespace,) = (name for name in known if name.startswith("small@"))
+            (self._namespace,) = (name for name in known if name.startswith("qwen2@"))
             self._fingerprint = known[self._namespace].fingerprint
         client.declare(self._namespace, ROW_BYTES, self._fingerprint)
         eventually(lambda: client.ready, "the observer reaches the server")

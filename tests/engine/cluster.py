@@ -61,7 +61,7 @@ class Cluster:
     def namespace_of_the_model(self) -> str:
         """Where the engines keep the small model's blocks; this client may use it now."""
         known = self.settled().namespaces
-        (namespace,) = (name for name in known if name.startswith("small@"))
+        (namespace,) = (name for name in known if name.startswith("qwen2@"))
         self.client.declare(namespace, ROW_BYTES, known[namespace].fingerprint)
         self._until_ready()
         return namespace

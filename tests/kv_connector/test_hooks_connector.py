@@ -35,7 +35,7 @@ class Connector:
         made._bounding_group_ids = ()
         made._config = SimpleNamespace(server="tcp://127.0.0.1:1", namespace="mine")  # type: ignore[assignment]
         made._facts, made._worker_facts, made._canary = {}, {}, None
-        made._failed_hooks = []
+        made._failed_hooks, made._not_known = [], []
         made._traffic = Traffic(1e-9)
         made._remote = self.engine.tier
         self.connector = made
@@ -146,6 +146,25 @@ def test_a_worker_that_does_not_know_or_fails_its_canary_keeps_the_engine_from_t
     assert tier.totals()[metrics.CANARIES, "passed"] >= 1
     tier.drain_jobs()
     assert len(ours.engine.client.declared) == declared, "a reset brings it back"
+
+
+def test_a_fact_that_is_not_known_keeps_the_engine_from_the_server(
+    quiet_world: None, monkeypatch: pytest.MonkeyPatch
+):
+    ours = Connector()
+    said: list[str] = []
+    monkeypatch.setattr("kv_connector.remote_tier.logger.error", lambda m, *a: said.append(m % a))
+    monkeypatch.setattr(
+        connector_module.namespace,
+        "engine_facts",
+        lambda *_: ({"dtype": "half"}, ["weights is not known: no weight file in /models/x"]),
+    )
+    declared = len(ours.engine.client.declared)
+    ours.connector._take_facts(MagicMock())
+    ours.call("set_xfer_handshake_metadata_pp_aware")
+    (line,) = said
+    assert line.endswith("engine is restarted: weights is not known: no weight file in /models/x")
+    assert ours.engine.client.closed and len(ours.engine.client.declared) == declared
 
 
 def test_what_fails_in_a_worker_travels_up_with_the_handshake(

@@ -1,6 +1,5 @@
 """Engines that differ in anything that matters miss each other."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 from kv_connector.namespace import (
     ADVISORY,
     bare_facts,
-    model_identity,
     namespace_of,
     new_weight_epoch,
 )
@@ -30,28 +28,6 @@ def test_a_namespace_is_short_and_readable_whatever_the_label():
     name = namespace_of("my model/with ünusual*chars" * 20, FACTS)
     assert name.isprintable() and " " not in name
     assert len(name) <= MAX_NAMESPACE_CHARS
-
-
-def make_model(folder: Path, weight: int) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text('{"hidden_size": 256}')
-    weights = bytearray(3 << 20)
-    weights[-100] = weight
-    (folder / "model.safetensors").write_bytes(weights)
-    return folder
-
-
-def test_two_checkpoints_of_one_shape_are_two_models(tmp_path: Path):
-    one, same, other = (
-        model_identity(str(make_model(tmp_path / name, weight)), None)
-        for name, weight in [("one", 1), ("copy of one", 1), ("other", 2)]
-    )
-    assert one == same
-    assert one != other
-
-
-def test_a_model_that_is_not_here_is_known_by_name_and_revision():
-    assert model_identity("nobody/nothing", "abc") != model_identity("nobody/nothing", "def")
 
 
 def test_two_engines_that_updated_their_weights_once_do_not_meet():

@@ -72,6 +72,15 @@ def test_why_names_the_hash_seed_though_the_namespace_is_one(kvferry, engine):
     assert "the blocks of first in the same namespace: hash_seed is 42 here" in out
 
 
+def test_why_shows_each_model_and_blames_no_folder_for_a_gap(kvferry, engine):
+    engine("first", "m@1", blocks=3, model_name="/models/one")
+    engine("second", "m@2", dtype="half", model_name="/models/two")
+    _, out, _ = kvferry("why")
+    assert "first, of /models/one" in out and "second, of /models/two" in out
+    (gap,) = (line for line in out.splitlines() if "cannot use" in line)
+    assert "/models" not in gap
+
+
 def test_why_finds_nothing_between_equals(kvferry, engine):
     engine("first", "m@1", blocks=1)
     engine("second", "m@1")

@@ -56,6 +56,16 @@ def test_equal_engines_have_no_gap():
     assert gaps_of("a", "e1", FACTS, {"a": stats(FACTS, engines={"e0": {}, "e1": {}})}) == []
 
 
+def test_a_field_for_people_keeps_no_engines_apart():
+    here, there = FACTS | {"model_name": "/a"}, FACTS | {"model_name": "/b"}
+    assert compare(here, there) == {}
+
+
+def test_a_field_that_is_empty_is_one_that_is_not_set():
+    """So the server remembers an engine that lacks a field of the one that came after it."""
+    assert compare(FACTS, FACTS | {"speculative": ""}) == {}
+
+
 @pytest.mark.parametrize(
     "other",
     [stats(dict.fromkeys((*FACTS, "x", "y"), "else")), stats(FACTS | {"dtype": "half"}, 0),

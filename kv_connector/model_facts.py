@@ -1,0 +1,169 @@
+"""Facts of a model beyond its weights: its config, its code, and the files that shape its input."""
+
+import hashlib
+import inspect
+import re
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kv_connector.fact_text import NotKnown, digest_of, text_of
+from kv_connector.weights import model_folder
+
+if TYPE_CHECKING:
+    from vllm.config import LoadConfig, ModelConfig
+
+# Entries of a model's config that record where it came from, not what it computes.
+_CONFIG_NOISE = ("_name_or_path", "transformers_version", "architectures_source")
+
+# Entries that `rope_of` shows by themselves.
+_ROPE_ENTRIES = ("rope_parameters", "rope_scaling", "rope_theta")
+
+# Kinds of RoPE whose angle for a position does not depend on how many positions there are.
+LENGTH_FREE_ROPE = frozenset(
+    ("default", "linear", "llama3", "yarn", "deepseek_yarn", "proportional")
+)
+
+# Models of vLLM that read `max_model_len` nowhere and `max_position_embeddings` only for the
+# size of their RoPE table. Llama 4, for one, scales its queries when max_model_len is large.
+LENGTH_FREE_MODELS = frozenset(
+    (
+        *("gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt_oss", "granite", "llama"),
+        *("mistral", "mixtral", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+    )
+)
+
+# Files that decide what a multimodal model's processor makes of an image, a video or a sound.
+PROCESSOR_FILES = (
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+)
+
+# Files from which vLLM takes quantization and sparse attention when the config has neither.
+_WEIGHT_SETTINGS = ("*quant*.json", "sparse_attention_config.json")
+
+# Where a model class names weights outside the files that the loader takes by itself.
+_MORE_WEIGHTS = re.compile(r"\b(secondary_weights|allow_patterns_overrides)\b")
+
+
+def config_of(model: "ModelConfig") -> str:
+    """A digest of the whole config: that of a multimodal model with its towers."""
+    whole = _entries(model.hf_config)
+    if model.hf_text_config is model.hf_config:
+        for name in _ROPE_ENTRIES:
+            whole.pop(name, None)
+    if length_is_free(model):
+        whole.pop("max_position_embeddings", None)
+    return digest_of(whole)
+
+
+def rope_of(model: "ModelConfig") -> str:
+    """How positions are encoded, apart from the rest because it is often overridden."""
+    text = _entries(model.hf_text_config)
+    found = {name: text[name] for name in _ROPE_ENTRIES if text.get(name) is not None}
+    return text_of(found) if found else ""
+
+
+def length_of(model: "ModelConfig") -> str:
+    """`max_model_len` where KV values may depend on it, else nothing."""
+    return "" if length_is_free(model) else str(model.max_model_len)
+
+
+def length_is_free(model: "ModelConfig") -> bool:
+    """Whether the longest sequence that the engine takes is known not to change KV values.
+
+    Dynamic NTK and LongRoPE choose their factors by it, some models read it themselves.
+    """
+    text = _entries(model.hf_text_config)
+    if model.hf_text_config is not model.hf_config or "dual_chunk_attention_config" in text:
+        return False
+    kinds = {kind for name in _ROPE_ENTRIES for kind in _rope_kinds(text.get(name))}
+    return text.get("model_type") in LENGTH_FREE_MODELS and kinds <= LENGTH_FREE_ROPE
+
+
+def model_class_of(model: "ModelConfig") -> str:
+    """The class that computes, with a digest of its code where that is not vLLM's own.
+
+    Raises `NotKnown` for a class that takes weights from elsewhere than its model's folder.
+    """
+    entry: Any = model.registry.models.get(model.architecture)
+    if entry is None:
+        raise NotKnown(f"vLLM has no model class for {model.architecture}")
+    if hasattr(entry, "model_cls"):
+        module, name = entry.model_cls.__module__, entry.model_cls.__qualname__
+        source = inspect.getsourcefile(entry.model_cls)
+    else:
+        module, name = entry.module_name, entry.class_name
+        spec = find_spec(module)
+        source = spec.origin if spec is not None else None
+    if source is None:
+        raise NotKnown(f"the code of {module}:{name} cannot be found")
+    code = Path(source).read_bytes()
+    if _MORE_WEIGHTS.search(code.decode(errors="replace")):
+        raise NotKnown(f"{module}:{name} takes weights from more places than its model's folder")
+    ours = module.startswith("vllm.")
+    return f"{module}:{name}" + ("" if ours else f" {hashlib.sha256(code).hexdigest()[:16]}")
+
+
+def weight_settings_of(model: "ModelConfig", load: "LoadConfig") -> str:
+    """A digest of the files that steer what becomes of the weights; empty without any."""
+    named = _entries(model.hf_config).get("quantization_config_file")
+    more = [Path(named)] if isinstance(named, str) else []
+    return _digest_of_small_files(model, load.download_dir, _WEIGHT_SETTINGS, more)
+
+
+def remote_code_of(model: "ModelConfig", load: "LoadConfig") -> str:
+    """A digest of the code that comes with the model, where it may be run."""
+    if not model.trust_remote_code:
+        return ""
+    return _digest_of_small_files(model, load.download_dir, ("**/*.py",))
+
+
+def processor_of(model: "ModelConfig", load: "LoadConfig") -> str:
+    """What a multimodal model's input goes through before its first layer."""
+    if model.multimodal_config is None:
+        return ""
+    import transformers
+
+    version = ".".join(transformers.__version__.split(".")[:2])
+    files = _digest_of_small_files(model, load.download_dir, PROCESSOR_FILES)
+    scales = model.multimodal_config.mm_encoder_fp8_scale_path
+    content = Path(scales).read_text() if scales else ""
+    return digest_of([version, files, model.hf_image_processor_config, content])
+
+
+def _entries(config: Any) -> dict[str, Any]:
+    return {name: value for name, value in config.to_dict().items() if name not in _CONFIG_NOISE}
+
+
+def _rope_kinds(rope: Any) -> Iterable[str]:
+    """The kind of each set of RoPE parameters; models that mix layers have one set for each."""
+    if not isinstance(rope, Mapping):
+        return
+    kind = rope.get("rope_type") or rope.get("type")
+    nested = [part for part in rope.values() if isinstance(part, Mapping)]
+    if kind is not None or not nested:
+        yield str(kind or "default")
+    for part in nested:
+        yield from _rope_kinds(part)
+
+
+def _digest_of_small_files(
+    model: "ModelConfig", cache: str | None, patterns: Iterable[str], more: Iterable[Path] = ()
+) -> str:
+    """A digest of the whole content of what `patterns` find in the model's folder."""
+    folders = {model_folder(model.model, model.revision, cache)}
+    if cache is not None:
+        # Configs and code come through transformers, which does not know vLLM's download_dir.
+        with suppress(NotKnown):
+            folders.add(model_folder(model.model, model.revision, None))
+    paths = {path for folder in folders for pattern in patterns for path in folder.glob(pattern)}
+    lines = {
+        f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}"
+        for path in (*paths, *more)
+        if path.is_file()
+    }
+    return digest_of(lines) if lines else ""

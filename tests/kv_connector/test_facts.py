@@ -1,0 +1,223 @@
+"""Engines that differ in one fact never share, equal ones do, and the difference is named.
+
+Generated from the lists of facts: a fact that nothing here knows how to change fails.
+"""
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from engine_configs import DRAFTED, PREPARED, Built, build, change_of, rewrite
+from vllm.platforms import current_platform
+
+from examples import tiny_model
+from kv_connector.config_facts import setting_names
+from kv_connector.namespace import (
+    ADVISORY,
+    ENGINE_FACTS,
+    MOST_SETTINGS,
+    engine_facts,
+    label_of,
+    namespace_of,
+    worker_facts,
+)
+from remote_server.gaps import FOR_PEOPLE, all_gaps
+from remote_server.handlers import MAX_FINGERPRINT_FIELDS
+from remote_server.protocol import NamespaceStats
+
+# What cannot differ alone.
+IMPLIED = {"dtype": {"kv_dtype"}}
+
+Factory = Callable[..., Built]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model.build(tmp_path_factory.mktemp("models") / "small")
+
+
+@pytest.fixture
+def engine(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Factory:
+    """Makes engines, each with a folder of its own, that may have any fact at all."""
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    number = itertools.count()
+
+    def make(fact: str = "", **arguments: Any) -> Built:
+        part = fact.partition(".")[0]
+        folder = tmp_path / f"engine {next(number)}"
+        if part in DRAFTED:
+            built = with_draft(model, folder, monkeypatch)
+        else:
+            built = build(model, folder, monkeypatch, **arguments)
+        if (prepare := PREPARED.get(fact, PREPARED.get(part))) is not None:
+            prepare(built)
+        return built
+
+    return make
+
+
+def with_draft(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> Built:
+    """An engine of which `folder` has the draft model below `draft`."""
+    shutil.copytree(model, folder / "draft", copy_function=os.link)
+    draft = {
+        "method": "draft_model",
+        "model": str(folder / "draft"),
+        "num_speculative_tokens": 2,
+    }
+    built = build(model, folder / "target", patch, speculative_config=draft)
+    return replace(built, folder=folder)
+
+
+def declared(here: dict[str, str], there: dict[str, str]) -> dict[str, NamespaceStats]:
+    """What a server knows of two engines that both stored something."""
+    known: dict[str, NamespaceStats] = {}
+    for name, facts in {"there": there, "here": here}.items():
+        namespace = namespace_of("label", facts)
+        others = known[namespace].fingerprint if namespace in known else facts
+        differs = {field: others.get(field, "") for field in {**facts, **others}}
+        known[namespace] = NamespaceStats(
+            block_bytes=1,
+            blocks=1,
+            used_bytes=1,
+            client=name,
+            fingerprint=facts,
+            engines={"there": differs, "here": {}},
+        )
+    return known
+
+
+@pytest.mark.parametrize("fact", [*ENGINE_FACTS, *setting_names()])
+def test_two_engines_share_unless_they_differ_in_a_fact_which_is_then_named(
+    fact: str, engine: Factory
+):
+    one, same, other = engine(fact), engine(fact), engine(fact)
+    base = one.facts()
+    assert namespace_of("label", base) == namespace_of("label", same.facts())
+    change_of(fact)(other)
+    facts = other.facts()
+    differ = {name for name in {**base, **facts} if base.get(name) != facts.get(name)}
+    assert differ - {"model_name"} - IMPLIED.get(fact, set()) == {fact} - {"model_name"}
+    apart = namespace_of("label", base) != namespace_of("label", facts)
+    assert apart == (fact not in (*ADVISORY, *FOR_PEOPLE))
+    lines = [gap.line() for gap in all_gaps(declared(base, facts))]
+    if fact in FOR_PEOPLE:
+        assert lines == []
+    else:
+        assert lines and all(fact in line and "model_name" not in line for line in lines)
+
+
+def test_every_fact_of_a_worker_keeps_engines_apart(monkeypatch: pytest.MonkeyPatch):
+    def facts(backend: str = "FLASH_ATTN") -> dict[str, str]:
+        layer = SimpleNamespace(get_attn_backend=lambda: SimpleNamespace(get_name=lambda: backend))
+        compilation = SimpleNamespace(static_forward_context={"layer": layer})
+        config: Any = SimpleNamespace(compilation_config=compilation)
+        return worker_facts(config, ["layer"])
+
+    base = facts()
+    assert facts() == base
+    changed = {"attention": facts("TRITON_ATTN")}
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "other")
+    assert current_platform.is_cpu()
+    changed["device"] = facts()
+    assert set(changed) == set(base)
+    for fact, values in changed.items():
+        assert {name for name in base if base[name] != values[name]} == {fact}
+        assert namespace_of("x", values) != namespace_of("x", base)
+
+
+NEEDLESS: dict[str, dict[str, Any]] = {
+    "shorter sequences": {"max_model_len": 1024},
+    "n-gram drafts": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}},
+    "another way to read the files": {"load_format": "safetensors"},
+    "prefetching them": {"safetensors_load_strategy": "prefetch"},
+    "reading them in threads": {
+        "model_loader_extra_config": {"enable_multithread_load": True, "num_threads": 3}
+    },
+    "a dtype that is the model's": {"kv_cache_dtype": "bfloat16"},
+    "longer positions": {"hf_overrides": {"max_position_embeddings": 16384}},
+    "another seed": {"seed": 7},
+    "more memory": {"kv_cache_memory_bytes": 1 << 30},
+    "another name": {"served_model_name": "other"},
+}
+
+
+@pytest.mark.parametrize("difference", NEEDLESS)
+def test_what_changes_no_value_keeps_no_engines_apart(difference: str, engine: Factory):
+    one, other = engine(), engine(**NEEDLESS[difference])
+    assert namespace_of("x", one.facts()) == namespace_of("x", other.facts())
+    assert label_of(one.config, "") == label_of(other.config, "")
+
+
+def test_random_weights_keep_every_engine_apart(engine: Factory):
+    one = engine(load_format="dummy")
+    assert one.facts()["weights"] != one.facts()["weights"]
+    assert one.facts()["loader"] != engine().facts()["loader"]
+
+
+def test_a_fact_that_cannot_be_taken_is_a_reason_not_to_share(engine: Factory):
+    unreadable = engine()
+    rewrite(unreadable.folder / "model.safetensors", b"")
+    strange = engine()
+    strange.config.model_config.hf_config.strange = object()
+    broken = engine()
+    broken.config.cache_config = None
+    unnamed = engine()
+    object.__setattr__(unnamed.config.compilation_config, "inductor_passes", {"x": lambda x: x})
+    for built, reason in [
+        (unreadable, "weights is not known: "),
+        (strange, "model_config is not known: a object has no text"),
+        (broken, "kv_dtype is not known: AttributeError"),
+        (unnamed, "a setting is not known: a function has no text"),
+    ]:
+        _, unknown = engine_facts(built.config, built.cache)
+        assert any(reason in line for line in unknown), unknown
+
+
+def test_a_class_that_takes_weights_from_elsewhere_is_a_reason_not_to_share(
+    engine: Factory, monkeypatch: pytest.MonkeyPatch
+):
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    built = engine()
+    monkeypatch.setitem(
+        ModelRegistry.models, "Qwen2ForCausalLM", ModelRegistry.models["UltravoxModel"]
+    )
+    _, unknown = engine_facts(built.config, built.cache)
+    assert unknown and "takes weights from more places" in unknown[0]
+
+
+def test_a_draft_whose_kv_is_not_known_is_a_reason_not_to_share(engine: Factory):
+    built = engine()
+    custom = SimpleNamespace(
+        method="custom_class", model="my.Proposer", uses_draft_kv_cache=lambda: False
+    )
+    object.__setattr__(built.config, "speculative_config", custom)
+    _, unknown = engine_facts(built.config, built.cache)
+    assert unknown == ["draft_weights is not known: whether my.Proposer keeps KV of its own"]
+
+
+def test_a_server_takes_all_facts_of_an_engine_and_what_is_too_much_still_decides(
+    engine: Factory,
+):
+    def all_changed() -> Built:
+        built = engine("multimodal")
+        for fact in setting_names():
+            if fact.partition(".")[0] in ("cache", "attention", "kernel", "mamba", "multimodal"):
+                change_of(fact)(built)
+        return built
+
+    one, other = all_changed(), all_changed()
+    assert one.facts() == {**other.facts(), "model_name": one.facts()["model_name"]}
+    other.config.model_config.multimodal_config.video_pruning_rate = 0.5  # the last by name
+    assert "more_settings" in one.facts()
+    assert one.facts()["more_settings"] != other.facts()["more_settings"]
+    more = ("more_settings", "attention", "device", "user", "weight_epoch")
+    assert len(ENGINE_FACTS) + MOST_SETTINGS + len(more) <= MAX_FINGERPRINT_FIELDS
+    assert all(len(value) <= 1024 for value in one.facts().values())
