@@ -211,9 +211,14 @@ NAMES: dict[str, dict[str, str]] = {
         "CacheConfig.prefix_caching_hash_algo": _FACT,
         "ParallelConfig.distributed_executor_backend": "which process is the engine core",
         "ModelConfig.hf_text_config": _FACT,
+        "LoadConfig.load_format": _FACT,
         "KVTransferConfig.kv_connector_extra_config": "our settings",
         "KVTransferConfig.engine_id": "part of the pool's name",
         "CompilationConfig.static_forward_context": _FACT,
+    },
+    "vllm.model_executor.model_loader": {
+        "get_model_loader": "which files are the weights",
+        "DefaultModelLoader._prepare_weights": "which files are the weights",
     },
     "vllm.v1.kv_cache_interface": {
         "KVCacheConfig.kv_cache_layout": _FACT,
