@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cluster import ENGINE_ARGS, Cluster, Engine, connector
+from cluster import ENGINE_ARGS, PATIENT, Cluster, Engine, connector
 from gate_proxy import GateProxy
 
 from examples.processes import RemoteServer
@@ -35,7 +35,7 @@ def engine(cluster: Cluster, model: Path, logs: Path) -> Iterator[Engine]:
     that a test can hold what comes from it."""
     with Engine(
         model,
-        connector=connector(cluster.proxy.endpoint, transport="tcp"),
+        connector=connector(cluster.proxy.endpoint, transport="tcp", **PATIENT),
         args=ENGINE_ARGS,
         log=logs / "engine.log",
     ) as engine:

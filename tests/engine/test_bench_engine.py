@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from cluster import BLOCK, PATIENT, POOL_ROWS, ROW_BYTES, Cluster
+from cluster import ALWAYS_LOAD, BLOCK, PATIENT, POOL_ROWS, ROW_BYTES, Cluster
 
 from benchmarks.engine.driver import Batch, Counters, EngineFailed, EngineSettings
 from benchmarks.engine.profile import profile
@@ -20,7 +20,7 @@ def test_an_engine_of_the_benchmarks_says_what_it_did(cluster: Cluster, model: P
         max_num_seqs=4,
         connector={
             "server": cluster.server.endpoint, "cpu_pool": POOL_ROWS * ROW_BYTES,
-            "store_answers": False, "namespace": "bench", **PATIENT,
+            "store_answers": False, "namespace": "bench", **ALWAYS_LOAD, **PATIENT,
         },
         watch=True,
         extra={"kv_cache_memory_bytes": 128 << 20},

@@ -4,14 +4,14 @@ Steps are as they come and stretched. The pool holds five of the prompts, so the
 turn, and what is loaded too soon would be evicted by the next.
 """
 
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cluster import BLOCK, POOL_ROWS, ROW_BYTES
-from fault_proxy import BOTH, CLEAR, FaultProxy, Faults
+from cluster import BLOCK, POOL_ROWS, connector
 
 from benchmarks.engine.slow_engine import SlowEngine
 from benchmarks.remote_kv_cache.busy_results import verdict
@@ -32,15 +32,12 @@ LONG_ANSWER_TOKENS = 120
 
 PROMPTS = range(1_000, 1_032)
 
-DEFAULT = {"cpu_pool": POOL_ROWS * ROW_BYTES}
-"""Beside this and `break_even`, no setting is given."""
-
 
 class Scene:
-    """A server, a proxy on the way to it, an engine that takes four at a time."""
+    """A server, and an engine that takes four at a time. Nothing of the test is on the way."""
 
-    def __init__(self, server: RemoteServer, proxy: FaultProxy, engine: SlowEngine) -> None:
-        self.server, self.proxy, self.engine = server, proxy, engine
+    def __init__(self, server: RemoteServer, engine: SlowEngine) -> None:
+        self.server, self.engine = server, engine
         self.expected: dict[int, Completion] = {}
         self.client = RemoteClient(ClientConfig(server.endpoint, client_name="observer"))
         while not self.client.ready:
@@ -89,12 +86,6 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def scene(model: Path, logs: Path) -> Iterator[Scene]:
-    connector = {
-        "kv_connector": "KVFerryConnector",
-        "kv_role": "kv_both",
-        # Computing these prompts is so quick that loading them is not always worth it.
-        "kv_connector_extra_config": DEFAULT | {"break_even": False},
-    }
     args = [
         *("--max-model-len", "1024"),
         *("--num-gpu-blocks-override", str(ENGINE_BLOCKS)),
@@ -102,30 +93,38 @@ def scene(model: Path, logs: Path) -> Iterator[Scene]:
     ]
     with (
         RemoteServer("512MiB", log=logs / "busy-server.log") as server,
-        FaultProxy(server.endpoint, seed=1) as proxy,
+        SlowEngine(
+            model, connector=connector(server.endpoint), args=args, log=logs / "busy-engine.log"
+        ) as engine,
     ):
-        connector["kv_connector_extra_config"]["server"] = proxy.endpoint  # type: ignore[index]
-        with SlowEngine(
-            model, connector=connector, args=args, log=logs / "busy-engine.log"
-        ) as engine:
-            scene = Scene(server, proxy, engine)
-            yield scene
-            scene.client.close()
+        scene = Scene(server, engine)
+        yield scene
+        scene.client.close()
 
+
+ATTEMPTS = 3
 
 LATE = ("lookup_late", "lookup_paused", "unavailable", "load_failed")
 """Reasons for which a prompt is computed because the machine, or the server, was slow."""
 
 
-def check_shares(counted: dict[str, float], prompts: int) -> None:
+def check_shares(
+    scene: Scene, seeds: range, ask: Callable[[], dict[str, float]]
+) -> dict[str, float]:
     """All complete rows came from the server, but for prompts that met a deadline of the server:
-    with default limits a host that is overloaded has some. A wait for the engine is no reason."""
-    reasons = by_reason(counted, "kvferry_missed_blocks_total")
-    late = sum(reasons.pop(reason, 0) for reason in LATE)
-    reasons.pop("absent", 0)  # of the short prompts in between
-    assert not any(reasons.values()), reasons
-    assert late <= prompts / 2, f"{late} of {prompts} prompts were late: nothing was shown"
-    assert counted["from server"] >= 0.99 * (prompts - late) * ROWS * BLOCK
+    with default limits a host that stands still has some. Then they are asked once more. A wait
+    for the engine is no reason. Gives what was counted."""
+    for _ in range(ATTEMPTS):
+        scene.hold(seeds)
+        counted = ask()
+        reasons = by_reason(counted, "kvferry_missed_blocks_total")
+        late = sum(reasons.pop(reason, 0) for reason in LATE)
+        reasons.pop("absent", 0)  # of the short prompts in between
+        assert not any(reasons.values()), reasons
+        assert counted["from server"] >= 0.99 * (len(seeds) - late) * ROWS * BLOCK
+        if not late:
+            return counted
+    raise AssertionError(f"{late} of {len(seeds)} were late, {ATTEMPTS} times: {reasons}")
 
 
 def by_reason(counted: dict[str, float], metric: str) -> dict[str, float]:
@@ -143,22 +142,23 @@ def by_reason(counted: dict[str, float], metric: str) -> dict[str, float]:
 )
 def test_all_that_the_server_holds_comes_from_it(scene: Scene, step_ms: float, prompts: int):
     seeds = PROMPTS[:prompts]
-    scene.hold(seeds)
-    scene.engine.stretch(step_ms)
-    try:
-        counted = scene.ask_at_once(seeds)
-    finally:
-        scene.engine.stretch(0)
-    check_shares(counted, prompts)
+
+    def ask() -> dict[str, float]:
+        scene.engine.stretch(step_ms)
+        try:
+            return scene.ask_at_once(seeds)
+        finally:
+            scene.engine.stretch(0)
+
+    check_shares(scene, seeds, ask)
 
 
 @pytest.mark.timeout(600)
 def test_preempted_prompts_come_from_the_server_and_their_answers_are_right(scene: Scene):
     seeds = range(2_000, 2_010)
     scene.hold(seeds, LONG_ANSWER_TOKENS)
-    counted = scene.ask_at_once(seeds, LONG_ANSWER_TOKENS)
+    counted = check_shares(scene, seeds, lambda: scene.ask_at_once(seeds, LONG_ANSWER_TOKENS))
     assert counted["preempted"] > 0
-    check_shares(counted, len(seeds))
 
 
 # 50 ms for the lookup and then the step that is under way, which a busy host stretches. A bucket of
@@ -167,25 +167,16 @@ LATEST_S = 1.0
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("outage", "faults"),
-    [
-        ("black hole", Faults(swallowed=BOTH)),
-        ("frozen", Faults(frozen=BOTH)),
-        ("2 s away", Faults(latency_s=1.0)),
-    ],
-)
-def test_a_server_that_is_late_delays_no_request_for_longer_than_its_limits(
-    scene: Scene, outage: str, faults: Faults
-):
-    """A lookup has 50 ms; then its prompt is computed, and soon no other prompt waits at all."""
+def test_a_server_that_stands_still_delays_no_request_for_longer_than_its_limits(scene: Scene):
+    """A lookup has 50 ms; then its prompt is computed, and soon no other prompt waits at all.
+    More outages of this kind are in `tests/chaos`."""
     seeds = PROMPTS[:16]
     scene.hold(seeds)
-    scene.proxy.set(faults)
+    scene.server.send_signal(signal.SIGSTOP)
     try:
         counted = scene.ask_at_once(seeds)
     finally:
-        scene.proxy.set(CLEAR)
+        scene.server.send_signal(signal.SIGCONT)
         _until_ready(scene.engine)
     assert counted["from server"] == 0
     (in_time,) = (
@@ -193,7 +184,7 @@ def test_a_server_that_is_late_delays_no_request_for_longer_than_its_limits(
         for sample, value in counted.items()
         if sample.startswith("kvferry_wait_seconds_bucket") and f'le="{LATEST_S}"' in sample
     )
-    assert in_time == counted_of(counted, "kvferry_wait_seconds_count") > 0, outage
+    assert in_time == counted_of(counted, "kvferry_wait_seconds_count") > 0
 
 
 def counted_of(counted: dict[str, float], name: str) -> float:

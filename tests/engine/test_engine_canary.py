@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cluster import BLOCK, ENGINE_ARGS, Cluster, Engine, connector
+from cluster import BLOCK, ENGINE_ARGS, PATIENT, Cluster, Engine, connector
 from gate_proxy import GateProxy
 
 from examples.tiny_model import prompt_tokens
@@ -44,7 +44,7 @@ def test_an_engine_whose_canary_fails_serves_from_its_pool_alone(
         DamagingProxy(cluster.server.endpoint) as proxy,
         Engine(
             model,
-            connector=connector(proxy.endpoint, transport="tcp", integrity=False),
+            connector=connector(proxy.endpoint, transport="tcp", integrity=False, **PATIENT),
             args=ENGINE_ARGS,
             log=log,
         ) as engine,

@@ -12,7 +12,16 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from cluster import BLOCK, ENGINE_ARGS, ENGINE_BLOCKS, ROW_BYTES, Cluster, Engine, connector
+from cluster import (
+    BLOCK,
+    ENGINE_ARGS,
+    ENGINE_BLOCKS,
+    PATIENT,
+    ROW_BYTES,
+    Cluster,
+    Engine,
+    connector,
+)
 
 from examples.engine import Completion
 from examples.tiny_model import prompt_tokens
@@ -38,7 +47,7 @@ def uncached(plain: Engine, cluster: Cluster, model: Path, logs: Path) -> Iterat
     by_module = {"kv_connector_module_path": "kv_connector.connector"}
     with Engine(
         model,
-        connector=connector(cluster.server.endpoint, transport="shm") | by_module,
+        connector=connector(cluster.server.endpoint, transport="shm", **PATIENT) | by_module,
         args=[*ENGINE_ARGS, "--no-enable-prefix-caching"],
         log=logs / "uncached.log",
     ) as engine:

@@ -2,7 +2,17 @@
 
 from pathlib import Path
 
-from cluster import BLOCK, ENGINE_ARGS, PATIENT, POOL_ROWS, ROW_BYTES, Cluster, Engine, connector
+from cluster import (
+    ALWAYS_LOAD,
+    BLOCK,
+    ENGINE_ARGS,
+    PATIENT,
+    POOL_ROWS,
+    ROW_BYTES,
+    Cluster,
+    Engine,
+    connector,
+)
 
 from examples.tiny_model import prompt_tokens
 
@@ -32,7 +42,8 @@ def test_the_tier_serves_vllms_own_connector(cluster: Cluster, model: Path, logs
                     "module_path": "kv_connector.remote_tier",
                     "server": cluster.server.endpoint,
                     "namespace": "bare-tier-test",
-                    **PATIENT,
+                    **PATIENT,  # every token is counted
+                    **ALWAYS_LOAD,
                 }
             ],
         },
