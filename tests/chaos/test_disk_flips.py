@@ -31,7 +31,12 @@ class Disk:
         places = {}
         for namespace, number in blocks:
             wanted = content(namespace, number)
-            found = [(path, at) for path, d in files.items() if (at := d.find(wanted)) >= 0]
+            head = wanted[:64]  # a long needle is searched for at a tenth of the speed
+            found = [
+                (path, at)
+                for path, d in files.items()
+                if (at := d.find(head)) >= 0 and d.startswith(wanted, at)
+            ]
             assert len(found) == 1, f"{namespace.name}/{number} is in {len(found)} files"
             places[namespace, number] = found[0]
         return places
