@@ -7,7 +7,8 @@ import random
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple, Self
 
@@ -17,6 +18,9 @@ from remote_server.protocol import StatsReply
 
 PATIENCE_S = 10.0
 """A test that waits this long for something that does happen has failed."""
+
+_MARKS = ("evicted", "leases_expired", "put_declined_checksum")
+"""Counters that tests compare with what they were at the start, which is 0."""
 
 
 def eventually(condition: Callable[[], object], what: str, patience_s: float = PATIENCE_S) -> None:
@@ -55,7 +59,6 @@ class ChaosServer:
         flags = ["--disk", str(disk), "--disk-bytes", disk_bytes, "--disk-write-rate", "0"]
         self._flags = flags if disk is not None else []
         self._server = RemoteServer(memory, args=self._flags)
-        self._frozen = False
 
     def start(self) -> Self:
         self._server.start()
@@ -76,7 +79,6 @@ class ChaosServer:
         """kill -9, and return when it is dead."""
         self._server.send_signal(signal.SIGKILL)
         self._server.stop(kill=True)
-        self._frozen = False
 
     def restart(self) -> None:
         """Another server, on another port, that knows nothing of the blocks of this one but what
@@ -89,22 +91,68 @@ class ChaosServer:
     def freeze(self) -> None:
         """SIGSTOP, and return when it stands still."""
         self._server.send_signal(signal.SIGSTOP)
-        self._frozen = True
-        eventually(lambda: self._state() == "T", "the server has stopped")
+        eventually(self.stopped, "the server has stopped")
 
     def thaw(self) -> None:
-        """SIGCONT."""
-        if self._frozen:
+        """SIGCONT, and return when it goes on. Nothing is done to a server that is dead.
+
+        The kernel knows whether a server is stopped. A note made here could miss a stop: a test's
+        time limit may strike between the signal and the note.
+        """
+        if self.alive():
             self._server.send_signal(signal.SIGCONT)
-            self._frozen = False
+            eventually(lambda: not self.stopped(), "the server goes on")
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Stopped in the block, and going on after it, however the block ends."""
+        try:
+            self.freeze()
+            yield
+        finally:
+            self.thaw()
+
+    def revive(self) -> None:
+        """It runs when this returns, whatever was done to it. A dead one is started again."""
+        if self.alive():
+            self.thaw()
+        else:
+            self.restart()
+
+    def renew(self) -> None:
+        """As after a start: running, empty, and none of `_MARKS` counted. Starting a server costs
+        most of what such a test costs, so it is started again only when it is not like a new one.
+        """
+        self.revive()
+        try:
+            self.wait_until_at_rest()
+            like_new = self._clear()
+        except Exception:
+            like_new = False
+        if not like_new:
+            self.restart()
+
+    def _clear(self) -> bool:
+        """Remove every block; whether tests have left nothing else behind that they compare."""
+        client = RemoteClient(ClientConfig(self.endpoint, client_name="observer"))
+        try:
+            stats_of(client)  # it is connected
+            client.clear().result(PATIENCE_S)
+            eventually(lambda: not _regions(stats_of(client)), "no client's region is left")
+            counters = stats_of(client).counters
+        finally:
+            client.close()
+        return not any(counters[name] for name in _MARKS)
+
+    def stopped(self) -> bool:
+        """Whether the kernel has stopped it."""
+        stat = Path(f"/proc/{self.pid}/stat").read_text()
+        return stat.rpartition(")")[2].split()[0] == "T"
 
     def stop(self) -> None:
         """SIGTERM, and return when it has left."""
         self.thaw()
         self._server.stop()
-
-    def _state(self) -> str:
-        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
     def __enter__(self) -> Self:
         return self.start()
@@ -175,6 +223,10 @@ class ChaosServer:
         assert stats.counters.get("refused_internal", 0) == 0, stats.counters
         assert stats.counters.get("failed_checks", 0) == 0, stats.counters
         return stats
+
+
+def _regions(stats: StatsReply) -> int:
+    return stats.counters["regions_attached"] - stats.counters["regions_gone"]
 
 
 def stats_of(client: RemoteClient) -> StatsReply:

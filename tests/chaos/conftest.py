@@ -55,6 +55,23 @@ def server():
 
 
 @pytest.fixture
+def renewed_server(lasting_server):
+    """Like a server of this test alone, at a part of the cost."""
+    lasting_server.renew()
+    yield lasting_server
+    lasting_server.thaw()
+    if lasting_server.alive():
+        lasting_server.wait_until_at_rest(20.0)
+
+
+@pytest.fixture(scope="module")
+def lasting_server():
+    """One for all tests of a file, however often it is killed."""
+    with ChaosServer() as server:
+        yield server
+
+
+@pytest.fixture
 def proxy(server, rng):
     with FaultProxy(server.endpoint, rng.randrange(1 << 32)) as proxy:
         yield proxy

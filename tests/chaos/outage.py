@@ -10,9 +10,11 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from answers import Answers
 from chaos_server import ChaosServer, eventually, stats_of
 from cluster import BLOCK, ROW_BYTES, Engine, keys_of
 from fault_proxy import BOTH, FaultProxy, Faults
@@ -23,7 +25,7 @@ from examples.tiny_model import prompt_tokens
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.protocol import KeyState
 
-POOL_ROWS = 192
+POOL_ROWS = 256
 ENGINE_BLOCKS = 160
 """Both hold far less than all the prompts that return."""
 
@@ -36,10 +38,7 @@ SHORT = (100, 190)
 MAX_TOKENS = 4
 FILLER_TOKENS = 960
 AT_ONCE = 8
-HANG_GUARD_S = 20.0
-
-# Nothing is looked up and nothing kept: the prompt is computed, as without a connector.
-OPT_OUT = {"kv_transfer_params": {"kvferry": {"load": False, "store": False}}}
+HANG_GUARD_S = 60.0
 
 
 def default_connector(endpoint: str) -> dict[str, object]:
@@ -58,22 +57,14 @@ def default_connector(endpoint: str) -> dict[str, object]:
     }
 
 
-class Outage(NamedTuple):
-    """How the server is taken away. Giving it back is the reverse."""
+Strike = Callable[[ChaosServer, FaultProxy], None]
+"""How the server is taken away. `Scene.give_back` ends all of them."""
 
-    strike: Callable[[ChaosServer, FaultProxy], None]
-    end: Callable[[ChaosServer, FaultProxy], None]
-
-
-def _clear(_: ChaosServer, proxy: FaultProxy) -> None:
-    proxy.clear()
-
-
-OUTAGES = {
-    "dead": Outage(lambda server, _: server.kill(), lambda server, _: server.restart()),
-    "frozen": Outage(lambda server, _: server.freeze(), lambda server, _: server.thaw()),
-    "black hole": Outage(lambda _, proxy: proxy.set(Faults(swallowed=BOTH)), _clear),
-    "2 s": Outage(lambda _, proxy: proxy.set(Faults(latency_s=1.0)), _clear),
+OUTAGES: dict[str, Strike] = {
+    "dead": lambda server, _: server.kill(),
+    "frozen": lambda server, _: server.freeze(),
+    "black hole": lambda _, proxy: proxy.set(Faults(swallowed=BOTH)),
+    "2 s": lambda _, proxy: proxy.set(Faults(latency_s=1.0)),
 }
 """By name. 2 s are a round trip."""
 
@@ -158,7 +149,7 @@ class Scene:
         self.engine, self.server, self.proxy = engine, server, proxy
         self._rng = random.Random(f"{seed}/outage")
         self._seeds = itertools.count(100_000 * seed)
-        self._expected: dict[tuple[int, ...], list[int]] = {}
+        self._answers = Answers(engine)
         self._namespace = ""
         self._fingerprint: Mapping[str, str] = {}
 
@@ -172,9 +163,7 @@ class Scene:
         prompts = [
             prompt_tokens(self._rng.randint(*tokens), next(self._seeds)) for _ in range(count)
         ]
-        for prompt in prompts:
-            answer = self.engine.ask(prompt, max_tokens, logprobs=None, **OPT_OUT)
-            self._expected[tuple(prompt)] = answer.token_ids
+        _all_at_once(lambda prompt: self._answers.learn(prompt, max_tokens), prompts)
         return prompts
 
     def stored_prompts(self, count: int, tokens: tuple[int, int] = SHORT) -> list[list[int]]:
@@ -183,26 +172,26 @@ class Scene:
         for prompt in prompts:
             self.ask(prompt)
         self.until_on_the_server(prompts)
-        for _ in range(POOL_ROWS // (FILLER_TOKENS // BLOCK) + 1):
-            self.engine.ask(prompt_tokens(FILLER_TOKENS, next(self._seeds)), 1, logprobs=None)
+        num_fillers = POOL_ROWS // (FILLER_TOKENS // BLOCK) + 1
+        fillers = [prompt_tokens(FILLER_TOKENS, next(self._seeds)) for _ in range(num_fillers)]
+        _all_at_once(lambda filler: self.engine.ask(filler, 1, logprobs=None), fillers)
         return prompts
 
     def ask(self, prompt: list[int]) -> None:
         """The answer is right, wherever the prompt's blocks come from."""
-        expected = self._expected[tuple(prompt)]
-        answer = self.engine.ask(prompt, len(expected), logprobs=None)
-        assert answer.token_ids == expected, "not what was computed"
+        answer = self.engine.ask(prompt, self._answers.length(prompt), logprobs=None)
+        self._answers.check(prompt, answer.token_ids)
 
-    def ask_and_look(self, prompt: list[int]) -> Waited | None:
-        """Ask, and say what was waited; None when nothing below the pool was needed."""
-        before = Reading(self.engine)
+    def ask_and_look(self, prompt: list[int], before: Reading) -> tuple[Waited | None, Reading]:
+        """Ask, and give what was waited since `before`, which is as old as the last request, and
+        the metrics now. None when nothing below the pool was needed."""
         self.ask(prompt)
         after = Reading(self.engine)
         asked = after.get("kvferry_wait_seconds_count") - before.get("kvferry_wait_seconds_count")
         if not asked:
-            return None
+            return None, after
         assert asked == 1, "one request, one wait"
-        return Waited(
+        waited = Waited(
             after.get("kvferry_wait_seconds_sum") - before.get("kvferry_wait_seconds_sum"),
             after.get("kvferry_wait_steps_sum") - before.get("kvferry_wait_steps_sum"),
             before.expected
@@ -210,10 +199,10 @@ class Scene:
             or before.event("breaker_opened") != after.event("breaker_opened"),
             after.late - before.late,
         )
+        return waited, after
 
     def ask_all_at_once(self, prompts: Sequence[list[int]]) -> None:
-        with ThreadPoolExecutor(AT_ONCE) as threads:
-            list(threads.map(self.ask, prompts))
+        _all_at_once(self.ask, prompts)
 
     # ── the server, as the test sees it ──────────────────────────────────────────────────
 
@@ -282,19 +271,24 @@ class Scene:
     def until_away(self) -> None:
         eventually(lambda: not self.is_ready(), "the engine takes the server to be away")
 
-    def give_back(self, outage: Outage) -> None:
-        outage.end(self.server, self.proxy)
+    @contextmanager
+    def away(self, strike: Strike) -> Iterator[None]:
+        """The server is away in the block, and given back after it, however the block ends."""
+        try:
+            strike(self.server, self.proxy)
+            yield
+        finally:
+            self.give_back()
+
+    def give_back(self) -> None:
+        """The server runs, and nothing stands between it and the engine, when this returns."""
+        self.proxy.clear()
+        self.server.revive()
         self.proxy.target = self.server.endpoint
 
-    def end(
-        self, outage: Outage, witnesses: Sequence[list[int]], blocks: Mapping[bytes, bytearray]
-    ) -> float:
-        """Give the server back; seconds until the blocks of a witness, a prompt that it has and
-        the pool has not, came from it. One that starts empty is given `blocks`."""
-        empty = not self.server.alive()
-        self.give_back(outage)
-        if empty:
-            self.give(blocks)
+    def until_hits(self, witnesses: Sequence[list[int]]) -> float:
+        """Seconds until the blocks of a witness, a prompt that the server has and the pool has
+        not, came from the server."""
         began = time.monotonic()
         came_from = []
         before = Reading(self.engine)
@@ -311,7 +305,7 @@ class Scene:
 
     def suffer(
         self,
-        outage: Outage,
+        strike: Strike,
         new: Sequence[list[int]],
         returning: Sequence[list[int]],
         witnesses: Sequence[list[int]],
@@ -320,18 +314,23 @@ class Scene:
         idle_s: float,
         books: Books,
     ) -> None:
-        """Take the server away, ask all of these in a random order, give it back."""
+        """Take the server away, ask all of these in a random order, give it back. A server that
+        starts empty is given `blocks`."""
         self.until_ready()
         self.engine.forget()  # it has just answered the new ones, to know what is right
         prompts = [*new, *returning]
         self._rng.shuffle(prompts)
-        outage.strike(self.server, self.proxy)
-        for prompt in prompts:
-            time.sleep(idle_s)
-            waited = self.ask_and_look(prompt)
-            if waited is not None:
-                books.waits.append(waited)
-        books.resumed_s.append(self.end(outage, witnesses, blocks))
+        with self.away(strike):
+            reading = Reading(self.engine)
+            for prompt in prompts:
+                time.sleep(idle_s)
+                waited, reading = self.ask_and_look(prompt, reading)
+                if waited is not None:
+                    books.waits.append(waited)
+            empty = not self.server.alive()
+        if empty:
+            self.give(blocks)
+        books.resumed_s.append(self.until_hits(witnesses))
         books.backfilled += self.until_on_the_server(new)
 
     def check(self) -> None:
@@ -340,6 +339,11 @@ class Scene:
         assert usage == 0, "a row stays pinned"
         self.server.wait_until_at_rest(HANG_GUARD_S)
         assert self.engine.metric("kvferry_hook_errors_total") == 0
+
+
+def _all_at_once(do: Callable[[list[int]], object], prompts: Sequence[list[int]]) -> None:
+    with ThreadPoolExecutor(AT_ONCE) as threads:
+        list(threads.map(do, prompts))
 
 
 def report(books: Mapping[str, Books]) -> str:

@@ -14,6 +14,11 @@ CHILD = Path(__file__).with_name("doomed_client.py")
 
 
 @pytest.fixture
+def server(renewed_server):
+    return renewed_server
+
+
+@pytest.fixture
 def start(proxy):
     children = []
 

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from outage import (
     report,
     rounds,
 )
+from stage import Stage
 from weather import Weather
 
 NEW, RETURNING = 25, 17
@@ -35,23 +37,32 @@ LONG = (440, 480)
 
 
 @pytest.fixture(scope="module")
-def scene(model: Path, seed: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scene]:
-    """One engine for all outages: it is never restarted."""
-    with (
-        ChaosServer("256MiB") as server,
-        FaultProxy(server.endpoint, seed) as proxy,
-        Engine(
-            model,
-            connector=default_connector(proxy.endpoint),
-            args=ENGINE_ARGS,
-            log=tmp_path_factory.mktemp("outage") / "engine.log",
-        ) as engine,
-    ):
-        scene = Scene(engine, server, proxy, seed)
-        scene.until_ready()
-        yield scene
-        server.thaw()
-        proxy.clear()
+def stage(model: Path, seed: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    """One engine for all outages: it is restarted only when a test has left it unsound."""
+    logs = tmp_path_factory.mktemp("outage")
+
+    @contextmanager
+    def build() -> Iterator[Scene]:
+        with (
+            ChaosServer("256MiB") as server,
+            FaultProxy(server.endpoint, seed) as proxy,
+            Engine(
+                model,
+                connector=default_connector(proxy.endpoint),
+                args=ENGINE_ARGS,
+                log=logs / "engine.log",
+            ) as engine,
+        ):
+            yield Scene(engine, server, proxy, seed)
+
+    with Stage(build) as stage:
+        yield stage
+
+
+@pytest.fixture
+def scene(stage: Stage) -> Scene:
+    """At rest and whole, whatever the test before has done to it."""
+    return stage.sound()
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +73,7 @@ def books() -> Iterator[dict[str, Books]]:
     print(f"\n{report(books)}")
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(240, func_only=True)
 @pytest.mark.parametrize(
     "name",
     [name if name == "frozen" else pytest.param(name, marks=pytest.mark.whole) for name in OUTAGES],
@@ -74,8 +85,8 @@ def test_while_the_server_is_away_requests_are_answered_and_hits_come_back_with_
     meanwhile reach the server."""
     book = books[name] = Books()
     idle_s, share = (IDLE_S, 1) if whole else (IDLE_S[1:2], 2)
-    num_witnesses = WITNESSES * len(idle_s)
-    stored = scene.stored_prompts(num_witnesses + 4 * RETURNING // share)
+    num_witnesses, num_returning = WITNESSES * len(idle_s), RETURNING // share * len(idle_s)
+    stored = scene.stored_prompts(num_witnesses + num_returning)
     blocks = scene.blocks_of(stored[:num_witnesses])
     witnesses = rounds(stored[:num_witnesses], WITNESSES)
     returning = rounds(stored[num_witnesses:], RETURNING // share)
@@ -97,27 +108,26 @@ def test_while_the_server_is_away_requests_are_answered_and_hits_come_back_with_
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300, func_only=True)
 def test_under_load_nobody_waits_for_a_server_that_is_known_to_be_away(scene: Scene):
     """Eight at once. Those who meet it first wait for a deadline; all others for not one step."""
     learning, known = 8, 24
     stored = rounds(scene.stored_prompts(32, LONG), (learning + known) // 2)
-    for name, outage in OUTAGES.items():
+    for name, strike in OUTAGES.items():
         scene.until_ready()
         mixed = zip(scene.new_prompts((learning + known) // 2, LONG), next(stored), strict=True)
         prompts = [prompt for pair in mixed for prompt in pair]
-        outage.strike(scene.server, scene.proxy)
-        before = Reading(scene.engine)
-        scene.ask_all_at_once(prompts[:learning])
-        scene.until_away()
-        between = Reading(scene.engine)
-        scene.ask_all_at_once(prompts[learning:])
-        after = Reading(scene.engine)
+        with scene.away(strike):
+            before = Reading(scene.engine)
+            scene.ask_all_at_once(prompts[:learning])
+            scene.until_away()
+            between = Reading(scene.engine)
+            scene.ask_all_at_once(prompts[learning:])
+            after = Reading(scene.engine)
         print(
             f"\n{name}: while learning", describe(before, between), "then", describe(between, after)
         )
         assert most(between, after, "kvferry_wait_steps") == 0
-        scene.give_back(outage)
     scene.check()
 
 
@@ -129,7 +139,7 @@ def describe(before: Reading, after: Reading) -> str:
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300, func_only=True)
 def test_requests_aborted_in_the_middle_of_their_load_leave_nothing_behind(
     scene: Scene, rng: random.Random
 ):
@@ -140,8 +150,10 @@ def test_requests_aborted_in_the_middle_of_their_load_leave_nothing_behind(
     for prompt in prompts:
         scene.until_ready()
         caught = scene.proxy.catch(TO_CLIENT, "blocks", fraction=rng.random())
-        aborted += scene.engine.start_and_abort(prompt, caught.event, patience_s=2)
-        caught.let_go(deliver=rng.random() < 0.5)
+        try:
+            aborted += scene.engine.start_and_abort(prompt, caught.event, patience_s=2)
+        finally:
+            caught.let_go(deliver=rng.random() < 0.5)
     assert aborted >= 50
     for prompt in prompts:
         scene.ask(prompt)
@@ -149,7 +161,7 @@ def test_requests_aborted_in_the_middle_of_their_load_leave_nothing_behind(
 
 
 @pytest.mark.whole
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300, func_only=True)
 def test_a_storm_of_preemptions_under_faults_ends_with_every_answer_right(scene: Scene, seed: int):
     """Eight prompts just fit the engine's cache; their answers do not. Meanwhile everything that
     can happen to the server and on the way to it does."""

@@ -12,6 +12,11 @@ WHERE = [pytest.param(None, id="somewhere")] + [
 ]
 
 
+@pytest.fixture
+def server(renewed_server):
+    return renewed_server
+
+
 @pytest.fixture(params=WHERE)
 def fraction(request, rng):
     """How much of the message that is held has gone through."""

@@ -75,6 +75,7 @@ class Weather:
         self._over.set()
         for thread in self._threads:
             thread.join()
+        self._clear_up()
         if self.errors:
             raise self.errors[0]
 
@@ -83,6 +84,13 @@ class Weather:
             run()
         except BaseException as error:
             self.errors.append(error)
+
+    def _clear_up(self) -> None:
+        """A thread that failed may have failed between a fault and its end."""
+        self._server.revive()
+        for proxy in self._proxies:
+            proxy.clear()
+            proxy.target = self._server.endpoint
 
     def _blow(self, proxy: FaultProxy, number: int) -> None:
         rng = random.Random(f"{self._seed}/proxy {number}")
@@ -101,9 +109,8 @@ class Weather:
             self.faults[f"server: {kind}"] += 1
             match kind:
                 case "freeze":
-                    self._server.freeze()
-                    self._over.wait(rng.uniform(0.05, 0.6))
-                    self._server.thaw()
+                    with self._server.frozen():
+                        self._over.wait(rng.uniform(0.05, 0.6))
                 case "flip in memory":
                     self._server.flip_some(rng, rng.choice([1, 30, 300]))
                 case "kill":

@@ -1,0 +1,60 @@
+"""One scene for the tests of a file, made good between them and built anew when that fails.
+
+An engine takes tens of seconds to start, so tests share it. A test that fails may leave it with a
+server that is away, rows that stay pinned or no life at all, and must not fail the next test.
+"""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Generic, Protocol, Self, TypeVar
+
+
+class Shared(Protocol):
+    def give_back(self) -> None:
+        """End every outage."""
+
+    def until_ready(self) -> None:
+        """AssertionError when what must come back does not."""
+
+    def check(self) -> None:
+        """AssertionError when something is held."""
+
+
+S = TypeVar("S", bound=Shared)
+
+
+class Stage(Generic[S]):
+    """Builds a scene at first use. Whoever enters the stage ends the scene by leaving it."""
+
+    def __init__(self, build: Callable[[], AbstractContextManager[S]]) -> None:
+        self._build = build
+        self._now: S | None = None
+        self._stack = ExitStack()
+
+    def sound(self) -> S:
+        """The scene, without an outage, with nothing held. Raises what a new scene fails with."""
+        if self._now is not None:
+            try:
+                return self._made_good(self._now)
+            except Exception as error:
+                print(f"the scene is built anew, for the last test left it unsound: {error!r}")
+                self.close()
+        self._now = self._stack.enter_context(self._build())
+        return self._made_good(self._now)
+
+    def close(self) -> None:
+        """End the scene. Safe to repeat."""
+        self._now = None
+        self._stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _made_good(self, scene: S) -> S:
+        scene.give_back()
+        scene.until_ready()
+        scene.check()
+        return scene
