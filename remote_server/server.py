@@ -31,9 +31,12 @@ from remote_server.tenants import read_tenants
 
 log = logging.getLogger(__name__)
 
-# Low, because queued megabytes fall out of the CPU's cache before they are copied. Together with
-# `keep_freed_memory` it took 1 MiB frames from 2-3 to about 5 GB/s.
-RECEIVE_HIGH_WATER_MARK = 8
+# Messages of one connection that libzmq queues before it stops reading. A connection that has
+# stopped is dangerous: when the peer resets it, the next heartbeat fails an assertion of libzmq
+# (`!_io_error`) and ends the server. So the mark is beyond what our client has on its way while
+# the server stands still: 64 small requests, 8 puts, and what it sends again after its deadlines.
+# It is not infinite, because it is all that bounds a peer that sends more than it may.
+RECEIVE_HIGH_WATER_MARK = 256
 
 # Requests taken in before replies and streams get their turn again.
 REQUESTS_PER_TURN = 16

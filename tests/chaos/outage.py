@@ -262,7 +262,10 @@ class Scene:
         self.engine.ask(prompt_tokens(8, seed=1), 1, logprobs=None)
 
     def until_ready(self) -> None:
-        eventually(self.is_ready, "the engine reaches the server", HANG_GUARD_S)
+        try:
+            eventually(self.is_ready, "the engine reaches the server", HANG_GUARD_S)
+        finally:
+            self.server.assert_not_ended()
 
     def is_ready(self) -> bool:
         self.tick()

@@ -37,7 +37,8 @@ ALWAYS_LOAD = {"break_even": False}
 
 # For tests that count every token by its source: a host that stands still for 50 ms would turn a
 # hit into a miss, which is right and not their question; and for engines behind a proxy that is a
-# thread of the test's own process. What the limits do is tested in `test_queue_on_engine` and `tests/chaos`.
+# thread of the test's own process. What the limits do is tested in `test_queue_on_engine` and in
+# `tests/chaos`.
 PATIENT = {
     "lookup_timeout_ms": 5_000,
     "load_stall_ms": 10_000,
