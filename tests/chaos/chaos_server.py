@@ -102,6 +102,7 @@ class ChaosServer:
         if self.alive():
             self._server.send_signal(signal.SIGCONT)
             eventually(lambda: not self.stopped(), "the server goes on")
+            self.assert_not_ended()
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -113,11 +114,19 @@ class ChaosServer:
             self.thaw()
 
     def revive(self) -> None:
-        """It runs when this returns, whatever was done to it. A dead one is started again."""
-        if self.alive():
+        """It runs when this returns, whatever was done to it. One that was killed is started
+        again. AssertionError, with another one running, when it ended by itself."""
+        try:
+            self.assert_not_ended()
             self.thaw()
-        else:
-            self.restart()
+        finally:
+            if not self.alive():
+                self.restart()
+
+    def assert_not_ended(self) -> None:
+        """That it ends is only ever our doing."""
+        if self._server.running:
+            assert self.alive(), f"the server ended by itself\n{self._server.log_tail()}"
 
     def renew(self) -> None:
         """As after a start: running, empty, and none of `_MARKS` counted. Starting a server costs

@@ -25,7 +25,7 @@ from examples.tiny_model import prompt_tokens
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.protocol import KeyState
 
-POOL_ROWS = 256
+POOL_ROWS = 192
 ENGINE_BLOCKS = 160
 """Both hold far less than all the prompts that return."""
 
@@ -262,7 +262,10 @@ class Scene:
         self.engine.ask(prompt_tokens(8, seed=1), 1, logprobs=None)
 
     def until_ready(self) -> None:
-        eventually(self.is_ready, "the engine reaches the server", HANG_GUARD_S)
+        try:
+            eventually(self.is_ready, "the engine reaches the server", HANG_GUARD_S)
+        finally:
+            self.server.assert_not_ended()
 
     def is_ready(self) -> bool:
         self.tick()
