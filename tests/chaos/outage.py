@@ -25,7 +25,7 @@ from examples.tiny_model import prompt_tokens
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.protocol import KeyState
 
-POOL_ROWS = 256
+POOL_ROWS = 192
 ENGINE_BLOCKS = 160
 """Both hold far less than all the prompts that return."""
 
