@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session")
 def whole(request: pytest.FixtureRequest) -> bool:
-    """Whether there are ten minutes for everything."""
+    """Whether there is a quarter of an hour for everything."""
     return bool(request.config.getoption("--whole"))
 
 
