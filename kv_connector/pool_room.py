@@ -25,7 +25,7 @@ class Room(Enum):
 
 @dataclass(slots=True)
 class _Waiter:
-    """A request that was told to wait, and how long nothing has become free meanwhile."""
+    """A request that waits for rows, and the time in which none has become free."""
 
     releases: int
     step: int
@@ -37,8 +37,8 @@ class _Waiter:
 class PoolRoom:
     """Rows promised to requests, first come, first served.
 
-    A request that is told to wait keeps later ones of the same step waiting too, or a long prompt
-    would wait for ever behind short ones.
+    While a request waits, later ones of the same step wait too: a long prompt would otherwise wait
+    for ever behind short ones.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -78,7 +78,7 @@ class PoolRoom:
         if waiter is None or waiter.releases != self._releases:
             self._waiters[request_id] = _Waiter(self._releases, step, now_s)
             return Room.WAIT
-        if step == waiter.step + 1:  # else the engine was busy meanwhile, and looked nobody up
+        if step == waiter.step + 1:  # else the engine was busy meanwhile, and looked no request up
             waiter.waited_s += now_s - waiter.now_s
             waiter.looks += 1
         waiter.step, waiter.now_s = step, now_s

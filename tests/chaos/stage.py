@@ -24,7 +24,7 @@ S = TypeVar("S", bound=Shared)
 
 
 class Stage(Generic[S]):
-    """Builds a scene at first use. Whoever enters the stage ends the scene by leaving it."""
+    """Builds a scene at first use. Leaving the stage ends the scene."""
 
     def __init__(self, build: Callable[[], AbstractContextManager[S]]) -> None:
         self._build = build
