@@ -15,10 +15,11 @@ from fault_proxy import FaultProxy
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     whole = config.getoption("--whole")
     left_out = []
-    for item in [item for item in items if item.path.parent.name == "chaos"]:
-        item.add_marker(pytest.mark.chaos)
-        if item.path.name.startswith("test_engine_"):
-            item.add_marker(pytest.mark.engine)
+    for item in items:
+        if item.path.parent.name == "chaos":
+            item.add_marker(pytest.mark.chaos)
+            if item.path.name.startswith("test_engine_"):
+                item.add_marker(pytest.mark.engine)
         if item.get_closest_marker("whole") is not None and not whole:
             left_out.append(item)
     if left_out:

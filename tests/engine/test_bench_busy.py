@@ -12,6 +12,7 @@ from benchmarks.remote_kv_cache.busy_results import NONE, OFF, Key
 STEP_MS, ANSWER = 150, 3
 
 
+@pytest.mark.whole  # three engines, and steps of 150 ms: minutes
 @pytest.mark.timeout(900)
 def test_a_queue_is_counted_on_each_engine_and_steps_are_stretched(model: Path, tmp_path: Path):
     file = tmp_path / "busy.json"
