@@ -2,8 +2,8 @@
 
 Hits of equal length give bit-equal tokens and logprobs whether they came from the engine's own
 cache, the CPU pool or the server. Against a cold run, and against an engine without a connector,
-the tokens are equal; logprobs differ at most as much as vLLM's own prefix hit makes them differ,
-since a hit runs other batch shapes than a full prefill.
+the tokens are equal; logprobs differ at most as much as vLLM's own prefix hit makes them differ, or
+by a rounding of one logit, since a hit runs other batch shapes than a full prefill.
 """
 
 import threading
@@ -23,8 +23,13 @@ from cluster import (
     connector,
 )
 
+from benchmarks.remote_kv_cache.busy_results import verdict
 from examples.engine import Completion
 from examples.tiny_model import prompt_tokens
+
+ROUNDING = 1 / 64
+"""Nats between neighbouring bfloat16 logits of 2 to 4. On some processors the batch shapes of
+vLLM's own hit and of a cold run round alike, and those of another hit do not (0.0001 seen)."""
 
 # Before, on and after block boundaries; below one block; more than one prefill chunk of 512.
 LENGTHS = [31, 32, 33, 10 * BLOCK - 1, 10 * BLOCK, 10 * BLOCK + 1, 1000, 1500]
@@ -123,7 +128,7 @@ def test_a_hit_changes_logprobs_no_more_than_vllms_own_hit_does(
         ours = max(
             difference(without_connector[n]["cold"], with_connector[n][level]) for n in LENGTHS
         )
-        assert ours <= own, level
+        assert ours <= max(own, ROUNDING), level
 
 
 def test_a_second_engine_without_prefix_caching_gets_the_same_from_the_server(
@@ -167,14 +172,14 @@ def test_preempted_requests_are_answered_as_alone(engine: Engine, plain: Engine)
     """Eight prompts just fit the engine's blocks; their answers do not."""
     prompts = [prompt_tokens(792 + i, seed=200 + i) for i in range(8)]
     assert 8 * 25 < ENGINE_BLOCKS < 8 * 27
-    alone = [plain.ask(prompt, 72).token_ids for prompt in prompts]
+    alone = [plain.ask(prompt, 72) for prompt in prompts]
     before = engine.metric("vllm:num_preemptions_total")
     for _ in range(5):  # on a busy machine the first have ended before the last have come
         with ThreadPoolExecutor(8) as threads:
-            together = [
-                answer.token_ids for answer in threads.map(lambda p: engine.ask(p, 72), prompts)
-            ]
-        assert together == alone
+            together = list(threads.map(lambda p: engine.ask(p, 72), prompts))
+        # What a preempted request computes again, it computes in another batch.
+        verdicts = {verdict(a, b) for a, b in zip(together, alone, strict=True)}
+        assert verdicts <= {"equal", "tied"}
         if engine.metric("vllm:num_preemptions_total") > before:
             return
     raise AssertionError("nothing was preempted")
