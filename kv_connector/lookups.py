@@ -70,6 +70,7 @@ class Lookups:
         config: RemoteConfig,
         counters: TierCounters,
         break_even: BreakEven,
+        patience: Patience,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
@@ -77,7 +78,7 @@ class Lookups:
         self._config = config
         self._counters = counters
         self._break_even = break_even
-        self._patience = Patience(config, break_even.engine)
+        self._patience = patience
         self._clock = clock
         self._waits: dict[str, Waiting] = {}
         self._step = 0

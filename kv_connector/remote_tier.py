@@ -119,8 +119,9 @@ class RemoteTier(SecondaryTierManager):
         pool = getattr(offloading_spec, "_scheduler_mmap", None)
         if pool is not None and pool.fd is not None:
             self._client.register(self._rows.memory, pool.fd)
+        patience = Patience(config, self.break_even.engine)
         self._lookups = Lookups(
-            self._client, self._rows, config, self._counters, self.break_even, clock
+            self._client, self._rows, config, self._counters, self.break_even, patience, clock
         )
         self._recency = Recency(clock)
         self._transfers = Transfers(
@@ -128,7 +129,7 @@ class RemoteTier(SecondaryTierManager):
             self._rows,
             config,
             self._counters,
-            Patience(config, self.break_even.engine),
+            patience,
             clock,
         )
         self._backfill = Backfill(

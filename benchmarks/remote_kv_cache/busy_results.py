@@ -119,7 +119,7 @@ class Trial:
     """Answers to the prompts that the server holds, in the order in which they were asked."""
 
     new: Sequence[Completion]
-    """Answers to those in between, which nobody has asked before."""
+    """Answers to the new prompts in between."""
 
     seconds: float
     """Until the last of all was answered."""

@@ -254,7 +254,7 @@ class Loop:
         time.sleep(_RECOVERY_PAUSE_S)
 
     def _shut_down(self) -> None:
-        """End every request, wait until libzmq holds nobody's row, leave. The mailbox is open."""
+        """End every request, and return when libzmq holds no row. The mailbox is still open."""
         error = ServerUnavailable("the client was closed")
         _do_each(
             partial(self._take_over, self._clock()),
