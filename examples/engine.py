@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from examples.processes import LoggedProcess, free_port
 
@@ -17,6 +17,14 @@ Prompt = str | Sequence[int]
 
 # vLLM's names for the levels that cached prompt tokens come from. It has none for a remote store.
 CACHE_LEVELS = {"engine": "device", "pool": "host", "server": "external_unspecified"}
+
+
+Verdict = Literal["equal", "tied", "wrong"]
+
+TIED = 0.1
+"""Logprobs as near to each other as this are equal. The logits have 16 bits, and what other
+requests a step computes moves a logprob by up to 0.05: without any connector one answer in a
+hundred is another in a queue than alone, at a token whose two best candidates are so near."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,22 @@ class Completion:
     ttft_s: float  # from sending the request to the first token; the whole reply if not streamed
     total_s: float
     usage: dict[str, Any] = field(repr=False)
+
+    def compared_with(self, reference: "Completion") -> Verdict:
+        """`equal`, `tied` or `wrong`, by the first token that differs: what follows another token
+        is another text. Both have the same length, and `reference` has its logprobs."""
+        pairs = zip(self.token_ids, reference.token_ids, strict=True)
+        for place, (token, expected) in enumerate(pairs):
+            if token != expected:
+                candidates = reference.logprobs[place]
+                best, other = (candidates.get(f"token_id:{each}") for each in (expected, token))
+                is_tied = best is not None and other is not None and best - other <= TIED
+                return "tied" if is_tied else "wrong"
+        return "equal"
+
+    def agrees_with(self, reference: "Completion") -> bool:
+        """Whether the two differ in nothing, or at a tie only."""
+        return self.compared_with(reference) != "wrong"
 
 
 class EngineError(RuntimeError):

@@ -21,11 +21,6 @@ _NOT_USED = {
 }
 """Metrics of what did not come from the server or did not go to it, and what they are called."""
 
-TIED = 0.1
-"""Logprobs as near to each other as this are equal. The logits have 16 bits, and what other
-requests a step computes moves a logprob by up to 0.05: without any connector one answer in a
-hundred is another in a queue than alone, at a token whose two best candidates are so near."""
-
 _LABEL = re.compile(r'(?:reason|outcome)="([^"]*)"')
 _LANDED = "hit"
 """The outcome of a load whose block was used."""
@@ -141,7 +136,8 @@ class Answers(NamedTuple):
 
     equal: int = 0
     tied: int = 0
-    """Other from a token on that the engine without a connector held for as good: see `TIED`."""
+    """Other from a token on that the engine without a connector held for as good: see
+    `examples.engine.TIED`."""
 
     wrong: int = 0
 
@@ -153,24 +149,11 @@ class Answers(NamedTuple):
 def compared(trials: Sequence[Trial], reference: Sequence[Trial]) -> Answers:
     """The held prompts' answers of the rounds that both have, beside those without a connector."""
     verdicts = Counter(
-        verdict(mine, theirs)
+        mine.compared_with(theirs)
         for one, other in zip(trials, reference, strict=False)
         for mine, theirs in zip(one.held, other.held, strict=True)
     )
     return Answers(*(verdicts[name] for name in Answers._fields))
-
-
-def verdict(mine: Completion, reference: Completion) -> str:
-    """`equal`, `tied` or `wrong`, by the first token that differs. What follows another token is
-    another text. Both answers are as long as was asked for."""
-    pairs = zip(mine.token_ids, reference.token_ids, strict=True)
-    for place, (token, expected) in enumerate(pairs):
-        if token != expected:
-            candidates = reference.logprobs[place]
-            best, other = (candidates.get(f"token_id:{each}") for each in (expected, token))
-            is_tied = best is not None and other is not None and best - other <= TIED
-            return "tied" if is_tied else "wrong"
-    return "equal"
 
 
 def judged(sample: Sample, trials: Sequence[Trial], reference: Sequence[Trial]) -> Sample:

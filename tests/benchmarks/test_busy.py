@@ -129,12 +129,12 @@ def test_tokens_that_were_on_the_engine_before_make_the_cell_invalid(counted: Co
     ],
 )
 def test_a_differing_token_is_wrong_unless_the_reference_held_it_for_as_good(mine, verdict):
-    assert results.verdict(answer(mine), answer()) == verdict
+    assert answer(mine).compared_with(answer()) == verdict
 
 
 def test_a_candidate_that_is_clearly_worse_is_wrong():
     reference = Completion("", [7], [{"token_id:7": -1.0, "token_id:5": -1.2}], 33, 0, 0.1, 1.0, {})
-    assert results.verdict(answer([5]), reference) == "wrong"
+    assert answer([5]).compared_with(reference) == "wrong"
 
 
 def test_one_wrong_answer_makes_the_cell_failed_and_gives_it_no_figures():

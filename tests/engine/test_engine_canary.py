@@ -53,7 +53,7 @@ def test_an_engine_whose_canary_fails_serves_from_its_pool_alone(
         engine.forget()
         answer, tokens = engine.ask_from(prompt)
         assert tokens == {"engine": 0, "pool": 640 // BLOCK * BLOCK, "server": 0}
-        assert answer.token_ids == cold.token_ids
+        assert answer.agrees_with(cold)
         assert canaries(engine) == {"failed": 1}
         assert engine.metric("kvferry_server_ready") == 0
         assert engine.metric("kvferry_hook_errors_total") == 0

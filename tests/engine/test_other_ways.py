@@ -24,7 +24,7 @@ def test_without_a_server_the_pool_works_alone(model: Path, logs: Path):
         pool.forget()
         answer, tokens = pool.ask_from(prompt)
         assert tokens == {"engine": 0, "pool": 640, "server": 0}
-        assert answer.token_ids == cold.token_ids
+        assert answer.agrees_with(cold)
 
 
 def test_the_tier_serves_vllms_own_connector(cluster: Cluster, model: Path, logs: Path):
@@ -59,4 +59,4 @@ def test_the_tier_serves_vllms_own_connector(cluster: Cluster, model: Path, logs
         assert any(name.startswith("bare-tier-test@") for name in stats.namespaces)
         answer, tokens = bare.ask_from(prompt)
         assert tokens == {"engine": 0, "pool": 0, "server": 640 // BLOCK * BLOCK}
-        assert answer.token_ids == cold.token_ids
+        assert answer.agrees_with(cold)
