@@ -2,13 +2,16 @@
 
 The client's breaker opens when nothing at all is answered. A server that is far away answers puts
 within their seconds and lookups never within their milliseconds: the breaker stays closed, and
-every request would wait for its deadline in vain. After a few late lookups in a row requests are
-told a miss at once, and a lookup that no request waits for finds out when it is over.
+every request would wait for its deadline in vain. After a few late lookups in a row every request
+is a miss at once, and a lookup that no request waits for finds out when the delay is over. As with
+the breaker, lookups of a burst that are late in one short stall begin no pause.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf
+
+from remote_server.client.breaker import ONE_STALL_S
 
 LATE_IN_A_ROW = 3
 
@@ -22,6 +25,7 @@ class LookupPause:
 
     clock: Callable[[], float]
     _late: int = 0
+    _late_since_s: float = inf
     _pause_s: float = FIRST_PAUSE_S
     _probe_at_s: float | None = None
     """While paused: when to try again; infinite while that is under way."""
@@ -31,13 +35,15 @@ class LookupPause:
         """Whether requests are told a miss without a question."""
         return self._probe_at_s is not None
 
-    def ended(self, *, in_time: bool) -> None:
+    def ended(self, *, in_time: bool, asked_s: float) -> None:
         """A lookup that a request waited for was answered in time, or was not."""
         if in_time:
             self.forget()
             return
         self._late += 1
-        if self._late == LATE_IN_A_ROW:
+        self._late_since_s = min(self._late_since_s, asked_s)
+        is_long = self.clock() - self._late_since_s >= ONE_STALL_S
+        if self._late >= LATE_IN_A_ROW and is_long and not self.paused:
             self._begin()
 
     def take_probe(self) -> bool:
@@ -56,7 +62,8 @@ class LookupPause:
 
     def forget(self) -> None:
         """A lookup was in time, or it is another server: ask again."""
-        self._late, self._pause_s, self._probe_at_s = 0, FIRST_PAUSE_S, None
+        self._late, self._late_since_s = 0, inf
+        self._pause_s, self._probe_at_s = FIRST_PAUSE_S, None
 
     def _begin(self) -> None:
         self._probe_at_s = self.clock() + self._pause_s

@@ -367,7 +367,7 @@ class Lookups:
             seconds = answer.ended_s - answer.asked_s
             self._counters.observe(metrics.LOOKUP_DURATION, seconds)
             self._break_even.link.lookup_took(seconds)
-            self._pause.ended(in_time=in_time)
+            self._pause.ended(in_time=in_time, asked_s=answer.asked_s)
 
     # ── on the client's I/O thread ───────────────────────────────────────────────────────
 

@@ -11,6 +11,10 @@ in microseconds.
 from enum import StrEnum, auto
 from math import inf
 
+ONE_STALL_S = 0.2
+"""A silence as short as this opens nothing, however many requests expire in it. A host that gives
+the server no processor for a moment makes a whole burst of lookups late at once."""
+
 
 class BreakerState(StrEnum):
     CLOSED = auto()  # requests flow
@@ -19,7 +23,7 @@ class BreakerState(StrEnum):
 
 
 class Breaker:
-    """Counts timeouts in a row. Any answer in time starts the count again."""
+    """Counts timeouts in a row, and how long the silence was. An answer in time ends both."""
 
     def __init__(self, threshold: int, first_backoff_s: float, longest_backoff_s: float) -> None:
         self._threshold = threshold
@@ -27,18 +31,22 @@ class Breaker:
         self._longest_backoff_s = longest_backoff_s
         self._backoff_s = first_backoff_s
         self._timeouts = 0
+        self._silent_since = inf
         self.state = BreakerState.CLOSED
         self.retry_at = inf
         """When the next probe is due; infinite unless open."""
 
     def answered(self) -> None:
         """A reply came in time. Closes nothing: only a probe's answer does that."""
-        self._timeouts = 0
+        self._timeouts, self._silent_since = 0, inf
 
-    def timed_out(self, now: float) -> bool:
-        """A request was sent and its deadline passed. True when this one opened the breaker."""
+    def timed_out(self, now: float, waited_s: float) -> bool:
+        """A request waited so long for the server in vain. True when this opened the breaker."""
         self._timeouts += 1
+        self._silent_since = min(self._silent_since, now - waited_s)
         if self.state is not BreakerState.CLOSED or self._timeouts < self._threshold:
+            return False
+        if now - self._silent_since < ONE_STALL_S:
             return False
         self._open(now)
         return True
@@ -63,7 +71,7 @@ class Breaker:
         was_open = self.state is not BreakerState.CLOSED
         self.state = BreakerState.CLOSED
         self.retry_at = inf
-        self._timeouts = 0
+        self._timeouts, self._silent_since = 0, inf
         self._backoff_s = self._first_backoff_s
         return was_open
 

@@ -115,7 +115,7 @@ class ControlLane:
         for ask in [ask for ask in self._asks if ask.deadline <= now]:
             self._counters[ask.op.timeouts] += 1
             if ask.num_sent > ask.num_replies and not ask.always:
-                self._session.timed_out(now)
+                self._session.timed_out(now, ask.timeout_s)
             self._end(ask, DeadlineExceeded(f"no answer to {ask.op} in time"))
         self.wake_at = min((ask.deadline for ask in self._asks), default=inf)
 

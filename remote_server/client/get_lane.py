@@ -150,7 +150,7 @@ class GetLane(ABC):
         for transfer, stalled in self._queue.late(now):
             self._counters[Op.GET.timeouts] += 1
             if transfer.num_asked and stalled:
-                self._session.timed_out(now)
+                self._session.timed_out(now, transfer.stall_s)
             why = f"nothing came for {transfer.stall_s:g} s" if stalled else "deadline passed"
             self._end(transfer, DeadlineExceeded(f"get: {why}"), GetOutcome.LATE)
         if self.has_leftovers and self._last_heard + ABANDON_S <= now:

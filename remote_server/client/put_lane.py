@@ -177,7 +177,7 @@ class PutLane(ABC):
         for transfer in late:
             self._counters[Op.PUT.timeouts] += 1
             if transfer.num_in_flight:
-                self._session.timed_out(now)
+                self._session.timed_out(now, transfer.timeout_s)
         self._give_up(late, DeadlineExceeded("no answer to put in time"))
         deadlines = (transfer.deadline for transfer in self._waiting)
         self.wake_at = min((deadline for deadline in deadlines if deadline > now), default=inf)

@@ -226,9 +226,9 @@ class Session:
         """Some request got its answer in time."""
         self.breaker.answered()
 
-    def timed_out(self, now: float) -> None:
-        """Some request was sent and got no answer in time."""
-        if self.breaker.timed_out(now):
+    def timed_out(self, now: float, waited_s: float) -> None:
+        """Some request was sent and got no answer for so long."""
+        if self.breaker.timed_out(now, waited_s):
             self._breaker_opened()
 
     # ── its own ──────────────────────────────────────────────────────────────────────────

@@ -5,6 +5,7 @@ from scripted_client import Clock, Engine
 
 from kv_connector import tier_metrics as metrics
 from kv_connector.lookup_pause import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupPause
+from remote_server.client.breaker import ONE_STALL_S
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState
 
@@ -24,6 +25,7 @@ def ask(engine: Engine, name: str) -> list[str]:
 def fail_lookups(engine: Engine, number: int = LATE_IN_A_ROW) -> None:
     for i in range(number):
         assert ask(engine, f"late {i}") == ["RETRY"] * 2
+        engine.clock.now += ONE_STALL_S
         engine.client.last("lookup").reply.set_exception(DeadlineExceeded("late"))
     engine.step()
 
@@ -37,6 +39,19 @@ def test_after_a_few_late_lookups_in_a_row_requests_are_misses_at_once(engine: E
     stats = engine.tier.get_stats()
     assert stats is not None
     assert stats.data["data"][metrics.LOOKUPS_PAUSED][()] == 1
+
+
+def test_a_burst_that_is_late_in_one_short_stall_begins_no_pause(engine: Engine):
+    burst = [engine.request(f"late {i}", 2) for i in range(5)]
+    for context, keys in burst:
+        engine.lookup(context, keys)
+    engine.step()
+    engine.clock.now += ONE_STALL_S / 2
+    questions = [asked for asked in engine.client.asked if asked.operation == "lookup"]
+    for question in questions:
+        question.reply.set_exception(DeadlineExceeded("late"))
+    engine.step()
+    assert ask(engine, "next") == ["RETRY"] * 2
 
 
 def test_an_answer_in_time_starts_the_count_again(engine: Engine):
@@ -103,11 +118,11 @@ def test_pauses_grow_to_a_limit_and_late_answers_meanwhile_change_nothing():
     clock = Clock()
     pause = LookupPause(clock)
     for _ in range(LATE_IN_A_ROW):
-        pause.ended(in_time=False)
+        pause.ended(in_time=False, asked_s=clock.now - 1)
     lengths = []
     for _ in range(6):
         began = clock.now
-        pause.ended(in_time=False)
+        pause.ended(in_time=False, asked_s=clock.now - 1)
         while not pause.take_probe():
             clock.now += FIRST_PAUSE_S / 2
         lengths.append(clock.now - began)

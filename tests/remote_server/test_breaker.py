@@ -2,12 +2,14 @@
 
 from math import inf
 
-from remote_server.client.breaker import Breaker, BreakerState
+import pytest
+
+from remote_server.client.breaker import ONE_STALL_S, Breaker, BreakerState
 
 
 def opened(at: float = 0.0) -> Breaker:
     breaker = Breaker(3, 0.25, 1.0)
-    assert [breaker.timed_out(at) for _ in range(3)] == [False, False, True]
+    assert [breaker.timed_out(at, 5.0) for _ in range(3)] == [False, False, True]
     return breaker
 
 
@@ -20,15 +22,34 @@ def test_timeouts_in_a_row_open_it():
 def test_an_answer_starts_the_count_again():
     breaker = Breaker(3, 0.25, 1.0)
     for _ in range(10):
-        assert not breaker.timed_out(0)
-        assert not breaker.timed_out(0)
+        assert not breaker.timed_out(0, 5.0)
+        assert not breaker.timed_out(0, 5.0)
         breaker.answered()
     assert breaker.state is BreakerState.CLOSED
 
 
+@pytest.mark.parametrize("together", [3, 1000])
+def test_a_burst_that_expires_in_one_short_stall_does_not_open_it(together: int):
+    breaker = Breaker(3, 0.25, 1.0)
+    for stall in range(10):
+        assert not any(breaker.timed_out(stall, 0.05) for _ in range(together))
+        breaker.answered()
+
+
+def test_short_deadlines_open_it_once_the_silence_is_long():
+    breaker = Breaker(3, 0.25, 1.0)
+    asked_first = 7.0
+    opened_at = next(
+        now
+        for now in (asked_first + ms / 1000 for ms in range(50, 5000))
+        if breaker.timed_out(now, 0.05)
+    )
+    assert opened_at - asked_first == pytest.approx(ONE_STALL_S, abs=0.002)
+
+
 def test_more_timeouts_do_not_open_it_twice():
     breaker = opened(at=0.0)
-    assert not any(breaker.timed_out(5.0) for _ in range(10))
+    assert not any(breaker.timed_out(5.0, 5.0) for _ in range(10))
     assert breaker.retry_at == 0.25
 
 
@@ -61,7 +82,7 @@ def test_closing_forgets_the_past():
     breaker.probe()
     assert breaker.close()
     assert not breaker.close(), "it was closed before"
-    assert [breaker.timed_out(9.0) for _ in range(3)] == [False, False, True]
+    assert [breaker.timed_out(9.0, 5.0) for _ in range(3)] == [False, False, True]
     assert breaker.retry_at == 9.25
 
 

@@ -34,10 +34,10 @@ UNAVAILABLE = GetOutcome.UNAVAILABLE
 def _time_out(client, clock, fake, number):
     for _ in range(number):
         asked = len(fake.all_asked(Lookup))
-        future = client.lookup(NAMESPACE, [key(0)], timeout_s=0.05)
+        future = client.lookup(NAMESPACE, [key(0)], timeout_s=0.1)
         fake.wait_for(Lookup, asked + 1)
         client.check()
-        clock.advance(0.051)
+        clock.advance(0.101)
         assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
 
 
@@ -91,12 +91,12 @@ def test_what_is_in_flight_when_the_breaker_opens_may_still_arrive(fake, make_cl
 def test_stalled_gets_and_late_puts_count_for_the_breaker(fake, make_client, clock):
     client = make_client(fake.endpoint, clock=clock)
     fake.silence(Get, Put)
-    futures = [client.get(NAMESPACE, [key(n)], empty_rows(1)) for n in range(2)]
-    futures.append(client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=0.05))
+    futures = [client.get(NAMESPACE, [key(n)], empty_rows(1), stall_s=0.2) for n in range(2)]
+    futures.append(client.put(NAMESPACE, [key(1)], rows_of(range(1)), timeout_s=0.2))
     fake.wait_for(Get, 2)
     fake.wait_for(Put)
     client.check()
-    clock.advance(0.051)
+    clock.advance(0.201)
     for future in futures:
         future.result(PATIENCE_S)
     eventually(lambda: client.counters()["breaker_opened"] == 1)
@@ -157,7 +157,7 @@ def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(
     os.kill(process.pid, signal.SIGSTOP)
     eventually(lambda: _is_stopped(process.pid))
     rows = empty_rows(8)
-    gets = [client.get(NAMESPACE, keys, rows) for _ in range(3)]
+    gets = [client.get(NAMESPACE, keys, rows, stall_s=0.25) for _ in range(3)]
     for get in gets:
         assert get.result(1).outcomes == [GetOutcome.LATE] * 8
     eventually(lambda: not client.ready)
