@@ -153,7 +153,7 @@ def compared(trials: Sequence[Trial], reference: Sequence[Trial]) -> Answers:
         for one, other in zip(trials, reference, strict=False)
         for mine, theirs in zip(one.held, other.held, strict=True)
     )
-    return Answers(*(verdicts[name] for name in Answers._fields))
+    return Answers(verdicts["equal"], verdicts["tied"], verdicts["wrong"])
 
 
 def judged(sample: Sample, trials: Sequence[Trial], reference: Sequence[Trial]) -> Sample:

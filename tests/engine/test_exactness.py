@@ -22,6 +22,7 @@ from cluster import (
     Cluster,
     Engine,
     connector,
+    running,
 )
 
 from examples.engine import Completion
@@ -39,24 +40,31 @@ Answers = dict[int, dict[str, Completion]]
 
 
 @pytest.fixture(scope="module")
-def plain(model: Path, logs: Path) -> Iterator[Engine]:
-    """vLLM as it is, without a connector."""
-    with Engine(model, args=ENGINE_ARGS, log=logs / "plain.log") as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def uncached(plain: Engine, cluster: Cluster, model: Path, logs: Path) -> Iterator[Engine]:
-    """A second engine on the server, over shared memory, with vLLM's own prefix caching off. It
-    names the connector by its module instead of relying on the plugin."""
+def others(cluster: Cluster, model: Path, logs: Path) -> Iterator[tuple[Engine, Engine]]:
+    """The engines of the two fixtures below."""
     by_module = {"kv_connector_module_path": "kv_connector.connector"}
-    with Engine(
+    plain = Engine(model, args=ENGINE_ARGS, log=logs / "plain.log")
+    uncached = Engine(
         model,
         connector=connector(cluster.server.endpoint, transport="shm", **PATIENT) | by_module,
         args=[*ENGINE_ARGS, "--no-enable-prefix-caching"],
         log=logs / "uncached.log",
-    ) as engine:
-        yield engine
+    )
+    with running(plain, uncached):
+        yield plain, uncached
+
+
+@pytest.fixture(scope="module")
+def plain(others: tuple[Engine, Engine]) -> Engine:
+    """vLLM as it is, without a connector."""
+    return others[0]
+
+
+@pytest.fixture(scope="module")
+def uncached(others: tuple[Engine, Engine]) -> Engine:
+    """A second engine on the server, over shared memory, with vLLM's own prefix caching off. It
+    names the connector by its module instead of relying on the plugin."""
+    return others[1]
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,10 @@
 """The other ways to run it: the pool alone, and the tier in somebody else's offloading config."""
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
+import pytest
 from cluster import (
     ALWAYS_LOAD,
     BLOCK,
@@ -12,23 +15,28 @@ from cluster import (
     Cluster,
     Engine,
     connector,
+    running,
 )
 
 from examples.tiny_model import prompt_tokens
 
 
-def test_without_a_server_the_pool_works_alone(model: Path, logs: Path):
-    prompt = prompt_tokens(640 + 3, seed=800)
-    with Engine(model, connector=connector(None), args=ENGINE_ARGS, log=logs / "pool.log") as pool:
-        cold = pool.ask(prompt)
-        pool.forget()
-        answer, tokens = pool.ask_from(prompt)
-        assert tokens == {"engine": 0, "pool": 640, "server": 0}
-        assert answer.agrees_with(cold)
+class Ways(NamedTuple):
+    """Two engines, and vLLM's pool files that were there before them."""
+
+    pool: Engine
+    bare: Engine
+    files_before: set[Path]
 
 
-def test_the_tier_serves_vllms_own_connector(cluster: Cluster, model: Path, logs: Path):
-    """As on a GPU host, but for the spec: vLLM's own refuses the CPU platform."""
+def offload_files() -> set[Path]:
+    return set(Path("/dev/shm").glob("vllm_offload_*"))
+
+
+@pytest.fixture(scope="module")
+def ways(cluster: Cluster, model: Path, logs: Path) -> Iterator[Ways]:
+    """An engine without a server, and one with vLLM's own connector over the tier: as on a GPU
+    host, but for the spec, since vLLM's refuses the CPU platform."""
     offloading = {
         "kv_connector": "OffloadingConnector",
         "kv_role": "kv_both",
@@ -48,15 +56,30 @@ def test_the_tier_serves_vllms_own_connector(cluster: Cluster, model: Path, logs
             ],
         },
     }
-    prompt = prompt_tokens(640 + 3, seed=810)
-    before = set(Path("/dev/shm").glob("vllm_offload_*"))
-    with Engine(model, connector=offloading, args=ENGINE_ARGS, log=logs / "bare.log") as bare:
-        assert set(Path("/dev/shm").glob("vllm_offload_*")) == before, "the pool keeps its name"
-        bare.when_ready()
-        cold = bare.ask(prompt)
-        bare.push_out_of_pool(seed=30)
-        stats = cluster.settled()
-        assert any(name.startswith("bare-tier-test@") for name in stats.namespaces)
-        answer, tokens = bare.ask_from(prompt)
-        assert tokens == {"engine": 0, "pool": 0, "server": 640 // BLOCK * BLOCK}
-        assert answer.agrees_with(cold)
+    pool = Engine(model, connector=connector(None), args=ENGINE_ARGS, log=logs / "pool.log")
+    bare = Engine(model, connector=offloading, args=ENGINE_ARGS, log=logs / "bare.log")
+    before = offload_files()
+    with running(pool, bare):
+        yield Ways(pool, bare, before)
+
+
+def test_without_a_server_the_pool_works_alone(ways: Ways):
+    prompt = prompt_tokens(640 + 3, seed=800)
+    cold = ways.pool.ask(prompt)
+    ways.pool.forget()
+    answer, tokens = ways.pool.ask_from(prompt)
+    assert tokens == {"engine": 0, "pool": 640, "server": 0}
+    assert answer.agrees_with(cold)
+
+
+def test_the_tier_serves_vllms_own_connector(ways: Ways, cluster: Cluster):
+    prompt, bare = prompt_tokens(640 + 3, seed=810), ways.bare
+    assert offload_files() == ways.files_before, "no pool keeps its name"
+    bare.when_ready()
+    cold = bare.ask(prompt)
+    bare.push_out_of_pool(seed=30)
+    stats = cluster.settled()
+    assert any(name.startswith("bare-tier-test@") for name in stats.namespaces)
+    answer, tokens = bare.ask_from(prompt)
+    assert tokens == {"engine": 0, "pool": 0, "server": 640 // BLOCK * BLOCK}
+    assert answer.agrees_with(cold)
