@@ -12,8 +12,8 @@ from enum import StrEnum, auto
 from math import inf
 
 ONE_STALL_S = 0.2
-"""A silence as short as this opens nothing, however many requests expire in it. A host that gives
-the server no processor for a moment makes a whole burst of lookups late at once."""
+"""How long a server must be silent before anything opens, however many requests expire by then. A
+host that gives the server no processor for a moment makes a whole burst of lookups late at once."""
 
 
 class BreakerState(StrEnum):
@@ -35,18 +35,29 @@ class Breaker:
         self.state = BreakerState.CLOSED
         self.retry_at = inf
         """When the next probe is due; infinite unless open."""
+        self.opens_at = inf
+        """When enough timeouts open it, unless something is heard before: call `open_if_due`."""
 
     def answered(self) -> None:
         """A reply came in time. Closes nothing: only a probe's answer does that."""
-        self._timeouts, self._silent_since = 0, inf
+        self._timeouts, self._silent_since, self.opens_at = 0, inf, inf
+
+    def answered_late(self, waited_s: float) -> None:
+        """A reply came after its deadline. Within one stall it is as good as one in time."""
+        if waited_s < ONE_STALL_S:
+            self.answered()
 
     def timed_out(self, now: float, waited_s: float) -> bool:
         """A request waited so long for the server in vain. True when this opened the breaker."""
         self._timeouts += 1
         self._silent_since = min(self._silent_since, now - waited_s)
-        if self.state is not BreakerState.CLOSED or self._timeouts < self._threshold:
-            return False
-        if now - self._silent_since < ONE_STALL_S:
+        if self._timeouts >= self._threshold:
+            self.opens_at = self._silent_since + ONE_STALL_S
+        return self.open_if_due(now)
+
+    def open_if_due(self, now: float) -> bool:
+        """Open when the silence has lasted long enough. True when this opened the breaker."""
+        if self.state is not BreakerState.CLOSED or now < self.opens_at:
             return False
         self._open(now)
         return True
@@ -71,11 +82,11 @@ class Breaker:
         was_open = self.state is not BreakerState.CLOSED
         self.state = BreakerState.CLOSED
         self.retry_at = inf
-        self._timeouts, self._silent_since = 0, inf
+        self.answered()
         self._backoff_s = self._first_backoff_s
         return was_open
 
     def _open(self, now: float) -> None:
-        self.state = BreakerState.OPEN
+        self.state, self.opens_at = BreakerState.OPEN, inf
         self.retry_at = now + self._backoff_s
         self._backoff_s = min(2 * self._backoff_s, self._longest_backoff_s)

@@ -33,6 +33,7 @@ class ControlLane:
         self._asks: dict[Ask, None] = {}
         self._queue: deque[tuple[Ask, int]] = deque()
         self._in_flight: dict[int, tuple[Ask, int]] = {}
+        self._now = 0.0
         self.wake_at = inf
         self.blocked = False
         """The connection would not take a message; try again shortly."""
@@ -80,6 +81,7 @@ class ControlLane:
         """Take the replies that are here."""
         if not self._in_flight and not self._connection.readable:
             return
+        self._now = now
         self._inbox.empty_into(self._take)
 
     def _take(self, reply: protocol.Reply) -> None:
@@ -95,6 +97,7 @@ class ControlLane:
         del self._in_flight[reply.request_id]
         if ask.ended:
             self._counters["late_replies"] += 1
+            self._session.answered_late(self._now - (ask.deadline - ask.timeout_s))
             return
         self._session.answered()
         if isinstance(reply, protocol.Error):

@@ -99,6 +99,8 @@ class Session:
 
     def due(self, now: float) -> list[Declaration]:
         """The namespaces to say hello for now."""
+        if self.breaker.open_if_due(now):
+            self._breaker_opened()
         if self.breaker.retry_at <= now:
             self._say_hello_again()
         due = self.declarations.due(now)
@@ -108,7 +110,7 @@ class Session:
         """When `due` may have something new to say."""
         if not self.connected:
             return inf
-        return min(self.breaker.retry_at, self.declarations.retry_at)
+        return min(self.breaker.opens_at, self.breaker.retry_at, self.declarations.retry_at)
 
     # ── what it is told ──────────────────────────────────────────────────────────────────
 
@@ -225,6 +227,10 @@ class Session:
     def answered(self) -> None:
         """Some request got its answer in time."""
         self.breaker.answered()
+
+    def answered_late(self, waited_s: float) -> None:
+        """Some request got its answer so long after it was sent, and too late."""
+        self.breaker.answered_late(waited_s)
 
     def timed_out(self, now: float, waited_s: float) -> None:
         """Some request was sent and got no answer for so long."""

@@ -41,7 +41,10 @@ def test_after_a_few_late_lookups_in_a_row_requests_are_misses_at_once(engine: E
     assert stats.data["data"][metrics.LOOKUPS_PAUSED][()] == 1
 
 
-def test_a_burst_that_is_late_in_one_short_stall_begins_no_pause(engine: Engine):
+@pytest.mark.parametrize("answered", [True, False])
+def test_a_burst_that_is_late_begins_a_pause_when_nothing_is_answered_after_it(
+    engine: Engine, answered: bool
+):
     burst = [engine.request(f"late {i}", 2) for i in range(5)]
     for context, keys in burst:
         engine.lookup(context, keys)
@@ -52,6 +55,11 @@ def test_a_burst_that_is_late_in_one_short_stall_begins_no_pause(engine: Engine)
         question.reply.set_exception(DeadlineExceeded("late"))
     engine.step()
     assert ask(engine, "next") == ["RETRY"] * 2
+    if answered:
+        engine.client.last("lookup").found(KeyState.ABSENT, KeyState.ABSENT)
+        engine.step()
+    engine.clock.now += ONE_STALL_S
+    assert ask(engine, "later") == ["RETRY" if answered else "MISS"] * 2
 
 
 def test_an_answer_in_time_starts_the_count_again(engine: Engine):

@@ -47,6 +47,25 @@ def test_short_deadlines_open_it_once_the_silence_is_long():
     assert opened_at - asked_first == pytest.approx(ONE_STALL_S, abs=0.002)
 
 
+def test_a_burst_opens_it_when_nothing_is_heard_after_it():
+    breaker = Breaker(3, 0.25, 1.0)
+    for _ in range(3):
+        breaker.timed_out(7.05, 0.05)
+    assert breaker.opens_at == pytest.approx(7.0 + ONE_STALL_S)
+    assert not breaker.open_if_due(7.1)
+    assert breaker.open_if_due(7.0 + ONE_STALL_S)
+    assert breaker.state is BreakerState.OPEN and breaker.opens_at == inf
+
+
+@pytest.mark.parametrize(("waited_s", "opens"), [(0.06, False), (2.0, True)])
+def test_a_late_answer_is_a_sign_of_life_when_it_is_not_very_late(waited_s: float, opens: bool):
+    breaker = Breaker(3, 0.25, 1.0)
+    for _ in range(3):
+        breaker.timed_out(7.05, 0.05)
+    breaker.answered_late(waited_s)
+    assert breaker.open_if_due(8.0) is opens
+
+
 def test_more_timeouts_do_not_open_it_twice():
     breaker = opened(at=0.0)
     assert not any(breaker.timed_out(5.0, 5.0) for _ in range(10))
