@@ -27,7 +27,9 @@ NAMES: dict[str, dict[str, str]] = {
     f"{_CONNECTOR}.v1": {"KVConnectorRole": "tells scheduler and worker apart"},
     f"{_CONNECTOR}.v1.base": {
         "KVConnectorHandshakeMetadata": "base of what workers send the scheduler",
+        "KVConnectorMetadata": _TYPE,
         "KVConnectorRole.WORKER": "tells scheduler and worker apart",
+        "KVConnectorWorkerMetadata": _TYPE,
         "KVConnectorBase_V1._vllm_config": "the translated settings, in a worker's hooks",
     },
     f"{_CONNECTOR}.v1.offloading_connector": {
@@ -58,6 +60,11 @@ NAMES: dict[str, dict[str, str]] = {
     },
     f"{_CONNECTOR}.v1.offloading.worker": {
         "OffloadingConnectorWorker.spec": "makes the stage of the start-up canary",
+    },
+    f"{_CONNECTOR}.v1.offloading.common": {
+        "OffloadingConnectorMetadata": "carries what was heard from the workers to them",
+        "OffloadingWorkerMetadata": "carries the workers' reports to the scheduler",
+        "OffloadingWorkerMetadata.aggregate": "joins the steps of all workers",
     },
     f"{_CONNECTOR}.v1.offloading.metrics": {
         "OffloadingConnectorStats": _METRIC,
