@@ -7,7 +7,6 @@ definitions, and lets single requests opt out.
 
 import copy
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kv_connector.vllm_support import refuse_unsupported
@@ -17,7 +16,10 @@ refuse_unsupported()  # before every import that another version of vLLM may not
 import torch
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
@@ -32,12 +34,22 @@ from kv_connector.config import (
     refuse_random_hashes,
 )
 from kv_connector.guard import never_raises
+from kv_connector.introduction import Introduction
 from kv_connector.pool_file import engine_core_pid, pool_name, sweep_dead_pools
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.request_options import apply_request_options, keep_to_pool
 from kv_connector.spec import POOL_NAME_KEY, FerrySpec
 from kv_connector.traffic import Traffic
-from remote_server.errors import ConfigError
+from kv_connector.worker_report import (
+    FerryMetadata,
+    FerryWorkerMetadata,
+    Reporter,
+    Reports,
+    WorkerReport,
+    reports_in,
+    with_heard,
+    with_report,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -53,20 +65,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = init_logger("vllm.kvferry")
-
-
-@dataclass
-class WorkerFacts(KVConnectorHandshakeMetadata):
-    """What each worker tells the scheduler before the first request."""
-
-    facts: namespace.Facts | None
-    """None when the worker could not tell."""
-
-    canary: Report | None = None
-    """None where there is no server."""
-
-    failed_hooks: tuple[str, ...] = ()
-    """Hooks of the worker that failed and were kept from the engine."""
 
 
 class KVFerryConnector(OffloadingConnector):
@@ -96,33 +94,40 @@ class KVFerryConnector(OffloadingConnector):
                 logger.info("removed %s, left by an engine that died", path)
         translated = _with_extra_config(vllm_config, extra)
         super().__init__(translated, role, kv_cache_config)
-        self._worker_facts: namespace.Facts | None = None
-        self._canary: Report | None = None
-        self._failed_hooks: list[str] = []
-        self._facts: namespace.Facts = {}
-        self._not_known: list[str] = []
         self._traffic = Traffic()
         self._remote: RemoteTier | None = None
-        if not in_worker:
+        self._introduction: Introduction | None = None
+        self._reporter: Reporter | None = None  # a worker's
+        self._reports = Reports(0)  # the scheduler's
+        if in_worker:
+            self._reporter = Reporter(self.connector_worker.spec.config.parallel.rank)
+        else:
+            self._reports = Reports(self.scheduler.config.num_workers)
             self._find_parts()
-            self._take_facts(kv_cache_config)
-
-    def _take_facts(self, kv_cache_config: "KVCacheConfig") -> None:
-        if self._remote is not None:
-            taken = namespace.engine_facts(self._vllm_config, kv_cache_config)
-            self._facts, self._not_known = taken
 
     def _find_parts(self) -> None:
         manager: Any = self.scheduler.manager
         tiers = [tier for tier in manager.secondary_tiers if isinstance(tier, RemoteTier)]
-        self._remote = tiers[0] if tiers else None
+        if tiers:
+            self._remote = tiers[0]
+            self._introduction = self._introduce(tiers[0])
 
-    # ── start: worker → scheduler ────────────────────────────────────────────────────────
+    def _introduce(self, remote: RemoteTier) -> Introduction:
+        facts, not_known = namespace.engine_facts(self._vllm_config, self._kv_cache_config)
+        facts["user"] = self._config.namespace
+        label = namespace.label_of(self._vllm_config, self._config.namespace)
+        return Introduction(remote, self._reports, label, facts, not_known)
+
+    # ── worker → scheduler ───────────────────────────────────────────────────────────────
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         super().register_kv_caches(kv_caches)
-        self._worker_facts = self._look_around(kv_caches)
-        self._canary = self._fly_canary()
+        self._report(self._look_around(kv_caches), self._fly_canary())
+
+    @never_raises(lambda: None)
+    def _report(self, facts: namespace.Facts | None, canary: Report | None) -> None:
+        if self._reporter is not None:
+            self._reporter.change(facts=facts, canary=canary)
 
     @never_raises(lambda: None)
     def _look_around(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
@@ -135,50 +140,39 @@ class KVFerryConnector(OffloadingConnector):
         config = client_config(self._config, f"canary of {self._vllm_config.instance_id}")
         return fly(self.connector_worker.spec.canary_stage, config)
 
-    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return WorkerFacts(self._worker_facts, self._canary, tuple(self._failed_hooks))
-
-    @never_raises(lambda: None, but=ConfigError)
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """All workers have mapped the pool and said what they run on; nothing was served yet.
+        """All workers have mapped the pool. Under `MultiConnector` the metadata is another
+        connector's, so none of it is looked at: workers report with the engine's steps."""
+        self._forget_pool_name()
 
-        Until this has gone well the remote tier answers every lookup with a miss. Raises
-        `ConfigError` for a row that no server takes.
-        """
+    @never_raises(lambda: None)
+    def _forget_pool_name(self) -> None:
         FerrySpec.forget_pool_name_of(self.scheduler.manager)
-        if self._remote is None:
-            return
-        facts = dict(self._facts)
-        reasons = list(self._not_known)
-        for rank, told in sorted(metadata.items()):
-            assert isinstance(told, WorkerFacts)
-            self._count_worker(told)
-            if told.facts is None:
-                reasons.append(f"worker {rank} could not say what it runs on")
-            if told.canary is not None and told.canary.outcome is Outcome.FAILED:
-                reasons.append(f"the start-up canary of worker {rank} failed: {told.canary.detail}")
-            for name, value in (told.facts or {}).items():
-                known = facts.setdefault(name, value)
-                if value not in known.split(" + "):
-                    facts[name] = f"{known} + {value}"
-            logger.debug("worker %s: %s", rank, told)
-        if reasons:
-            self._remote.stay_out("; ".join(reasons))
-            return
-        facts["user"] = self._config.namespace
-        label = namespace.label_of(self._vllm_config, self._config.namespace)
-        self._remote.declare(label, facts)
 
-    def _count_worker(self, told: WorkerFacts) -> None:
-        assert self._remote is not None
-        for hook in told.failed_hooks:
-            self._remote.count_hook_error(hook)
-        if told.canary is not None:
-            self._remote.count_canary(told.canary.outcome)
-            if told.canary.outcome is Outcome.BROKEN:
-                self._remote.count_hook_error("canary")
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self._learn_what_was_heard(connector_metadata)
+
+    @never_raises(lambda: None)
+    def _learn_what_was_heard(self, metadata: KVConnectorMetadata) -> None:
+        if self._reporter is not None:
+            self._reporter.bound(metadata)
+
+    def build_connector_worker_meta(self) -> FerryWorkerMetadata | None:
+        return with_report(super().build_connector_worker_meta(), self._due_report())
+
+    @never_raises(lambda: None)
+    def _due_report(self) -> WorkerReport | None:
+        return None if self._reporter is None else self._reporter.due
+
+    @never_raises(lambda: None)
+    def _hear(self, connector_output: "KVConnectorOutput") -> None:
+        reports = reports_in(connector_output.kv_connector_worker_meta)
+        news = self._reports.take(reports.values())
+        if news and self._introduction is not None:
+            self._introduction.heard(news)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
@@ -247,18 +241,25 @@ class KVFerryConnector(OffloadingConnector):
         sources = self.scheduler.get_external_cache_hit_sources(request, num_external_tokens)
         self._traffic.admitted({source.value: tokens for source, tokens in sources.items()})
 
-    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> Any:
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> FerryMetadata:
         meta = super().build_connector_meta(scheduler_output)
         self._maybe_log()
         self._step_began(scheduler_output)
-        return meta
+        return with_heard(meta, self._heard())
+
+    @never_raises(dict[int, int])
+    def _heard(self) -> dict[int, int]:
+        return self._reports.heard
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         super().update_connector_output(connector_output)
+        self._hear(connector_output)
         self._step_ended()
 
     @never_raises(lambda: None)
     def _step_began(self, scheduler_output: "SchedulerOutput") -> None:
+        if self._introduction is not None:
+            self._introduction.step_begins()
         if self._remote is not None:
             self._remote.break_even.engine.step_began(
                 scheduler_output.num_scheduled_tokens.values(), time.monotonic()
@@ -276,11 +277,12 @@ class KVFerryConnector(OffloadingConnector):
             logger.info(line)
 
     def count_hook_error(self, hook: str) -> None:
-        """In a worker it is told with the handshake: only the scheduler has metrics."""
+        """A worker reports it: only the scheduler has metrics."""
         if self._remote is not None:
             self._remote.count_hook_error(hook)
-        elif hook not in self._failed_hooks:
-            self._failed_hooks.append(hook)
+        elif self._reporter is not None:
+            named = (*self._reporter.report.failed_hooks, hook)
+            self._reporter.change(failed_hooks=tuple(dict.fromkeys(named)))
 
     # ── before the engine is built ───────────────────────────────────────────────────────
 

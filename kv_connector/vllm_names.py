@@ -26,22 +26,26 @@ NAMES: dict[str, dict[str, str]] = {
     },
     f"{_CONNECTOR}.v1": {"KVConnectorRole": "tells scheduler and worker apart"},
     f"{_CONNECTOR}.v1.base": {
-        "KVConnectorHandshakeMetadata": "base of what workers send the scheduler",
+        "KVConnectorHandshakeMetadata": _TYPE,
+        "KVConnectorMetadata": _TYPE,
         "KVConnectorRole.WORKER": "tells scheduler and worker apart",
+        "KVConnectorWorkerMetadata": _TYPE,
         "KVConnectorBase_V1._vllm_config": "the translated settings, in a worker's hooks",
+        "KVConnectorBase_V1._kv_cache_config": _FACT,
     },
     f"{_CONNECTOR}.v1.offloading_connector": {
         "OffloadingConnector": "base of our connector",
         "OffloadingConnector.scheduler": "leads to the manager and its tiers",
         "OffloadingConnector.connector_worker": "leads to the spec, for the start-up canary",
         "OffloadingConnector.register_kv_caches": _HOOK,
-        "OffloadingConnector.get_handshake_metadata": _HOOK,
         "OffloadingConnector.set_xfer_handshake_metadata_pp_aware": _HOOK,
         "OffloadingConnector.on_new_request": _HOOK,
         "OffloadingConnector.get_num_new_matched_tokens": _HOOK,
         "OffloadingConnector.update_state_after_alloc": _HOOK,
         "OffloadingConnector.build_connector_meta": _HOOK,
         "OffloadingConnector.update_connector_output": _HOOK,
+        "OffloadingConnector.bind_connector_metadata": _HOOK,
+        "OffloadingConnector.build_connector_worker_meta": _HOOK,
         "OffloadingConnector.requires_piecewise_for_cudagraph": _HOOK,
         "OffloadingConnector.build_prom_metrics": _HOOK,
         "OffloadingConnector.get_external_cache_hit_sources": "tokens by level, for the log line",
@@ -49,6 +53,7 @@ NAMES: dict[str, dict[str, str]] = {
     f"{_CONNECTOR}.v1.offloading.scheduler": {
         "OffloadingConnectorScheduler.manager": "leads to the tiers, ours among them",
         "OffloadingConnectorScheduler.config": "the groups of the KV cache",
+        "SchedulerOffloadConfig.num_workers": "how many workers report",
         "OffloadingConnectorScheduler._req_status": "the keys of a request's prefix",
         "SchedulerOffloadConfig.kv_group_configs": "the groups of the KV cache",
         "GroupOffloadConfig.tokens_per_chunk": "which keys a prefix of so many tokens has",
@@ -58,6 +63,11 @@ NAMES: dict[str, dict[str, str]] = {
     },
     f"{_CONNECTOR}.v1.offloading.worker": {
         "OffloadingConnectorWorker.spec": "makes the stage of the start-up canary",
+    },
+    f"{_CONNECTOR}.v1.offloading.common": {
+        "OffloadingConnectorMetadata": "carries what was heard from the workers to them",
+        "OffloadingWorkerMetadata": "carries the workers' reports to the scheduler",
+        "OffloadingWorkerMetadata.aggregate": "joins the steps of all workers",
     },
     f"{_CONNECTOR}.v1.offloading.metrics": {
         "OffloadingConnectorStats": _METRIC,
