@@ -27,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 
 from kv_connector.canary import Report
 from kv_connector.namespace import Facts
+from kv_connector.pool_marks import PoolFile
 
 Revision = int
 
@@ -49,6 +50,9 @@ class WorkerReport:
 
     failed_hooks: tuple[str, ...] = ()
     """Hooks of the worker that failed and were kept from the engine, each named once."""
+
+    pool: PoolFile | None = None
+    """The file behind the pool that the worker has mapped."""
 
 
 @dataclass
