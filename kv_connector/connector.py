@@ -29,7 +29,7 @@ from kv_connector.config import (
     ConnectorConfig,
     client_config,
     read_config,
-    refuse_random_hashes,
+    refuse_weak_hashes,
 )
 from kv_connector.guard import never_raises
 from kv_connector.pool_file import engine_core_pid, pool_name, sweep_dead_pools
@@ -90,8 +90,9 @@ class KVFerryConnector(OffloadingConnector):
         extra[POOL_NAME_KEY] = _pool_name(vllm_config, in_worker=in_worker)
         if not in_worker:
             _greet()
-            if self._config.server is not None:
-                refuse_random_hashes(vllm_config.cache_config.prefix_caching_hash_algo)
+            refuse_weak_hashes(
+                vllm_config.cache_config.prefix_caching_hash_algo, self._config.server
+            )
             for path in sweep_dead_pools():
                 logger.info("removed %s, left by an engine that died", path)
         translated = _with_extra_config(vllm_config, extra)
@@ -248,6 +249,7 @@ class KVFerryConnector(OffloadingConnector):
         self._traffic.admitted({source.value: tokens for source, tokens in sources.items()})
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> Any:
+        self._drop_unwanted_tails(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         self._maybe_log()
         self._step_began(scheduler_output)
@@ -256,6 +258,19 @@ class KVFerryConnector(OffloadingConnector):
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         super().update_connector_output(connector_output)
         self._step_ended()
+
+    @never_raises(lambda: None)
+    def _drop_unwanted_tails(self, scheduler_output: "SchedulerOutput") -> None:
+        """Keep a request's limit on what is stored for its partial tail too: vLLM 0.32 takes a
+        limit of 0 there for none, and ends its process by an assertion over a small one."""
+        state = scheduler_output.kv_connector_block_state
+        if state is None or not state.boundary_state_offloads:
+            return
+        for request_id, handed_over in state.boundary_state_offloads.items():
+            status = self.scheduler._req_status.get(request_id)
+            limit = None if status is None else status.max_offload_tokens
+            if limit is not None:
+                handed_over[:] = [entry for entry in handed_over if entry[2] <= limit]
 
     @never_raises(lambda: None)
     def _step_began(self, scheduler_output: "SchedulerOutput") -> None:

@@ -49,7 +49,7 @@ from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_e
 from kv_connector.patience import Patience
 from kv_connector.pool_rows import PoolRows
 from kv_connector.recency import Recency
-from kv_connector.request_options import BYPASS_KEY
+from kv_connector.request_options import bypass_of
 from kv_connector.tier_metrics import TierCounters
 from kv_connector.tier_transfers import UNAVAILABLE, Ended, Transfers
 from remote_server.client import ClientConfig, RemoteClient
@@ -237,8 +237,7 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: UNAVAILABLE)
     def _why_not_to_store(self, req_context: ReqContext) -> str | None:
-        params = req_context.kv_transfer_params or {}
-        declined: str | None = params.get(BYPASS_KEY)
+        declined = bypass_of(req_context.kv_transfer_params)
         if declined is None and not (self._client.ready and self._namespace):
             return UNAVAILABLE
         return declined

@@ -49,11 +49,12 @@ NAMES: dict[str, dict[str, str]] = {
     f"{_CONNECTOR}.v1.offloading.scheduler": {
         "OffloadingConnectorScheduler.manager": "leads to the tiers, ours among them",
         "OffloadingConnectorScheduler.config": "the groups of the KV cache",
-        "OffloadingConnectorScheduler._req_status": "the keys of a request's prefix",
+        "OffloadingConnectorScheduler._req_status": "the keys and limits of a request",
         "SchedulerOffloadConfig.kv_group_configs": "the groups of the KV cache",
         "GroupOffloadConfig.tokens_per_chunk": "which keys a prefix of so many tokens has",
         "GroupOffloadConfig.sliding_window_size_in_chunks": "groups that hold all of a prefix",
         "RequestOffloadState.group_states": "the keys of a request's prefix",
+        "RequestOffloadState.max_offload_tokens": "how much of a request is stored",
         "RequestGroupState.offload_keys": "the keys of a request's prefix",
     },
     f"{_CONNECTOR}.v1.offloading.worker": {
@@ -227,6 +228,8 @@ NAMES: dict[str, dict[str, str]] = {
     "vllm.v1.core.kv_cache_manager": {"KVCacheBlocks": _TYPE},
     "vllm.v1.core.sched.output": {
         "SchedulerOutput.num_scheduled_tokens": "how fast the engine computes",
+        "SchedulerOutput.kv_connector_block_state": "the partial tails that vLLM would store",
+        "KVConnectorBlockState.boundary_state_offloads": "the partial tails that vLLM would store",
     },
     "vllm.v1.outputs": {"KVConnectorOutput": _TYPE},
     "vllm.v1.request": {
