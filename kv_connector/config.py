@@ -82,7 +82,8 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """Memory for the CPU pool, shared by all workers of the engine."""
 
     blocks_per_row: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Engine blocks that are stored, found and sent as one. Aim at 0.5 to 4 MiB a row."""
+    """Engine blocks that are stored, found and sent as one. Aim at 0.5 to 4 MiB a row. Models with
+    sliding windows or recurrent states take only 1."""
 
     eviction: str = "lru"
     """Which rows leave a full pool: `lru` or `arc`."""

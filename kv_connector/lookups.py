@@ -163,6 +163,8 @@ class Lookups:
             end_token = req_context.get_offload_key_position(key)
             if end_token is not None and end_token > self._last_token:
                 return self._refuse(wait, key, Missed.BEYOND_POOL)
+            if self._rows.is_partial(end_token):  # nothing puts these
+                return self._refuse(wait, key, Missed.ABSENT)
             wait.states[key] = None
             wait.wanted.append(key)
         return RETRY

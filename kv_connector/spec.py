@@ -12,6 +12,14 @@ from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kv_connector.canary_stage import Part, Stage
+from kv_connector.clearing_worker import ClearingWorker
+from kv_connector.group_bytes import (
+    Pieces,
+    RestOfRows,
+    owned_by_groups,
+    pages_of,
+    places_of_rows,
+)
 from kv_connector.host_worker import HostWorker
 from kv_connector.pool_file import offer_sealed_file, pool_path
 from kv_connector.pool_rows import owned_bytes
@@ -25,8 +33,9 @@ class FerrySpec(TieringOffloadingSpec):
     """CPU pool as primary tier, remote tier below it, workers for CUDA and CPU platforms.
 
     What differs from vLLM's spec: the pool file's name (see `pool_file`), its removal as soon
-    as everyone has mapped it, and `HostWorker` where there is no GPU. Everything else, the
-    index of the pool and its eviction included, is vLLM's.
+    as everyone has mapped it, `HostWorker` where there is no GPU, and rows in which nothing is
+    left of what they held before (see `group_bytes`). Everything else, the index of the pool and
+    its eviction included, is vLLM's.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -45,6 +54,8 @@ class FerrySpec(TieringOffloadingSpec):
             )
         self._pool_file: int | None = None
         self._kv_caches: CanonicalKVCaches | None = None
+        self.packed: Pieces | None = None
+        """What each group owns of a packed block; to be set before a worker is made."""
         self._region: SharedOffloadRegion | None = None
 
     def _offer_pool_file(self) -> None:
@@ -76,6 +87,9 @@ class FerrySpec(TieringOffloadingSpec):
         if not current_platform.is_cpu():
             worker = super().create_worker(kv_caches)
             self._region = worker._mmap_region
+            rest = self._rest_of_rows(kv_caches)
+            if rest:
+                worker = ClearingWorker(worker, rest, self.blocks_per_chunk)
             return cast(OffloadingWorker, worker)
         self._region = region = SharedOffloadRegion(
             engine_id=self._engine_id,
@@ -84,7 +98,24 @@ class FerrySpec(TieringOffloadingSpec):
             kv_bytes_per_chunk=self.kv_bytes_per_chunk,
             cpu_page_size=self.cpu_page_size_per_worker,
         )
-        return HostWorker(kv_caches, region, self.blocks_per_chunk)
+        return HostWorker(kv_caches, region, self.blocks_per_chunk, self.packed)
+
+    def _rest_of_rows(self, kv_caches: CanonicalKVCaches) -> RestOfRows:
+        """Of the rows that vLLM's worker fills."""
+        canonical = self.config.canonical_layout
+        assert self._region is not None
+        pool = self._region.base_tensor.numpy().reshape(self.num_chunks, self.kv_bytes_per_chunk)
+        pages = pages_of(kv_caches, canonical=canonical)
+        places = places_of_rows(
+            pool[:, 0 if canonical else self._own_start :], pages, self.blocks_per_chunk
+        )
+        return RestOfRows(self.packed or owned_by_groups(kv_caches, canonical=canonical), places)
+
+    @property
+    def _own_start(self) -> int:
+        """Where in a row this worker's part begins."""
+        rank = 0 if self.replicated_layout else self.config.parallel.rank
+        return int(rank * self.cpu_page_size_per_worker)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """As upstream, without its refusal of the CPU platform."""
@@ -109,8 +140,9 @@ class FerrySpec(TieringOffloadingSpec):
             fd=self._region.fd,
             num_rows=self.num_chunks,
             stride=self.kv_bytes_per_chunk,
-            start=0 if self.replicated_layout else parallel.rank * self.cpu_page_size_per_worker,
+            start=self._own_start,
             num_bytes=self.cpu_page_size_per_worker,
             block_bytes=owned_bytes(self, self.kv_bytes_per_chunk),
         )
-        return Stage(self._worker, self._kv_caches, part, self.blocks_per_chunk)
+        owned = self.packed or owned_by_groups(self._kv_caches)
+        return Stage(self._worker, self._kv_caches, part, self.blocks_per_chunk, owned)

@@ -1,7 +1,7 @@
 """Our connector over vLLM's own scheduler half, with KV cache groups of a test's choice: no model
 and no server, but everything between a request and the tier is real."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_configs import build
 from scripted_client import ScriptedClient
-from vllm.config import KVTransferConfig
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
@@ -42,38 +42,61 @@ RECURRENT = MambaSpec(
 )
 
 
+Layers = Mapping[str, KVCacheSpec]
+"""One KV cache group: its layers, which have one spec."""
+
+
+def group_of(number: int, spec: KVCacheSpec, num_layers: int = 1) -> Layers:
+    return {f"layers.{number}.{layer}": spec for layer in range(num_layers)}
+
+
+def configs_of(
+    model: Path,
+    folder: Path,
+    patch: pytest.MonkeyPatch,
+    groups: Sequence[Layers],
+    *,
+    layout: str = "LBHNC",
+    num_blocks: int = 16,
+    match_unit: int | None = None,
+    **settings: Any,
+) -> tuple[VllmConfig, KVCacheConfig]:
+    """An engine's configs with these KV cache groups, laid out by vLLM. `match_unit` is its
+    `prefix_match_unit`."""
+    config = build(model, folder, patch).config
+    config.parallel_config.distributed_executor_backend = "uni"
+    config.cache_config.prefix_match_unit = match_unit
+    config.cache_config.kv_cache_layout = layout
+    config.cache_config.num_gpu_blocks_override = num_blocks
+    given = {"cpu_pool": "1MiB", "server": "tcp://127.0.0.1:1", **settings}
+    config.kv_transfer_config = KVTransferConfig(
+        kv_connector="KVFerryConnector",
+        kv_connector_module_path="kv_connector.connector",
+        kv_role="kv_both",
+        kv_connector_extra_config=given,
+    )
+    specs = [KVCacheGroupSpec(list(group), next(iter(group.values()))) for group in groups]
+    cache = kv_cache_utils.get_kv_cache_config_from_groups(config, specs, 1 << 30)
+    cache.kv_cache_layout = layout
+    return config, cache
+
+
 @contextmanager
 def real_connector(
     model: Path,
     folder: Path,
     patch: pytest.MonkeyPatch,
-    groups: Sequence[KVCacheSpec] = (FULL,),
-    match_unit: int | None = None,
-    **settings: Any,
+    groups: Sequence[Layers] = (group_of(0, FULL),),
+    **more: Any,
 ) -> Iterator[KVFerryConnector]:
-    """The scheduler's half, of which the tier's client is a `ScriptedClient`. The groups have a
-    layer each. `match_unit` is vLLM's `prefix_match_unit`."""
-    config = build(model, folder, patch).config
-    config.cache_config.prefix_match_unit = match_unit
-    config.kv_transfer_config = KVTransferConfig(
-        kv_connector="KVFerryConnector",
-        kv_connector_module_path="kv_connector.connector",
-        kv_role="kv_both",
-        kv_connector_extra_config={
-            "cpu_pool": "1MiB", "server": "tcp://127.0.0.1:1", **settings
-        },
-    )  # fmt: skip
-    cache = KVCacheConfig(
-        num_blocks=8,
-        kv_cache_tensors=[],
-        kv_cache_groups=[KVCacheGroupSpec([f"layers.{i}"], spec) for i, spec in enumerate(groups)],
-    )
-    cache.kv_cache_layout = "LBNHC"
+    """The scheduler's half, of which the tier's client is a `ScriptedClient`. `more` is as for
+    `configs_of`."""
+    config, cache = configs_of(model, folder, patch, groups, **more)
     init = remote_tier.RemoteTier.__init__
     patch.setattr(
         remote_tier.RemoteTier,
         "__init__",
-        lambda self, *args, **kwargs: init(self, *args, **kwargs, client_factory=ScriptedClient),
+        lambda self, *args, **given: init(self, *args, **given, client_factory=ScriptedClient),
     )
     connector = KVFerryConnector(config, KVConnectorRole.SCHEDULER, cache)
     try:

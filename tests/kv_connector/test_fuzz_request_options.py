@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from real_connector import BLOCK, FULL, RECURRENT, empty_step, real_connector, request_of
+from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_connector, request_of
 
 from kv_connector import tier_metrics as metrics
 from kv_connector.connector import KVFerryConnector
@@ -62,7 +62,7 @@ def connector(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
                 model,
                 tmp_path_factory.mktemp("engines") / "one",
                 patch,
-                (FULL, RECURRENT),
+                (group_of(0, FULL), group_of(1, RECURRENT)),
                 match_unit=BLOCK // 2,
             )
         )
@@ -106,7 +106,7 @@ def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector,
 
     fuzz.run(serve, examples=150)
     known = {*map(str, Missed), *map(str, Bypass), "", "unavailable", "pinned_rows", "draining"}
-    known |= {*tier._client.counters(), *metrics.INTEGRITY_REASONS.values()}
+    known |= {"partial_block", *tier._client.counters(), *metrics.INTEGRITY_REASONS.values()}
     assert labels_of(connector) <= known
     assert not [key for key in tier.totals() if key[0] == metrics.HOOK_ERRORS]
 

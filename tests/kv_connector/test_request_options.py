@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from real_connector import BLOCK, FULL, RECURRENT, empty_step, real_connector, request_of
+from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_connector, request_of
 from scripted_client import Engine
 from vllm.v1.kv_offload.base import ReqContext
 
@@ -110,7 +110,7 @@ def test_an_adapter_keeps_a_request_from_the_server_whatever_it_sends():
 
 # ── partial tails ────────────────────────────────────────────────────────────────────────
 
-GROUPS = (FULL, RECURRENT)
+GROUPS = (group_of(0, FULL), group_of(1, RECURRENT))
 TAIL = BLOCK + BLOCK // 2
 
 
@@ -126,17 +126,25 @@ def connector(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         yield made
 
 
-def rows_stored(connector: KVFerryConnector, params: Any) -> int:
-    """Rows that vLLM would copy of the tail of a request with these parameters."""
+def tail_of(connector: KVFerryConnector, params: Any) -> tuple[Any, list[Any]]:
+    """A request with these parameters, and the keys that vLLM stores of its tail."""
     name = f"request {len(connector.scheduler._req_status)}"
     connector.on_new_request(request_of(connector, name, 2 * BLOCK, params))
     status = connector.scheduler._req_status[name]
     status.update_offload_keys()
     status.update_block_id_groups(([1, 2], [0, 3]))
     meta = connector.build_connector_meta(empty_step({name: [(1, 4, TAIL)]}))
+    keys = [key for job in connector.scheduler._jobs.values() for key in job.keys]
+    assert len(keys) == sum(len(job.dst_spec.block_ids) for job in meta.store_jobs.values())
     connector.scheduler._jobs.clear()
+    return status, keys
+
+
+def rows_stored(connector: KVFerryConnector, params: Any) -> int:
+    """Rows that vLLM would copy of the tail of a request with these parameters."""
+    _, keys = tail_of(connector, params)
     connector.reset_cache()
-    return sum(len(job.dst_spec.block_ids) for job in meta.store_jobs.values())
+    return len(keys)
 
 
 def test_a_request_that_is_stored_has_its_partial_tail_stored(connector: KVFerryConnector):
@@ -151,3 +159,22 @@ def test_store_false_stores_no_partial_tail(connector: KVFerryConnector):
 @pytest.mark.parametrize("limit", [1, BLOCK, TAIL - 1])
 def test_a_limit_below_the_partial_tail_ends_no_engine(connector: KVFerryConnector, limit: int):
     assert rows_stored(connector, {"max_offload_tokens": limit}) == 0
+
+
+def test_a_partial_tail_stays_in_the_pool(connector: KVFerryConnector):
+    """The block's other tokens lie behind it in the row, or what the engine's block held before:
+    bytes that the key does not stand for."""
+    tier: Any = connector._remote
+    tier.declare("model", {"model": "m"})
+    status, keys = tail_of(connector, None)
+    connector.scheduler.manager.complete_store(keys, status.req_context)
+    assert tier.totals()[metrics.DECLINED_BLOCKS, "partial_block"] == len(GROUPS)
+    assert not tier._client.asked
+    assert {tier.lookup(key, status.req_context).name for key in keys} == {"MISS"}
+    whole = status.group_states[0].offload_keys[:1]
+    assert tier.lookup(whole[0], status.req_context).name == "RETRY"
+    connector.scheduler.manager.prepare_store(whole, status.req_context)
+    connector.scheduler.manager.complete_store(whole, status.req_context)
+    assert tier._client.last("lookup").keys == whole, "a whole block is offered"
+    tier._transfers.drain(0.1)
+    connector.reset_cache()
