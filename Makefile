@@ -29,7 +29,7 @@ test: $(READY) ## all tests; ARGS="-m 'not engine'" leaves out those that start 
 MINUTES := 10
 
 fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 tries what has failed before
-	KVFERRY_FUZZ_MINUTES=$(MINUTES) $(PYTHON_VENV) -m pytest tests/remote_server/test_fuzz_*.py $(ARGS)
+	KVFERRY_FUZZ_MINUTES=$(MINUTES) $(PYTHON_VENV) -m pytest tests/*/test_fuzz_*.py $(ARGS)
 
 chaos: $(READY) ## kills, freezes, damages: a quarter of an hour; ARGS="--seed 7 -k random" runs one again
 	timeout --signal=INT --kill-after=20 1200 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)

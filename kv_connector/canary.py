@@ -219,7 +219,7 @@ def _compare(what: str, sent: memoryview, got: memoryview) -> None:
 def _compare_pages(sent: Pages, got: Pages) -> None:
     bad = [place for place, pages in sent.items() if not np.array_equal(pages, got[place])]
     if bad:
-        group, tensor = bad[0]
+        group, (tensor, *_) = bad[0]
         changed = np.count_nonzero(sent[bad[0]] != got[bad[0]])
         raise _Differs(
             f"{len(bad)} of {len(sent)} layers differ after the copies between engine and pool; "

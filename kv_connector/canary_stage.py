@@ -16,12 +16,14 @@ import torch
 from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingWorker
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
+from kv_connector.group_bytes import Piece, Pieces, owned_by_groups
+
 # vLLM counts its jobs from 0 and will never come here.
 _STORE_JOB, _LOAD_JOB = 1 << 62, (1 << 62) + 1
 
 Bytes = npt.NDArray[np.int8]
-Pages = dict[tuple[int, int], Bytes]
-"""By KV cache group and tensor: the bytes that the group's blocks own in it, (blocks, bytes)."""
+Pages = dict[tuple[int, Piece], Bytes]
+"""By KV cache group: each piece that the group's blocks own, (blocks, bytes)."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +63,15 @@ class Stage:
         kv_caches: CanonicalKVCaches,
         part: Part,
         blocks_per_row: int,
+        owned: Pieces | None = None,
     ) -> None:
-        """Raises `ValueError` when cache or pool is too small to borrow from."""
+        """`owned` is what each group owns of a block, where `kv_caches` does not have it. Raises
+        `ValueError` when cache or pool is too small to borrow from."""
         self._worker = worker
         self._tensors = [cache.tensor for cache in kv_caches.tensors]
-        self._refs = kv_caches.group_data_refs
+        self._owned = owned_by_groups(kv_caches) if owned is None else owned
         self._part = part
-        groups = len(self._refs)
+        groups = len(self._owned)
         num_blocks = min(len(tensor) for tensor in self._tensors)
         self._per_group = min(blocks_per_row, num_blocks // (2 * groups))
         if self._per_group < 1 or part.num_rows <= 2 * groups:
@@ -85,7 +89,7 @@ class Stage:
     @property
     def keys(self) -> list[bytes]:
         """One for each row that is put."""
-        return [b"canary-%d" % group for group in range(len(self._refs))]
+        return [b"canary-%d" % group for group in range(len(self._owned))]
 
     @property
     def part(self) -> Part:
@@ -147,7 +151,7 @@ class Stage:
         return self._pages(self._targets)
 
     def _blocks(self, blocks: list[int]) -> GPULoadStoreSpec:
-        groups = len(self._refs)
+        groups = len(self._owned)
         return GPULoadStoreSpec(blocks, [self._per_group] * groups, [0] * groups)
 
     def _finish(self, job_id: int) -> None:
@@ -158,11 +162,11 @@ class Stage:
 
     def _pages(self, blocks: list[int]) -> Pages:
         pages: Pages = {}
-        for group, refs in enumerate(self._refs):
+        for group, pieces in enumerate(self._owned):
             own = blocks[group * self._per_group : (group + 1) * self._per_group]
-            for ref in refs:
-                page = self._tensors[ref.tensor_idx][own, : ref.page_size_bytes]
-                pages[group, ref.tensor_idx] = page.cpu().numpy()
+            for piece in pieces:
+                page = self._tensors[piece.tensor][own, piece.start : piece.end]
+                pages[group, piece] = page.cpu().numpy()
         return pages
 
 

@@ -82,7 +82,8 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """Memory for the CPU pool, shared by all workers of the engine."""
 
     blocks_per_row: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Engine blocks that are stored, found and sent as one. Aim at 0.5 to 4 MiB a row."""
+    """Engine blocks that are stored, found and sent as one. Aim at 0.5 to 4 MiB a row. Models with
+    sliding windows or recurrent states take only 1."""
 
     eviction: str = "lru"
     """Which rows leave a full pool: `lru` or `arc`."""
@@ -149,9 +150,21 @@ def read_config(kind: type[Config], given: Mapping[str, Any], where: str) -> Con
         raise ConfigError(f"{where}: {_name_the_value(error, given)}") from error
 
 
-def refuse_random_hashes(algorithm: str) -> None:
-    """A shared server needs keys that mean the same in every process."""
-    if algorithm.startswith("xxhash") and "PYTHONHASHSEED" not in os.environ:
+def refuse_weak_hashes(algorithm: str, server: str | None) -> None:
+    """A shared server needs keys that mean the same in every process, and that no prompt can
+    forge where its tenants are kept apart. Raises `ConfigError`.
+
+    xxhash is no cryptographic hash: its random seed of each process is all that keeps a prompt
+    from being made whose blocks have the keys of another prompt.
+    """
+    if server is None or not algorithm.startswith("xxhash"):
+        return
+    if server_address(server).keys:
+        raise ConfigError(
+            f"--prefix-caching-hash-algo={algorithm} with a server that has keys: a prompt can be "
+            "made whose blocks have the keys of another prompt; use sha256"
+        )
+    if "PYTHONHASHSEED" not in os.environ:
         raise ConfigError(
             f"--prefix-caching-hash-algo={algorithm} makes other keys in every process, so no "
             "engine would ever hit; use sha256 or set PYTHONHASHSEED to one value everywhere"

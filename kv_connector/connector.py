@@ -7,6 +7,7 @@ definitions, and lets single requests opt out.
 
 import copy
 import time
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from kv_connector.vllm_support import refuse_unsupported
@@ -22,7 +23,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
+from vllm.v1.kv_cache_interface import FullAttentionSpec, iter_layer_specs
 from vllm.v1.kv_offload.base import OffloadKey
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import kv_connector
 from kv_connector import namespace
@@ -31,9 +34,11 @@ from kv_connector.config import (
     ConnectorConfig,
     client_config,
     read_config,
-    refuse_random_hashes,
+    refuse_weak_hashes,
 )
 from kv_connector.executors import engine_core_pid, refuse_without_shared_pool
+from kv_connector.fact_text import NotKnown
+from kv_connector.group_bytes import owned_in_packed_blocks
 from kv_connector.guard import never_raises
 from kv_connector.introduction import Introduction
 from kv_connector.pool_file import pool_name, sweep_dead_pools
@@ -52,6 +57,7 @@ from kv_connector.worker_report import (
     with_heard,
     with_report,
 )
+from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -90,13 +96,15 @@ class KVFerryConnector(OffloadingConnector):
         assert vllm_config.kv_transfer_config is not None
         self._config = _read(vllm_config)
         refuse_without_shared_pool(vllm_config.parallel_config)
+        _refuse_incomplete_rows(self._config.blocks_per_row, kv_cache_config)
         in_worker = role == KVConnectorRole.WORKER
         extra = self._config.for_vllm()
         extra[POOL_NAME_KEY] = _pool_name(vllm_config, in_worker=in_worker)
         if not in_worker:
             _greet()
-            if self._config.server is not None:
-                refuse_random_hashes(vllm_config.cache_config.prefix_caching_hash_algo)
+            refuse_weak_hashes(
+                vllm_config.cache_config.prefix_caching_hash_algo, self._config.server
+            )
             for path in sweep_dead_pools():
                 logger.info("removed %s, left by an engine that died", path)
         translated = _with_extra_config(vllm_config, extra)
@@ -128,14 +136,27 @@ class KVFerryConnector(OffloadingConnector):
     # ── worker → scheduler ───────────────────────────────────────────────────────────────
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        rows_are_known = self._find_packed_groups(kv_caches)
         super().register_kv_caches(kv_caches)
-        self._report(self._look_around(kv_caches), self._fly_canary())
+        self._report(self._look_around(kv_caches) if rows_are_known else None, self._fly_canary())
 
     @never_raises(lambda: None)
     def _report(self, facts: namespace.Facts | None, canary: Report | None) -> None:
         if self._reporter is not None:
             pool = self.connector_worker.spec.pool_file
             self._reporter.change(facts=facts, canary=canary, pool=pool)
+
+    @never_raises(lambda: False)
+    def _find_packed_groups(self, kv_caches: dict[str, torch.Tensor]) -> bool:
+        """Whether every byte of a row is known to be its block's or cleared. Without that the
+        engine keeps from the server."""
+        try:
+            packed = owned_in_packed_blocks(self._kv_cache_config, kv_caches)
+        except NotKnown as why:
+            logger.error("rows may hold bytes of other requests: %s", why)
+            return False
+        self.connector_worker.spec.packed = packed
+        return True
 
     @never_raises(lambda: None)
     def _look_around(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
@@ -252,12 +273,41 @@ class KVFerryConnector(OffloadingConnector):
         if num_external_tokens:
             self._count_admission(request, num_external_tokens)
 
+    def get_external_cache_hit_sources(
+        self, request: "Request", num_external_tokens: int
+    ) -> dict[CacheHitSource, int]:
+        """As upstream, but tokens before a sliding window are not the server's: nothing of them
+        was sent. They count as the engine's, as they do where the engine's own cache hits."""
+        sources = super().get_external_cache_hit_sources(request, num_external_tokens)
+        unspecified = sources.pop(CacheHitSource.EXTERNAL_UNSPECIFIED, 0)
+        unsent = min(unspecified, self._tokens_before_windows(request, num_external_tokens))
+        counted = {
+            CacheHitSource.EXTERNAL_UNSPECIFIED: unspecified - unsent,
+            CacheHitSource.DEVICE: unsent,
+        }
+        return sources | {source: tokens for source, tokens in counted.items() if tokens}
+
+    @never_raises(lambda: 0)
+    def _tokens_before_windows(self, request: "Request", num_external_tokens: int) -> int:
+        """Tokens of a hit of which no group loads anything."""
+        groups = self.scheduler.config.kv_group_configs
+        if any(group.sliding_window_size_in_chunks is None for group in groups):
+            return 0
+        status = self.scheduler._req_status[request.request_id]
+        reached = start = status.num_locally_computed_tokens
+        end, unsent = start + num_external_tokens, 0
+        for first, last, _ in sorted(status.load_key_ranges, key=itemgetter(0)):
+            unsent += max(0, min(first, end) - reached)
+            reached = max(reached, min(last, end))
+        return unsent + end - reached
+
     @never_raises(lambda: None)
     def _count_admission(self, request: "Request", num_external_tokens: int) -> None:
-        sources = self.scheduler.get_external_cache_hit_sources(request, num_external_tokens)
+        sources = self.get_external_cache_hit_sources(request, num_external_tokens)
         self._traffic.admitted({source.value: tokens for source, tokens in sources.items()})
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> FerryMetadata:
+        self._drop_unwanted_tails(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         self._maybe_log()
         self._step_began(scheduler_output)
@@ -271,6 +321,19 @@ class KVFerryConnector(OffloadingConnector):
         super().update_connector_output(connector_output)
         self._hear(connector_output)
         self._step_ended()
+
+    @never_raises(lambda: None)
+    def _drop_unwanted_tails(self, scheduler_output: "SchedulerOutput") -> None:
+        """Keep a request's limit on what is stored for its partial tail too: vLLM 0.32 takes a
+        limit of 0 there for none, and ends its process by an assertion over a small one."""
+        state = scheduler_output.kv_connector_block_state
+        if state is None or not state.boundary_state_offloads:
+            return
+        for request_id, handed_over in state.boundary_state_offloads.items():
+            status = self.scheduler._req_status.get(request_id)
+            limit = None if status is None else status.max_offload_tokens
+            if limit is not None:
+                handed_over[:] = [entry for entry in handed_over if entry[2] <= limit]
 
     @never_raises(lambda: None)
     def _step_began(self, scheduler_output: "SchedulerOutput") -> None:
@@ -360,6 +423,22 @@ def _pool_name(vllm_config: "VllmConfig", *, in_worker: bool) -> str:
         executor_backend=vllm_config.parallel_config.distributed_executor_backend,
     )
     return pool_name(pid, str(vllm_config.kv_transfer_config.engine_id))
+
+
+def _refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig") -> None:
+    """vLLM 0.32 stores a row of several blocks when the last of them is there. Of a group that
+    keeps only the end of a prefix the others may be missing, and a request that needs them would
+    load what the row held before. Raises `ConfigError`."""
+    if blocks_per_row == 1:
+        return
+    for group in kv_cache_config.kv_cache_groups:
+        for spec in iter_layer_specs(group.kv_cache_spec):
+            if not isinstance(spec, FullAttentionSpec):
+                raise ConfigError(
+                    f"blocks_per_row={blocks_per_row}: this model has a group of "
+                    f"{type(spec).__name__}, which keeps only the end of a prefix, and whose rows "
+                    "of several blocks would be incomplete; remove it"
+                )
 
 
 def _greet() -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,18 @@ from vllm.v1.kv_offload.base import (
     TransferResult,
 )
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
+
+from kv_connector.group_bytes import (
+    Pieces,
+    Places,
+    RestOfRows,
+    owned_by_groups,
+    pages_of,
+    places_of_rows,
+)
+
+if TYPE_CHECKING:
+    import torch
 
 logger = init_logger("vllm.kvferry.host_worker")
 
@@ -44,6 +56,10 @@ class Run(NamedTuple):
     row: int
     place: int
     length: int
+
+    def num_rows(self, blocks_per_row: int) -> int:
+        """Rows that it reaches, from `row` on."""
+        return self.length if blocks_per_row == 1 else 1
 
 
 @dataclass(frozen=True)
@@ -87,10 +103,18 @@ class HostWorker(OffloadingWorker):
         kv_caches: CanonicalKVCaches,
         region: SharedOffloadRegion,
         blocks_per_row: int,
+        owned: Pieces | None = None,
     ) -> None:
+        """`owned` is what each group owns of a block, where `kv_caches` does not have it."""
         self._blocks_per_row = blocks_per_row
         self._region = region
-        self._regions_by_group = _regions_by_group(kv_caches, region, blocks_per_row)
+        owned = owned_by_groups(kv_caches) if owned is None else owned
+        places = [
+            _in_places(region.create_next_worker_view(page * blocks_per_row), blocks_per_row)
+            for page in pages_of(kv_caches)
+        ]
+        self._regions_by_group = _regions_by_group(kv_caches, places, owned)
+        self._rest = RestOfRows(owned, places)
         self._jobs: queue.SimpleQueue[tuple[int, bool, int, list[Run]] | None] = queue.SimpleQueue()
         self._running: dict[int, threading.Event] = {}
         self._finished: queue.SimpleQueue[TransferResult] = queue.SimpleQueue()
@@ -129,6 +153,7 @@ class HostWorker(OffloadingWorker):
             self._jobs.put(None)
             self._thread.join()
             self._regions_by_group = []
+            self._rest.release()
             try:
                 self._region.cleanup()
             except Exception:  # the process is about to end, and its map with it
@@ -161,6 +186,9 @@ class HostWorker(OffloadingWorker):
                 for region in self._regions_by_group[group]:
                     for run in runs:
                         moved += region.copy(run, store=store)
+                if store and self._rest:
+                    for run in runs:
+                        self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
             except BaseException as error:
                 # Reporting success would announce bytes that are not there, and the connector
                 # cannot be told of failure: stop the engine rather than let it answer wrongly.
@@ -224,73 +252,65 @@ def _runs(blocks: Ids, rows: Ids, places: Ids, blocks_per_row: int) -> list[Run]
     ]
 
 
+def _in_places(view: "torch.Tensor", blocks_per_row: int) -> Places:
+    pool: Bytes = view.numpy()
+    (places,) = places_of_rows(pool, [pool.shape[1] // blocks_per_row], blocks_per_row)
+    return places
+
+
 def _regions_by_group(
-    kv_caches: CanonicalKVCaches, region: SharedOffloadRegion, blocks_per_row: int
+    kv_caches: CanonicalKVCaches, places: Sequence[Places], owned: Pieces
 ) -> list[list[Region]]:
-    """Each group's layers, joined into as few strided regions as their addresses allow."""
-    engine_views: list[Bytes] = []
-    pool_views: list[npt.NDArray[np.int8]] = []
-    for cache in kv_caches.tensors:
-        page = cache.page_size_bytes
-        engine_views.append(cache.tensor.numpy())
-        pool = region.create_next_worker_view(page * blocks_per_row).numpy()
-        row_stride = pool.strides[0]
-        pool_views.append(
-            np.lib.stride_tricks.as_strided(
-                pool, (pool.shape[0], blocks_per_row, page), (row_stride, page, 1)
-            )
+    """What each group owns, joined into as few strided regions as its addresses allow."""
+    engine = [cache.tensor.numpy() for cache in kv_caches.tensors]
+    return [
+        _joined(
+            [engine[piece.tensor][:, piece.start : piece.end] for piece in pieces],
+            [places[piece.tensor][:, :, piece.start : piece.end] for piece in pieces],
         )
-    groups = []
-    for refs in kv_caches.group_data_refs:
-        ids = sorted({ref.tensor_idx for ref in refs})
-        groups.append(
-            [_join(run, engine_views, pool_views) for run in _equal_steps(ids, engine_views)]
-        )
-    return groups
+        for pieces in owned
+    ]
 
 
 def _address(view: npt.NDArray[np.int8]) -> int:
     return int(view.__array_interface__["data"][0])
 
 
-def _equal_steps(ids: Sequence[int], views: Sequence[Bytes]) -> list[list[int]]:
-    """Cut `ids` where the layout stops repeating: another page size, stride or distance."""
-    cut: list[list[int]] = []
-    for tensor in ids:
-        run = cut[-1] if cut else None
-        if (
-            run is None
-            or tensor != run[-1] + 1
-            or views[tensor].shape != views[run[0]].shape
-            or views[tensor].strides != views[run[0]].strides
-            or (
-                len(run) > 1
-                and _address(views[tensor]) - _address(views[run[-1]])
-                != _address(views[run[1]]) - _address(views[run[0]])
-            )
+def _joined(engine: Sequence[Bytes], pool: Sequence[Places]) -> list[Region]:
+    """Cut where the layout stops repeating: another page size, stride or distance."""
+    regions, first = [], 0
+    for end in range(1, len(engine) + 1):
+        if end == len(engine) or not (
+            _repeats(engine[first : end + 1]) and _repeats(pool[first : end + 1])
         ):
-            cut.append([tensor])
-        else:
-            run.append(tensor)
-    return cut
+            regions.append(_join(engine[first:end], pool[first:end]))
+            first = end
+    return regions
 
 
-def _join(
-    run: Sequence[int], engine_views: Sequence[Bytes], pool_views: Sequence[npt.NDArray[np.int8]]
-) -> Region:
+def _repeats(views: Sequence[Bytes]) -> bool:
+    """Whether the last view lies behind its neighbour as the second behind the first."""
+    return (
+        views[-1].shape == views[0].shape
+        and views[-1].strides == views[0].strides
+        and _address(views[-1]) - _address(views[-2]) == _address(views[1]) - _address(views[0])
+    )
+
+
+def _join(engine: Sequence[Bytes], pool: Sequence[Places]) -> Region:
     """One strided view over equally spaced layers, on both sides."""
-    engine, pool = engine_views[run[0]], pool_views[run[0]]
-    engine_step = _address(engine_views[run[1]]) - _address(engine) if len(run) > 1 else 0
-    pool_step = _address(pool_views[run[1]]) - _address(pool) if len(run) > 1 else 0
+    first, row = engine[0], pool[0]
+    engine_step = _address(engine[1]) - _address(first) if len(engine) > 1 else 0
+    pool_step = _address(pool[1]) - _address(row) if len(pool) > 1 else 0
     return Region(
         engine=np.lib.stride_tricks.as_strided(
-            engine,
-            (engine.shape[0], len(run), engine.shape[1]),
-            (engine.strides[0], engine_step, 1),
+            first,
+            (first.shape[0], len(engine), first.shape[1]),
+            (first.strides[0], engine_step, 1),
         ),
         pool=np.lib.stride_tricks.as_strided(
-            pool,
-            (pool.shape[0], len(run), *pool.shape[1:]),
-            (pool.strides[0], pool_step, *pool.strides[1:]),
+            row,
+            (row.shape[0], len(pool), *row.shape[1:]),
+            (row.strides[0], pool_step, *row.strides[1:]),
         ),
     )

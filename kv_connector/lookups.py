@@ -22,7 +22,7 @@ from kv_connector.lookup_pause import LookupPause
 from kv_connector.patience import Patience
 from kv_connector.pool_room import PoolRoom, Room
 from kv_connector.pool_rows import PoolRows
-from kv_connector.request_options import BYPASS_KEY
+from kv_connector.request_options import bypass_of
 from kv_connector.tier_metrics import TierCounters
 from kv_connector.waiting import LOOKS_TO_USE_AN_ANSWER, Missed, Waiting
 from remote_server.client import RemoteClient
@@ -108,9 +108,9 @@ class Lookups:
     # ── a request, from its first lookup to its end ──────────────────────────────────────
 
     def begin(self, req_context: ReqContext) -> None:
-        params = req_context.kv_transfer_params or {}
         self._waits[req_context.req_id] = Waiting(
-            budget_s=self._config.wait_budget_ms / 1000, bypass=BYPASS_KEY in params
+            budget_s=self._config.wait_budget_ms / 1000,
+            bypass=bypass_of(req_context.kv_transfer_params) is not None,
         )
 
     def still_waits(self, request_id: str, loading: Collection[bytes]) -> bool:
@@ -169,6 +169,8 @@ class Lookups:
             end_token = req_context.get_offload_key_position(key)
             if end_token is not None and end_token > self._last_token:
                 return self._refuse(wait, key, Missed.BEYOND_POOL)
+            if self._rows.is_partial(end_token):  # nothing puts these
+                return self._refuse(wait, key, Missed.ABSENT)
             wait.states[key] = None
             wait.wanted.append(key)
         return RETRY

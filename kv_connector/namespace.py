@@ -111,6 +111,11 @@ def engine_facts(
     return facts, list(unknown)
 
 
+def _row_format(num_groups: int) -> str:
+    """Rows of hybrid models that were stored before may hold bytes of other requests."""
+    return ROW_FORMAT if num_groups == 1 else f"{ROW_FORMAT} cleared"
+
+
 def _reason(name: str, error: Exception) -> str:
     if isinstance(error, NotKnown):
         return f"{name} is not known: {error}"
@@ -201,7 +206,7 @@ def _has_draft_files(engine: Engine) -> bool:
 
 
 ENGINE_FACTS: Mapping[str, Callable[[Engine], str]] = {
-    "row_format": lambda engine: ROW_FORMAT,
+    "row_format": lambda engine: _row_format(len(engine.kv_cache_config.kv_cache_groups)),
     "vllm": _vllm_line,
     "vllm_defaults": lambda engine: config_facts.defaults_fact(),
     "environment": lambda engine: config_facts.environment_fact(),
@@ -268,8 +273,14 @@ def bare_facts(config: "OffloadingConfig", user_namespace: str) -> tuple[str, Fa
     """Label and facts for a tier that sees only vLLM's offloading config.
 
     Raises `ConfigError` without `user_namespace`: what cannot be seen from here must then be
-    told apart by the operator.
+    told apart by the operator. Raises it too for a model with several KV cache groups: the rows
+    that vLLM's own worker fills hold what other requests left in them.
     """
+    if len(config.groups) > 1:
+        raise ConfigError(
+            f"RemoteTier: this model has {len(config.groups)} KV cache groups; use "
+            "KVFerryConnector, which clears what a row held before, as OffloadingConnector does not"
+        )
     if not user_namespace:
         raise ConfigError(
             "RemoteTier: set 'namespace' to a name that is different for every model, revision, "

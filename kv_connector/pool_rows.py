@@ -29,6 +29,12 @@ class PoolRows:
         self._tokens_per_row = max(spec.tokens_per_block) * spec.blocks_per_chunk
         self._rows_per_stretch = len(spec.tokens_per_block)
         """Rows that hold the same tokens: one for each KV cache group."""
+        sizes = set(spec.tokens_per_block)
+        # vLLM stores the part of a block at the end of a prompt only for models with several
+        # groups, all of one block size.
+        self._tokens_of_a_whole_row = (
+            self._tokens_per_row if len(sizes) == 1 < self._rows_per_stretch else 1
+        )
         self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
         """Rows that prompts which wait for the engine may fill with blocks of the server."""
         tokens = self.rows_for_loads // self._rows_per_stretch * self._tokens_per_row
@@ -42,6 +48,11 @@ class PoolRows:
             self.memory[row * self._stride : row * self._stride + self.block_bytes]
             for row in map(int, rows)
         ]
+
+    def is_partial(self, end_token: int | None) -> bool:
+        """Whether a key whose tokens end there stands for the first part of a block. The rest of
+        its row is not its own: later tokens, or what the engine's block held before."""
+        return bool(end_token and end_token % self._tokens_of_a_whole_row)
 
     def tokens_of(self, num_rows: int) -> int:
         """Prompt tokens whose blocks these rows hold."""

@@ -49,9 +49,9 @@ from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_e
 from kv_connector.patience import Patience
 from kv_connector.pool_rows import PoolRows
 from kv_connector.recency import Recency
-from kv_connector.request_options import BYPASS_KEY
+from kv_connector.request_options import bypass_of
 from kv_connector.tier_metrics import TierCounters
-from kv_connector.tier_transfers import UNAVAILABLE, Ended, Transfers
+from kv_connector.tier_transfers import PARTIAL_BLOCK, UNAVAILABLE, Ended, Transfers
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_FRAME_BYTES
@@ -247,16 +247,17 @@ class RemoteTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Pool → server, unless there is a reason not to."""
-        declined = self._why_not_to_store(job_metadata.req_context)
+        declined = self._why_not_to_store(job_metadata)
         self._transfers.store(self._namespace, job_metadata, declined)
 
     @never_raises(lambda: UNAVAILABLE)
-    def _why_not_to_store(self, req_context: ReqContext) -> str | None:
-        params = req_context.kv_transfer_params or {}
-        declined: str | None = params.get(BYPASS_KEY)
-        if declined is None and not (self._client.ready and self._namespace):
-            return UNAVAILABLE
-        return declined
+    def _why_not_to_store(self, job: TransferJob) -> str | None:
+        context = job.req_context
+        if (bypass := bypass_of(context.kv_transfer_params)) is not None:
+            return bypass
+        if any(self._rows.is_partial(context.get_offload_key_position(key)) for key in job.keys):
+            return PARTIAL_BLOCK
+        return None if self._client.ready and self._namespace else UNAVAILABLE
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that ended since the last call, each exactly once."""

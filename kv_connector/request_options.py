@@ -3,12 +3,18 @@
     {"kv_transfer_params": {"kvferry": {"load": false, "store": false}}}
 
 `load: false` computes the prompt although it is cached below the engine, `store: false` leaves
-the request's blocks out of the CPU pool and the server. A request that uses a LoRA adapter
-keeps to the CPU pool: vLLM's block hash knows adapters by name and path, which says nothing
-about their weights on another host. A request whose prompt another connector brings from the
-engine that computed it, as Nixl does, loads nothing here: it would wait for both.
+the request's blocks out of the CPU pool and the server. Options that cannot be read keep the
+request from the server: they may have been meant as an opt-out. A request that uses a LoRA
+adapter keeps to the CPU pool: vLLM's block hash knows adapters by name and path, which says
+nothing about their weights on another host. A request whose prompt another connector brings from
+the engine that computed it, as Nixl does, loads nothing here: it would wait for both.
+
+`kv_transfer_params` comes from the body of a client's request and may be of any shape and type.
 """
 
+import reprlib
+from collections.abc import Mapping
+from enum import StrEnum, auto
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
@@ -21,7 +27,7 @@ logger = init_logger("vllm.kvferry.request_options")
 OPTIONS_KEY = "kvferry"
 
 BYPASS_KEY = "kvferry_bypass"
-"""In a request's `kv_transfer_params`: the reason why it must not use the server."""
+"""In a request's `kv_transfer_params`: a `Bypass`. Anything else under it is a client's text."""
 
 PROMPT_COMES_KEY = "do_remote_prefill"
 """vLLM's word, in a request to a decoding engine: its whole prompt was computed elsewhere."""
@@ -30,30 +36,44 @@ PROMPT_COMES_KEY = "do_remote_prefill"
 _VLLM_LIMITS = {"load": "max_load_tokens", "store": "max_offload_tokens"}
 
 
+class Bypass(StrEnum):
+    """Why a request must not use the server. No JSON makes one: these are the connector's own."""
+
+    LORA = auto()
+    OPTIONS_UNREAD = auto()
+
+
+def bypass_of(params: object) -> Bypass | None:
+    """The connector's reason in a request's `kv_transfer_params`, whatever else is in there."""
+    reason = params.get(BYPASS_KEY) if isinstance(params, Mapping) else None
+    return reason if isinstance(reason, Bypass) else None
+
+
 def apply_request_options(request: "Request") -> None:
-    """Translate the request's options for vLLM and the remote tier, in place."""
-    params: dict[str, Any] = dict(request.kv_transfer_params or {})
-    options = params.get(OPTIONS_KEY)
-    if isinstance(options, dict):
-        for name, allowed in options.items():
-            limit = _VLLM_LIMITS.get(name)
-            if limit is None or not isinstance(allowed, bool):
-                logger.warning(
-                    "request %s: ignoring kv_transfer_params.%s.%s=%r; known: load, store, each "
-                    "true or false",
-                    request.request_id,
-                    OPTIONS_KEY,
-                    name,
-                    allowed,
-                )
-            elif not allowed:
-                params[limit] = 0
+    """Translate the request's options for vLLM and the remote tier, in place.
+
+    `request.kv_transfer_params` is a dict or None afterwards, as vLLM expects it.
+    """
+    given: object = request.kv_transfer_params
+    params: dict[Any, Any] = dict(given) if isinstance(given, Mapping) else {}
+    params.pop(BYPASS_KEY, None)
+    options = params.get(OPTIONS_KEY) if isinstance(given, Mapping) else given
+    limits, unread = _read(options)
+    params |= limits
+    if unread is not None:
+        logger.warning(
+            "request %s does not use the server: cannot read %s in kv_transfer_params; known: "
+            '{"%s": {"load": ..., "store": ...}}, each true or false',
+            request.request_id,
+            reprlib.repr(unread),  # a client chooses the length of its body
+            OPTIONS_KEY,
+        )
+        params[BYPASS_KEY] = Bypass.OPTIONS_UNREAD
     if params.get(PROMPT_COMES_KEY):
         params[_VLLM_LIMITS["load"]] = 0
     if request.lora_request is not None:
-        params[BYPASS_KEY] = "lora"
-    if params:
-        request.kv_transfer_params = params
+        params[BYPASS_KEY] = Bypass.LORA
+    request.kv_transfer_params = params or None
 
 
 def keep_to_pool(request: "Request") -> None:
@@ -61,4 +81,20 @@ def keep_to_pool(request: "Request") -> None:
     be read. What it asks of other connectors stays."""
     params = request.kv_transfer_params
     others = params if isinstance(params, dict) else {}
-    request.kv_transfer_params = {**others, BYPASS_KEY: "options_unread"}
+    request.kv_transfer_params = {**others, BYPASS_KEY: Bypass.OPTIONS_UNREAD}
+
+
+def _read(options: object) -> tuple[dict[str, int], object]:
+    """vLLM's limits for what can be read of `options`, and what cannot, None without any."""
+    if options is None:
+        return {}, None
+    if not isinstance(options, Mapping):
+        return {}, options
+    limits, unread = {}, {}
+    for name, allowed in options.items():
+        limit = _VLLM_LIMITS.get(name)
+        if limit is None or not isinstance(allowed, bool):
+            unread[name] = allowed
+        elif not allowed:
+            limits[limit] = 0
+    return limits, unread or None

@@ -10,6 +10,14 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kv_connector.canary_stage import Part, Stage
+from kv_connector.clearing_worker import ClearingWorker
+from kv_connector.group_bytes import (
+    Pieces,
+    RestOfRows,
+    owned_by_groups,
+    pages_of,
+    places_of_rows,
+)
 from kv_connector.host_worker import HostWorker
 from kv_connector.pool_file import check_pool_is_there, offer_sealed_file, pool_path
 from kv_connector.pool_marks import Place, PoolFile, leave_mark, pool_file_of, take_marks
@@ -24,8 +32,9 @@ class FerrySpec(TieringOffloadingSpec):
     """CPU pool as primary tier, remote tier below it, workers for CUDA and CPU platforms.
 
     What differs from vLLM's spec: the pool file's name (see `pool_file`), its removal as soon
-    as everyone has mapped it, and `HostWorker` where there is no GPU. Everything else, the
-    index of the pool and its eviction included, is vLLM's.
+    as everyone has mapped it, `HostWorker` where there is no GPU, and rows in which nothing is
+    left of what they held before (see `group_bytes`). Everything else, the index of the pool and
+    its eviction included, is vLLM's.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -44,6 +53,8 @@ class FerrySpec(TieringOffloadingSpec):
             )
         self._pool_file: int | None = None
         self._kv_caches: CanonicalKVCaches | None = None
+        self.packed: Pieces | None = None
+        """What each group owns of a packed block; to be set before a worker is made."""
         self._region: SharedOffloadRegion | None = None
 
     @property
@@ -78,12 +89,17 @@ class FerrySpec(TieringOffloadingSpec):
                 kv_bytes_per_chunk=self.kv_bytes_per_chunk,
                 cpu_page_size=self.cpu_page_size_per_worker,
             )
-            worker: OffloadingWorker = HostWorker(kv_caches, region, self.blocks_per_chunk)
+            worker: OffloadingWorker = HostWorker(
+                kv_caches, region, self.blocks_per_chunk, self.packed
+            )
         else:
             worker = super().create_worker(kv_caches)
             self._region = region = worker._mmap_region
+            rest = self._rest_of_rows(kv_caches)
+            if rest:
+                worker = ClearingWorker(worker, rest, self.blocks_per_chunk)
         leave_mark(_bytes_of(region), self._place_of(self.config.parallel.rank), self._engine_id)
-        return worker
+        return cast(OffloadingWorker, worker)
 
     def _take_marks(self, region: SharedOffloadRegion) -> None:
         places = [self._place_of(rank) for rank in range(self.config.parallel.world_size)]
@@ -104,6 +120,17 @@ class FerrySpec(TieringOffloadingSpec):
     def pool_file(self) -> PoolFile | None:
         """The file behind the pool that this worker has mapped; None before."""
         return None if self._region is None else pool_file_of(self._region.fd)
+
+    def _rest_of_rows(self, kv_caches: CanonicalKVCaches) -> RestOfRows:
+        """Of the rows that vLLM's worker fills."""
+        canonical = self.config.canonical_layout
+        assert self._region is not None
+        pool = self._region.base_tensor.numpy().reshape(self.num_chunks, self.kv_bytes_per_chunk)
+        pages = pages_of(kv_caches, canonical=canonical)
+        places = places_of_rows(
+            pool[:, self._place_of(self.config.parallel.rank).start :], pages, self.blocks_per_chunk
+        )
+        return RestOfRows(self.packed or owned_by_groups(kv_caches, canonical=canonical), places)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """As upstream, without its refusal of the CPU platform."""

@@ -48,6 +48,9 @@ OVERDUE_AFTER_LOOKS = 10
 # Why a store is declined because there is nobody to put it to.
 UNAVAILABLE = "unavailable"
 
+# Why a store of the first part of a block is declined: the rest of the row is not the block's.
+PARTIAL_BLOCK = "partial_block"
+
 
 class Ended(NamedTuple):
     """A job that nothing touches any more, and what it says about keys and link."""

@@ -11,7 +11,13 @@ Totals = Mapping[tuple[str, str], int]
 LOG_INTERVAL_S = 60.0
 
 # vLLM's names for the sources of external hits, in ours.
-_LEVELS = {"host": "CPU pool", "external_unspecified": "server", "p2p": "peer", "disk": "disk"}
+_LEVELS = {
+    "host": "CPU pool",
+    "external_unspecified": "server",
+    "p2p": "peer",
+    "disk": "disk",
+    "device": "before a window",
+}
 
 
 class Traffic:

@@ -31,7 +31,7 @@ NAMES: dict[str, dict[str, str]] = {
         "KVConnectorRole.WORKER": "tells scheduler and worker apart",
         "KVConnectorWorkerMetadata": _TYPE,
         "KVConnectorBase_V1._vllm_config": "the translated settings, in a worker's hooks",
-        "KVConnectorBase_V1._kv_cache_config": _FACT,
+        "KVConnectorBase_V1._kv_cache_config": "whose which bytes of a row are; a fact",
     },
     f"{_CONNECTOR}.v1.offloading_connector": {
         "OffloadingConnector": "base of our connector",
@@ -49,19 +49,23 @@ NAMES: dict[str, dict[str, str]] = {
         "OffloadingConnector.requires_piecewise_for_cudagraph": _HOOK,
         "OffloadingConnector.build_prom_metrics": _HOOK,
         "OffloadingConnector.get_required_kvcache_layout": _HOOK,
-        "OffloadingConnector.get_external_cache_hit_sources": "tokens by level, for the log line",
+        "OffloadingConnector.get_external_cache_hit_sources": "tokens by level",
     },
     f"{_CONNECTOR}.v1.offloading.scheduler": {
         "OffloadingConnectorScheduler.manager": "leads to the tiers, ours among them",
         "OffloadingConnectorScheduler.config": "the groups of the KV cache",
         "SchedulerOffloadConfig.num_workers": "how many workers report",
-        "OffloadingConnectorScheduler._req_status": "the keys of a request's prefix",
+        "OffloadingConnectorScheduler._req_status": "the keys and limits of a request",
         "SchedulerOffloadConfig.kv_group_configs": "the groups of the KV cache",
         "GroupOffloadConfig.tokens_per_chunk": "which keys a prefix of so many tokens has",
         "GroupOffloadConfig.sliding_window_size_in_chunks": "groups that hold all of a prefix",
         "RequestOffloadState.group_states": "the keys of a request's prefix",
+        "RequestOffloadState.max_offload_tokens": "how much of a request is stored",
+        "RequestOffloadState.num_locally_computed_tokens": "tokens by level",
+        "RequestOffloadState.load_key_ranges": "tokens by level",
         "RequestGroupState.offload_keys": "the keys of a request's prefix",
     },
+    f"{_CONNECTOR}.v1.offloading.config": {"get_offloading_group_ids": _GEOMETRY},
     f"{_CONNECTOR}.v1.offloading.worker": {
         "OffloadingConnectorWorker.spec": "makes the stage of the start-up canary",
     },
@@ -144,6 +148,8 @@ NAMES: dict[str, dict[str, str]] = {
         "CanonicalKVCacheTensor.page_size_bytes": _GEOMETRY,
         "CanonicalKVCacheRef.tensor_idx": _GEOMETRY,
         "CanonicalKVCacheRef.page_size_bytes": _GEOMETRY,
+        "CanonicalKVCacheRef.mapping": _GEOMETRY,
+        "CanonicalPageMapping.canonical_page_size_bytes": _GEOMETRY,
         "OffloadKey": "names a block",
         "ReqContext.req_id": "whose lookup it is",
         "ReqContext.kv_transfer_params": "what a request may use",
@@ -214,6 +220,7 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "vllm.v1.metrics.cache_hit_source": {
         "CacheHitSource.EXTERNAL_UNSPECIFIED": "what hits of our tier count as",
+        "CacheHitSource.DEVICE": "what tokens before a sliding window count as",
     },
     # ── the engine around it ────────────────────────────────────────────────────────────
     "vllm.config": {
@@ -239,10 +246,21 @@ NAMES: dict[str, dict[str, str]] = {
     "vllm.v1.kv_cache_interface": {
         "KVCacheConfig.kv_cache_layout": _FACT,
         "KVCacheConfig.kv_cache_groups": _FACT,
+        "KVCacheConfig.num_blocks": _GEOMETRY,
+        "KVCacheGroupSpec.layer_names": _GEOMETRY,
+        "KVCacheGroupSpec.kv_cache_spec": _GEOMETRY,
+        "AttentionSpec.page_size_bytes": _GEOMETRY,
+        "AttentionSpec.unpadded_page_size_bytes": _GEOMETRY,
+        "UniformTypeKVCacheSpecs.kv_cache_specs": _GEOMETRY,
+        "group_kernel_blocks": _GEOMETRY,
+        "iter_layer_specs": "groups that keep only the end of a prefix",
+        "FullAttentionSpec": "groups that keep only the end of a prefix",
     },
     "vllm.v1.core.kv_cache_manager": {"KVCacheBlocks": _TYPE},
     "vllm.v1.core.sched.output": {
         "SchedulerOutput.num_scheduled_tokens": "how fast the engine computes",
+        "SchedulerOutput.kv_connector_block_state": "the partial tails that vLLM would store",
+        "KVConnectorBlockState.boundary_state_offloads": "the partial tails that vLLM would store",
     },
     "vllm.v1.outputs": {"KVConnectorOutput": _TYPE},
     "vllm.v1.request": {

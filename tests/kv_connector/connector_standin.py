@@ -43,7 +43,11 @@ class Connector:
         made.connector_scheduler = MagicMock()
         made.connector_scheduler.get_num_new_matched_tokens.return_value = (5, True)
         made.connector_scheduler.get_external_cache_hit_sources.return_value = {}
+        made.connector_scheduler._req_status.__getitem__.return_value = SimpleNamespace(
+            num_locally_computed_tokens=10, load_key_ranges=[(10, 12, b"key")], group_states=[]
+        )
         made.connector_worker = MagicMock()
+        made.connector_worker.spec.pool_file = None
         made._vllm_config = MagicMock()
         made._kv_cache_config = MagicMock()
         made._bounding_group_ids = ()

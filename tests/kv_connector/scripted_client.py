@@ -64,6 +64,9 @@ class ScriptedClient:
         self.forgotten: list[str] = []
         self.closed = False
 
+    def register(self, memory: memoryview, fd: int) -> None:
+        pass
+
     def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
         self.declared.append((namespace, block_bytes, dict(fingerprint)))
 

@@ -12,7 +12,7 @@ from vllm.v1.kv_offload.tiering.example.manager import ExampleSecondaryTierManag
 from kv_connector import tier_metrics as metrics
 from kv_connector.backfill import LONGEST_HELD_BACK_S, REST_AFTER_FAILURE_S, Backfill
 from kv_connector.backlog import MOST_ATTEMPTS, Backlog
-from kv_connector.request_options import BYPASS_KEY
+from kv_connector.request_options import BYPASS_KEY, Bypass
 from kv_connector.tier_metrics import TierCounters
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import KeyState
@@ -154,7 +154,7 @@ def test_a_block_that_left_the_pool_is_dropped_and_counted(engine: TieredEngine)
     engine.compute("old", range(20))
     engine.compute("kept", range(20, 40))
     engine.step()
-    engine.compute("lora", range(100, 112), **{BYPASS_KEY: "lora"})
+    engine.compute("lora", range(100, 112), **{BYPASS_KEY: Bypass.LORA})
     engine.step()
     engine.client.ready = True
     left = [n for n in range(40) if key_of(n) not in engine.primary._policy.chunks]
@@ -299,7 +299,7 @@ def test_a_reset_forgets_what_was_to_be_offered(engine: TieredEngine):
 
 def test_blocks_that_must_not_leave_the_host_are_not_offered_later_either(engine: TieredEngine):
     engine.client.ready = False
-    engine.compute("a", range(3), **{BYPASS_KEY: "lora"})
+    engine.compute("a", range(3), **{BYPASS_KEY: Bypass.LORA})
     engine.step()
     engine.client.ready = True
     assert idle(engine) == [] and waiting(engine) == 0
@@ -317,7 +317,7 @@ def test_no_other_tier_is_asked_for_what_has_left_the_pool():
     engine.client.ready = False
     engine.compute("a", range(10))
     engine.step()
-    engine.compute("b", range(20, 30), **{BYPASS_KEY: "lora"})
+    engine.compute("b", range(20, 30), **{BYPASS_KEY: Bypass.LORA})
     engine.step()
     engine.client.ready = True
     assert idle(engine) == []

@@ -7,7 +7,7 @@ from kv_connector.config import (
     RemoteConfig,
     client_config,
     read_config,
-    refuse_random_hashes,
+    refuse_weak_hashes,
 )
 from remote_server.errors import ConfigError
 
@@ -74,10 +74,30 @@ def test_answers_are_stored_unless_the_operator_says_otherwise():
     assert read(store_answers=False).for_vllm()["offload_prompt_only"] is True
 
 
-def test_a_random_hash_seed_is_refused_for_a_shared_server(monkeypatch: pytest.MonkeyPatch):
+OPEN, LOCKED = "tcp://127.0.0.1:5757", "tcp://127.0.0.1:5757?keys=/etc/kvferry/client.key"
+
+
+@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
+def test_a_random_hash_seed_is_refused_for_a_shared_server(
+    algorithm: str, monkeypatch: pytest.MonkeyPatch
+):
     monkeypatch.delenv("PYTHONHASHSEED", raising=False)
-    refuse_random_hashes("sha256")
+    refuse_weak_hashes("sha256", OPEN)
+    refuse_weak_hashes(algorithm, None)
     with pytest.raises(ConfigError, match="PYTHONHASHSEED"):
-        refuse_random_hashes("xxhash")
+        refuse_weak_hashes(algorithm, OPEN)
     monkeypatch.setenv("PYTHONHASHSEED", "0")
-    refuse_random_hashes("xxhash")
+    refuse_weak_hashes(algorithm, OPEN)
+
+
+@pytest.mark.parametrize("seed", [None, "0"])
+@pytest.mark.parametrize("algorithm", ["xxhash", "xxhash_cbor"])
+def test_keys_that_a_prompt_can_forge_are_refused_for_a_server_with_keys(
+    algorithm: str, seed: str | None, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delenv("PYTHONHASHSEED", raising=False)
+    if seed is not None:
+        monkeypatch.setenv("PYTHONHASHSEED", seed)
+    with pytest.raises(ConfigError, match=f"{algorithm} with a server that has keys.*use sha256"):
+        refuse_weak_hashes(algorithm, LOCKED)
+    refuse_weak_hashes("sha256_cbor", LOCKED)

@@ -53,6 +53,12 @@ def test_a_bare_tier_needs_the_operators_namespace_and_says_what_it_cannot_see()
         bare_facts(offloading_config(), "")
 
 
+def test_a_bare_tier_refuses_a_model_whose_rows_nothing_clears():
+    group = SimpleNamespace(group_id=0, tokens_per_block=32, layer_names=("l0",))
+    with pytest.raises(ConfigError, match="2 KV cache groups; use KVFerryConnector"):
+        bare_facts(offloading_config(groups=(group, group)), "mine")
+
+
 def test_a_bare_tier_tells_apart_what_it_can_see():
     def named(user: str = "mine", **changes: Any) -> str:
         return namespace_of(*bare_facts(offloading_config(**changes), user))

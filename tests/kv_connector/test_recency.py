@@ -16,7 +16,7 @@ from kv_connector.recency import (
     REST_S,
     Recency,
 )
-from kv_connector.request_options import BYPASS_KEY
+from kv_connector.request_options import BYPASS_KEY, Bypass
 from remote_server.client import RemoteClient
 
 
@@ -94,7 +94,7 @@ def test_the_tier_reports_a_reused_prefix_at_the_end_of_the_step():
 
 def test_requests_that_keep_away_from_the_server_report_nothing():
     engine = Engine()
-    _, prefix = engine.request("r", 3, **{BYPASS_KEY: "lora"})
+    _, prefix = engine.request("r", 3, **{BYPASS_KEY: Bypass.LORA})
     engine.tier.admitted("r", prefix)
     engine.step()
     assert engine.client.count("touch") == 0

@@ -5,7 +5,7 @@ import pytest
 from scripted_client import BLOCK_BYTES, ROW_BYTES, Engine
 
 from kv_connector import tier_metrics as metrics
-from kv_connector.request_options import BYPASS_KEY
+from kv_connector.request_options import BYPASS_KEY, Bypass
 from remote_server.client import BreakerState
 from remote_server.client.results import new_counters
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
@@ -144,7 +144,7 @@ def test_puts_pin_at_most_a_quarter_of_the_pool_and_the_rest_is_declined(engine:
 
 
 def test_a_request_with_a_lora_adapter_keeps_to_the_pool(engine: Engine):
-    context, keys = engine.request("r", 2, **{BYPASS_KEY: "lora"})
+    context, keys = engine.request("r", 2, **{BYPASS_KEY: Bypass.LORA})
     assert engine.lookup(context, keys) == ["MISS"] * 2
     engine.tier.submit_store(engine.job(context, keys, [0, 1]))
     assert engine.finished() == [(1, True, None)]

@@ -9,7 +9,7 @@ from tiered_engine import PATIENCE_S, TieredEngine, block_of
 
 from examples.processes import RemoteServer, free_port
 from kv_connector import tier_metrics as metrics
-from kv_connector.request_options import BYPASS_KEY
+from kv_connector.request_options import BYPASS_KEY, Bypass
 from remote_server.client import RemoteClient
 from remote_server.config import MiB, ServerConfig
 from remote_server.server import Server
@@ -122,7 +122,7 @@ def test_a_server_that_stands_still_keeps_nobody_longer_than_its_deadlines(
         engine = ready(make_engine(server.endpoint, put_timeout_ms=300, transport="tcp"))
         engine.compute("there", range(3))
         engine.idle()
-        engine.compute("filler", range(100, 140), **{BYPASS_KEY: "lora"})
+        engine.compute("filler", range(100, 140), **{BYPASS_KEY: Bypass.LORA})
         context, keys = engine.request("r", range(3))
         assert engine.lookup(context, keys) == ["RETRY"] * 3
         engine.step()

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 MINUTES = os.environ.get("KVFERRY_FUZZ_MINUTES")
 
-FOUND = Path(__file__).resolve().parents[2] / ".cache" / "fuzz"
+FOUND = Path(__file__).resolve().parents[1] / ".cache" / "fuzz"
 
 ROUND = 100
 """Examples between two looks at the clock."""

@@ -1,0 +1,53 @@
+"""vLLM's worker for a GPU, with the rest of every stored row cleared."""
+
+from vllm.v1.kv_offload.base import (
+    BlockIDsLoadStoreSpec,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingWorker,
+    TransferResult,
+)
+
+from kv_connector.group_bytes import RestOfRows
+from kv_connector.host_worker import Run, plan_copy
+
+
+class ClearingWorker(OffloadingWorker):
+    """Clears what a block does not own of its row, before the row is reported as stored."""
+
+    def __init__(self, worker: OffloadingWorker, rest: RestOfRows, blocks_per_row: int) -> None:
+        self._worker = worker
+        self._rest = rest
+        self._blocks_per_row = blocks_per_row
+        self._storing: dict[int, list[list[Run]]] = {}
+
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
+        """Copy engine blocks out to pool rows."""
+        assert isinstance(dst_spec, BlockIDsLoadStoreSpec)
+        self._storing[job_id] = plan_copy(src_spec, dst_spec.block_ids, self._blocks_per_row)
+        return bool(self._worker.submit_store(job_id, src_spec, dst_spec))
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        """Copy pool rows in to engine blocks."""
+        return bool(self._worker.submit_load(job_id, src_spec, dst_spec))
+
+    def get_finished(self) -> list[TransferResult]:
+        """Jobs that ended since the last call. The rows of a store belong to it until then. They
+        are cleared last, because vLLM copies packed blocks whole."""
+        finished: list[TransferResult] = self._worker.get_finished()
+        for result in finished:
+            for group, runs in enumerate(self._storing.pop(result.job_id, ())):
+                for run in runs:
+                    self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
+        return finished
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Block until these jobs have let go of their engine blocks."""
+        self._worker.wait(job_ids)
+
+    def shutdown(self) -> None:
+        """End all copies and let go of the pool."""
+        self._rest.release()
+        self._worker.shutdown()

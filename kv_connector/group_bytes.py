@@ -1,0 +1,161 @@
+"""The bytes of a row that each KV cache group owns, and the rest, which is kept zero.
+
+Groups of a hybrid model lie over each other: a row has room for the largest group, and a block of
+a smaller one owns a part of it. The rest of the row, and the rest of the engine's block, hold what
+the block's owner before put there, which may be the prompt of another request. Rows are hashed,
+sent and stored whole, so that rest is cleared whenever a row is stored. A model with one group
+owns all of its rows, and nothing is cleared.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
+from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, group_kernel_blocks
+from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches
+
+from kv_connector.fact_text import NotKnown
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+
+class Piece(NamedTuple):
+    """Bytes `start` to `end` of every page of one tensor of the KV cache."""
+
+    tensor: int
+    start: int
+    end: int
+
+
+Pieces = list[list[Piece]]
+"""By group, in the order in which they lie in a row."""
+
+Places = npt.NDArray[np.int8]
+"""One tensor's part of the pool: (rows, places, bytes), a place for each engine block of a row."""
+
+
+def owned_by_groups(kv_caches: CanonicalKVCaches, *, canonical: bool = False) -> Pieces:
+    """The pages that each group's layers fill, without the padding behind a small page; with
+    `canonical`, vLLM's pages of all ranks together."""
+    pieces: Pieces = []
+    for refs in kv_caches.group_data_refs:
+        ends: dict[int, int] = {}
+        for ref in refs:
+            ends[ref.tensor_idx] = max(ends.get(ref.tensor_idx, 0), _page_of(ref, canonical))
+        pieces.append([Piece(tensor, 0, end) for tensor, end in sorted(ends.items())])
+    return pieces
+
+
+def pages_of(kv_caches: CanonicalKVCaches, *, canonical: bool = False) -> list[int]:
+    """The bytes that a page of each tensor takes in a row."""
+    pages = [cache.page_size_bytes for cache in kv_caches.tensors]
+    if canonical:
+        pages = [0] * len(pages)
+        for ref in (ref for refs in kv_caches.group_data_refs for ref in refs):
+            pages[ref.tensor_idx] = max(pages[ref.tensor_idx], _page_of(ref, canonical))
+    return pages
+
+
+def _page_of(ref: CanonicalKVCacheRef, canonical: bool) -> int:
+    size = ref.mapping.canonical_page_size_bytes if canonical else ref.page_size_bytes
+    return int(size)
+
+
+def owned_in_packed_blocks(
+    kv_cache_config: "KVCacheConfig", kv_caches: "Mapping[str, torch.Tensor]"
+) -> Pieces | None:
+    """The same where vLLM packs the pages of all layers of a group side by side into one block,
+    and offloads that block as one tensor that every group owns whole. None where it does not.
+
+    Raises `NotKnown` for groups of which the bytes in such a block cannot be established.
+    """
+    groups = [
+        kv_cache_config.kv_cache_groups[group]
+        for group in get_offloading_group_ids(kv_cache_config)
+    ]
+    spans: list[list[tuple[int, int]]] = []
+    packed, unclear = False, ""
+    for group in groups:
+        spans.append([])
+        for layer in group.layer_names:
+            spec: Any = group.kv_cache_spec
+            if isinstance(spec, UniformTypeKVCacheSpecs):
+                spec = spec.kv_cache_specs[layer]
+            if not isinstance(spec, AttentionSpec):
+                unclear = layer
+                continue
+            blocks = group_kernel_blocks(kv_caches[layer], kv_cache_config.num_blocks)
+            stride = blocks.stride(0) * blocks.element_size()
+            packed |= stride != spec.page_size_bytes
+            first = blocks.storage_offset() * blocks.element_size() % stride
+            spans[-1].append((first, first + spec.unpadded_page_size_bytes))
+    if not packed or len(groups) < 2:
+        return None
+    if unclear:
+        raise NotKnown(f"which bytes of a packed block are those of {unclear}")
+    return [[Piece(0, start, end) for start, end in _merged(own)] for own in spans]
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def places_of_rows(
+    pool: npt.NDArray[np.int8], pages: Sequence[int], blocks_per_row: int
+) -> list[Places]:
+    """Each tensor's part of a worker's part of all rows, `pool`, as vLLM's workers lay them out:
+    tensor after tensor, and for each a place for every engine block."""
+    places, start = [], 0
+    for page in pages:
+        view = pool[:, start : start + page * blocks_per_row]
+        shape = (pool.shape[0], blocks_per_row, page)
+        places.append(np.lib.stride_tricks.as_strided(view, shape, (pool.strides[0], page, 1)))
+        start += page * blocks_per_row
+    return places
+
+
+def rest_of_rows(owned: Pieces, pages: Sequence[int]) -> Pieces:
+    """What no layer of a group fills; `pages` are the bytes of a page of each tensor."""
+    rest: Pieces = []
+    for pieces in owned:
+        rest.append([])
+        for tensor, page in enumerate(pages):
+            own = [(piece.start, piece.end) for piece in pieces if piece.tensor == tensor]
+            edges = [(0, 0), *own, (page, page)]
+            gaps = [(end, start) for (_, end), (start, _) in pairwise(edges)]
+            rest[-1] += [Piece(tensor, start, end) for start, end in gaps if start < end]
+    return rest
+
+
+class RestOfRows:
+    """Clears what the blocks of a group leave of their rows. False where there is nothing."""
+
+    def __init__(self, owned: Pieces, places: Sequence[Places]) -> None:
+        pages = [view.shape[2] for view in places]
+        self._views = [
+            [places[piece.tensor][:, :, piece.start : piece.end] for piece in pieces]
+            for pieces in rest_of_rows(owned, pages)
+        ]
+
+    def __bool__(self) -> bool:
+        return any(self._views)
+
+    def clear(self, group: int, first_row: int, num_rows: int) -> None:
+        """Zero it in these rows, which no other copy may use meanwhile."""
+        for view in self._views[group]:
+            view[first_row : first_row + num_rows] = 0
+
+    def release(self) -> None:
+        """Let go of the pool."""
+        self._views = []

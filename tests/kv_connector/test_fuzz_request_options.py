@@ -1,0 +1,130 @@
+"""What a client's body may hold under `kv_transfer_params`: any shape, any type, any text.
+
+No hook raises, no text becomes the label of a metric, and what cannot be read keeps the request
+from the server. vLLM's own scheduler half reads the same parameters behind ours.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_connector, request_of
+
+from kv_connector import tier_metrics as metrics
+from kv_connector.connector import KVFerryConnector
+from kv_connector.request_options import Bypass, bypass_of
+from kv_connector.waiting import Missed
+
+pytest_plugins = ["fuzzing"]
+
+WORDS = (
+    *("kvferry", "kvferry_bypass", "load", "store", "max_load_tokens", "max_offload_tokens"),
+    *("kv_load_tiers", "medium", "locality", "cpu", "remote", "lora", "options_unread"),
+)
+
+texts = st.text(max_size=12) | st.sampled_from(WORDS)
+numbers = (
+    st.integers(-(2**63), 2**64 - 1)  # vLLM refuses a body with larger ones
+    | st.floats()
+    | st.sampled_from([0, -1, 1, 31, 33])
+)
+values = st.recursive(
+    st.none() | st.booleans() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=5),
+    max_leaves=12,
+)
+options = st.dictionaries(st.sampled_from(["load", "store", "other"]), st.booleans() | values)
+bodies = values | st.fixed_dictionaries(
+    {},
+    optional={
+        "kvferry": options | values,
+        "kvferry_bypass": values,
+        "max_load_tokens": numbers | values,
+        "max_offload_tokens": numbers | values,
+        "kv_load_tiers": st.lists(st.dictionaries(texts, values, max_size=3), max_size=3) | values,
+    },
+)
+
+
+@pytest.fixture(scope="module")
+def connector(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KVFerryConnector]:
+    """Its groups are those for which vLLM reads the most of a request's parameters."""
+    with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
+        patch.setattr("kv_connector.request_options.logger.warning", lambda *_: None)
+        yield stack.enter_context(
+            real_connector(
+                model,
+                tmp_path_factory.mktemp("engines") / "one",
+                patch,
+                (group_of(0, FULL), group_of(1, RECURRENT)),
+                match_unit=BLOCK // 2,
+            )
+        )
+
+
+def labels_of(connector: KVFerryConnector) -> set[str]:
+    assert connector._remote is not None
+    return {label for (_, label), _ in connector._remote.totals().items()}
+
+
+def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector, fuzz: Any):
+    assert connector.scheduler.config.supports_partial_tail
+    tier: Any = connector._remote
+    tier.declare("model", {"model": "m"})
+    client = tier._client
+    count = 0
+
+    @given(bodies, st.booleans(), st.sampled_from([None, 16, 32, 48, 80, 96]))
+    def serve(body: Any, adapter: bool, boundary: int | None) -> None:
+        nonlocal count
+        count += 1
+        name = f"request {count}"
+        request: Any = request_of(connector, name, 3 * BLOCK + 5, json.loads(json.dumps(body)))
+        request.lora_request = SimpleNamespace() if adapter else None
+        client.asked.clear()
+        connector.on_new_request(request)
+        assert request.kv_transfer_params is None or isinstance(request.kv_transfer_params, dict)
+        bypass = bypass_of(request.kv_transfer_params)
+        assert (bypass is not None) == (adapter or not readable(body))
+        connector.get_num_new_matched_tokens(request, 0)
+        status = connector.scheduler._req_status[name]
+        status.update_block_id_groups(([1, 2, 3, 4], [0, 0, 0, 5]))
+        connector.build_connector_meta(
+            empty_step({} if boundary is None else {name: [(1, 6, boundary)]})
+        )
+        store_a_row(connector, status)
+        assert not (bypass and client.asked), "a request that must not use the server used it"
+        connector.request_finished(request, [])
+        connector.reset_cache()
+        connector.get_kv_connector_stats()
+
+    fuzz.run(serve, examples=150)
+    known = {*map(str, Missed), *map(str, Bypass), "", "unavailable", "pinned_rows", "draining"}
+    known |= {"partial_block", *tier._client.counters(), *metrics.INTEGRITY_REASONS.values()}
+    assert labels_of(connector) <= known
+    assert not [key for key in tier.totals() if key[0] == metrics.HOOK_ERRORS]
+
+
+def store_a_row(connector: KVFerryConnector, status: Any) -> None:
+    """Offer a row of this request to the tier, as the tiering manager does after the copy."""
+    manager: Any = connector.scheduler.manager
+    prepared = manager.prepare_store(status.group_states[0].offload_keys[:1], status.req_context)
+    manager.complete_store(prepared.keys_to_store, status.req_context)
+
+
+def readable(body: Any) -> bool:
+    """Whether our part of a body is what the documentation has."""
+    if not isinstance(body, dict):
+        return body is None
+    ours = body.get("kvferry")
+    if ours is None:
+        return True
+    return isinstance(ours, dict) and all(
+        name in ("load", "store") and isinstance(allowed, bool) for name, allowed in ours.items()
+    )

@@ -1,0 +1,206 @@
+"""A row of a hybrid model holds its own block's bytes and zeros: on vLLM's own layouts, nothing of
+what the row or the engine's block held before is in it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from real_connector import FULL, RECURRENT, Layers, configs_of, group_of
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.v1.kv_cache_interface import (
+    SlidingWindowSpec,
+    group_kernel_blocks,
+)
+from vllm.v1.kv_cache_layout import KVCacheLayout
+from vllm.v1.kv_offload.base import GPULoadStoreSpec
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
+from vllm.v1.worker.utils import allocate_kv_cache
+
+from kv_connector.connector import KVFerryConnector
+from kv_connector.group_bytes import Piece, RestOfRows, rest_of_rows
+from remote_server.errors import ConfigError
+
+WINDOW = SlidingWindowSpec(
+    block_size=32, num_kv_heads=2, head_size=64, dtype=torch.bfloat16, sliding_window=64
+)
+# A quarter of the page: vLLM packs groups of different page sizes into one block.
+NARROW = replace(WINDOW, head_size=16)
+
+STRANGER, OWN = 0x11, 0x22
+"""The bytes of the request before, and of the request that is stored."""
+
+HYBRIDS: dict[str, tuple[str, list[Layers]]] = {
+    "a group with fewer layers": ("LBHNC", [group_of(0, FULL, 3), group_of(1, WINDOW, 2)]),
+    "a state smaller than its page": ("LBHNC", [group_of(0, FULL, 2), group_of(1, RECURRENT, 2)]),
+    "packed blocks of two sizes": ("BLHNC", [group_of(0, FULL, 2), group_of(1, NARROW, 3)]),
+    "packed blocks of one page size": ("BLHNC", [group_of(0, FULL, 3), group_of(1, WINDOW, 1)]),
+}
+
+
+class Worker:
+    """A worker of a real connector, and the KV cache that vLLM allocates for it."""
+
+    def __init__(self, config: Any, cache: Any, layout: str) -> None:
+        self.cache = cache
+        self.kv_caches = allocate_kv_cache(cache, torch.device("cpu"), KVCacheLayout[layout])
+        self.connector = KVFerryConnector(config, KVConnectorRole.WORKER, cache)
+        self.connector.register_kv_caches(self.kv_caches)
+        self.spec: Any = self.connector.connector_worker.spec
+        self.copies: Any = self.connector.connector_worker.worker
+        base = self.spec._region.base_tensor.numpy()
+        rows = base.reshape(self.spec.num_chunks, self.spec.kv_bytes_per_chunk)
+        self.rows = rows[:, : self.spec.cpu_page_size_per_worker]
+
+    def backing(self) -> np.ndarray[Any, np.dtype[np.int8]]:
+        """All of the engine's cache, flat."""
+        storage = next(iter(self.kv_caches.values())).untyped_storage()
+        return torch.tensor([], dtype=torch.int8).set_(storage).numpy()
+
+    def own(self, group: int, block: int) -> list[torch.Tensor]:
+        """What the layers of a group see of a block."""
+        return [
+            group_kernel_blocks(self.kv_caches[layer], self.cache.num_blocks)[block]
+            for layer in self.cache.kv_cache_groups[group].layer_names
+        ]
+
+    def copy(self, group: int, block: int, row: int, *, store: bool) -> None:
+        sizes = [int(number == group) for number in range(len(self.cache.kv_cache_groups))]
+        engine = GPULoadStoreSpec([block], sizes, [0] * len(sizes))
+        if store:
+            assert self.copies.submit_store(1, engine, CPULoadStoreSpec([row]))
+        else:
+            assert self.copies.submit_load(1, CPULoadStoreSpec([row]), engine)
+        self.copies.wait({1})
+        assert [result.job_id for result in self.copies.get_finished()] == [1]
+
+    def shutdown(self) -> None:
+        del self.rows
+        self.connector.shutdown()
+
+
+def filled(tensor: torch.Tensor, value: int) -> bool:
+    return bool((tensor.contiguous().view(torch.int8) == value).all())
+
+
+def fill(tensor: torch.Tensor, value: int) -> None:
+    tensor.copy_(torch.full_like(tensor.contiguous().view(torch.int8), value).view(tensor.dtype))
+
+
+@pytest.fixture(params=HYBRIDS)
+def worker(
+    request: pytest.FixtureRequest, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Worker]:
+    layout, groups = HYBRIDS[request.param]
+    made = make_worker(model, tmp_path, monkeypatch, layout, groups)
+    yield made
+    made.shutdown()
+
+
+def make_worker(
+    model: Path, folder: Path, patch: pytest.MonkeyPatch, layout: str, groups: Sequence[Layers]
+) -> Worker:
+    patch.setattr("kv_connector.connector.namespace.worker_facts", lambda *_: {})
+    config, cache = configs_of(model, folder / "engine", patch, groups, layout=layout, server=None)
+    return Worker(config, cache, layout)
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_stored_row_holds_nothing_of_what_was_there_before(worker: Worker, group: int):
+    """Neither of the row, which another group's block had, nor of the engine's block."""
+    worker.backing()[:] = STRANGER
+    worker.rows[:] = STRANGER
+    for layer in worker.own(group, 5):
+        fill(layer, OWN)
+    num_own = sum(layer.nbytes for layer in worker.own(group, 5))
+    worker.copy(group, block=5, row=3, store=True)
+    values, counts = np.unique(worker.rows[3], return_counts=True)
+    found = dict(zip(values.tolist(), counts.tolist(), strict=True))
+    assert found.pop(OWN) == num_own
+    assert set(found) <= {0}, f"{found.get(STRANGER)} bytes of another request"
+    assert (worker.rows[2] == STRANGER).all() and (worker.rows[4] == STRANGER).all()
+
+
+@pytest.mark.parametrize("group", [0, 1])
+def test_a_row_brings_back_every_byte_of_its_block(worker: Worker, group: int):
+    random = np.random.default_rng(group)
+    memory = worker.backing()
+    memory[:] = random.integers(-128, 128, len(memory), np.int8)
+    sent = [layer.clone() for layer in worker.own(group, 5)]
+    worker.copy(group, block=5, row=3, store=True)
+    worker.copy(group, block=9, row=3, store=False)
+    for before, after in zip(sent, worker.own(group, 9), strict=True):
+        assert torch.equal(
+            before.contiguous().view(torch.int8), after.contiguous().view(torch.int8)
+        )
+
+
+def test_the_canary_of_a_hybrid_model_looks_at_what_each_group_owns(worker: Worker):
+    stage = worker.spec.canary_stage()
+    with stage.borrowed():
+        stage.write_pattern()
+        stage.store()
+        for source, target in zip(stage.source_rows(), stage.target_rows(), strict=True):
+            target[:] = source
+        stage.load()
+        sent, got = stage.sources(), stage.targets()
+        assert sent.keys() == got.keys() and {group for group, _ in sent} == {0, 1}
+        assert all(np.array_equal(sent[place], got[place]) for place in sent)
+        assert sum(pages.nbytes for pages in sent.values()) == sum(
+            layer.nbytes for group in (0, 1) for layer in worker.own(group, 5)
+        )
+    del stage, source, target
+
+
+@pytest.mark.parametrize("layout", ["LBHNC", "BLHNC"])
+def test_a_model_with_one_group_has_nothing_to_clear(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str
+):
+    """No call, no byte: it pays nothing for what hybrid models need."""
+    cleared: list[int] = []
+    monkeypatch.setattr(RestOfRows, "clear", lambda *_: cleared.append(1))
+    worker = make_worker(model, tmp_path, monkeypatch, layout, [group_of(0, FULL, 4)])
+    assert not worker.copies._rest
+    worker.copy(0, block=5, row=3, store=True)
+    assert not cleared
+    worker.shutdown()
+
+
+def test_groups_whose_bytes_in_a_packed_block_are_not_known_keep_the_engine_from_the_server(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A recurrent state among packed attention pages: vLLM shows no place of it in the block."""
+    monkeypatch.setattr("kv_connector.connector.namespace.worker_facts", lambda *_: {})
+    config, cache = configs_of(
+        model, tmp_path / "e", monkeypatch, [group_of(0, FULL, 2), group_of(1, RECURRENT)],
+        layout="BLHNC", server=None,
+    )  # fmt: skip
+    worker = Worker(config, cache, "BLHNC")
+    told: Any = worker.connector.get_handshake_metadata()
+    assert told.facts is None and told.failed_hooks == ()
+    worker.shutdown()
+
+
+@pytest.mark.parametrize("role", list(KVConnectorRole))
+@pytest.mark.parametrize("spec", [WINDOW, RECURRENT], ids=lambda spec: type(spec).__name__)
+def test_rows_of_several_blocks_are_refused_where_vllm_would_store_them_incomplete(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, role: Any, spec: Any
+):
+    config, cache = configs_of(
+        model, tmp_path / "e", monkeypatch, [group_of(0, FULL), group_of(1, spec)],
+        server=None, blocks_per_row=4,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match=f"blocks_per_row=4.*{type(spec).__name__}.*remove it"):
+        KVFerryConnector(config, role, cache)
+
+
+def test_the_rest_is_what_lies_between_the_pieces():
+    owned = [[Piece(0, 0, 10), Piece(1, 2, 4), Piece(1, 6, 8)], [Piece(1, 0, 8)], []]
+    assert rest_of_rows(owned, [10, 8]) == [
+        [Piece(1, 0, 2), Piece(1, 4, 6)],
+        [Piece(0, 0, 10)],
+        [Piece(0, 0, 10), Piece(1, 0, 8)],
+    ]

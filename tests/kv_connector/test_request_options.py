@@ -1,0 +1,180 @@
+"""A request's own options: what it opted out of stays out, and its text goes nowhere."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_connector, request_of
+from scripted_client import Engine
+from vllm.v1.kv_offload.base import ReqContext
+
+from kv_connector import tier_metrics as metrics
+from kv_connector.connector import KVFerryConnector
+from kv_connector.request_options import BYPASS_KEY, OPTIONS_KEY, Bypass, apply_request_options
+
+
+def request(params: Any = None, *, adapter: bool = False) -> Any:
+    return SimpleNamespace(
+        request_id="r", kv_transfer_params=params, lora_request=object() if adapter else None
+    )
+
+
+def applied(params: Any, *, adapter: bool = False) -> Any:
+    made = request(params, adapter=adapter)
+    apply_request_options(made)
+    return made.kv_transfer_params
+
+
+@pytest.mark.parametrize(
+    ("options", "limits"),
+    [
+        ({}, {}),
+        ({"load": True, "store": True}, {}),
+        ({"load": False}, {"max_load_tokens": 0}),
+        ({"store": False}, {"max_offload_tokens": 0}),
+    ],
+)
+def test_options_become_vllms_limits(options: dict[str, bool], limits: dict[str, int]):
+    given = {OPTIONS_KEY: options, "other": 1}
+    assert applied(given) == {**given, **limits}
+    assert given == {OPTIONS_KEY: options, "other": 1}, "the client's dict may be shared"
+
+
+@pytest.mark.parametrize("nothing", [None, {}, {OPTIONS_KEY: None}])
+def test_a_request_without_options_uses_everything(nothing: Any):
+    assert BYPASS_KEY not in (applied(nothing) or {})
+
+
+@pytest.mark.parametrize(
+    "unreadable",
+    [
+        *("text", 7, ["a", "b"], [["kvferry", {"store": False}]], "", 0, []),
+        *({OPTIONS_KEY: "off"}, {OPTIONS_KEY: 0}, {OPTIONS_KEY: []}),
+        *({OPTIONS_KEY: {"store": "false"}}, {OPTIONS_KEY: {"stroe": False}}),
+        {OPTIONS_KEY: {"load": 0}},
+    ],
+    ids=str,
+)
+def test_options_that_cannot_be_read_keep_the_request_from_the_server(unreadable: Any):
+    assert applied(unreadable)[BYPASS_KEY] is Bypass.OPTIONS_UNREAD
+
+
+def test_what_can_be_read_of_bad_options_holds():
+    params = applied({OPTIONS_KEY: {"store": False, "laod": False}})
+    assert params["max_offload_tokens"] == 0
+    assert params[BYPASS_KEY] is Bypass.OPTIONS_UNREAD
+
+
+def test_the_log_line_about_bad_options_has_a_bound(monkeypatch: pytest.MonkeyPatch):
+    lines: list[str] = []
+    monkeypatch.setattr(
+        "kv_connector.request_options.logger.warning", lambda text, *args: lines.append(text % args)
+    )
+    applied({OPTIONS_KEY: {"x" * 100_000 + "\n": "y" * 100_000}})
+    (line,) = lines
+    assert len(line) < 500 and "\n" not in line
+
+
+@pytest.mark.parametrize("text", ["lora", "options_unread", "made_up", {"a": 1}, ["b"], 7, None])
+def test_a_clients_own_bypass_is_no_reason(text: Any):
+    """Neither ours to count nor a way to raise, with our connector and in a bare tier."""
+    assert BYPASS_KEY not in (applied({BYPASS_KEY: text}) or {})
+    engine = Engine()
+    context, keys = engine.request("r", 2, **{BYPASS_KEY: text})
+    assert engine.lookup(context, keys) == ["RETRY"] * 2
+    engine.tier.submit_store(engine.job(context, keys, [0, 1]))
+    assert engine.client.count("lookup") == 1, "the store was declined"
+    totals = engine.tier.totals()
+    assert {key for key in totals if key[0] in (metrics.DECLINED_BLOCKS, metrics.HOOK_ERRORS)} == (
+        set()
+    )
+
+
+@pytest.mark.parametrize("params", ["text", 7, ["a"]])
+def test_a_bare_tier_serves_a_request_whose_parameters_are_no_dict(params: Any):
+    engine = Engine()
+    context = ReqContext("odd", kv_transfer_params=params)
+    engine.tier.on_new_request(context)
+    _, keys = engine.request("r", 2)
+    assert engine.lookup(context, keys) == ["RETRY"] * 2
+    engine.tier.submit_store(engine.job(context, keys, [0, 1]))
+    assert not [key for key in engine.tier.totals() if key[0] == metrics.HOOK_ERRORS]
+
+
+def test_an_adapter_keeps_a_request_from_the_server_whatever_it_sends():
+    for params in (None, {BYPASS_KEY: None}, "text", {OPTIONS_KEY: {"load": True}}):
+        assert applied(params, adapter=True)[BYPASS_KEY] is Bypass.LORA
+
+
+# ── partial tails ────────────────────────────────────────────────────────────────────────
+
+GROUPS = (group_of(0, FULL), group_of(1, RECURRENT))
+TAIL = BLOCK + BLOCK // 2
+
+
+@pytest.fixture(scope="module")
+def connector(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KVFerryConnector]:
+    """Of a model for which vLLM stores the part of a block at the end of a prompt."""
+    folder = tmp_path_factory.mktemp("engines") / "one"
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        real_connector(model, folder, patch, GROUPS, match_unit=BLOCK // 2) as made,
+    ):
+        assert made.scheduler.config.supports_partial_tail
+        yield made
+
+
+def tail_of(connector: KVFerryConnector, params: Any) -> tuple[Any, list[Any]]:
+    """A request with these parameters, and the keys that vLLM stores of its tail."""
+    name = f"request {len(connector.scheduler._req_status)}"
+    connector.on_new_request(request_of(connector, name, 2 * BLOCK, params))
+    status = connector.scheduler._req_status[name]
+    status.update_offload_keys()
+    status.update_block_id_groups(([1, 2], [0, 3]))
+    meta = connector.build_connector_meta(empty_step({name: [(1, 4, TAIL)]}))
+    keys = [key for job in connector.scheduler._jobs.values() for key in job.keys]
+    assert len(keys) == sum(len(job.dst_spec.block_ids) for job in meta.store_jobs.values())
+    connector.scheduler._jobs.clear()
+    return status, keys
+
+
+def rows_stored(connector: KVFerryConnector, params: Any) -> int:
+    """Rows that vLLM would copy of the tail of a request with these parameters."""
+    _, keys = tail_of(connector, params)
+    connector.reset_cache()
+    return len(keys)
+
+
+def test_a_request_that_is_stored_has_its_partial_tail_stored(connector: KVFerryConnector):
+    assert rows_stored(connector, None) == len(GROUPS)
+    assert rows_stored(connector, {"max_offload_tokens": TAIL}) == len(GROUPS)
+
+
+def test_store_false_stores_no_partial_tail(connector: KVFerryConnector):
+    assert rows_stored(connector, {OPTIONS_KEY: {"store": False}}) == 0
+
+
+@pytest.mark.parametrize("limit", [1, BLOCK, TAIL - 1])
+def test_a_limit_below_the_partial_tail_ends_no_engine(connector: KVFerryConnector, limit: int):
+    assert rows_stored(connector, {"max_offload_tokens": limit}) == 0
+
+
+def test_a_partial_tail_stays_in_the_pool(connector: KVFerryConnector):
+    """The block's other tokens lie behind it in the row, or what the engine's block held before:
+    bytes that the key does not stand for."""
+    tier: Any = connector._remote
+    tier.declare("model", {"model": "m"})
+    status, keys = tail_of(connector, None)
+    connector.scheduler.manager.complete_store(keys, status.req_context)
+    assert tier.totals()[metrics.DECLINED_BLOCKS, "partial_block"] == len(GROUPS)
+    assert not tier._client.asked
+    assert {tier.lookup(key, status.req_context).name for key in keys} == {"MISS"}
+    whole = status.group_states[0].offload_keys[:1]
+    assert tier.lookup(whole[0], status.req_context).name == "RETRY"
+    connector.scheduler.manager.prepare_store(whole, status.req_context)
+    connector.scheduler.manager.complete_store(whole, status.req_context)
+    assert tier._client.last("lookup").keys == whole, "a whole block is offered"
+    tier._transfers.drain(0.1)
+    connector.reset_cache()
