@@ -79,20 +79,25 @@ class HookTimer:
         return outermost
 
 
+class _Hooks:
+    """A hook that does nothing, called as one that is called for every key of a prompt."""
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+
+    def ask(self) -> None: ...
+
+    def ask_all(self) -> None:
+        for _ in range(self._calls):
+            self.ask()
+
+
 def cost_of_timing(calls: int = 20_000) -> float:
     """Seconds that timing adds to one nested call, measured here and now.
 
     Nearly all of a step's timed calls are nested: a prompt is looked up key by key.
     """
-
-    class Hooks:
-        def ask(self) -> None: ...
-
-        def ask_all(self) -> None:
-            for _ in range(calls):
-                self.ask()
-
-    plain, timed = Hooks(), Hooks()
+    plain, timed = _Hooks(calls), _Hooks(calls)
     HookTimer().wrap(timed, ["ask", "ask_all"], "nobody")
     seconds = []
     for hooks in (plain, timed):
@@ -100,3 +105,13 @@ def cost_of_timing(calls: int = 20_000) -> float:
         hooks.ask_all()
         seconds.append((time.perf_counter() - started) / calls)
     return max(0.0, seconds[1] - seconds[0])
+
+
+def charged_by_timing(calls: int = 20_000) -> float:
+    """Seconds that one nested call of a hook that does nothing is charged to its owner. The rest
+    of what timing costs is charged to the caller's."""
+    hooks, timer = _Hooks(calls), HookTimer()
+    timer.wrap(hooks, ["ask"], "callee")
+    timer.wrap(hooks, ["ask_all"], "caller")
+    hooks.ask_all()
+    return timer.take().by_owner["callee"] / calls

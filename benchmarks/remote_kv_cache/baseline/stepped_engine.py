@@ -15,6 +15,7 @@ from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline.hook_timer import HookTimer
 from examples.engine import engine_environment
 from examples.tiny_model import PRESETS
+from remote_server.client import RemoteClient
 
 BLOCK_TOKENS = 32
 POOL_ROWS = 384
@@ -68,6 +69,12 @@ class Step(NamedTuple):
     waiting: float
     """Of both: waited for the interpreter lock, a core or a lock instead of running."""
 
+    walks: int = 0
+    """How often vLLM walked over the keys of a request."""
+
+    admits: bool = False
+    """Whether the last of these walks admitted its request."""
+
 
 class SteppedEngine:
     """One engine with the connector. Close it: its worker is a process of its own.
@@ -75,8 +82,20 @@ class SteppedEngine:
     Requests are of tokens, greedy, and end after exactly as many tokens as they were given.
     """
 
-    def __init__(self, model: Path, preset: str, endpoint: str, num_blocks: int) -> None:
-        """Start it, with room for `num_blocks` blocks. Raises `Skipped` without vLLM."""
+    def __init__(
+        self,
+        model: Path,
+        preset: str,
+        endpoint: str,
+        num_blocks: int,
+        *,
+        pool_rows: int = POOL_ROWS,
+        max_model_len: int = MAX_MODEL_LEN,
+    ) -> None:
+        """Start it, with room for `num_blocks` blocks. Raises `Skipped` without vLLM.
+
+        `max_model_len` may be longer than the model's preset has it.
+        """
         self._scratch = tempfile.TemporaryDirectory(prefix="kvferry-engine-")
         os.environ |= engine_environment() | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -88,7 +107,8 @@ class SteppedEngine:
         except ImportError as error:
             raise Skipped(f"no vLLM: {error}") from None
         self._sampling: Any = SamplingParams
-        pool_bytes = POOL_ROWS * BLOCK_TOKENS * PRESETS[preset].kv_bytes_per_token
+        shape = PRESETS[preset]
+        pool_bytes = pool_rows * BLOCK_TOKENS * shape.kv_bytes_per_token
         llm: Any = LLM(
             model=str(model),
             block_size=BLOCK_TOKENS,
@@ -97,7 +117,8 @@ class SteppedEngine:
             num_gpu_blocks_override=num_blocks,
             max_num_seqs=8,
             max_num_batched_tokens=CHUNK_TOKENS,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
+            hf_overrides={"max_position_embeddings": max(max_model_len, shape.max_position)},
             # Without this the worker would be this thread, whose steps would then be the model's.
             distributed_executor_backend="mp",
             disable_log_stats=False,
@@ -113,6 +134,7 @@ class SteppedEngine:
         self._core: Any = self._engine.engine_core.engine_core
         self._step_s = 0.0
         self._names: list[str] = []
+        self._walks, self._admits = 0, False
         self._find_hooks()
         self.wait_for_server()
 
@@ -122,6 +144,8 @@ class SteppedEngine:
         connector = self._core.scheduler.connector
         tiers = connector.connector_scheduler.manager.secondary_tiers
         (self._tier,) = (tier for tier in tiers if isinstance(tier, RemoteTier))
+        self._vllms = connector.connector_scheduler
+        self._watch_walks()
         self._timer = time_hooks(connector, self._tier)
         step = self._core.step_fn
 
@@ -133,6 +157,17 @@ class SteppedEngine:
                 self._step_s = time.perf_counter() - started
 
         self._core.step_fn = timed
+
+    def _watch_walks(self) -> None:
+        """Where our connector knows the answer, it does not call vLLM's, which walks."""
+        walk = self._vllms.get_num_new_matched_tokens
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            answer = walk(*args, **kwargs)
+            self._walks, self._admits = self._walks + 1, answer[0] is not None
+            return answer
+
+        self._vllms.get_num_new_matched_tokens = watched
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
@@ -146,9 +181,11 @@ class SteppedEngine:
 
     def step(self) -> Step:
         """One step. Its hooks are those called since the last one, so arrivals in between count."""
+        self._walks, self._admits = 0, False
         self._engine.step()
         spent = self._timer.take()
-        return Step(self._step_s, spent.by_owner[OURS], spent.by_owner[VLLMS], spent.waiting)
+        ours, vllms = spent.by_owner[OURS], spent.by_owner[VLLMS]
+        return Step(self._step_s, ours, vllms, spent.waiting, self._walks, self._admits)
 
     @property
     def num_running(self) -> int:
@@ -182,6 +219,23 @@ class SteppedEngine:
             if time.monotonic() > deadline:
                 raise AssertionError("the connector does not reach the server")
             time.sleep(0.01)
+
+    def keys_of(self, prompt: Sequence[int]) -> list[bytes]:
+        """The keys of the whole blocks of `prompt`. No other request may be there; nothing of
+        this one is looked up or computed."""
+        self.add("keys", prompt, 1)
+        (status,) = self._vllms._req_status.values()
+        status.update_offload_keys()
+        keys = [bytes(key) for state in status.group_states for key in state.offload_keys]
+        self.empty()
+        return keys
+
+    def declare_to(self, client: RemoteClient) -> str:
+        """Declare this engine's namespace for `client`, and give its name."""
+        namespace: str | None = self._tier._namespace
+        assert namespace is not None, "the engine keeps away from the server"
+        client.declare(namespace, self._tier._rows.block_bytes, self._tier._facts)
+        return namespace
 
     def blocks_from_server(self) -> int:
         """How many the server has ever given to this engine."""
