@@ -107,10 +107,12 @@ def cost_of_timing(calls: int = 20_000) -> float:
     return max(0.0, seconds[1] - seconds[0])
 
 
-def charged_by_timing(calls: int = 20_000) -> float:
+def charged_by_timing(
+    calls: int = 20_000, clock: Callable[[], int] = time.perf_counter_ns
+) -> float:
     """Seconds that one nested call of a hook that does nothing is charged to its owner. The rest
     of what timing costs is charged to the caller's."""
-    hooks, timer = _Hooks(calls), HookTimer()
+    hooks, timer = _Hooks(calls), HookTimer(clock)
     timer.wrap(hooks, ["ask"], "callee")
     timer.wrap(hooks, ["ask_all"], "caller")
     hooks.ask_all()

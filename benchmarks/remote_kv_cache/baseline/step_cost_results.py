@@ -23,6 +23,8 @@ WALKS_WITH_ANSWERS = (ANSWERED, AGAIN, ADMITS)
 GOAL_US = 1.5
 """Our share of a walk must stay below, for each block, once the answers are in."""
 
+TIMER = "the timer itself, a nested call"
+
 Trial = Mapping[str, Sequence[Step]]
 """The steps of one prompt's way, by phase. A phase without a step is missing."""
 
@@ -109,6 +111,11 @@ def describe(record: Record, lengths: Sequence[int]) -> str:
                *(f"{what}, us a block" for what in (OURS, VLLMS, RUNNING))]  # fmt: skip
     text = [table.render(headers, lines)] if lines else []
     text += [f"{row.operation}: {row.reason}" for row in record.rows if row.reason]
+    if (timer := _figure(record, TIMER)) is not None:
+        charged = max(timer.values())
+        text.append(
+            f"of that the timer charges {charged:.2f} us to each hook that is called for a key"
+        )
     if verdicts:
         text += [f"our share of a walk at most {GOAL_US:g} us a block:", *verdicts]
     return "\n".join(text)

@@ -6,7 +6,7 @@ Needs vLLM; nothing is imported from it before an engine is made.
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -49,10 +49,12 @@ _PATIENT = {
 _IDLE_S = 30.0
 
 
-def time_hooks(connector: Any, tier: Any) -> HookTimer:
+def time_hooks(
+    connector: Any, tier: Any, clock: Callable[[], int] = time.perf_counter_ns
+) -> HookTimer:
     """A timer of everything that the scheduler calls: what is spent in the connector and the tier
     (None where there is no server) is `OURS`, in the offloading below it `VLLMS`."""
-    timer = HookTimer()
+    timer = HookTimer(clock)
     timer.wrap(connector, _CONNECTOR_HOOKS, OURS)
     timer.wrap(connector.connector_scheduler, _CONNECTOR_HOOKS, VLLMS)
     if tier is not None:
@@ -91,10 +93,11 @@ class SteppedEngine:
         *,
         pool_rows: int = POOL_ROWS,
         max_model_len: int = MAX_MODEL_LEN,
+        clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         """Start it, with room for `num_blocks` blocks. Raises `Skipped` without vLLM.
 
-        `max_model_len` may be longer than the model's preset has it.
+        `max_model_len` may be longer than the model's preset has it. `clock` times the hooks.
         """
         self._scratch = tempfile.TemporaryDirectory(prefix="kvferry-engine-")
         os.environ |= engine_environment() | {
@@ -135,10 +138,10 @@ class SteppedEngine:
         self._step_s = 0.0
         self._names: list[str] = []
         self._walks, self._admits = 0, False
-        self._find_hooks()
+        self._find_hooks(clock)
         self.wait_for_server()
 
-    def _find_hooks(self) -> None:
+    def _find_hooks(self, clock: Callable[[], int]) -> None:
         from kv_connector.remote_tier import RemoteTier
 
         connector = self._core.scheduler.connector
@@ -146,7 +149,7 @@ class SteppedEngine:
         (self._tier,) = (tier for tier in tiers if isinstance(tier, RemoteTier))
         self._vllms = connector.connector_scheduler
         self._watch_walks()
-        self._timer = time_hooks(connector, self._tier)
+        self._timer = time_hooks(connector, self._tier, clock)
         step = self._core.step_fn
 
         def timed() -> Any:
@@ -242,6 +245,13 @@ class SteppedEngine:
         from kv_connector.tier_metrics import LOADED_BLOCKS
 
         return int(self._tier.totals().get((LOADED_BLOCKS, "hit"), 0))
+
+    def misses(self) -> dict[str, int]:
+        """Blocks that were answered as a miss since the start, by reason."""
+        from kv_connector.tier_metrics import MISSED_BLOCKS
+
+        totals = self._tier.totals().items()
+        return {label: count for (metric, label), count in totals if metric == MISSED_BLOCKS}
 
     def hook_errors(self) -> int:
         """Exceptions of ours that were kept from the engine: there must be none."""
