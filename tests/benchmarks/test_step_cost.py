@@ -28,7 +28,7 @@ LENGTH = 3_200  # 100 blocks
 
 def step(ours_ms: float = 0.0, walks: int = 0, admits: bool = False) -> Step:
     """A step of 10 ms with 2 ms of vLLM's hooks, of which 0.5 ms were waited for."""
-    return Step(0.01, ours_ms / 1e3, 0.002, 0.0005, walks, admits)
+    return Step(0.01, ours_ms / 1e3, 0.002, 0.0005, walks, admits, calls=100 * walks)
 
 
 def trial(walk_ms: float) -> Trial:
@@ -38,13 +38,13 @@ def trial(walk_ms: float) -> Trial:
     ])  # fmt: skip
 
 
-def record_of(trials: list[Trial]) -> Record:
+def record_of(trials: list[Trial], charged_s: float = 0.0) -> Record:
     sample = Sample([1.0] * len(trials))
     return Record(
         "b", "c",
         rows=results.rows_of("small", LENGTH, sample, trials),
         figures=[
-            *results.figures_of(LENGTH, sample, trials),
+            *results.figures_of(LENGTH, sample, trials, charged_s),
             Figure(results.TIMER, "us", {"charged": 0.25}),
         ],
     )  # fmt: skip
@@ -58,15 +58,18 @@ def test_a_step_belongs_to_the_phase_that_its_walk_says():
 
 
 def test_a_row_holds_the_median_step_of_each_trial_and_a_figure_the_time_of_a_block():
-    record = record_of([trial(0.1), trial(0.12), trial(0.11)])
+    record = record_of([trial(0.1), trial(0.12), trial(0.11)], charged_s=0.25e-6)
     rows = {row.operation: row for row in record.rows}
     assert len(rows) == len(results.PHASES) * 4
     assert rows["3,200 tokens, no answer yet: ours"].sample.values == pytest.approx([0.0003] * 3)
     assert rows["3,200 tokens, answers used: ours"].seconds == pytest.approx(0.00011)
     figures = {figure.name: figure.values for figure in record.figures}
     assert figures["3,200 tokens, answers used"] == pytest.approx(
-        {"engine step": 100, "ours": 1.1, "vLLM's": 20, "both, CPU": 16.1}
-    )
+        {
+            "engine step": 100, "ours": 1.1, "vLLM's": 20, "both, CPU": 16.1,
+            "ours, less the timer": 0.85,
+        }
+    )  # fmt: skip
     assert figures["3,200 tokens, no answer yet: steps"] == {"median": 3, "max": 3}
 
 
@@ -89,7 +92,7 @@ def test_a_load_without_a_step_of_its_own_has_no_row_for_it():
 def test_a_length_that_failed_is_one_row_with_the_reason():
     failed = Sample(values=[1.0], failed="AssertionError: 2 of 100 blocks came from there")
     (row,) = results.rows_of("small", LENGTH, failed, [trial(0.1)])
-    assert results.figures_of(LENGTH, failed, [trial(0.1)]) == []
+    assert results.figures_of(LENGTH, failed, [trial(0.1)], 0.0) == []
     assert "2 of 100 blocks" in results.describe(Record("b", "c", rows=[row]), [LENGTH])
 
 

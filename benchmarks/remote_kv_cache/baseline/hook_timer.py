@@ -14,6 +14,9 @@ class Spent(NamedTuple):
     """Of all of them together, what the thread did not run: it waited for the interpreter lock,
     for a core or for a lock."""
 
+    calls: dict[str, int]
+    """Of timed methods, by owner: each was charged what timing itself costs."""
+
 
 class HookTimer:
     """Times methods of living objects, without their knowing.
@@ -30,6 +33,7 @@ class HookTimer:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._spent: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
         self._running = 0
         self._nested = False
         self._inside = 0  # nanoseconds of timed calls that ended within the one that runs now
@@ -40,6 +44,7 @@ class HookTimer:
         Only calls through `target` itself are seen: not `super()`, not a bound method taken before.
         """
         self._spent.setdefault(owner, 0)
+        self._calls.setdefault(owner, 0)
         for name in names:
             if (method := getattr(target, name, None)) is not None:
                 setattr(target, name, self._timed(method, owner))
@@ -48,9 +53,10 @@ class HookTimer:
         """What was spent since the last call."""
         by_owner = {owner: spent / 1e9 for owner, spent in self._spent.items()}
         waiting = max(0.0, sum(by_owner.values()) - self._running / 1e9)
-        self._spent = dict.fromkeys(self._spent, 0)
+        calls = self._calls
+        self._spent, self._calls = dict.fromkeys(self._spent, 0), dict.fromkeys(calls, 0)
         self._running = 0
-        return Spent(by_owner, waiting)
+        return Spent(by_owner, waiting, calls)
 
     def _timed(self, method: Callable[..., Any], owner: str) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -62,6 +68,7 @@ class HookTimer:
                 elapsed = self._clock() - started
                 self._spent[owner] += elapsed - self._inside
                 self._inside = before + elapsed
+                self._calls[owner] += 1
 
         @functools.wraps(method)
         def outermost(*args: Any, **kwargs: Any) -> Any:

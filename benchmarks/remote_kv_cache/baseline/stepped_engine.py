@@ -77,6 +77,9 @@ class Step(NamedTuple):
     admits: bool = False
     """Whether the last of these walks admitted its request."""
 
+    calls: int = 0
+    """Of our hooks. Each was charged what timing itself costs."""
+
 
 class SteppedEngine:
     """One engine with the connector. Close it: its worker is a process of its own.
@@ -188,7 +191,8 @@ class SteppedEngine:
         self._engine.step()
         spent = self._timer.take()
         ours, vllms = spent.by_owner[OURS], spent.by_owner[VLLMS]
-        return Step(self._step_s, ours, vllms, spent.waiting, self._walks, self._admits)
+        walks, calls = (self._walks, self._admits), spent.calls[OURS]
+        return Step(self._step_s, ours, vllms, spent.waiting, *walks, calls)
 
     @property
     def num_running(self) -> int:

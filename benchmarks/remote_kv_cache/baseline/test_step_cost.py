@@ -72,14 +72,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         model = tiny_model.build(arguments.models / PRESET, PRESET)
         clock = CLOCKS[arguments.clock]
         bench = StepCost(stack, model, arguments.lengths, arguments.waits, clock)
-        timer = {"charged to the hook's owner": charged_by_timing(clock=clock) * 1e6}
+        charged_s = charged_by_timing(clock=clock)
+        timer = {"charged to the hook's owner": charged_s * 1e6}
         record.figures.append(Figure(results.TIMER, "us", timer))
         samples = runner.measure(PRESET, bench.cases())
         for length in arguments.lengths:
             sample = samples[length]
             trials = measured(bench.trials[length], sample)
             record.rows += results.rows_of(PRESET, length, sample, trials)
-            record.figures += results.figures_of(length, sample, trials)
+            record.figures += results.figures_of(length, sample, trials, charged_s)
 
     first = results.operation(arguments.lengths[0], ASKS, results.STEP)
     needed = needed_bytes(max(arguments.lengths))
