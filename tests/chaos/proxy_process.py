@@ -50,6 +50,10 @@ class ProxyProcess:
         """End every connection as a broken network does."""
         self._call("reset_connections")
 
+    def aim(self, target: str) -> None:
+        """Forward new connections to `target`."""
+        self._call("aim", target)
+
     def count(self, what: str) -> int:
         """`FaultProxy.counts`: what was done to how many units."""
         return int(self._call("count", what))
@@ -101,15 +105,22 @@ def _serve(target: str, seed: int) -> None:
                 name, arguments = pickle.load(sys.stdin.buffer)
             except EOFError:
                 return
-            answer: object
             try:
-                if name == "count":
-                    answer = proxy.counts[arguments[0]]
-                else:
-                    answer = getattr(proxy, name)(*arguments)
+                _say(_do(proxy, name, *arguments))
             except Exception as error:
-                answer = error
-            _say(answer)
+                _say(error)
+
+
+def _do(proxy: FaultProxy, name: str, *arguments: Any) -> object:
+    match name:
+        case "aim":
+            (proxy.target,) = arguments
+            return None
+        case "count":
+            (what,) = arguments
+            return proxy.counts[what]
+        case _:
+            return getattr(proxy, name)(*arguments)
 
 
 def _say(answer: object) -> None:

@@ -192,6 +192,12 @@ def test_a_proxy_in_a_process_of_its_own_does_the_same_and_ends_with_its_owner(l
         proxy.clear()
         line.dealer.send(b"passes")
         assert line.received() == [b"passes"]
+        proxy.aim("tcp://127.0.0.1:1")
+        proxy.reset_connections()
+        line.dealer.send(b"lost")
+        assert line.received(0.2) is None
+        proxy.aim(line.endpoint)
+        assert line.received() == [b"lost"]
         pid = proxy.pid
     assert not Path(f"/proc/{pid}").exists()
     proxy.close()
