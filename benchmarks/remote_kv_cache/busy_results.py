@@ -148,7 +148,7 @@ class Answers(NamedTuple):
 
 def compared(trials: Sequence[Trial], reference: Sequence[Trial]) -> Answers:
     """The held prompts' answers of the rounds that both have, beside those without a connector."""
-    verdicts = Counter(
+    verdicts: Counter[str] = Counter(
         mine.compared_with(theirs)
         for one, other in zip(trials, reference, strict=False)
         for mine, theirs in zip(one.held, other.held, strict=True)

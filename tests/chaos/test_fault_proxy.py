@@ -3,11 +3,13 @@
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
 from chaos_server import eventually
 from fault_proxy import BOTH, TO_CLIENT, TO_SERVER, FaultProxy, Faults
+from proxy_process import ProxyProcess
 from tampering import FLIPS, TAMPERS, ReorderMessages
 from zmtp import Kind, Parser, message_of
 
@@ -22,7 +24,8 @@ class Line:
         self.router = self.context.socket(zmq.ROUTER)
         self.router.linger = 0
         port = self.router.bind_to_random_port("tcp://127.0.0.1")
-        self.proxy = FaultProxy(f"tcp://127.0.0.1:{port}", seed=1)
+        self.endpoint = f"tcp://127.0.0.1:{port}"
+        self.proxy = FaultProxy(self.endpoint, seed=1)
         self.dealer = self.context.socket(zmq.DEALER)
         self.dealer.linger = 0
         self.dealer.reconnect_ivl = 10
@@ -173,6 +176,31 @@ def test_the_server_may_move_and_those_who_are_refused_come_back(line):
     line.proxy.clear()
     line.dealer.send(b"moved")
     assert other.recv_multipart()[1:] == [b"moved"]
+
+
+def test_a_proxy_in_a_process_of_its_own_does_the_same_and_ends_with_its_owner(line):
+    with ProxyProcess(line.endpoint) as proxy:
+        line.dealer.connect(proxy.endpoint)
+        line.dealer.disconnect(line.proxy.endpoint)
+        line.send()
+        assert line.received() == MESSAGE
+        proxy.set(Faults(swallowed=BOTH))
+        line.send()
+        eventually(lambda: proxy.count("swallowed"), "it is swallowed")
+        with pytest.raises(AttributeError):
+            proxy._call("no_such_call")
+        proxy.clear()
+        line.dealer.send(b"passes")
+        assert line.received() == [b"passes"]
+        proxy.aim("tcp://127.0.0.1:1")
+        proxy.reset_connections()
+        line.dealer.send(b"lost")
+        assert line.received(0.2) is None
+        proxy.aim(line.endpoint)
+        assert line.received() == [b"lost"]
+        pid = proxy.pid
+    assert not Path(f"/proc/{pid}").exists()
+    proxy.close()
 
 
 def test_the_other_direction_is_not_touched(line):

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from busy_scene import Scene, scene_of
 from cluster import ENGINE_ARGS, PATIENT, Cluster, Engine, connector
 from gate_proxy import GateProxy
 
@@ -40,3 +41,17 @@ def engine(cluster: Cluster, model: Path, logs: Path) -> Iterator[Engine]:
         log=logs / "engine.log",
     ) as engine:
         yield engine
+
+
+@pytest.fixture(scope="session")
+def scene(model: Path, logs: Path) -> Iterator[Scene]:
+    """An engine for queues, its server, and a network between them that can be spoiled."""
+    with scene_of(model, logs, "auto") as scene:
+        yield scene
+
+
+@pytest.fixture(scope="session")
+def tcp_scene(model: Path, logs: Path) -> Iterator[Scene]:
+    """The same without shared memory."""
+    with scene_of(model, logs, "tcp") as scene:
+        yield scene

@@ -14,6 +14,9 @@ class Spent(NamedTuple):
     """Of all of them together, what the thread did not run: it waited for the interpreter lock,
     for a core or for a lock."""
 
+    calls: dict[str, int]
+    """Of timed methods, by owner: each was charged what timing itself costs."""
+
 
 class HookTimer:
     """Times methods of living objects, without their knowing.
@@ -30,6 +33,7 @@ class HookTimer:
         self._clock = clock
         self._cpu_clock = cpu_clock
         self._spent: dict[str, int] = {}
+        self._calls: dict[str, int] = {}
         self._running = 0
         self._nested = False
         self._inside = 0  # nanoseconds of timed calls that ended within the one that runs now
@@ -40,6 +44,7 @@ class HookTimer:
         Only calls through `target` itself are seen: not `super()`, not a bound method taken before.
         """
         self._spent.setdefault(owner, 0)
+        self._calls.setdefault(owner, 0)
         for name in names:
             if (method := getattr(target, name, None)) is not None:
                 setattr(target, name, self._timed(method, owner))
@@ -48,9 +53,10 @@ class HookTimer:
         """What was spent since the last call."""
         by_owner = {owner: spent / 1e9 for owner, spent in self._spent.items()}
         waiting = max(0.0, sum(by_owner.values()) - self._running / 1e9)
-        self._spent = dict.fromkeys(self._spent, 0)
+        calls = self._calls
+        self._spent, self._calls = dict.fromkeys(self._spent, 0), dict.fromkeys(calls, 0)
         self._running = 0
-        return Spent(by_owner, waiting)
+        return Spent(by_owner, waiting, calls)
 
     def _timed(self, method: Callable[..., Any], owner: str) -> Callable[..., Any]:
         def timed(*args: Any, **kwargs: Any) -> Any:
@@ -62,6 +68,7 @@ class HookTimer:
                 elapsed = self._clock() - started
                 self._spent[owner] += elapsed - self._inside
                 self._inside = before + elapsed
+                self._calls[owner] += 1
 
         @functools.wraps(method)
         def outermost(*args: Any, **kwargs: Any) -> Any:
@@ -79,20 +86,25 @@ class HookTimer:
         return outermost
 
 
+class _Hooks:
+    """A hook that does nothing, called as one that is called for every key of a prompt."""
+
+    def __init__(self, calls: int) -> None:
+        self._calls = calls
+
+    def ask(self) -> None: ...
+
+    def ask_all(self) -> None:
+        for _ in range(self._calls):
+            self.ask()
+
+
 def cost_of_timing(calls: int = 20_000) -> float:
     """Seconds that timing adds to one nested call, measured here and now.
 
     Nearly all of a step's timed calls are nested: a prompt is looked up key by key.
     """
-
-    class Hooks:
-        def ask(self) -> None: ...
-
-        def ask_all(self) -> None:
-            for _ in range(calls):
-                self.ask()
-
-    plain, timed = Hooks(), Hooks()
+    plain, timed = _Hooks(calls), _Hooks(calls)
     HookTimer().wrap(timed, ["ask", "ask_all"], "nobody")
     seconds = []
     for hooks in (plain, timed):
@@ -100,3 +112,15 @@ def cost_of_timing(calls: int = 20_000) -> float:
         hooks.ask_all()
         seconds.append((time.perf_counter() - started) / calls)
     return max(0.0, seconds[1] - seconds[0])
+
+
+def charged_by_timing(
+    calls: int = 20_000, clock: Callable[[], int] = time.perf_counter_ns
+) -> float:
+    """Seconds that one nested call of a hook that does nothing is charged to its owner. The rest
+    of what timing costs is charged to the caller's."""
+    hooks, timer = _Hooks(calls), HookTimer(clock)
+    timer.wrap(hooks, ["ask"], "callee")
+    timer.wrap(hooks, ["ask_all"], "caller")
+    hooks.ask_all()
+    return timer.take().by_owner["callee"] / calls

@@ -6,7 +6,7 @@ Needs vLLM; nothing is imported from it before an engine is made.
 import os
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -15,6 +15,7 @@ from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline.hook_timer import HookTimer
 from examples.engine import engine_environment
 from examples.tiny_model import PRESETS
+from remote_server.client import RemoteClient
 
 BLOCK_TOKENS = 32
 POOL_ROWS = 384
@@ -48,10 +49,12 @@ _PATIENT = {
 _IDLE_S = 30.0
 
 
-def time_hooks(connector: Any, tier: Any) -> HookTimer:
+def time_hooks(
+    connector: Any, tier: Any, clock: Callable[[], int] = time.perf_counter_ns
+) -> HookTimer:
     """A timer of everything that the scheduler calls: what is spent in the connector and the tier
     (None where there is no server) is `OURS`, in the offloading below it `VLLMS`."""
-    timer = HookTimer()
+    timer = HookTimer(clock)
     timer.wrap(connector, _CONNECTOR_HOOKS, OURS)
     timer.wrap(connector.connector_scheduler, _CONNECTOR_HOOKS, VLLMS)
     if tier is not None:
@@ -68,6 +71,15 @@ class Step(NamedTuple):
     waiting: float
     """Of both: waited for the interpreter lock, a core or a lock instead of running."""
 
+    walks: int = 0
+    """How often vLLM walked over the keys of a request."""
+
+    admits: bool = False
+    """Whether the last of these walks admitted its request."""
+
+    calls: int = 0
+    """Of our hooks. Each was charged what timing itself costs."""
+
 
 class SteppedEngine:
     """One engine with the connector. Close it: its worker is a process of its own.
@@ -75,8 +87,21 @@ class SteppedEngine:
     Requests are of tokens, greedy, and end after exactly as many tokens as they were given.
     """
 
-    def __init__(self, model: Path, preset: str, endpoint: str, num_blocks: int) -> None:
-        """Start it, with room for `num_blocks` blocks. Raises `Skipped` without vLLM."""
+    def __init__(
+        self,
+        model: Path,
+        preset: str,
+        endpoint: str,
+        num_blocks: int,
+        *,
+        pool_rows: int = POOL_ROWS,
+        max_model_len: int = MAX_MODEL_LEN,
+        clock: Callable[[], int] = time.perf_counter_ns,
+    ) -> None:
+        """Start it, with room for `num_blocks` blocks. Raises `Skipped` without vLLM.
+
+        `max_model_len` may be longer than the model's preset has it. `clock` times the hooks.
+        """
         self._scratch = tempfile.TemporaryDirectory(prefix="kvferry-engine-")
         os.environ |= engine_environment() | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -88,7 +113,8 @@ class SteppedEngine:
         except ImportError as error:
             raise Skipped(f"no vLLM: {error}") from None
         self._sampling: Any = SamplingParams
-        pool_bytes = POOL_ROWS * BLOCK_TOKENS * PRESETS[preset].kv_bytes_per_token
+        shape = PRESETS[preset]
+        pool_bytes = pool_rows * BLOCK_TOKENS * shape.kv_bytes_per_token
         llm: Any = LLM(
             model=str(model),
             block_size=BLOCK_TOKENS,
@@ -97,7 +123,8 @@ class SteppedEngine:
             num_gpu_blocks_override=num_blocks,
             max_num_seqs=8,
             max_num_batched_tokens=CHUNK_TOKENS,
-            max_model_len=MAX_MODEL_LEN,
+            max_model_len=max_model_len,
+            hf_overrides={"max_position_embeddings": max(max_model_len, shape.max_position)},
             # Without this the worker would be this thread, whose steps would then be the model's.
             distributed_executor_backend="mp",
             disable_log_stats=False,
@@ -113,16 +140,19 @@ class SteppedEngine:
         self._core: Any = self._engine.engine_core.engine_core
         self._step_s = 0.0
         self._names: list[str] = []
-        self._find_hooks()
+        self._walks, self._admits = 0, False
+        self._find_hooks(clock)
         self.wait_for_server()
 
-    def _find_hooks(self) -> None:
+    def _find_hooks(self, clock: Callable[[], int]) -> None:
         from kv_connector.remote_tier import RemoteTier
 
         connector = self._core.scheduler.connector
         tiers = connector.connector_scheduler.manager.secondary_tiers
         (self._tier,) = (tier for tier in tiers if isinstance(tier, RemoteTier))
-        self._timer = time_hooks(connector, self._tier)
+        self._vllms = connector.connector_scheduler
+        self._watch_walks()
+        self._timer = time_hooks(connector, self._tier, clock)
         step = self._core.step_fn
 
         def timed() -> Any:
@@ -133,6 +163,17 @@ class SteppedEngine:
                 self._step_s = time.perf_counter() - started
 
         self._core.step_fn = timed
+
+    def _watch_walks(self) -> None:
+        """Where our connector knows the answer, it does not call vLLM's, which walks."""
+        walk = self._vllms.get_num_new_matched_tokens
+
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            answer = walk(*args, **kwargs)
+            self._walks, self._admits = self._walks + 1, answer[0] is not None
+            return answer
+
+        self._vllms.get_num_new_matched_tokens = watched
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
@@ -146,9 +187,12 @@ class SteppedEngine:
 
     def step(self) -> Step:
         """One step. Its hooks are those called since the last one, so arrivals in between count."""
+        self._walks, self._admits = 0, False
         self._engine.step()
         spent = self._timer.take()
-        return Step(self._step_s, spent.by_owner[OURS], spent.by_owner[VLLMS], spent.waiting)
+        ours, vllms = spent.by_owner[OURS], spent.by_owner[VLLMS]
+        walks, calls = (self._walks, self._admits), spent.calls[OURS]
+        return Step(self._step_s, ours, vllms, spent.waiting, *walks, calls)
 
     @property
     def num_running(self) -> int:
@@ -183,11 +227,35 @@ class SteppedEngine:
                 raise AssertionError("the connector does not reach the server")
             time.sleep(0.01)
 
+    def keys_of(self, prompt: Sequence[int]) -> list[bytes]:
+        """The keys of the whole blocks of `prompt`. No other request may be there; nothing of
+        this one is looked up or computed."""
+        self.add("keys", prompt, 1)
+        (status,) = self._vllms._req_status.values()
+        status.update_offload_keys()
+        keys = [bytes(key) for state in status.group_states for key in state.offload_keys]
+        self.empty()
+        return keys
+
+    def declare_to(self, client: RemoteClient) -> str:
+        """Declare this engine's namespace for `client`, and give its name."""
+        namespace: str | None = self._tier._namespace
+        assert namespace is not None, "the engine keeps away from the server"
+        client.declare(namespace, self._tier._rows.block_bytes, self._tier._facts)
+        return namespace
+
     def blocks_from_server(self) -> int:
         """How many the server has ever given to this engine."""
         from kv_connector.tier_metrics import LOADED_BLOCKS
 
         return int(self._tier.totals().get((LOADED_BLOCKS, "hit"), 0))
+
+    def misses(self) -> dict[str, int]:
+        """Blocks that were answered as a miss since the start, by reason."""
+        from kv_connector.tier_metrics import MISSED_BLOCKS
+
+        totals = self._tier.totals().items()
+        return {label: count for (metric, label), count in totals if metric == MISSED_BLOCKS}
 
     def hook_errors(self) -> int:
         """Exceptions of ours that were kept from the engine: there must be none."""

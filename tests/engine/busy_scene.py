@@ -1,0 +1,180 @@
+"""A server, a way to it that a test can spoil, and an engine that takes four prompts at a time.
+
+The engine's pool holds nine prompts and its own cache four, so a queue of them comes from the
+server one after the other. Every limit is as users have it.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cluster import BLOCK, POOL_ROWS, connector
+from proxy_process import ProxyProcess
+
+from benchmarks.engine.slow_engine import SlowEngine
+from examples.engine import Completion
+from examples.processes import RemoteServer
+from examples.tiny_model import prompt_tokens
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.protocol import TierStats
+
+AT_A_TIME = 4
+ROWS = 20
+PROMPT_TOKENS = ROWS * BLOCK + 3
+ANSWER_TOKENS = 4
+# Each of four running prompts needs 21 blocks and a block more for 32 tokens of its answer: four
+# answers of 120 tokens do not fit, so requests are preempted.
+ENGINE_BLOCKS = 92
+
+PATIENCE_S = 60.0
+
+
+class Scene:
+    """A server, and an engine that takes four at a time. The way between them is a process of its
+    own: nothing of the test can make the server slow."""
+
+    def __init__(self, server: RemoteServer, proxy: ProxyProcess, engine: SlowEngine) -> None:
+        self.server, self.proxy, self.engine = server, proxy, engine
+        self.expected: dict[int, Completion] = {}
+        self.client = observer_of(server)
+
+    def hold(self, seeds: range, answer_tokens: int = ANSWER_TOKENS) -> None:
+        """These prompts are on the server and nowhere else; what is not yet known is computed,
+        one prompt at a time."""
+        for seed in seeds:
+            if seed not in self.expected:
+                self.expected[seed] = self.ask(seed, answer_tokens)
+        fillers = range(9_000, 9_000 + 2 * POOL_ROWS // ROWS)
+        for seed in fillers:
+            self.ask(seed, 1)
+        self.engine.reset_prefix_cache(PATIENCE_S)
+        wanted = ROWS * (len(self.expected) + len(fillers))
+        deadline = time.monotonic() + PATIENCE_S
+        while (memory := self._memory()).blocks < wanted or memory.pending:
+            assert time.monotonic() < deadline, "the server does not hold the prompts"
+            self.tick()  # backfill goes with steps
+
+    def _memory(self) -> TierStats:
+        return self.client.stats(timeout_s=10).result().tiers["memory"]
+
+    def ask(
+        self, seed: int, answer_tokens: int, extra: Mapping[str, Any] | None = None
+    ) -> Completion:
+        return self.engine.complete(
+            prompt_tokens(PROMPT_TOKENS, seed), answer_tokens, extra=extra, timeout_s=120
+        )
+
+    def ask_all(
+        self,
+        seeds: range,
+        answer_tokens: int = ANSWER_TOKENS,
+        extra: Mapping[str, Any] | None = None,
+    ) -> list[Completion]:
+        """The answers to all of these together. They are right."""
+        with ThreadPoolExecutor(len(seeds)) as askers:
+            answers = list(askers.map(lambda seed: self.ask(seed, answer_tokens, extra), seeds))
+        assert all(a.agrees_with(self.expected[s]) for s, a in zip(seeds, answers, strict=True))
+        return answers
+
+    def ask_at_once(self, seeds: range, answer_tokens: int = ANSWER_TOKENS) -> dict[str, float]:
+        """Ask all of these together. Gives what the engine counted."""
+        with self.counting() as counted:
+            self.ask_all(seeds, answer_tokens)
+        return counted
+
+    @contextmanager
+    def counting(self) -> Iterator[dict[str, float]]:
+        """What the engine counts in the block, complete at its end."""
+        before, counted = self._counted(), dict[str, float]()
+        yield counted
+        for name, value in self._counted().items():
+            counted[name] = value - before.get(name, 0)
+
+    def _counted(self) -> dict[str, float]:
+        self.tick()
+        samples = self.engine.metrics()
+        return samples | {
+            "from server": self.engine.cached_by_level()["server"],
+            "preempted": self.engine.metric("vllm:num_preemptions_total"),
+        }
+
+    def tick(self) -> None:
+        """Gauges move, and blocks are offered again, with the engine's steps."""
+        self.engine.complete(prompt_tokens(8, seed=1), 1)
+
+    def until_ready(self) -> None:
+        """Until lookups are answered again, so that the next test begins with a healthy server."""
+        deadline = time.monotonic() + PATIENCE_S
+        engine = self.engine
+        while engine.metric("kvferry_server_ready") != 1 or engine.metric("kvferry_lookups_paused"):
+            assert time.monotonic() < deadline
+            self.ask(int(time.monotonic() * 1e3), 1)
+            time.sleep(0.1)
+
+
+@contextmanager
+def scene_of(model: Path, logs: Path, transport: str) -> Iterator[Scene]:
+    """All of it, until the end of the block."""
+    args = [
+        *("--max-model-len", "1024"),
+        *("--num-gpu-blocks-override", str(ENGINE_BLOCKS)),
+        *("--max-num-seqs", str(AT_A_TIME)),
+    ]
+    with (
+        RemoteServer("512MiB", log=logs / f"busy-server-{transport}.log") as server,
+        ProxyProcess(server.endpoint) as proxy,
+        SlowEngine(
+            model,
+            connector=connector(proxy.endpoint, transport=transport),
+            args=args,
+            log=logs / f"busy-engine-{transport}.log",
+        ) as engine,
+    ):
+        scene = Scene(server, proxy, engine)
+        yield scene
+        scene.client.close()
+
+
+def observer_of(server: RemoteServer) -> RemoteClient:
+    """A client of the test's own, past the proxy. The caller closes it."""
+    client = RemoteClient(ClientConfig(server.endpoint, client_name="observer"))
+    deadline = time.monotonic() + PATIENCE_S
+    while not client.ready:
+        assert time.monotonic() < deadline, "the observer does not reach the server"
+        time.sleep(0.01)
+    return client
+
+
+def by_reason(counted: Mapping[str, float], metric: str) -> dict[str, float]:
+    return {
+        name.partition('reason="')[2].partition('"')[0]: value
+        for name, value in counted.items()
+        if name.startswith(metric)
+    }
+
+
+def counted_of(counted: Mapping[str, float], name: str) -> float:
+    return sum(value for sample, value in counted.items() if sample.partition("{")[0] == name)
+
+
+class Longest(NamedTuple):
+    """Where the longest of a histogram's observations lies."""
+
+    more_than: float
+    at_most: float
+
+
+def longest(counted: Mapping[str, float], histogram: str) -> Longest:
+    """As exact as the buckets are."""
+    up_to: dict[float, float] = {}
+    for sample, value in counted.items():
+        if sample.startswith(f"{histogram}_bucket{{"):
+            bound = float(sample.partition('le="')[2].partition('"')[0])
+            up_to[bound] = up_to.get(bound, 0) + value
+    bounds = sorted(up_to)
+    assert bounds and up_to[bounds[-1]] > 0, f"nothing was observed of {histogram}"
+    last = next(place for place, bound in enumerate(bounds) if up_to[bound] == up_to[bounds[-1]])
+    return Longest(bounds[last - 1] if last else 0.0, bounds[last])
