@@ -15,8 +15,8 @@ log = logging.getLogger(__name__)
 # What is copied before requests get their turn again: about half a millisecond.
 TURN_BYTES = 4 * MiB
 
-# What may wait to be copied before the server stops reading requests. Little, because bytes that
-# wait leave the CPU's cache; it also bounds how long a lookup waits behind them.
+# What may wait to be copied before a put is answered only when it has been copied, so that its
+# sender waits. Little, because bytes that wait leave the CPU's cache.
 MAX_QUEUED_BYTES = 4 * MiB
 
 

@@ -44,7 +44,7 @@ _BROKEN = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_N
 
 COUNTERS = (
     "peers_refused_unknown_key", "peers_refused_connections", "peers_refused_handshake",
-    "refused_routing_id",
+    "refused_routing_id", "sockets_replaced",
 )  # fmt: skip
 
 
@@ -84,7 +84,7 @@ class KnownKeys:
 
 
 class Door:
-    """Answers for one ROUTER, in whose context nothing else is asked. One thread."""
+    """Answers for the ROUTER, in whose context nothing else is asked. One thread."""
 
     def __init__(
         self,
@@ -101,25 +101,37 @@ class Door:
         self._clock = clock
         self._max_connections = max_connections
         self._known = known
-        self._router = router
+        self._server_keys = server_keys
         self._poller = poller
         self.opened = 0
         """Connections accepted since the start, whatever became of them."""
         self._open: set[int] = set()  # descriptors of libzmq's connections
         self._log_at = self._reload_at = clock()
-        router.handshake_ivl = HANDSHAKE_MS
-        router.zap_domain = _DOMAIN
-        if server_keys is not None:
-            router.curve_server = True
-            router.curve_secretkey = server_keys.secret
-            router.curve_publickey = server_keys.public
-            router.maxmsgsize = MAX_FRAME_BYTES + CURVE_FRAME_BYTES
         self._asked: zmq.Socket[bytes] = context.socket(zmq.REP)
         self._asked.linger = 0
         self._asked.bind(_ENDPOINT)
-        self._monitor: zmq.Socket[bytes] = router.get_monitor_socket(_OPENED | _CLOSED | _BROKEN)
         poller.register(self._asked, zmq.POLLIN)
-        poller.register(self._monitor, zmq.POLLIN)
+        self.watch(router)
+
+    def watch(self, router: "zmq.Socket[bytes]") -> None:
+        """Answer for this one from here on. Before it is bound."""
+        self._router = router
+        self._open.clear()
+        router.handshake_ivl = HANDSHAKE_MS
+        router.zap_domain = _DOMAIN
+        if self._server_keys is not None:
+            router.curve_server = True
+            router.curve_secretkey = self._server_keys.secret
+            router.curve_publickey = self._server_keys.public
+            router.maxmsgsize = MAX_FRAME_BYTES + CURVE_FRAME_BYTES
+        self._monitor: zmq.Socket[bytes] = router.get_monitor_socket(_OPENED | _CLOSED | _BROKEN)
+        self._poller.register(self._monitor, zmq.POLLIN)
+
+    def look_away(self) -> None:
+        """Before the ROUTER is closed."""
+        self._poller.unregister(self._monitor)
+        self._router.disable_monitor()
+        self._monitor.close(0)
 
     @property
     def num_connections(self) -> int:
@@ -153,10 +165,8 @@ class Door:
             self._take_note()
 
     def close(self) -> None:
+        self.look_away()
         self._poller.unregister(self._asked)
-        self._poller.unregister(self._monitor)
-        self._router.disable_monitor()
-        self._monitor.close(0)
         self._asked.close(0)
 
     def _take_note(self) -> None:

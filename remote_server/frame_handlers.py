@@ -1,11 +1,13 @@
 """Puts and gets whose blocks travel as frames of the message itself."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
 from remote_server import protocol
+from remote_server.config import MiB, format_bytes
 from remote_server.copier import Copier, Job
 from remote_server.disk_stream import DiskStream
 from remote_server.errors import RemoteProtocolError, RequestRefused
@@ -17,6 +19,12 @@ from remote_server.store.answers import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.streams import BlockStream, blocks_per_frame, frames_of
+
+# Of one connection, received and not copied yet. Our client has 32 MiB unanswered at most.
+MAX_UNCOPIED_BYTES = 64 * MiB
+
+# Of all connections of a tenant together; an eighth of its memory where that is more.
+LEAST_UNCOPIED_BYTES = 256 * MiB
 
 Post = Callable[[bytes, protocol.Reply, Parcel], None]
 PostStream = Callable[[bytes, Get, Stream], None]
@@ -38,6 +46,9 @@ class FrameHandlers:
         refuse: Refuse,
     ) -> None:
         """The three are given the client first; `outboxes` is only asked what waits for it."""
+        self._uncopied: Counter[bytes] = Counter()
+        budget = store.tier.stats().budget_bytes
+        self._most_uncopied = max(LEAST_UNCOPIED_BYTES, budget // 8)
         self._store = store
         self._copier = copier
         self._outboxes = outboxes
@@ -57,6 +68,7 @@ class FrameHandlers:
                 self._store.counters["integrity_length"] += 1
             raise
         num_bytes = sum(request.lengths)
+        self._check_uncopied(client, num_bytes)
         self._store.counters["bytes_in"] += num_bytes
         reserved = self._store.begin_put(
             request.namespace,
@@ -66,8 +78,11 @@ class FrameHandlers:
             force=request.force,
             draining=draining,
         )
-        # The frames are libzmq's memory, so the sender's has been free since they were sent.
-        if request.deferred or not reserved.blocks:
+        # The frames are libzmq's memory, so the sender's has been free since they were sent. While
+        # more waits than is copied in a turn, the answer waits too: it is what makes room in the
+        # sender's window, and nothing else slows it down.
+        at_once = (request.deferred and not self._copier.full) or not reserved.blocks
+        if at_once:
             self._reply(client, stored_reply(request.request_id, self._store.epoch, reserved))
         if not reserved.blocks:
             return
@@ -80,9 +95,11 @@ class FrameHandlers:
 
         def finish(intact: list[bool] | None) -> None:
             self._store.end_put(reserved, intact)
-            if not request.deferred:
+            self._copied(client, num_bytes)
+            if not at_once:
                 self._reply(client, stored_reply(request.request_id, self._store.epoch, reserved))
 
+        self._uncopied[client] += num_bytes
         self._copier.submit(Job(copy, len(sources), num_bytes, finish))
 
     def get(self, client: bytes, request: Get) -> None:
@@ -112,6 +129,27 @@ class FrameHandlers:
                 store.tier,
             ),
         )  # fmt: skip
+
+    def _check_uncopied(self, client: bytes, more: int) -> None:
+        """A message that may not wait is let go at once, with its bytes."""
+        if self._uncopied[client] + more > max(MAX_UNCOPIED_BYTES, more):
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                f"{format_bytes(self._uncopied[client])} of this connection's puts are not copied "
+                f"yet, at most {format_bytes(MAX_UNCOPIED_BYTES)}: wait for answers",
+            )
+        total = self._uncopied.total()
+        if total + more > max(self._most_uncopied, more):
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                f"{format_bytes(total)} of puts are not copied yet, at most "
+                f"{format_bytes(self._most_uncopied)}: put again in a moment",
+            )
+
+    def _copied(self, client: bytes, num_bytes: int) -> None:
+        self._uncopied[client] -= num_bytes
+        if not self._uncopied[client]:
+            del self._uncopied[client]
 
     def _check_in_flight(self, client: bytes, pinned: Sequence[Block]) -> None:
         """Unpins them all when it raises `RequestRefused`."""

@@ -196,6 +196,12 @@ class Outboxes:
                 del self._outboxes[client]
         return more
 
+    def start_over(self, router: zmq.Socket[bytes]) -> None:
+        """Another socket has taken the place of the one that is closed: nothing that waits has a
+        client any more. What libzmq still has of the arena stays pinned until it lets go."""
+        self._router = router
+        self.cancel_all()
+
     def cancel_all(self) -> None:
         """Forget what was not handed to libzmq yet."""
         for outbox in self._outboxes.values():

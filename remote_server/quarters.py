@@ -95,6 +95,11 @@ class Quarters:
             or self.outboxes.in_flight
         )
 
+    @property
+    def num_blocks(self) -> int:
+        """In its index, memory and disk."""
+        return sum(tier.blocks for tier in self.store.tier_stats().values())
+
     def full_name(self, namespace: str) -> str:
         """`namespace` as it is told from those of other tenants."""
         return f"{self.tenant.name}/{namespace}" if self.tenant.name else namespace

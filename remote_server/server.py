@@ -20,8 +20,10 @@ from remote_server.errors import ConfigError, RequestRefused
 from remote_server.handlers import server_name
 from remote_server.keys import read_server_keys
 from remote_server.outbox import SEND_HIGH_WATER_MARK
+from remote_server.private_memory import PrivateMemory
 from remote_server.protocol import ErrorCode, TierStats
 from remote_server.quarters import Quarters
+from remote_server.receiving import Flooded, Message, next_message
 from remote_server.shared.leases import Leases
 from remote_server.snapshot import Snapshot, gather, tiers_of
 from remote_server.store.answers import Removed
@@ -30,13 +32,6 @@ from remote_server.store.store import Store
 from remote_server.tenants import read_tenants
 
 log = logging.getLogger(__name__)
-
-# Messages of one connection that libzmq queues before it stops reading. A connection that has
-# stopped is dangerous: when the peer resets it, the next heartbeat fails an assertion of libzmq
-# (`!_io_error`) and ends the server. So the mark is beyond what our client has on its way while
-# the server stands still: 64 small requests, 8 puts, and what it sends again after its deadlines.
-# It is not infinite, because it is all that bounds a peer that sends more than it may.
-RECEIVE_HIGH_WATER_MARK = 256
 
 # Requests taken in before replies and streams get their turn again.
 REQUESTS_PER_TURN = 16
@@ -50,7 +45,10 @@ SILENCE_MS = 30_000
 STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not tell us when it is not
 RELEASE_MS = 10  # when frames are on their way and nothing else happens
 PENDING_MS = 100  # when somebody's time to attach is running
+WATCH_MS = 100  # of what libzmq holds, while somebody is connected
 IDLE_MS = 1_000  # also how much later than promised a lease may end
+
+BIND_AGAIN_S = 5.0
 
 CHECK_INTERVAL_S = 10.0
 CHECK_MAX_BLOCKS = 50_000  # about 30 ms, in which nobody is served
@@ -96,6 +94,7 @@ class Server:
         tenants = read_tenants(self.config)
         self._copier = Copier()
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._private_memory = PrivateMemory(self._clock())
         self._router = self._make_router()
         self._poller = zmq.Poller()
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
@@ -150,7 +149,6 @@ class Server:
             for quarters in self.quarters.values():
                 more_to_do |= quarters.take_turn()
             self.desk.answer_one()
-            self._apply_back_pressure()
             self._look_after(idle=not events and not more_to_do)
 
     def drain(self) -> None:
@@ -232,7 +230,10 @@ class Server:
         router.router_mandatory = True  # tell us when a peer is gone or full, drop nothing
         router.linger = 0
         router.sndhwm = SEND_HIGH_WATER_MARK
-        router.rcvhwm = RECEIVE_HIGH_WATER_MARK
+        # A connection at its receive mark is dangerous: libzmq has stopped reading it, and when the
+        # peer resets it then, the next heartbeat fails an assertion (`!_io_error`) and ends the
+        # process. What a peer may have on its way is bounded by what the handlers refuse.
+        router.rcvhwm = 0
         router.maxmsgsize = protocol.MAX_FRAME_BYTES
         router.heartbeat_ivl = HEARTBEAT_INTERVAL_MS
         router.heartbeat_timeout = SILENCE_MS
@@ -260,20 +261,58 @@ class Server:
 
     def _handle_requests(self) -> None:
         for _ in range(REQUESTS_PER_TURN):
-            if self._copier.full:
+            try:
+                message = next_message(self._router)
+            except Flooded:
+                self._start_over("a message has more frames than can be read away")
                 return
-            # Asked rather than tried: an exception costs twenty times as much.
-            if not int(self._router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            if message is None:
                 return
-            frames = self._router.recv_multipart(zmq.NOBLOCK, copy=False)
-            client = frames[0].bytes
-            quarters = self._quarters_of(frames)
-            if quarters is None:
-                continue
-            if quarters.outboxes.accepts(client):
-                quarters.handlers.handle(client, [frame.buffer for frame in frames[1:]])
+            self._handle_message(message)
+
+    def _handle_message(self, message: Message) -> None:
+        frames = message.frames
+        quarters = self._quarters_of(frames)
+        if quarters is None:
+            return
+        client = frames[0].bytes
+        if not quarters.outboxes.accepts(client):
+            quarters.store.counters["bad_messages_unread"] += 1
+            return
+        views = [frame.buffer for frame in frames[1:]]
+        if message.refusal is not None:
+            quarters.handlers.refuse(client, views, message.refusal)
+        else:
+            quarters.handlers.handle(client, views)
+
+    def _start_over(self, why: str) -> None:
+        """Close the socket with all that libzmq has received on it, and take another one. Clients
+        connect again by themselves. What they had on its way is lost, blocks are not."""
+        log.error("all connections are closed and the address is taken again: %s", why)
+        self._door.counters["sockets_replaced"] += 1
+        self._poller.unregister(self._router)
+        self._door.look_away()
+        self._router.close(linger=0)
+        self._router = self._make_router()
+        self._door.watch(self._router)
+        self._bind_again()
+        self._poller.register(self._router, zmq.POLLIN)
+        for quarters in self.quarters.values():
+            quarters.outboxes.start_over(self._router)
+        self._private_memory.given_back(self._clock())
+
+    def _bind_again(self) -> None:
+        """libzmq's thread closes the address some time after `close` has returned."""
+        deadline = self._clock() + BIND_AGAIN_S
+        while True:
+            try:
+                self._router.bind(self.endpoint)
+            except zmq.ZMQError:
+                if self._clock() >= deadline:
+                    raise
+                time.sleep(0.001)
             else:
-                quarters.store.counters["bad_messages_unread"] += 1
+                return
 
     def _quarters_of(self, frames: list[zmq.Frame]) -> Quarters | None:
         """Those of the tenant whose message this is, as libzmq knows it from the handshake."""
@@ -298,10 +337,6 @@ class Server:
             )
             former.handlers.refuse(client, [frame.buffer for frame in frames[1:]], refusal)
 
-    def _apply_back_pressure(self) -> None:
-        """While enough waits to be copied, requests stay in the kernel and the clients."""
-        self._poller.modify(self._router, 0 if self._copier.full else zmq.POLLIN)
-
     def _patience_ms(self, more_to_do: bool) -> int:
         if more_to_do:
             return 0
@@ -312,7 +347,7 @@ class Server:
             return RELEASE_MS
         if any(quarters.local is not None and quarters.local.pending for quarters in everybody):
             return PENDING_MS
-        return IDLE_MS
+        return WATCH_MS if self._door.num_connections else IDLE_MS
 
     def _drained(self) -> bool:
         if self._drain_until is None:
@@ -322,6 +357,9 @@ class Server:
 
     def _look_after(self, idle: bool) -> None:
         now = self._clock()
+        blocks = sum(quarters.num_blocks for quarters in self.quarters.values())
+        if self._private_memory.is_beyond(now, self._door.num_connections, blocks):
+            self._start_over("clients made ZeroMQ hold more than any request explains")
         if idle and now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
             for quarters in self.quarters.values():
