@@ -39,7 +39,11 @@ from kv_connector.group_bytes import owned_in_packed_blocks
 from kv_connector.guard import never_raises
 from kv_connector.pool_file import engine_core_pid, pool_name, sweep_dead_pools
 from kv_connector.remote_tier import RemoteTier
-from kv_connector.request_options import apply_request_options, keep_to_pool
+from kv_connector.request_options import (
+    apply_request_options,
+    keep_to_engine,
+    keep_to_pool,
+)
 from kv_connector.spec import POOL_NAME_KEY, FerrySpec
 from kv_connector.traffic import Traffic
 from remote_server.errors import ConfigError
@@ -108,6 +112,8 @@ class KVFerryConnector(OffloadingConnector):
         self._failed_hooks: list[str] = []
         self._facts: namespace.Facts = {}
         self._not_known: list[str] = []
+        self._pool_is_wrong = False
+        """Whether a canary showed that copies between engine and pool change bytes."""
         self._traffic = Traffic()
         self._remote: RemoteTier | None = None
         if not in_worker:
@@ -180,11 +186,14 @@ class KVFerryConnector(OffloadingConnector):
                 reasons.append(f"worker {rank} could not say what it runs on")
             if told.canary is not None and told.canary.outcome is Outcome.FAILED:
                 reasons.append(f"the start-up canary of worker {rank} failed: {told.canary.detail}")
+                self._pool_is_wrong |= told.canary.miscopied
             for name, value in (told.facts or {}).items():
                 known = facts.setdefault(name, value)
                 if value not in known.split(" + "):
                     facts[name] = f"{known} + {value}"
             logger.debug("worker %s: %s", rank, told)
+        if self._pool_is_wrong:
+            reasons.append("the CPU pool is not used either")
         if reasons:
             self._remote.stay_out("; ".join(reasons))
             return
@@ -206,6 +215,8 @@ class KVFerryConnector(OffloadingConnector):
     def on_new_request(self, request: "Request") -> None:
         if not self._apply_options(request):
             keep_to_pool(request)  # it may be one that must not use the server
+        if self._pool_is_wrong:
+            keep_to_engine(request)
         super().on_new_request(request)
 
     @never_raises(lambda: False)

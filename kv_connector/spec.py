@@ -131,8 +131,6 @@ class FerrySpec(TieringOffloadingSpec):
         if self._worker is None or self._region is None or self._kv_caches is None:
             raise ValueError("this worker has no pool")
         parallel = self.config.parallel
-        if self.replicated_layout and parallel.rank != 0:
-            raise ValueError("all workers share one copy of a row; rank 0 stores it, and flies")
         if self.config.canonical_layout:
             raise ValueError("with canonical_layout no worker has a part of a row to itself")
         part = Part(
@@ -145,4 +143,14 @@ class FerrySpec(TieringOffloadingSpec):
             block_bytes=owned_bytes(self, self.kv_bytes_per_chunk),
         )
         owned = self.packed or owned_by_groups(self._kv_caches)
-        return Stage(self._worker, self._kv_caches, part, self.blocks_per_chunk, owned)
+        # Rank 0 alone stores where all share one copy of a row, but each of them loads it.
+        turn, turns = (parallel.rank, parallel.world_size) if self.replicated_layout else (0, 1)
+        return Stage(
+            self._worker,
+            self._kv_caches,
+            part,
+            self.blocks_per_chunk,
+            owned,
+            turn=turn,
+            turns=turns,
+        )

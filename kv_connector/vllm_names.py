@@ -29,7 +29,7 @@ NAMES: dict[str, dict[str, str]] = {
         "KVConnectorHandshakeMetadata": "base of what workers send the scheduler",
         "KVConnectorRole.WORKER": "tells scheduler and worker apart",
         "KVConnectorBase_V1._vllm_config": "the translated settings, in a worker's hooks",
-        "KVConnectorBase_V1._kv_cache_config": "which bytes of a row are whose, in a worker's hooks",
+        "KVConnectorBase_V1._kv_cache_config": "the groups, in a worker's hooks",
     },
     f"{_CONNECTOR}.v1.offloading_connector": {
         "OffloadingConnector": "base of our connector",

@@ -38,7 +38,7 @@ class Connector:
         made._bounding_group_ids = ()
         made._config = SimpleNamespace(server="tcp://127.0.0.1:1", namespace="mine")  # type: ignore[assignment]
         made._facts, made._worker_facts, made._canary = {}, {}, None
-        made._failed_hooks, made._not_known = [], []
+        made._failed_hooks, made._not_known, made._pool_is_wrong = [], [], False
         made._traffic = Traffic(1e-9)
         made._remote = self.engine.tier
         self.connector = made
@@ -149,6 +149,20 @@ def test_a_worker_that_does_not_know_or_fails_its_canary_keeps_the_engine_from_t
     assert tier.totals()[metrics.CANARIES, "passed"] >= 1
     tier.drain_jobs()
     assert len(ours.engine.client.declared) == declared, "a reset brings it back"
+
+
+@pytest.mark.parametrize("miscopied", [False, True])
+def test_a_pool_whose_copies_change_bytes_is_not_used_either(quiet_world: None, miscopied: bool):
+    """It would answer with the wrong KV by itself. What the server alone did leaves it as it is."""
+    ours = Connector()
+    failed = Report(Outcome.FAILED, "3 layers differ", miscopied)
+    ours.examples["metadata"] = {
+        (0, 0): WorkerFacts({}, Report(Outcome.PASSED)), (0, 1): WorkerFacts({}, failed)
+    }  # fmt: skip
+    ours.call("set_xfer_handshake_metadata_pp_aware")
+    ours.call("on_new_request")
+    params = ours.examples["request"].kv_transfer_params or {}
+    assert params == ({"max_load_tokens": 0, "max_offload_tokens": 0} if miscopied else {})
 
 
 def test_a_fact_that_is_not_known_keeps_the_engine_from_the_server(
