@@ -3,9 +3,9 @@
     engine block → pool row → server → another pool row → another engine block, and compared
 
 It finds what no checksum can: a copy that mixes up layers or rows, a layout read another way
-than it was written, a server that answers with other bytes. It is flown by each worker that
-owns a part of the rows, when the engine registers its KV cache and nothing is in use yet. It
-takes `CANARY_S` at most and leaves nothing behind, here or on the server.
+than it was written, a server that answers with other bytes. It is flown by each worker, when the
+engine registers its KV cache and nothing is in use yet. It takes `CANARY_S` at most and leaves
+nothing behind, here or on the server.
 """
 
 import secrets
@@ -53,6 +53,8 @@ class Report:
 
     outcome: Outcome
     detail: str = ""
+    miscopied: bool = False
+    """Whether it is the copies between engine and pool that failed."""
 
 
 class _Skip(Exception):
@@ -61,6 +63,10 @@ class _Skip(Exception):
 
 class _Differs(Exception):
     """What came back otherwise than it was sent."""
+
+
+class _Miscopied(_Differs):
+    """The same between engine and pool, which needs no server to be wrong."""
 
 
 def fly(
@@ -82,7 +88,8 @@ def fly(
     except ConfigError as error:  # the tier will tell the operator
         report = Report(Outcome.SKIPPED, str(error))
     except _Differs as difference:
-        report = Report(Outcome.FAILED, str(difference))
+        miscopied = isinstance(difference, _Miscopied)
+        report = Report(Outcome.FAILED, str(difference), miscopied)
     except Exception as error:  # a canary must not be able to stop what it protects
         logger.exception("the start-up canary itself failed")
         report = Report(Outcome.BROKEN, repr(error))
@@ -221,7 +228,7 @@ def _compare_pages(sent: Pages, got: Pages) -> None:
     if bad:
         group, (tensor, *_) = bad[0]
         changed = np.count_nonzero(sent[bad[0]] != got[bad[0]])
-        raise _Differs(
+        raise _Miscopied(
             f"{len(bad)} of {len(sent)} layers differ after the copies between engine and pool; "
             f"the first is tensor {tensor} of group {group}, {changed} of {sent[bad[0]].size} bytes"
         )

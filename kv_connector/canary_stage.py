@@ -54,7 +54,8 @@ class Stage:
 
     The sources are the first blocks of the cache and the first rows of the pool, the targets the
     last ones: strides and offsets are exercised over the whole of both. The middle row is never
-    borrowed: other workers may leave their marks in it meanwhile.
+    borrowed: other workers may leave their marks in it meanwhile. Workers that share one copy of a
+    row borrow rows next to each other's.
     """
 
     def __init__(
@@ -64,8 +65,12 @@ class Stage:
         part: Part,
         blocks_per_row: int,
         owned: Pieces | None = None,
+        *,
+        turn: int = 0,
+        turns: int = 1,
     ) -> None:
-        """`owned` is what each group owns of a block, where `kv_caches` does not have it. Raises
+        """`owned` is what each group owns of a block, where `kv_caches` does not have it. Of
+        `turns` workers that share `part` each has a `turn` and with it rows of its own. Raises
         `ValueError` when cache or pool is too small to borrow from."""
         self._worker = worker
         self._tensors = [cache.tensor for cache in kv_caches.tensors]
@@ -74,17 +79,18 @@ class Stage:
         groups = len(self._owned)
         num_blocks = min(len(tensor) for tensor in self._tensors)
         self._per_group = min(blocks_per_row, num_blocks // (2 * groups))
-        if self._per_group < 1 or part.num_rows <= 2 * groups:
+        if self._per_group < 1 or part.num_rows <= 2 * groups * turns:
             raise ValueError(
                 f"too little to borrow from: {num_blocks} engine blocks and {part.num_rows} rows "
-                f"for {groups} KV cache groups"
+                f"for {groups} KV cache groups of {turns} workers"
             )
         # Groups may lie over each other in one tensor: each has blocks of its own.
         wanted = self._per_group * groups
         self._sources = list(range(wanted))
         self._targets = list(range(num_blocks - wanted, num_blocks))
-        self._source_rows = list(range(groups))
-        self._target_rows = list(range(part.num_rows - groups, part.num_rows))
+        first, end = turn * groups, part.num_rows - turn * groups
+        self._source_rows = list(range(first, first + groups))
+        self._target_rows = list(range(end - groups, end))
 
     @property
     def keys(self) -> list[bytes]:

@@ -44,7 +44,7 @@ from kv_connector.introduction import Introduction
 from kv_connector.pool_file import pool_name, sweep_dead_pools
 from kv_connector.pool_marks import pool_file_of
 from kv_connector.remote_tier import RemoteTier
-from kv_connector.request_options import apply_request_options, keep_to_pool
+from kv_connector.request_options import apply_request_options, keep_to_engine, keep_to_pool
 from kv_connector.spec import POOL_NAME_KEY
 from kv_connector.traffic import Traffic
 from kv_connector.worker_report import (
@@ -216,7 +216,13 @@ class KVFerryConnector(OffloadingConnector):
     def on_new_request(self, request: "Request") -> None:
         if not self._apply_options(request):
             keep_to_pool(request)  # it may be one that must not use the server
+        self._keep_from_wrong_pool(request)
         super().on_new_request(request)
+
+    @never_raises(lambda: None)
+    def _keep_from_wrong_pool(self, request: "Request") -> None:
+        if self._introduction is not None and self._introduction.pool_is_wrong:
+            keep_to_engine(request)
 
     @never_raises(lambda: False)
     def _apply_options(self, request: "Request") -> bool:

@@ -46,6 +46,9 @@ class Introduction:
         self._not_known = list(not_known)
         self._steps = 0
         self._ended = False
+        self.pool_is_wrong = False
+        """Whether a canary showed that copies between engine and pool change bytes. No request may
+        use the pool then."""
 
     def step_begins(self) -> None:
         """The engine begins a step. Requests and an idle engine wait for reports no longer than
@@ -76,6 +79,8 @@ class Introduction:
                 reasons.append(
                     f"the start-up canary of worker {rank} failed: {report.canary.detail}"
                 )
+        if self.pool_is_wrong:
+            reasons.append("the CPU pool is not used either")
         if reasons:
             self._tier.stay_out("; ".join(reasons))
             return
@@ -101,6 +106,7 @@ class Introduction:
             if hook not in counted:
                 self._tier.count_hook_error(hook)
         if report.canary is not None and (before is None or before.canary is None):
+            self.pool_is_wrong |= report.canary.miscopied
             self._tier.count_canary(report.canary.outcome)
             if report.canary.outcome is Outcome.BROKEN:
                 self._tier.count_hook_error("canary")

@@ -32,7 +32,7 @@ BYPASS_KEY = "kvferry_bypass"
 PROMPT_COMES_KEY = "do_remote_prefill"
 """vLLM's word, in a request to a decoding engine: its whole prompt was computed elsewhere."""
 
-# vLLM's own words for "nothing of this request".
+# vLLM's limits, which are 0 for "nothing of this request".
 _VLLM_LIMITS = {"load": "max_load_tokens", "store": "max_offload_tokens"}
 
 
@@ -74,6 +74,14 @@ def apply_request_options(request: "Request") -> None:
     if request.lora_request is not None:
         params[BYPASS_KEY] = Bypass.LORA
     request.kv_transfer_params = params or None
+
+
+def keep_to_engine(request: "Request") -> None:
+    """Let the request use nothing but the engine's own cache."""
+    request.kv_transfer_params = {
+        **(request.kv_transfer_params or {}),
+        **dict.fromkeys(_VLLM_LIMITS.values(), 0),
+    }
 
 
 def keep_to_pool(request: "Request") -> None:

@@ -145,12 +145,10 @@ class FerrySpec(TieringOffloadingSpec):
         """
         if self._worker is None or self._region is None or self._kv_caches is None:
             raise ValueError("this worker has no pool")
-        rank = self.config.parallel.rank
-        if self.replicated_layout and rank != 0:
-            raise ValueError("all workers share one copy of a row; rank 0 stores it, and flies")
+        parallel = self.config.parallel
         if self.config.canonical_layout:
             raise ValueError("with canonical_layout no worker has a part of a row to itself")
-        place = self._place_of(rank)
+        place = self._place_of(parallel.rank)
         part = Part(
             pool=_bytes_of(self._region),
             fd=self._region.fd,
@@ -160,7 +158,18 @@ class FerrySpec(TieringOffloadingSpec):
             num_bytes=place.num_bytes,
             block_bytes=owned_bytes(self, self.kv_bytes_per_chunk),
         )
-        return Stage(self._worker, self._kv_caches, part, self.blocks_per_chunk)
+        owned = self.packed or owned_by_groups(self._kv_caches)
+        # Rank 0 alone stores where all share one copy of a row, but each of them loads it.
+        turn, turns = (parallel.rank, parallel.world_size) if self.replicated_layout else (0, 1)
+        return Stage(
+            self._worker,
+            self._kv_caches,
+            part,
+            self.blocks_per_chunk,
+            owned,
+            turn=turn,
+            turns=turns,
+        )
 
 
 def _bytes_of(region: SharedOffloadRegion) -> memoryview:

@@ -17,17 +17,24 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 def pytest_addoption(parser: pytest.Parser) -> None:
     """For `tests/chaos`; options must be known before the folders below are read."""
     chaos = parser.getgroup("chaos")
-    chaos.addoption("--whole", action="store_true", help="all of chaos, at full length")
+    chaos.addoption("--whole", action="store_true", help="all tests, at full length")
     chaos.addoption("--seed", type=int, default=20, help="what all chance of it comes from")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests in `engine/` need a real engine: they can be left out, and have time to start one."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests in `engine/` need a real engine: they can be left out, and have time to start one.
+    What is marked `whole` is left out without `--whole`."""
     for item in items:
         if item.path.is_relative_to(REPOSITORY / "tests" / "engine"):
             item.add_marker(pytest.mark.engine)
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(400))
+    if config.getoption("--whole"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("whole") is not None]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

@@ -12,19 +12,12 @@ from chaos_server import ChaosServer
 from fault_proxy import FaultProxy
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    whole = config.getoption("--whole")
-    left_out = []
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name == "chaos":
             item.add_marker(pytest.mark.chaos)
             if item.path.name.startswith("test_engine_"):
                 item.add_marker(pytest.mark.engine)
-        if item.get_closest_marker("whole") is not None and not whole:
-            left_out.append(item)
-    if left_out:
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

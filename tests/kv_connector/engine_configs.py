@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,18 @@ def build(model: Path, folder: Path, patch: pytest.MonkeyPatch, **arguments: Any
     )
     cache.kv_cache_layout = "LBNHC"
     return Built(config, cache, folder, patch)
+
+
+def with_draft(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> Built:
+    """An engine of which `folder` has the draft model below `draft`."""
+    shutil.copytree(model, folder / "draft", copy_function=os.link)
+    draft = {
+        "method": "draft_model",
+        "model": str(folder / "draft"),
+        "num_speculative_tokens": 2,
+    }
+    built = build(model, folder / "target", patch, speculative_config=draft)
+    return replace(built, folder=folder)
 
 
 def put(path: str, value: Any) -> Change:
@@ -191,12 +203,12 @@ def change_setting(fact: str) -> Change:
         value = built.config
         for step in path.split("."):
             value = getattr(value, step)
-        put(path, VALUES.get(fact, _other(value)))(built)
+        put(path, VALUES.get(fact, other_value(value)))(built)
 
     return change
 
 
-def _other(value: Any) -> Any:
+def other_value(value: Any) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, Enum):

@@ -3,6 +3,7 @@
 import socket
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -151,6 +152,7 @@ def test_a_copy_that_mixes_up_layers_fails_the_canary(
     report = fly(make_host().stage, to(server))
     assert report.outcome is Outcome.FAILED
     assert report.detail.startswith(f"{layers} of 4 layers differ")
+    assert report.miscopied, "the pool is wrong, with or without a server"
     assert server.store.namespaces == {}, "a canary that fails tidies up as well"
 
 
@@ -170,7 +172,7 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
 
     monkeypatch.setattr(server.store, "find", damaged)
     report = fly(make_host().stage, to(server, transport="tcp", integrity=integrity))
-    assert report.outcome is Outcome.FAILED
+    assert report.outcome is Outcome.FAILED and not report.miscopied
     expected = "failed its checksum" if integrity else "with 1 of 384 bytes changed, from 5"
     assert expected in report.detail
 
@@ -275,3 +277,66 @@ def test_two_workers_fly_over_parts_of_the_same_rows(
     assert (around[:, : host.start] == 3).all()
     assert (around[:, host.start + host.num_bytes :] == 4).all()
     around[:] = 0
+
+
+def share_rows(hosts: list[Host]) -> list[Callable[[], Stage]]:
+    """Workers that load one copy of a row, as those of an MLA model do."""
+    memory = hosts[0].region.memory
+    tensor = torch.frombuffer(memory.view, dtype=torch.int8).view(ROWS, STRIDE)
+    for host in hosts:
+        host.worker.shutdown()
+        host.region.memory, host.region._tensor, host.region._used = memory, tensor, 0
+        host.worker = HostWorker(host.kv_caches, host.region, host.blocks_per_row)
+
+    def stage_of(turn: int) -> Callable[[], Stage]:
+        host = hosts[turn]
+        part = Part(
+            pool=memory.view, fd=memory.fd, num_rows=ROWS, stride=STRIDE, start=0,
+            num_bytes=host.num_bytes, block_bytes=host.num_bytes,
+        )  # fmt: skip
+        return lambda: Stage(
+            host.worker, host.kv_caches, part, host.blocks_per_row, turn=turn, turns=len(hosts)
+        )
+
+    return [stage_of(turn) for turn in range(len(hosts))]
+
+
+def test_each_of_the_workers_that_share_a_row_flies_at_once_over_rows_of_its_own(
+    server: Server, make_host: Callable[..., Host]
+):
+    stages = share_rows([make_host(groups=2) for _ in range(2)])
+    with ThreadPoolExecutor(len(stages)) as pool:
+        reports = list(pool.map(lambda stage: fly(stage, to(server)), stages))
+    assert [report.outcome for report in reports] == [Outcome.PASSED] * 2
+    rows = [number for stage in stages for number in rows_of(stage())]
+    assert len(set(rows)) == len(rows) == 2 * 2 * 2
+
+
+def rows_of(stage: Stage) -> list[int]:
+    return stage._source_rows + stage._target_rows
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_damaged_load_is_seen_by_the_worker_whose_it_is(
+    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch, bad: int
+):
+    hosts = [make_host() for _ in range(3)]
+    stages = share_rows(hosts)
+    copy = Region.copy
+    ours = {id(region) for regions in hosts[bad].worker._regions_by_group for region in regions}
+
+    def damaged(self: Region, run: object, *, store: bool) -> int:
+        return copy(self, run, store=store or id(self) in ours)
+
+    monkeypatch.setattr(Region, "copy", damaged)
+    reports = [fly(stage, to(server)) for stage in stages]
+    failed = [Outcome.FAILED if turn == bad else Outcome.PASSED for turn in range(3)]
+    assert [report.outcome for report in reports] == failed
+
+
+def test_a_pool_with_too_few_rows_for_all_workers_is_left_alone(
+    server: Server, make_host: Callable[..., Host]
+):
+    stages = share_rows([make_host(groups=4) for _ in range(2)])
+    report = fly(stages[1], to(server))
+    assert report.outcome is Outcome.SKIPPED and "4 KV cache groups of 2 workers" in report.detail

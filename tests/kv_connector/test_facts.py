@@ -4,17 +4,14 @@ Generated from the lists of facts: a fact that nothing here knows how to change 
 """
 
 import itertools
-import os
-import shutil
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from engine_configs import DRAFTED, PREPARED, Built, build, change_of, rewrite
+from engine_configs import DRAFTED, PREPARED, Built, build, change_of, rewrite, with_draft
 from vllm.platforms import current_platform
 
 from examples import tiny_model
@@ -61,18 +58,6 @@ def engine(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fact
         return built
 
     return make
-
-
-def with_draft(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> Built:
-    """An engine of which `folder` has the draft model below `draft`."""
-    shutil.copytree(model, folder / "draft", copy_function=os.link)
-    draft = {
-        "method": "draft_model",
-        "model": str(folder / "draft"),
-        "num_speculative_tokens": 2,
-    }
-    built = build(model, folder / "target", patch, speculative_config=draft)
-    return replace(built, folder=folder)
 
 
 def declared(here: dict[str, str], there: dict[str, str]) -> dict[str, NamespaceStats]:

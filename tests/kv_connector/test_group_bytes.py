@@ -155,6 +155,21 @@ def test_the_canary_of_a_hybrid_model_looks_at_what_each_group_owns(worker: Work
     del stage, source, target
 
 
+def test_every_rank_that_loads_a_shared_row_has_a_canary_of_its_own(worker: Worker):
+    """Rank 0 alone stores the rows of an MLA model, whose load half is every rank's."""
+    spec, rows = worker.spec, []
+    spec.replicated_layout, num_bytes = True, spec.cpu_page_size_per_worker
+    for rank in range(3):
+        spec.config = replace(
+            spec.config, parallel=replace(spec.config.parallel, rank=rank, world_size=3)
+        )
+        stage = spec.canary_stage()
+        assert (stage.part.start, stage.part.num_bytes) == (0, num_bytes)
+        rows += stage._source_rows + stage._target_rows
+        del stage
+    assert len(set(rows)) == len(rows)
+
+
 @pytest.mark.parametrize("layout", ["LBHNC", "BLHNC"])
 def test_a_model_with_one_group_has_nothing_to_clear(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str

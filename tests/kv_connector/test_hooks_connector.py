@@ -73,6 +73,20 @@ def test_options_that_cannot_be_read_keep_the_request_from_the_server(
     assert ours.examples["request"].kv_transfer_params[BYPASS_KEY]
 
 
+@pytest.mark.parametrize("miscopied", [False, True])
+def test_a_pool_whose_copies_change_bytes_is_not_used_either(quiet_world: None, miscopied: bool):
+    """It would answer with the wrong KV by itself. What the server alone did leaves it as it is."""
+    ours = Connector()
+    failed = Report(Outcome.FAILED, "3 layers differ", miscopied)
+    ours.examples["connector_output"] = output_of(
+        WorkerReport(0, 1, {}, Report(Outcome.PASSED)), WorkerReport(1, 1, {}, failed)
+    )
+    ours.call("update_connector_output")
+    ours.call("on_new_request")
+    params = ours.examples["request"].kv_transfer_params or {}
+    assert params == ({"max_load_tokens": 0, "max_offload_tokens": 0} if miscopied else {})
+
+
 def test_metadata_of_another_connectors_handshake_is_ignored(
     quiet_world: None, monkeypatch: pytest.MonkeyPatch
 ):
