@@ -19,6 +19,10 @@ MAX_KEY_BYTES = 128
 
 MAX_NAMESPACE_CHARS = 128
 
+SELF_TESTS = "kvferry/"
+"""What the namespaces of self-tests begin with: the canary's, `bench`'s and `doctor`'s. Their
+blocks are kept in memory alone."""
+
 # A full list of keys, lengths and checksums takes 2.4 MiB.
 MAX_HEADER_BYTES = 4 << 20
 

@@ -10,6 +10,8 @@ from remote_server.protocol import Clear, GetShared, Touch, Verify
 from remote_server.server import Server
 from remote_server.store import namespaces
 
+FULL = 16 * 14  # blocks in 16 MiB of disk
+
 
 @pytest.fixture
 def server(tmp_path):
@@ -168,6 +170,39 @@ def test_a_namespace_with_blocks_on_disk_alone_is_not_forgotten_for_another(
     for name in ("a", "b", "c"):
         peer.hello(namespace=name)
     assert [*server.store.namespaces] == ["big", "c"]
+
+
+@pytest.mark.parametrize("name", ["canary", "bench", "doctor"])
+def test_a_self_test_takes_no_file_on_disk_full_or_not(tmp_path, context, name):
+    namespace = f"kvferry/{name}/1"
+    with small_server(tmp_path, disk_bytes=16 * MiB) as server:
+        peer = Peer(context, server.endpoint)
+        peer.hello(namespace=namespace, block_bytes=LENGTH)
+        for full in (False, True):
+            if full:
+                put_all(peer, FULL)
+            before = peer.stats()
+            assert before.tiers["disk"].free_slabs == (0 if full else 16)
+            assert peer.put(range(IN_MEMORY), namespace, LENGTH, force=True).declined == {}
+            assert peer.get([0], namespace)[0].hit == 1
+            after = peer.stats()
+            assert after.tiers["disk"] == before.tiers["disk"]
+            assert after.counters["disk_demote_declined"] == 0
+        assert peer.lookup(range(FULL), "big").prefix == FULL
+
+
+def test_four_small_namespaces_on_a_full_disk_cost_the_large_one_no_block(tmp_path, context):
+    with small_server(tmp_path, disk_bytes=16 * MiB) as server:
+        peer = Peer(context, server.endpoint)
+        put_all(peer, FULL)
+        blocks = peer.stats().tiers["disk"].blocks
+        for name in ("a", "b", "c", "d"):
+            peer.hello(namespace=name, block_bytes=LENGTH)
+            assert peer.put([0], namespace=name, length=LENGTH).created == 1
+        stats = peer.stats_once(lambda s: s.counters["disk_declined_small_demand"] == 4)
+        assert stats.tiers["disk"].blocks == blocks
+        assert stats.counters["disk_evicted"] == 0
+        assert peer.lookup([0], "a").prefix == 1, "memory has it"
 
 
 def test_a_clear_reaches_the_disk(peer):

@@ -56,6 +56,7 @@ but bytes and files, and `finish`, which runs on the loop. A block is pinned whi
     transfers     pieces of neighbours to and from a file, one call each
     writing       blocks on their way to disk; reading: from it; leaving: out of the index
     growth        room: segments made, taken, removed; housekeeping: the files of that
+    demand        how much room each namespace wanted
     admission     which blocks of memory are worth a write
     recovery      steps 2 and 3; adoption: what becomes of what they find
     tier          what the server's store sees; opening: on a real directory

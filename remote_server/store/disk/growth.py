@@ -3,14 +3,15 @@
 import logging
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from remote_server.config import format_bytes
 from remote_server.store.disk import housekeeping
+from remote_server.store.disk.demand import Demand
 from remote_server.store.disk.files import Files, Written
-from remote_server.store.disk.layout import SegmentHeader
+from remote_server.store.disk.layout import SegmentHeader, num_slots
 from remote_server.store.disk.leaving import Leaving
 from remote_server.store.disk.pool import Job, Pool
 from remote_server.store.disk.segments import DiskBlock, Segment, Segments, SlotClass
@@ -26,6 +27,9 @@ class Growth:
     """Gives a class room: a new segment; the coldest segment of another class, if it has none
     itself or that one has been idle for longer than its own oldest block; or its own oldest
     blocks' slots.
+
+    A segment is taken from another class only for a segment's worth of demand: otherwise one
+    block of a namespace that is used once would cost another namespace all blocks of a file.
 
     Making and removing files happens on an I/O thread, one after another in the order decided:
     so files never take more than the budget, whatever is late.
@@ -46,6 +50,7 @@ class Growth:
         self._pool = pool
         self._counters = counters
         self._clock = clock
+        self._demand = Demand()
         self._make_again = clock()
         self._waiting: dict[Segment, list[Job[Any]]] = {}
         self._housekeeping: deque[Callable[[], Job[Any]]] = deque()
@@ -59,6 +64,20 @@ class Growth:
                 housekeeping.remove(self._files, [segment])
             except OSError as error:
                 log.warning("disk: a cleared segment may be back: %s", error)
+
+    def wants(self, slot_class: SlotClass, keys: Sequence[bytes]) -> None:
+        """These are to be stored: it is demand, whether there is room or not."""
+        self._demand.add((slot_class.namespace, slot_class.block_bytes), keys)
+
+    def is_small(self, slot_class: SlotClass) -> bool:
+        """Whether it wanted less than a segment since it last got one."""
+        place = slot_class.namespace, slot_class.block_bytes
+        slots = num_slots(self._segments.segment_bytes, slot_class.block_bytes)
+        return not self._demand.is_enough(place, slots)
+
+    def forget_demand(self, namespace: str | None) -> None:
+        """Of a namespace that was cleared, or of all."""
+        self._demand.forget(namespace)
 
     def make_room(self, slot_class: SlotClass, wanted: int) -> bool:
         """Open a segment of `slot_class`, with up to `wanted` slots. False: all are in use."""
@@ -111,6 +130,8 @@ class Growth:
         With a victim at hand this looks at all segments only once per segment's worth of
         evictions, so that a put costs the same however many there are.
         """
+        if self.is_small(slot_class):
+            return False
         if victim is not None and slot_class.evictions_until_check > 0:
             return False
         gone: list[Segment] = []
@@ -135,6 +156,8 @@ class Growth:
     def _make(self, slot_class: SlotClass, gone: list[Segment]) -> None:
         """A new segment in place of those `gone`; its slots can be reserved at once."""
         segment = self._segments.add(slot_class, secrets.randbits(64))
+        place = slot_class.namespace, slot_class.block_bytes
+        self._demand.granted(place, segment.num_slots)
         self._waiting[segment] = []
         header = SegmentHeader(
             slot_class.namespace,

@@ -33,7 +33,7 @@ MAX_WRITING_BYTES = 64 << 20
 COUNTERS = (
     "evicted", "removed", "cleared", "segments_made", "segments_taken", "segments_failed",
     "segments_damaged", "headers_damaged", "erase_failed",
-    "declined_no_slot", "declined_busy", "declined_recovering",
+    "declined_no_slot", "declined_busy", "declined_recovering", "declined_small_demand",
     "written", "written_bytes", "write_no_space", "write_io_error", "write_cleared",
     "read", "read_bytes", "read_damaged", "read_io_error",
     "recovered", "recovered_damaged", "recovered_older", "expired",
@@ -150,6 +150,10 @@ class DiskTier:
     def namespaces(self) -> dict[str, int]:
         """What has segments here, found at start or made since, and its `block_bytes`."""
         return {c.namespace: c.block_bytes for c in self.segments.classes.values() if c.segments}
+
+    def has_segment(self, namespace: str, block_bytes: int) -> bool:
+        """Whether it has a file of its own, and thus room that its oldest blocks leave."""
+        return (namespace, block_bytes) in self.segments.classes
 
     def num_unverified(self) -> int:
         """Blocks found at start whose bytes have not been hashed yet."""
@@ -308,6 +312,7 @@ class DiskTier:
         ]
         kept = (BlockState.READABLE, BlockState.UNVERIFIED)
         removed = sum(block.state in kept for segment in segments for block in segment.blocks)
+        self._growth.forget_demand(namespace)
         self._growth.clear(segments)
         self._counters["cleared"] += removed
         return removed
