@@ -76,7 +76,7 @@ class Declined(StrEnum):
 
 
 class ErrorCode(StrEnum):
-    """Why a whole request was refused. Nothing was changed by it."""
+    """Why a whole request was refused. Nothing was changed by it, but for `DISK_FAILED`."""
 
     BAD_MAGIC = auto()
     BAD_MESSAGE = auto()  # not decodable, or not a message that a client sends
@@ -89,4 +89,5 @@ class ErrorCode(StrEnum):
     REVOKED_KEY = auto()  # the key was good when the connection was made
     TOO_MUCH_IN_FLIGHT = auto()  # of blocks on their way to this client, or to all
     TOO_LARGE = auto()
+    DISK_FAILED = auto()  # of a clear: it holds for this server, and may not for the next one
     INTERNAL = auto()

@@ -79,7 +79,7 @@ class Waterfall:
     @property
     def busy(self) -> bool:
         """Something waits for the disk, or is on its way there or back."""
-        return bool(self._to_demote or self._num_demoting or self._fetching)
+        return bool(self._to_demote or self._num_demoting or self._fetching or self._disk.clearing)
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The state of each key, a byte each: the better of what the two tiers say."""

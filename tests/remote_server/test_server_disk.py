@@ -1,5 +1,8 @@
 """A server with a disk below its memory, through its socket."""
 
+import errno
+import os
+
 import pytest
 from disk_server import COUNT, IN_MEMORY, LENGTH, checked_server, damage, put_all, small_server
 from shared_peer import SharedPeer
@@ -212,6 +215,41 @@ def test_a_clear_reaches_the_disk(peer):
     peer.ask(Clear(request_id=peer.next_id(), namespace="big"))
     assert peer.lookup([1, 2], "big").states == bytes(2)
     assert peer.stats().tiers["disk"].blocks == 0
+
+
+def test_a_clear_is_answered_when_its_files_are_gone_and_nobody_waits_for_that(
+    server, connect, tmp_path
+):
+    peer, other = connect(), connect()
+    put_all(peer, 2)
+    other.hello(namespace="elsewhere")
+    with server.quarters[""].disk.pool.gate.shut():
+        assert other.ask(Clear(request_id=other.next_id(), namespace="elsewhere")).removed == 0
+        peer.send(Clear(request_id=peer.next_id(), namespace="big"))
+        other.stats_once(lambda s: s.tiers["disk"].blocks == 0)
+        assert not peer.socket.poll(50), "answered while the file is there"
+        assert (tmp_path / "disk" / "segment-00000001").exists()
+    cleared, _ = peer.receive()
+    assert (cleared.removed, cleared.disk_removed) == (2, 2)
+    assert not (tmp_path / "disk" / "segment-00000001").exists()
+
+
+def test_a_clear_whose_files_cannot_be_removed_is_answered_with_an_error(
+    server, connect, tmp_path, monkeypatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "device gone")
+
+    peer = connect()
+    put_all(peer, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        error = peer.ask(Clear(request_id=peer.next_id(), namespace="big"))
+        assert error.code == "disk_failed"
+        assert peer.lookup([0, 1], "big").states == bytes(2), "this server has cleared it"
+    cleared = peer.ask(Clear(request_id=peer.next_id(), namespace="big"))
+    assert cleared.disk_removed == 0, "it was tried again, and now it is so"
+    assert [name for name in os.listdir(tmp_path / "disk") if name.startswith("seg")] == []
 
 
 def test_a_clear_says_how_many_blocks_left_each_tier_and_counts_them_apart(peer):

@@ -34,8 +34,8 @@ replacing in that slot, which had been evicted before. A power cut, or a crash o
 can lose in addition what the device had not made permanent; this tier does not wait for that
 (fdatasync) after each write, because a cache may lose blocks; it may not serve wrong ones, and
 the checksums do not depend on the order in which writes arrive. The segment itself is made
-permanent before it is used. A clear removes files; the directory is made permanent once they
-are gone. Until then, for some milliseconds, a crash can bring cleared blocks back. A block that
+permanent before it is used. A clear removes files, and is answered when the directory has been
+made permanent without them: from then on no crash brings cleared blocks back. A block that
 was removed or replaced is erased (its header overwritten) before its slot is reused or free;
 until that was written, a crash can bring it back, too. What was evicted can come back until its
 slot has been overwritten. Whatever comes back has the bytes that were put under its key.

@@ -10,7 +10,7 @@ from typing import Any
 from remote_server.config import format_bytes
 from remote_server.store.disk import housekeeping
 from remote_server.store.disk.demand import Demand
-from remote_server.store.disk.files import Files, Written
+from remote_server.store.disk.files import Files, Scratch, Written
 from remote_server.store.disk.layout import SegmentHeader, num_slots
 from remote_server.store.disk.leaving import Leaving
 from remote_server.store.disk.pool import Job, Pool
@@ -55,15 +55,19 @@ class Growth:
         self._waiting: dict[Segment, list[Job[Any]]] = {}
         self._housekeeping: deque[Callable[[], Job[Any]]] = deque()
         self._keeping_house = False
-        self._going: set[Segment] = set()  # retired, and their files may still be there
+        self._going: set[Segment] = set()  # retired, and their names may still be there
+        self._waiting_for_gone = 0
+
+    @property
+    def clearing(self) -> bool:
+        """Somebody waits for `when_gone`."""
+        return self._waiting_for_gone > 0
 
     def close(self) -> None:
         """Remove what was to be removed. The pool must have stopped."""
-        for segment in self._going:
-            try:
-                housekeeping.remove(self._files, [segment])
-            except OSError as error:
-                log.warning("disk: a cleared segment may be back: %s", error)
+        if self._going:
+            left = housekeeping.dispose(self._files, [*self._going], [], lambda _: None)
+            left.run(Scratch())
 
     def wants(self, slot_class: SlotClass, keys: Sequence[bytes]) -> None:
         """These are to be stored: it is demand, whether there is room or not."""
@@ -105,21 +109,38 @@ class Growth:
     def clear(self, segments: Iterable[Segment]) -> None:
         """Remove them with all their blocks. Their names go first, so that no restart finds
         them; the space of those in use when their last user is done."""
-        idle = []
+        idle: list[Segment] = []
+        busy: list[Segment] = []
         for segment in segments:
             self._retire(segment)
             if segment.num_busy == 0:
                 self._segments.forget(segment)
                 idle.append(segment)
             else:
-                self._keep_house(partial(housekeeping.unlink, self._files, segment))
-        if idle:
-            self._dispose(idle)
+                busy.append(segment)
+        if idle or busy:
+            self._dispose(idle, busy)
+
+    def when_gone(self, then: Callable[[bool], None]) -> None:
+        """Call `then` when no restart would find anything of what was cleared: now, or from
+        `finish_jobs`. With False when the file system refuses to remove or to sync it."""
+        if not self._going:
+            then(True)
+            return
+        self._waiting_for_gone += 1
+
+        def finish(done: bool) -> None:
+            self._waiting_for_gone -= 1
+            then(done)
+
+        # Behind all that was decided before. What failed there is tried once more.
+        self._dispose([], [*self._going], finish)
 
     def dispose_when_idle(self, segment: Segment) -> None:
         """Remove it if it is retired and its last user is done."""
         if segment.num_busy == 0 and segment in self._segments.retired:
             self._segments.forget(segment)
+            self._going.add(segment)
             self._dispose([segment])
 
     # ── segments come ────────────────────────────────────────────────────────────────────
@@ -200,11 +221,18 @@ class Growth:
         self._leaving.retire(segment)
         self._going.add(segment)
 
-    def _dispose(self, segments: list[Segment]) -> None:
-        def finish(_: object) -> None:
-            self._going.difference_update(segments)
+    def _dispose(
+        self,
+        idle: list[Segment],
+        busy: Sequence[Segment] = (),
+        then: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        def finish(done: bool | None) -> None:
+            if done:
+                self._going.difference_update(idle, busy)
+            then(bool(done))
 
-        self._keep_house(partial(housekeeping.dispose, self._files, segments, finish))
+        self._keep_house(partial(housekeeping.dispose, self._files, idle, busy, finish))
 
     def _keep_house(self, make_job: Callable[[], Job[Any]]) -> None:
         self._housekeeping.append(make_job)

@@ -303,7 +303,7 @@ class DiskTier:
         """Remove all blocks of one namespace, or of all; what is being written is dropped too.
 
         Returns how many blocks left, unverified ones included. It holds at once for this
-        process; for the next one when `busy` is over.
+        process; for the next one from `when_gone` on.
         """
         segments = [
             segment
@@ -316,6 +316,16 @@ class DiskTier:
         self._growth.clear(segments)
         self._counters["cleared"] += removed
         return removed
+
+    def when_gone(self, then: Callable[[bool], None]) -> None:
+        """Call `then` when no restart would find anything of what was cleared: now, or from
+        `finish_jobs`. With False when the file system refuses to remove or to sync it."""
+        self._growth.when_gone(then)
+
+    @property
+    def clearing(self) -> bool:
+        """Somebody waits for `when_gone`."""
+        return self._growth.clearing
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────
 
