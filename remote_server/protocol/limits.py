@@ -51,7 +51,7 @@ class KeyState(IntEnum):
     """What `Found.states` says of one key, one byte each."""
 
     ABSENT = 0
-    PENDING = 1  # being written; ask again shortly
+    PENDING = 1  # being written, or perhaps found after a restart; ask again shortly
     READABLE = 2
 
 

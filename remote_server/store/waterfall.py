@@ -88,6 +88,13 @@ class Waterfall:
             return states
         return bytes(map(max, states, self._disk.lookup_all(namespace, keys)))
 
+    def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """The same, but what the disk may still find after a start is ABSENT."""
+        states = self._memory.lookup_all(namespace, keys)
+        if not states.strip(b"\2"):
+            return states
+        return bytes(map(max, states, self._disk.known_states(namespace, keys)))
+
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now in both tiers; False when it is readable in neither."""
         self._served.tell_disk()

@@ -19,7 +19,8 @@ What counts as a block: header and bytes that agree with their checksums. After 
     1. segment headers are read, at once: whose they are, and how much of the budget they take;
     2. slot headers are read in the background, all segments in parallel; of two blocks with
        one key the higher generation counts, and the other keeps its slot until that one has been
-       hashed: a kill may have torn it. From here on recovered blocks can be evicted;
+       hashed: a kill may have torn it. Until the last header of a namespace was read, a
+       lookup in it says PENDING instead of ABSENT. From here on recovered blocks can be evicted;
     3. bytes are read and hashed in the background, newest first. Until that was done a lookup
        says PENDING, and moves the block to the front; then READABLE, or ABSENT.
 So a lookup claims nothing that was not hashed in this process or written by it, and step 3 may

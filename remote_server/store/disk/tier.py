@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 # Blocks that may be waiting to be written, in bytes: somebody keeps each of them in memory.
 MAX_WRITING_BYTES = 64 << 20
 
+_NOT_ABSENT = bytes.maketrans(bytes([KeyState.ABSENT]), bytes([KeyState.PENDING]))
+
 COUNTERS = (
     "evicted", "removed", "cleared", "segments_made", "segments_taken", "segments_failed",
     "segments_damaged", "headers_damaged", "erase_failed",
@@ -122,8 +124,16 @@ class DiskTier:
         return KeyState(self.lookup_all(namespace, (key,))[0])
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The state of each key, a byte each. PENDING: it is being written, or it was found at
-        start and its bytes are being hashed now, because it was asked for."""
+        """The state of each key, a byte each. PENDING: it is being written; or it was found at
+        start and its bytes are being hashed now, because it was asked for; or the headers that
+        could name it have not all been read."""
+        states = self.known_states(namespace, keys)
+        if namespace in self.segments.unsettled:
+            return states.translate(_NOT_ABSENT)
+        return states
+
+    def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """`lookup_all`, but ABSENT when it is not known yet: for who puts what is not there."""
         if self._index.unverified:
             self._ask_for(namespace, keys)
         return self._index.states(namespace, keys)
