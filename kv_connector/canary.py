@@ -22,7 +22,7 @@ from vllm.logger import init_logger
 from kv_connector.canary_stage import Pages, Stage
 from remote_server.client import ClientConfig, GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.errors import ConfigError, KVFerryError
-from remote_server.protocol import Declined
+from remote_server.protocol import SELF_TESTS, Declined
 
 logger = init_logger("vllm.kvferry.canary")
 
@@ -111,7 +111,7 @@ class _Flight:
         self._config = replace(config, quiet=True, hello_timeout_s=2 * CANARY_S)
         self._client_factory = client_factory
         # A slash is in no namespace that `namespace_of` makes, and the rest in no other canary's.
-        self._namespace = f"kvferry/canary/{secrets.token_hex(16)}"
+        self._namespace = f"{SELF_TESTS}canary/{secrets.token_hex(16)}"
         self.way = ""
 
     def run(self, make_stage: Callable[[], Stage]) -> None:

@@ -272,7 +272,16 @@ class Handlers:
             removed=removed.from_memory,
             disk_removed=removed.from_disk,
         )
-        self._reply(client, reply)
+
+        def answer(is_permanent: bool) -> None:
+            if is_permanent:
+                self._reply(client, reply)
+                return
+            failed = "cleared until the next start; the disk failed, and the files may be back then"
+            refusal = RequestRefused(ErrorCode.DISK_FAILED, failed)
+            self._answer_refusal(client, request.request_id, refusal)
+
+        self._store.when_gone(answer)
 
     def _keep(self, client: bytes, request: Keep, _: Sequence[memoryview]) -> None:
         act = self._store.keep if request.keep else self._store.let_go

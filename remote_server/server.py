@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -205,9 +206,13 @@ class Server:
             | {"connections_opened": self._door.opened},
         )
 
-    def clear(self, namespace: str | None) -> Removed | None:
+    def clear(self, namespace: str | None) -> "tuple[Removed, Future[bool]] | None":
         """On the loop thread: drop the blocks of `namespace`, or of all; None when there is no
-        such. With tenants a namespace is named as in the snapshot, `tenant/namespace`."""
+        such. With tenants a namespace is named as in the snapshot, `tenant/namespace`.
+
+        The future is done when no restart would find them, or False when the disk fails; never
+        when the server ends before that.
+        """
         found = False
         memory = disk = 0
         for quarters in self.quarters.values():
@@ -217,7 +222,27 @@ class Server:
                     removed = quarters.store.clear(name)
                     memory += removed.from_memory
                     disk += removed.from_disk
-        return Removed(memory, disk) if found or namespace is None else None
+        if not found and namespace is not None:
+            return None
+        return Removed(memory, disk), self._gone()
+
+    def _gone(self) -> "Future[bool]":
+        """Done when nothing that was cleared can come back, in any quarters."""
+        future: Future[bool] = Future()
+        future.set_running_or_notify_cancel()
+        left = len(self.quarters)
+        all_gone = True
+
+        def one_is_done(gone: bool) -> None:
+            nonlocal left, all_gone
+            left -= 1
+            all_gone &= gone
+            if not left:
+                future.set_result(all_gone)
+
+        for quarters in self.quarters.values():
+            quarters.store.when_gone(one_is_done)
+        return future
 
     def tiers(self) -> dict[str, TierStats]:
         """Occupancy, all tenants together."""

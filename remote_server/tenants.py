@@ -9,12 +9,13 @@ import msgspec
 from remote_server.config import MIN_MEMORY_BYTES, ServerConfig, format_bytes, parse_bytes
 from remote_server.errors import ConfigError
 from remote_server.keys import TENANT_NAME, check_public_key, read_toml
+from remote_server.protocol import SELF_TESTS
 
 # Each has an arena and queues of its own, and a turn in every turn of the loop.
 MAX_TENANTS = 64
 
 # Made and removed by every engine as it starts, so no list of namespaces has to name them.
-ALWAYS_ALLOWED = ("kvferry/canary/",)
+ALWAYS_ALLOWED = (f"{SELF_TESTS}canary/",)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import re
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from importlib.resources import files
@@ -31,6 +32,9 @@ log = logging.getLogger(__name__)
 
 # The server's loop answers between two turns, that is within milliseconds.
 ALIVE_S = 2.0
+
+# Removing large files takes some file systems long. Less than the `PATIENCE_S` of a connection.
+GONE_S = 8.0
 
 # A snapshot serves all who ask within this time: however many ask, the loop makes ten a second.
 SNAPSHOT_S = 0.1
@@ -141,16 +145,28 @@ class Site:
             raise web.HTTPBadRequest(text=f"{_CLEAR_HELP}: {error}\n") from error
         if (wanted.namespace is None) is not wanted.all:
             raise web.HTTPBadRequest(text=f"{_CLEAR_HELP}\n")
-        removed = await self._ask(partial(self._server.clear, wanted.namespace))
+        cleared = await self._ask(partial(self._server.clear, wanted.namespace))
         self._taken = None
-        if removed is None:
+        if cleared is None:
             raise web.HTTPNotFound(text=f"there is no namespace {wanted.namespace!r}\n")
+        removed, gone = cleared
         what = "everything" if wanted.all else repr(wanted.namespace)
         log.warning(
             "admin: %s cleared %s: %d blocks left memory, %d the disk",
             request.remote, what, *removed,
         )  # fmt: skip
+        await self._until_gone(gone)
         return _json({"removed": removed.from_memory, "disk_removed": removed.from_disk})
+
+    async def _until_gone(self, gone: "Future[bool]") -> None:
+        """Raises an HTTP 500 when files of what was cleared may be back after a restart."""
+        try:
+            is_permanent = await asyncio.wait_for(asyncio.wrap_future(gone), GONE_S)
+        except TimeoutError:
+            is_permanent = False
+        if not is_permanent:
+            text = "cleared until the next start; the disk failed, and the files may be back then\n"
+            raise web.HTTPInternalServerError(text=text)
 
     async def _drain(self, request: web.Request) -> web.Response:
         await self._ask(self._server.drain)

@@ -32,6 +32,11 @@ class ArenaView:
         self.words.release()
         self._map.close()
 
+    @property
+    def unmapped(self) -> bool:
+        """Nothing is left to wait for."""
+        return self._map.unmapped
+
     def join(self) -> None:
         """Wait until it is unmapped."""
         self._map.join()

@@ -109,7 +109,8 @@ class Attachment:
             self._socket = None
         if self.arena is not None:
             self.arena.close()
-            self._leaving = [self.arena]
+            self._leaving = [arena for arena in self._leaving if not arena.unmapped]
+            self._leaving.append(self.arena)
             self.arena = None
             self._counters["shm_detached"] += 1
         self.reason = reason

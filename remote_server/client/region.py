@@ -86,9 +86,10 @@ class RegisteredRegion:
 
 
 def sealed_file(num_bytes: int, name: str) -> int:
-    """A memfd that can neither shrink nor grow, whoever holds it. Raises `OSError`."""
+    """A memfd of this user that can neither shrink nor grow, whoever holds it. Raises `OSError`."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
+        os.fchmod(fd, 0o600)  # it is made for everybody to open
         os.ftruncate(fd, num_bytes)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)

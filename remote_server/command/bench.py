@@ -29,6 +29,7 @@ from remote_server.command.connection import NoServer, checked_address, client_o
 from remote_server.command.raw_sockets import CONNECTIONS, RawSockets
 from remote_server.command.terminal import coloured
 from remote_server.config import GiB, MiB, format_bytes, parse_bytes
+from remote_server.protocol import SELF_TESTS
 
 _PATIENCE_S = 30.0
 _LEAST_BLOCKS, _MOST_BLOCKS = 64, 1024
@@ -102,7 +103,7 @@ def _measure(
     client = client_of(
         address, client_name="kvferry bench", transport=transport, integrity=integrity
     )
-    namespace = f"kvferry/bench/{secrets.token_hex(8)}"
+    namespace = f"{SELF_TESTS}bench/{secrets.token_hex(8)}"
     rows = [region.view[at * block_bytes : (at + 1) * block_bytes] for at in range(2 * num_blocks)]
     out, back = rows[:num_blocks], rows[num_blocks:]
     try:

@@ -25,7 +25,7 @@ from remote_server.command.terminal import coloured
 from remote_server.config import GiB, MiB, format_bytes
 from remote_server.gaps import all_gaps
 from remote_server.handlers import server_name
-from remote_server.protocol import StatsReply
+from remote_server.protocol import SELF_TESTS, StatsReply
 
 # vLLM needs it for its own messages between processes; containers come with 64 MiB.
 _LITTLE_SHM = 1 * GiB
@@ -194,7 +194,7 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
 def _shared_memory(address: str, timeout_s: float) -> Finding:
     """Whether a client on this host gets the short way. Leaves nothing on the server."""
     region = SharedRegion(1 * MiB)
-    namespace = f"kvferry/doctor/{secrets.token_hex(8)}"
+    namespace = f"{SELF_TESTS}doctor/{secrets.token_hex(8)}"
     client = client_of(address, client_name="kvferry doctor")
     try:
         client.register(region.view, region.fd)

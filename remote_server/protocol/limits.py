@@ -19,6 +19,10 @@ MAX_KEY_BYTES = 128
 
 MAX_NAMESPACE_CHARS = 128
 
+SELF_TESTS = "kvferry/"
+"""What the namespaces of self-tests begin with: the canary's, `bench`'s and `doctor`'s. Their
+blocks are kept in memory alone."""
+
 # A full list of keys, lengths and checksums takes 2.4 MiB.
 MAX_HEADER_BYTES = 4 << 20
 
@@ -47,7 +51,7 @@ class KeyState(IntEnum):
     """What `Found.states` says of one key, one byte each."""
 
     ABSENT = 0
-    PENDING = 1  # being written; ask again shortly
+    PENDING = 1  # being written, or perhaps found after a restart; ask again shortly
     READABLE = 2
 
 
@@ -72,7 +76,7 @@ class Declined(StrEnum):
 
 
 class ErrorCode(StrEnum):
-    """Why a whole request was refused. Nothing was changed by it."""
+    """Why a whole request was refused. Nothing was changed by it, but for `DISK_FAILED`."""
 
     BAD_MAGIC = auto()
     BAD_MESSAGE = auto()  # not decodable, or not a message that a client sends
@@ -85,4 +89,5 @@ class ErrorCode(StrEnum):
     REVOKED_KEY = auto()  # the key was good when the connection was made
     TOO_MUCH_IN_FLIGHT = auto()  # of blocks on their way to this client, or to all
     TOO_LARGE = auto()
+    DISK_FAILED = auto()  # of a clear: it holds for this server, and may not for the next one
     INTERNAL = auto()

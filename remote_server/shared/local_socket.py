@@ -73,6 +73,7 @@ class LocalSocket:
         self._on_attached, self._on_gone, self._on_refused = attached, gone, refused
         self._pending: dict[int, _Pending] = {}  # by descriptor, as events are
         self._regions: dict[int, tuple[socket.socket, Region]] = {}
+        self._leaving: list[Region] = []  # of clients that are gone, and perhaps still mapped
         self._accept_again_at = 0.0
         os.close(arena.open_read_only())  # where this fails, nothing can be offered
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -112,8 +113,9 @@ class LocalSocket:
         self._listener.close()
         for number in [*self._pending]:
             self._end_pending(number)
-        for number, (_, region) in [*self._regions.items()]:
+        for number in [*self._regions]:
             self._hang_up(number)
+        for region in self._leaving:
             region.close()
 
     def _look_at_the_clock(self) -> None:
@@ -227,6 +229,8 @@ class LocalSocket:
         self._poller.unregister(number)
         connection.close()
         self._on_gone(region)
+        self._leaving = [one for one in self._leaving if not one.unmapped]
+        self._leaving.append(region)
 
 
 def _read_attach(data: bytes) -> Attach:

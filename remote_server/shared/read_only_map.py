@@ -43,6 +43,11 @@ class ReadOnlyMap:
         """Wait until what `close` began is done."""
         self._keeper.join()
 
+    @property
+    def unmapped(self) -> bool:
+        """What `close` began is done."""
+        return not self._keeper.is_alive()
+
     def _keep(self) -> None:
         self._populate()
         self._over.wait()

@@ -61,6 +61,11 @@ class Region:
         for mapped in (self._map, self._tickets_map):
             mapped.close()
 
+    @property
+    def unmapped(self) -> bool:
+        """What `end` began is done."""
+        return self._map.unmapped and self._tickets_map.unmapped
+
     def close(self) -> None:
         """`end`, and wait until it is so."""
         self.end()

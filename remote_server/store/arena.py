@@ -42,6 +42,7 @@ class Arena:
         self.file_bytes = self.words_offset + num_bytes // BYTES_PER_WORD * WORD_BYTES
         self.fd = os.memfd_create("kvferry-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
+            os.fchmod(self.fd, 0o600)  # a memfd is made for everybody to open
             os.ftruncate(self.fd, self.file_bytes)
             self._map = mmap.mmap(self.fd, self.file_bytes)
             self._seal()
@@ -67,8 +68,8 @@ class Arena:
         try:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals | _F_SEAL_FUTURE_WRITE)
         except OSError:
-            # An old kernel: whoever gets the read-only descriptor is this user, or root, and
-            # could reopen it for writing on purpose.
+            # An old kernel: the receiver of the read-only descriptor could reopen it for writing
+            # on purpose, if it is this user or root. The mode keeps other users from that.
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 

@@ -84,6 +84,12 @@ class Gets:
         """Of each key the better of what the tiers say, a byte each."""
         return (self._waterfall or self._tier).lookup_all(namespace, keys)
 
+    def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """The same for a put, which keeps what may still be found on disk after a start."""
+        if self._waterfall is None:
+            return self._tier.lookup_all(namespace, keys)
+        return self._waterfall.known_states(namespace, keys)
+
     # ── in parts ─────────────────────────────────────────────────────────────────────────
 
     def _found_in_memory(

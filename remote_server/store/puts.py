@@ -50,7 +50,7 @@ class Puts:
     ) -> Reserved:
         self._expiry.expire(namespace, keys)
         all_keys = keys
-        states = self._gets.states(namespace, keys)
+        states = self._gets.known_states(namespace, keys)
         reasons: Counter[str] = Counter()
         outcomes = bytearray([PutOutcome.CREATED]) * len(keys)
         indices: Sequence[int] = range(len(keys))

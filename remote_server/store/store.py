@@ -183,13 +183,24 @@ class Store:
         self._expiry.expire_some()
 
     def clear(self, namespace: str | None, *, forget: bool = False) -> Removed:
-        """Drop the blocks of `namespace`, or of all. With `forget` it is not declared any more."""
+        """Drop the blocks of `namespace`, or of all. With `forget` it is not declared any more.
+
+        It holds at once for this process, and for the next one from `when_gone` on.
+        """
         from_memory = self.tier.clear(namespace)
         if forget and namespace is not None:
             self.namespaces.pop(namespace, None)
         from_disk = 0 if self.waterfall is None else self.waterfall.clear(namespace)
         self.counters["removed"] += from_memory
         return Removed(from_memory, from_disk)
+
+    def when_gone(self, then: Callable[[bool], None]) -> None:
+        """Call `then`, now or later, when no restart would find what was cleared. With False when
+        the disk fails, and one may."""
+        if self.disk is None:
+            then(True)
+        else:
+            self.disk.when_gone(then)
 
     # ── seeing inside ────────────────────────────────────────────────────────────────────
 

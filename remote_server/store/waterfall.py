@@ -15,6 +15,9 @@ from remote_server.store.served import Served
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
 
+# Blocks that wait for their namespace to get a file on disk, of all namespaces.
+MAX_UNPLACED = 1 << 17
+
 # Blocks that are handed to the disk tier together: neighbours in time become neighbours on disk.
 BLOCKS_PER_DEMOTION = 64
 
@@ -34,7 +37,9 @@ class Waterfall:
     never waits for a disk, and a server that is killed has its blocks. Blocks that wait for the
     disk are not pinned; those that memory evicts first are counted and lost. While a block is
     being written it is pinned in memory, and at most `disk`'s bound of bytes are. What
-    `admission` turns away is offered again when it is got from memory, or put once more.
+    `admission` turns away is offered again when it is got from memory, or put once more. What the
+    disk declined because its namespace has no file there is offered again when it gets one.
+    Blocks of self-tests stay in memory.
 
     A get uses a block in both tiers, whichever serves it. So what memory serves often does not
     grow old on disk, where it must still be when memory evicts it.
@@ -58,6 +63,8 @@ class Waterfall:
         self._admission = admission or Admission()
         self._served = Served(disk)
         self._to_demote: deque[Block] = deque()
+        self._unplaced: dict[str, list[Block]] = {}
+        self._num_unplaced = 0
         self._num_demoting = 0
         self._fetching: dict[tuple[str, bytes], list[Callable[[Block | None], None]]] = {}
         self.hits_memory = 0
@@ -72,7 +79,7 @@ class Waterfall:
     @property
     def busy(self) -> bool:
         """Something waits for the disk, or is on its way there or back."""
-        return bool(self._to_demote or self._num_demoting or self._fetching)
+        return bool(self._to_demote or self._num_demoting or self._fetching or self._disk.clearing)
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The state of each key, a byte each: the better of what the two tiers say."""
@@ -80,6 +87,13 @@ class Waterfall:
         if not states.strip(b"\2"):
             return states
         return bytes(map(max, states, self._disk.lookup_all(namespace, keys)))
+
+    def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """The same, but what the disk may still find after a start is ABSENT."""
+        states = self._memory.lookup_all(namespace, keys)
+        if not states.strip(b"\2"):
+            return states
+        return bytes(map(max, states, self._disk.known_states(namespace, keys)))
 
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now in both tiers; False when it is readable in neither."""
@@ -91,6 +105,7 @@ class Waterfall:
         """Clear the disk as well, and write nothing of it that still waits. Returns how many
         blocks left the disk."""
         removed = self._disk.clear(namespace)
+        self._forget_unplaced(namespace)
         if namespace is None:
             self._to_demote.clear()
         else:
@@ -106,7 +121,10 @@ class Waterfall:
 
     def published(self, blocks: Sequence[Block]) -> None:
         """These have just become readable in memory, and did not come from the disk, which
-        forgets what it has of their keys: a forced put must not be undone by an eviction."""
+        forgets what it has of their keys: a forced put must not be undone by an eviction. Blocks of
+        a self-test do not go there: they are cleared soon, and would take room from others."""
+        if blocks and blocks[0].namespace.startswith(protocol.SELF_TESTS):
+            return
         seen = [
             block
             for block in blocks
@@ -162,19 +180,23 @@ class Waterfall:
         if not blocks:
             return
         namespace = blocks[0].namespace
+        block_bytes = self._block_bytes_of(namespace)
         self._served.tell_disk()
         places = self._disk.begin_puts(
             namespace,
             [block.key for block in blocks],
-            self._block_bytes_of(namespace),
+            block_bytes,
             [block.length for block in blocks],
             [self._checksum(block) for block in blocks],
         )
         taken = blocks[: len(places)]
         self.counters["demote_declined"] += len(blocks) - len(taken)
         self._admission.not_written(sum(map(_written_bytes, blocks[len(taken) :])))
+        if not self._disk.has_segment(namespace, block_bytes):
+            self._keep_unplaced(namespace, blocks)
         if not taken:
             return
+        self._to_demote.extendleft(reversed(self._forget_unplaced(namespace)))
         pinned = self._memory.pin_all(namespace, [block.key for block in taken])
         assert pinned == taken, "readable a moment ago"
 
@@ -193,6 +215,20 @@ class Waterfall:
                     self._admission.not_written(_written_bytes(block))
 
         self._disk.write(places, [self._memory.view(block) for block in taken], finish)
+
+    def _keep_unplaced(self, namespace: str, blocks: list[Block]) -> None:
+        """Until `namespace` gets a file; the namespaces that have waited longest go first."""
+        self._unplaced.setdefault(namespace, []).extend(blocks)
+        self._num_unplaced += len(blocks)
+        while self._num_unplaced > MAX_UNPLACED:
+            self._forget_unplaced(next(iter(self._unplaced)))
+
+    def _forget_unplaced(self, namespace: str | None) -> list[Block]:
+        """Those of one namespace, or of all, which wait no longer."""
+        names = [*self._unplaced] if namespace is None else [namespace]
+        blocks = [block for name in names for block in self._unplaced.pop(name, ())]
+        self._num_unplaced -= len(blocks)
+        return blocks
 
     def _may_write(self, block: Block) -> bool:
         return self._admission.may_write(block.namespace, block.key, _written_bytes(block))

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from contextlib import suppress
 
 import aiohttp
@@ -18,7 +19,7 @@ from admin_http import (
     write_token,
 )
 from prometheus_client.parser import text_string_to_metric_families
-from wire_peer import Peer, key
+from wire_peer import BLOCK_BYTES, Peer, key
 
 from remote_server.admin import address, settings, site
 from remote_server.admin.admin import Admin
@@ -177,6 +178,31 @@ async def test_clear_removes_one_namespace_or_all_and_only_when_told_which(pair,
     assert json.loads(text)["removed"] >= 3
     spaces = json.loads((await http.get("/stats"))[2])["namespaces"]
     assert sum(one["blocks"] for one in spaces.values()) == 0
+
+
+async def test_a_clear_is_answered_when_no_restart_would_find_the_blocks(
+    pair, http, context, monkeypatch
+):
+    server = pair[0]
+    peer = Peer(context, server.endpoint)
+
+    def put(number: int) -> None:
+        peer.hello("file", block_bytes=BLOCK_BYTES)
+        before = peer.stats().counters["disk_demoted"]
+        assert peer.put([number], namespace="file").created == 1
+        peer.stats_once(lambda s: s.counters["disk_demoted"] > before)
+
+    put(1)
+    with server.quarters[""].disk.pool.gate.shut():
+        answer = asyncio.create_task(http.post("/clear", json={"namespace": "file"}))
+        await asyncio.sleep(0.05)
+        assert not answer.done()
+    assert (await answer)[0] == 200
+    put(2)
+    monkeypatch.setattr(server, "_gone", Future)  # the disk does not come to an end
+    monkeypatch.setattr(site, "GONE_S", 0.01)
+    status, _, text = await http.post("/clear", json={"namespace": "file"})
+    assert status == 500 and "may be back" in text
 
 
 async def test_without_a_token_set_nothing_can_be_changed_and_the_reason_is_said():

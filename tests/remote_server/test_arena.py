@@ -33,6 +33,10 @@ def test_memory_is_taken_only_when_touched(arena):
     assert 0 < resident_bytes(arena) < MiB * 4
 
 
+def test_it_is_its_owners_alone_before_anybody_can_have_it(arena):
+    assert os.fstat(arena.fd).st_mode & 0o777 == 0o600
+
+
 def test_a_client_can_rely_on_its_size(arena):
     seals = fcntl.fcntl(arena.fd, fcntl.F_GET_SEALS)
     assert seals & fcntl.F_SEAL_SHRINK

@@ -115,8 +115,12 @@ class Life:
         namespace = self.rng.choice([*BLOCK_BYTES, None])
         self.tier.clear(namespace)
         under_way = self.history.all_versions(namespace)
-        self.drain()
-        self.history.cleared(under_way)
+
+        def gone(permanent):
+            assert permanent
+            self.history.cleared(under_way)
+
+        self.tier.when_gone(gone)
 
     def readable(self) -> dict:
         """Every readable block and its bytes, through the interface that a server uses."""

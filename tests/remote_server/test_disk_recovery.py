@@ -2,9 +2,12 @@
 
 import errno
 import os
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from disk_faults import FakeDisk, SteppedPool
 from disk_helpers import RealDisk, budget_for, wait_for
 
 from remote_server import protocol
@@ -24,6 +27,7 @@ from remote_server.store.disk.layout import (
     unpack_slot_header,
 )
 from remote_server.store.disk.opening import OpenDisk, within_budget
+from remote_server.store.disk.tier import DiskTier
 
 BLOCK = 8192
 BUDGET, SEGMENT_BYTES = budget_for(4, 4, BLOCK)
@@ -55,7 +59,7 @@ def test_a_lookup_claims_nothing_before_the_bytes_were_hashed_and_then_asks_for_
     fill(tmp_path)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, num_threads=1) as disk:
         tier = disk.tier
-        assert tier.lookup("ns", b"3") is KeyState.ABSENT, "headers were not read yet"
+        assert tier.lookup("ns", b"3") is KeyState.PENDING, "headers were not read yet"
         wait_for(tier, disk.event, lambda: not tier.recovery.scanning)
         with disk.pool.gate.shut():
             assert tier.lookup("ns", b"0") is KeyState.PENDING
@@ -63,6 +67,52 @@ def test_a_lookup_claims_nothing_before_the_bytes_were_hashed_and_then_asks_for_
             assert not tier.touch("ns", b"0")
         wait_for(tier, disk.event, lambda: tier.lookup("ns", b"0") is KeyState.READABLE)
         assert disk.read(b"0") == data_of(0)
+
+
+def test_no_key_that_recovery_finds_is_ever_answered_absent(tmp_path, monkeypatch):
+    """Looked at between any two steps of any thread, by the order of a seed."""
+    monkeypatch.setattr(recovery, "BLOCKS_PER_TURN", 2)
+    disk = FakeDisk(BUDGET, random.Random(1))
+    keys = [b"%d" % number for number in range(6)]
+
+    def tier_of(pool: SteppedPool) -> DiskTier:
+        found = find_segments(disk, "disk")
+        return DiskTier(disk, found, pool, BUDGET, segment_bytes=SEGMENT_BYTES)
+
+    def run(tier: DiskTier, pool: SteppedPool) -> Iterator[None]:
+        for _ in range(1000):
+            yield
+            tier.finish_jobs()
+            if not pool.step() and not pool.busy and tier.recovery.done:
+                return
+        raise AssertionError("it never comes to rest")
+
+    tier = tier_of(pool := SteppedPool(random.Random(2)))
+    for name in ("ns", "other"):
+        sums = [protocol.checksum(name, key, data_of(1)) for key in keys]
+        blocks = tier.begin_puts(name, keys, BLOCK, [BLOCK] * 6, sums)
+        tier.write(blocks, [memoryview(data_of(1))] * 6, lambda _: None)
+    assert len([*run(tier, pool)]) > 3
+    for seed in range(5):
+        disk.reboot(power_cut=False)
+        tier = tier_of(pool := SteppedPool(random.Random(seed)))
+        assert tier.lookup("never there", b"1") is KeyState.ABSENT
+        assert tier.known_states("ns", keys) == bytes(6), "for puts: nothing is known of them yet"
+        for _ in run(tier, pool):
+            for name in ("ns", "other"):
+                assert 0 not in tier.lookup_all(name, keys), "absent, and found later"
+                if not tier.recovery.scanning:
+                    assert tier.lookup(name, b"unknown") is KeyState.ABSENT
+        assert tier.lookup_all("ns", keys) == bytes([KeyState.READABLE] * 6)
+
+
+def test_what_is_cleared_while_headers_are_read_is_absent_at_once(tmp_path):
+    fill(tmp_path)
+    with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
+        with disk.pool.gate.shut():
+            disk.tier.clear("ns")
+            assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+        disk.drain()
 
 
 def test_in_a_full_directory_new_blocks_are_stored_before_anything_is_verified(tmp_path):

@@ -10,7 +10,7 @@ from disk_helpers import RealDisk, budget_for, wait_for
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
-from remote_server.store.disk import growth
+from remote_server.store.disk import demand, growth
 from remote_server.store.disk.files import Folder, Written
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.disk.pool import Job, Priority
@@ -139,9 +139,21 @@ def test_files_never_take_more_than_the_budget_headers_included(disk, tmp_path):
     assert disk.tier.segments.file_bytes <= BUDGET
 
 
+def want(disk, numbers, namespace: str) -> int:
+    """How many of these blocks would get a slot now; they are not written."""
+    keys = [b"%d" % number for number in numbers]
+    sums = [protocol.checksum(namespace, key, data_of(1)) for key in keys]
+    lengths = [BLOCK] * len(keys)
+    blocks = disk.tier.begin_puts(namespace, keys, BLOCK, lengths, sums)
+    for block in blocks:
+        disk.tier.fail_put(block)
+    return len(blocks)
+
+
 def test_a_second_namespace_takes_the_coldest_segment_of_the_first(disk, tmp_path):
     for number in range(CAPACITY):
         disk.put(b"%d" % number, data_of(number))
+    assert want(disk, range(3), "other") == 0
     assert disk.put(b"k", data_of(1), "other") is Written.OK
     assert disk.read(b"k", "other") == data_of(1)
     assert disk.tier.num_blocks("ns") == CAPACITY - 4
@@ -150,11 +162,55 @@ def test_a_second_namespace_takes_the_coldest_segment_of_the_first(disk, tmp_pat
     assert file_bytes(tmp_path) <= BUDGET
 
 
+def test_less_than_a_segment_of_demand_costs_other_namespaces_no_block(disk):
+    for number in range(CAPACITY):
+        disk.put(b"%d" % number, data_of(number))
+    for name in ("a", "b", "c", "d"):
+        assert want(disk, range(3), name) == 0
+        assert want(disk, range(3), name) == 0, "the same keys once more are no further demand"
+    assert disk.tier.num_blocks("ns") == CAPACITY
+    assert disk.tier.counters()["declined_small_demand"] == 4 * 2 * 3
+    assert not disk.tier.has_segment("a", BLOCK)
+    assert want(disk, [3], "a") == 1
+    assert disk.tier.has_segment("a", BLOCK)
+    assert disk.tier.num_blocks("ns") == CAPACITY - 4
+    disk.tier.clear("b")
+    assert want(disk, [3], "b") == 0, "demand for what was cleared since is none"
+
+
+def test_a_namespace_with_segments_takes_another_after_a_segment_of_new_blocks(disk):
+    for number in range(3 * 4):
+        disk.put(b"%d" % number, data_of(number))
+    for number in range(4):
+        disk.put(b"%d" % number, data_of(number), "other")
+    assert disk.tier.stats().free_slabs == 0
+    disk.put(b"4", data_of(4), "other")
+    assert disk.tier.num_blocks("ns") == 8, "its first segment was filled: that is demand"
+    for number in range(5, 8):
+        disk.put(b"%d" % number, data_of(number), "other")
+    assert disk.tier.num_blocks("ns") == disk.tier.num_blocks("other") == 8
+
+
+def test_demand_that_nobody_comes_back_for_is_forgotten_before_younger_demand(monkeypatch):
+    monkeypatch.setattr(demand, "MAX_REMEMBERED", 6)
+    monkeypatch.setattr(demand, "MAX_OF_ONE", 4)
+    wants = demand.Demand()
+    wants.add(("old", 1), [b"1", b"2", b"3"])
+    wants.add(("young", 1), [b"1", b"2", b"3", b"4", b"5"])
+    assert wants.is_enough(("young", 1), 5), "no more than MAX_OF_ONE is ever asked for"
+    assert not wants.is_enough(("old", 1), 1)
+    wants.granted(("young", 1), 3)
+    wants.add(("old", 1), [b"1", b"2", b"3"])
+    assert wants.is_enough(("old", 1), 3) and wants.is_enough(("young", 1), 1)
+    assert not wants.is_enough(("young", 1), 2)
+
+
 def test_a_block_being_read_keeps_its_segment_from_being_taken(disk):
     for number in range(CAPACITY):
         disk.put(b"%d" % number, data_of(number))
     pinned = disk.tier.pin_all("ns", [b"%d" % number for number in range(0, CAPACITY, 4)])
     checksum = protocol.checksum("other", b"k", data_of(1))
+    assert want(disk, range(3), "other") == 0
     assert disk.tier.begin_puts("other", [b"k"], BLOCK, [BLOCK], [checksum]) == []
     assert disk.tier.counters()["declined_no_slot"] == 1
     for number, block in zip(range(0, CAPACITY, 4), pinned, strict=True):

@@ -24,7 +24,7 @@ from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Attach, Attached, NotAttached
 from remote_server.server import Server
 from remote_server.shared import local_socket as local_socket_module
-from remote_server.shared import region
+from remote_server.shared import read_only_map, region
 
 GOOD = protocol.encode_local(Attach(protocol=1, client="test", region_bytes=REGION_BYTES))
 
@@ -90,6 +90,7 @@ def test_the_arena_can_be_read_and_by_nobody_written(name, files):
     connection = LocalConnection(name)
     _, (arena,) = connection.attach(files)
     size = os.fstat(arena).st_size
+    assert os.fstat(arena).st_mode & 0o777 == 0o600, "other users could open it anew"
     mmap.mmap(arena, size, prot=mmap.PROT_READ).close()
     with pytest.raises(PermissionError):
         mmap.mmap(arena, size)
@@ -426,6 +427,23 @@ def test_where_there_are_no_abstract_sockets_everything_stays_on_tcp(context, mo
         peer.socket.close()
     assert "clients on this host use TCP" in caplog.text
     assert open_fds() <= before + 8  # what ZeroMQ's own threads keep until the context ends
+
+
+def test_a_server_that_stops_waits_for_the_maps_of_clients_that_left_before(context, monkeypatch):
+    """Their threads are slow to unmap, as those of large regions are."""
+    resting, unmapped = threading.Event(), []
+
+    def slowly(address, num_bytes):
+        resting.wait(0.2)
+        unmapped.append(address)
+
+    monkeypatch.setattr(read_only_map, "unmap", slowly)
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
+    with Server(config) as server:
+        shared = SharedPeer(peer := Peer(context, server.endpoint))
+        shared.connection.close()
+        peer.stats_once(lambda s: s.counters["regions_gone"] == 1)
+    assert len(unmapped) == 2, "the region or its tickets were still mapped"
 
 
 def test_a_server_that_stops_lets_go_of_all_regions(context):

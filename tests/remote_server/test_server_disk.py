@@ -1,5 +1,8 @@
 """A server with a disk below its memory, through its socket."""
 
+import errno
+import os
+
 import pytest
 from disk_server import COUNT, IN_MEMORY, LENGTH, checked_server, damage, put_all, small_server
 from shared_peer import SharedPeer
@@ -9,6 +12,8 @@ from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Clear, GetShared, Touch, Verify
 from remote_server.server import Server
 from remote_server.store import namespaces
+
+FULL = 16 * 14  # blocks in 16 MiB of disk
 
 
 @pytest.fixture
@@ -170,6 +175,39 @@ def test_a_namespace_with_blocks_on_disk_alone_is_not_forgotten_for_another(
     assert [*server.store.namespaces] == ["big", "c"]
 
 
+@pytest.mark.parametrize("name", ["canary", "bench", "doctor"])
+def test_a_self_test_takes_no_file_on_disk_full_or_not(tmp_path, context, name):
+    namespace = f"kvferry/{name}/1"
+    with small_server(tmp_path, disk_bytes=16 * MiB) as server:
+        peer = Peer(context, server.endpoint)
+        peer.hello(namespace=namespace, block_bytes=LENGTH)
+        for full in (False, True):
+            if full:
+                put_all(peer, FULL)
+            before = peer.stats()
+            assert before.tiers["disk"].free_slabs == (0 if full else 16)
+            assert peer.put(range(IN_MEMORY), namespace, LENGTH, force=True).declined == {}
+            assert peer.get([0], namespace)[0].hit == 1
+            after = peer.stats()
+            assert after.tiers["disk"] == before.tiers["disk"]
+            assert after.counters["disk_demote_declined"] == 0
+        assert peer.lookup(range(FULL), "big").prefix == FULL
+
+
+def test_four_small_namespaces_on_a_full_disk_cost_the_large_one_no_block(tmp_path, context):
+    with small_server(tmp_path, disk_bytes=16 * MiB) as server:
+        peer = Peer(context, server.endpoint)
+        put_all(peer, FULL)
+        blocks = peer.stats().tiers["disk"].blocks
+        for name in ("a", "b", "c", "d"):
+            peer.hello(namespace=name, block_bytes=LENGTH)
+            assert peer.put([0], namespace=name, length=LENGTH).created == 1
+        stats = peer.stats_once(lambda s: s.counters["disk_declined_small_demand"] == 4)
+        assert stats.tiers["disk"].blocks == blocks
+        assert stats.counters["disk_evicted"] == 0
+        assert peer.lookup([0], "a").prefix == 1, "memory has it"
+
+
 def test_a_clear_reaches_the_disk(peer):
     peer.hello(namespace="big", block_bytes=LENGTH)
     peer.put([1, 2], namespace="big", length=LENGTH)
@@ -177,6 +215,41 @@ def test_a_clear_reaches_the_disk(peer):
     peer.ask(Clear(request_id=peer.next_id(), namespace="big"))
     assert peer.lookup([1, 2], "big").states == bytes(2)
     assert peer.stats().tiers["disk"].blocks == 0
+
+
+def test_a_clear_is_answered_when_its_files_are_gone_and_nobody_waits_for_that(
+    server, connect, tmp_path
+):
+    peer, other = connect(), connect()
+    put_all(peer, 2)
+    other.hello(namespace="elsewhere")
+    with server.quarters[""].disk.pool.gate.shut():
+        assert other.ask(Clear(request_id=other.next_id(), namespace="elsewhere")).removed == 0
+        peer.send(Clear(request_id=peer.next_id(), namespace="big"))
+        other.stats_once(lambda s: s.tiers["disk"].blocks == 0)
+        assert not peer.socket.poll(50), "answered while the file is there"
+        assert (tmp_path / "disk" / "segment-00000001").exists()
+    cleared, _ = peer.receive()
+    assert (cleared.removed, cleared.disk_removed) == (2, 2)
+    assert not (tmp_path / "disk" / "segment-00000001").exists()
+
+
+def test_a_clear_whose_files_cannot_be_removed_is_answered_with_an_error(
+    server, connect, tmp_path, monkeypatch
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "device gone")
+
+    peer = connect()
+    put_all(peer, 2)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "unlink", refuse)
+        error = peer.ask(Clear(request_id=peer.next_id(), namespace="big"))
+        assert error.code == "disk_failed"
+        assert peer.lookup([0, 1], "big").states == bytes(2), "this server has cleared it"
+    cleared = peer.ask(Clear(request_id=peer.next_id(), namespace="big"))
+    assert cleared.disk_removed == 0, "it was tried again, and now it is so"
+    assert [name for name in os.listdir(tmp_path / "disk") if name.startswith("seg")] == []
 
 
 def test_a_clear_says_how_many_blocks_left_each_tier_and_counts_them_apart(peer):

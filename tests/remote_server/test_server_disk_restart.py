@@ -1,12 +1,14 @@
 """A server with a disk, stopped or killed, and started again."""
 
 import signal
+import threading
 
 from disk_server import LENGTH, put_all, small_server
 from test_server_process import Process, fails_with
 from wire_peer import Peer, block, key
 
 from remote_server.protocol import Error, Get, Got
+from remote_server.store.disk import recovery
 from remote_server.store.disk.layout import PAGE
 
 
@@ -21,6 +23,32 @@ def test_a_namespace_found_on_disk_is_listed_before_anybody_says_hello(tmp_path,
         assert found.client == ""
         peer.hello(namespace="big", block_bytes=LENGTH, client="me")
         assert peer.stats().namespaces["big"].client == "me"
+
+
+def test_while_headers_are_read_every_key_is_pending_and_new_blocks_are_kept(
+    tmp_path, context, monkeypatch
+):
+    with small_server(tmp_path) as server:
+        put_all(Peer(context, server.endpoint), 3)
+    read_on = threading.Event()
+
+    def held(*arguments):
+        assert read_on.wait(10)
+        return scan(*arguments)
+
+    scan = recovery.scan
+    monkeypatch.setattr(recovery, "scan", held)
+    with small_server(tmp_path) as server:
+        peer = Peer(context, server.endpoint)
+        assert peer.lookup([0, 1, 2], "big").states == b"\1\1\1"
+        peer.hello(namespace="big", block_bytes=LENGTH)
+        assert peer.put([7], namespace="big", length=LENGTH).created == 1
+        assert peer.lookup([0, 7, 8], "big").states == b"\1\2\1"
+        assert peer.lookup([0], "another").states == b"\0"
+        read_on.set()
+        peer.stats_once(lambda s: s.counters["disk_recovered"] == 3)
+        assert peer.lookup([0, 7, 8], "big").states == b"\2\2\0"
+        peer.stats_once(lambda s: s.tiers["disk"].blocks == 4)
 
 
 def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, context):

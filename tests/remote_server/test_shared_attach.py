@@ -3,6 +3,7 @@
 import logging
 import mmap
 import os
+import threading
 
 import pytest
 from client_helpers import (
@@ -26,6 +27,7 @@ from remote_server.config import MiB, ServerConfig
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, GetShared, Put, PutShared
 from remote_server.server import Server
+from remote_server.shared import read_only_map
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
@@ -348,6 +350,35 @@ def test_close_leaves_nothing_mapped_and_no_descriptor(near):
     assert _num_maps() <= before[1]
 
 
+def test_close_waits_for_the_arenas_of_all_earlier_attachments(near, monkeypatch):
+    """The first one's thread is the last to unmap, as that of a large arena may be."""
+    closing, others, began, unmapped = threading.Event(), threading.Event(), [], []
+
+    def slowly(address, num_bytes):
+        began.append(num_bytes)
+        if began.count(ARENA_BYTES) == 1 == len(began):
+            closing.wait(PATIENCE_S)
+            others.wait(0.3)
+        unmapped.append(num_bytes)
+
+    monkeypatch.setattr(read_only_map, "unmap", slowly)
+    shared = Shared(1 << 20)
+    client = RemoteClient(ClientConfig(near.endpoint))
+    client.register(shared.region.view, shared.region.fd)
+    client.declare(NAMESPACE, BLOCK_BYTES)
+    eventually(lambda: client.transport == "shm")
+    near.close()
+    eventually(lambda: client.transport == "tcp")
+    for epoch in ("epoch-2", "epoch-3"):
+        with FakeSharedServer(near.endpoint, epoch=epoch):
+            eventually(lambda: client.transport == "shm")
+        eventually(lambda: client.transport == "tcp")
+    closing.set()
+    client.close()
+    shared.region.close()
+    assert unmapped.count(ARENA_BYTES) == 3, "an arena of an earlier attachment was still mapped"
+
+
 def test_rows_outlive_the_region_object():
     region = SharedRegion(4096)
     row = region.view[:100]
@@ -359,6 +390,7 @@ def test_rows_outlive_the_region_object():
 
 def test_a_region_is_sealed_against_everything_that_could_kill_its_reader():
     region = SharedRegion(4096)
+    assert os.fstat(region.fd).st_mode & 0o777 == 0o600
     for num_bytes in (0, 8192):
         with pytest.raises(PermissionError):
             os.ftruncate(region.fd, num_bytes)

@@ -5,6 +5,7 @@ from disk_helpers import RealDisk, budget_for, wait_for
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
+from remote_server.store import waterfall
 from remote_server.store.arena import Arena
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.memory_tier import MemoryTier
@@ -26,10 +27,10 @@ class Both:
         self.disk = RealDisk(folder, BUDGET, SEGMENT_BYTES, **options)
         self.waterfall = Waterfall(self.memory, self.disk.tier, lambda namespace: BLOCK, admission)
 
-    def put(self, *numbers: int, settle: bool = True) -> None:
+    def put(self, *numbers: int, settle: bool = True, name: str = "ns") -> None:
         keys = [b"%d" % number for number in numbers]
-        sums = [protocol.checksum("ns", b"%d" % n, data_of(n)) for n in numbers]
-        blocks = self.memory.begin_puts("ns", keys, BLOCK, [BLOCK] * len(keys), sums)
+        sums = [protocol.checksum(name, b"%d" % n, data_of(n)) for n in numbers]
+        blocks = self.memory.begin_puts(name, keys, BLOCK, [BLOCK] * len(keys), sums)
         assert len(blocks) == len(keys)
         for block, number in zip(blocks, numbers, strict=True):
             self.memory.view(block)[:] = data_of(number)
@@ -117,6 +118,33 @@ def test_what_is_put_while_a_full_directory_is_looked_through_gets_there_too(tmp
     assert second.fetch(1000) == [data_of(1000)]
     assert second.waterfall.counters["demote_declined"] == 0
     second.close()
+
+
+def test_what_a_small_namespace_put_gets_to_a_full_disk_when_it_has_put_a_segment(both):
+    for number in range(8 * 16):
+        both.put(number)
+    assert both.disk.tier.stats().free_slabs == 0
+    both.put(*range(15), name="small")
+    assert both.disk.tier.num_blocks("small") == 0
+    assert both.disk.tier.num_blocks("ns") == 8 * 16
+    assert both.waterfall.counters["demote_declined"] == 15
+    both.put(15, name="small")
+    assert both.disk.tier.num_blocks("small") == 16, "those declined before did not get there"
+    assert both.disk.tier.num_blocks("ns") == 7 * 16
+    assert both.waterfall._num_unplaced == 0
+
+
+def test_blocks_that_wait_for_a_file_are_forgotten_by_a_clear_and_beyond_a_bound(both, monkeypatch):
+    monkeypatch.setattr(waterfall, "MAX_UNPLACED", 4)
+    for number in range(8 * 16):
+        both.put(number)
+    for name in ("a", "b", "c"):
+        both.put(1, 2, name=name)
+    assert [*both.waterfall._unplaced] == ["b", "c"]
+    both.waterfall.clear("b")
+    assert (both.waterfall._num_unplaced, [*both.waterfall._unplaced]) == (2, ["c"])
+    both.waterfall.clear(None)
+    assert both.waterfall._num_unplaced == 0
 
 
 def test_what_memory_has_is_fetched_at_once(both):

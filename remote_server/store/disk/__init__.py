@@ -19,7 +19,8 @@ What counts as a block: header and bytes that agree with their checksums. After 
     1. segment headers are read, at once: whose they are, and how much of the budget they take;
     2. slot headers are read in the background, all segments in parallel; of two blocks with
        one key the higher generation counts, and the other keeps its slot until that one has been
-       hashed: a kill may have torn it. From here on recovered blocks can be evicted;
+       hashed: a kill may have torn it. Until the last header of a namespace was read, a
+       lookup in it says PENDING instead of ABSENT. From here on recovered blocks can be evicted;
     3. bytes are read and hashed in the background, newest first. Until that was done a lookup
        says PENDING, and moves the block to the front; then READABLE, or ABSENT.
 So a lookup claims nothing that was not hashed in this process or written by it, and step 3 may
@@ -34,8 +35,8 @@ replacing in that slot, which had been evicted before. A power cut, or a crash o
 can lose in addition what the device had not made permanent; this tier does not wait for that
 (fdatasync) after each write, because a cache may lose blocks; it may not serve wrong ones, and
 the checksums do not depend on the order in which writes arrive. The segment itself is made
-permanent before it is used. A clear removes files; the directory is made permanent once they
-are gone. Until then, for some milliseconds, a crash can bring cleared blocks back. A block that
+permanent before it is used. A clear removes files, and is answered when the directory has been
+made permanent without them: from then on no crash brings cleared blocks back. A block that
 was removed or replaced is erased (its header overwritten) before its slot is reused or free;
 until that was written, a crash can bring it back, too. What was evicted can come back until its
 slot has been overwritten. Whatever comes back has the bytes that were put under its key.
@@ -56,6 +57,7 @@ but bytes and files, and `finish`, which runs on the loop. A block is pinned whi
     transfers     pieces of neighbours to and from a file, one call each
     writing       blocks on their way to disk; reading: from it; leaving: out of the index
     growth        room: segments made, taken, removed; housekeeping: the files of that
+    demand        how much room each namespace wanted
     admission     which blocks of memory are worth a write
     recovery      steps 2 and 3; adoption: what becomes of what they find
     tier          what the server's store sees; opening: on a real directory

@@ -52,6 +52,7 @@ class Adoption:
         self._counters["headers_damaged"] += num_damaged
         segment.unapplied.difference_update(slots)
         self._segments.add_free(segment, reversed(slots))
+        self._settle(segment)
 
     def adopt(self, segment: Segment, found: Found) -> DiskBlock | None:
         segment.unapplied.discard(found.slot)
@@ -66,6 +67,7 @@ class Adoption:
         if segment.retired:
             self._segments.free_slot(block)
             return None
+        self._settle(segment)
         previous = self._index.find(namespace, header.key)
         if previous is not None:
             self._counters["recovered_older"] += 1
@@ -75,6 +77,10 @@ class Adoption:
             self._leaving.keep_older(block, previous)  # they come in the order written
         self._index.adopt(block)
         return block
+
+    def _settle(self, segment: Segment) -> None:
+        if not segment.unapplied:
+            self._segments.settle(segment)
 
     def done(self, segments: list[Segment]) -> None:
         for segment in segments:

@@ -3,14 +3,15 @@
 import logging
 import secrets
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from remote_server.config import format_bytes
 from remote_server.store.disk import housekeeping
-from remote_server.store.disk.files import Files, Written
-from remote_server.store.disk.layout import SegmentHeader
+from remote_server.store.disk.demand import Demand
+from remote_server.store.disk.files import Files, Scratch, Written
+from remote_server.store.disk.layout import SegmentHeader, num_slots
 from remote_server.store.disk.leaving import Leaving
 from remote_server.store.disk.pool import Job, Pool
 from remote_server.store.disk.segments import DiskBlock, Segment, Segments, SlotClass
@@ -26,6 +27,9 @@ class Growth:
     """Gives a class room: a new segment; the coldest segment of another class, if it has none
     itself or that one has been idle for longer than its own oldest block; or its own oldest
     blocks' slots.
+
+    A segment is taken from another class only for a segment's worth of demand: otherwise one
+    block of a namespace that is used once would cost another namespace all blocks of a file.
 
     Making and removing files happens on an I/O thread, one after another in the order decided:
     so files never take more than the budget, whatever is late.
@@ -46,19 +50,38 @@ class Growth:
         self._pool = pool
         self._counters = counters
         self._clock = clock
+        self._demand = Demand()
         self._make_again = clock()
         self._waiting: dict[Segment, list[Job[Any]]] = {}
         self._housekeeping: deque[Callable[[], Job[Any]]] = deque()
         self._keeping_house = False
-        self._going: set[Segment] = set()  # retired, and their files may still be there
+        self._going: set[Segment] = set()  # retired, and their names may still be there
+        self._waiting_for_gone = 0
+
+    @property
+    def clearing(self) -> bool:
+        """Somebody waits for `when_gone`."""
+        return self._waiting_for_gone > 0
 
     def close(self) -> None:
         """Remove what was to be removed. The pool must have stopped."""
-        for segment in self._going:
-            try:
-                housekeeping.remove(self._files, [segment])
-            except OSError as error:
-                log.warning("disk: a cleared segment may be back: %s", error)
+        if self._going:
+            left = housekeeping.dispose(self._files, [*self._going], [], lambda _: None)
+            left.run(Scratch())
+
+    def wants(self, slot_class: SlotClass, keys: Sequence[bytes]) -> None:
+        """These are to be stored: it is demand, whether there is room or not."""
+        self._demand.add((slot_class.namespace, slot_class.block_bytes), keys)
+
+    def is_small(self, slot_class: SlotClass) -> bool:
+        """Whether it wanted less than a segment since it last got one."""
+        place = slot_class.namespace, slot_class.block_bytes
+        slots = num_slots(self._segments.segment_bytes, slot_class.block_bytes)
+        return not self._demand.is_enough(place, slots)
+
+    def forget_demand(self, namespace: str | None) -> None:
+        """Of a namespace that was cleared, or of all."""
+        self._demand.forget(namespace)
 
     def make_room(self, slot_class: SlotClass, wanted: int) -> bool:
         """Open a segment of `slot_class`, with up to `wanted` slots. False: all are in use."""
@@ -86,21 +109,38 @@ class Growth:
     def clear(self, segments: Iterable[Segment]) -> None:
         """Remove them with all their blocks. Their names go first, so that no restart finds
         them; the space of those in use when their last user is done."""
-        idle = []
+        idle: list[Segment] = []
+        busy: list[Segment] = []
         for segment in segments:
             self._retire(segment)
             if segment.num_busy == 0:
                 self._segments.forget(segment)
                 idle.append(segment)
             else:
-                self._keep_house(partial(housekeeping.unlink, self._files, segment))
-        if idle:
-            self._dispose(idle)
+                busy.append(segment)
+        if idle or busy:
+            self._dispose(idle, busy)
+
+    def when_gone(self, then: Callable[[bool], None]) -> None:
+        """Call `then` when no restart would find anything of what was cleared: now, or from
+        `finish_jobs`. With False when the file system refuses to remove or to sync it."""
+        if not self._going:
+            then(True)
+            return
+        self._waiting_for_gone += 1
+
+        def finish(done: bool) -> None:
+            self._waiting_for_gone -= 1
+            then(done)
+
+        # Behind all that was decided before. What failed there is tried once more.
+        self._dispose([], [*self._going], finish)
 
     def dispose_when_idle(self, segment: Segment) -> None:
         """Remove it if it is retired and its last user is done."""
         if segment.num_busy == 0 and segment in self._segments.retired:
             self._segments.forget(segment)
+            self._going.add(segment)
             self._dispose([segment])
 
     # ── segments come ────────────────────────────────────────────────────────────────────
@@ -111,6 +151,8 @@ class Growth:
         With a victim at hand this looks at all segments only once per segment's worth of
         evictions, so that a put costs the same however many there are.
         """
+        if self.is_small(slot_class):
+            return False
         if victim is not None and slot_class.evictions_until_check > 0:
             return False
         gone: list[Segment] = []
@@ -135,6 +177,8 @@ class Growth:
     def _make(self, slot_class: SlotClass, gone: list[Segment]) -> None:
         """A new segment in place of those `gone`; its slots can be reserved at once."""
         segment = self._segments.add(slot_class, secrets.randbits(64))
+        place = slot_class.namespace, slot_class.block_bytes
+        self._demand.granted(place, segment.num_slots)
         self._waiting[segment] = []
         header = SegmentHeader(
             slot_class.namespace,
@@ -177,11 +221,18 @@ class Growth:
         self._leaving.retire(segment)
         self._going.add(segment)
 
-    def _dispose(self, segments: list[Segment]) -> None:
-        def finish(_: object) -> None:
-            self._going.difference_update(segments)
+    def _dispose(
+        self,
+        idle: list[Segment],
+        busy: Sequence[Segment] = (),
+        then: Callable[[bool], None] = lambda _: None,
+    ) -> None:
+        def finish(done: bool | None) -> None:
+            if done:
+                self._going.difference_update(idle, busy)
+            then(bool(done))
 
-        self._keep_house(partial(housekeeping.dispose, self._files, segments, finish))
+        self._keep_house(partial(housekeeping.dispose, self._files, idle, busy, finish))
 
     def _keep_house(self, make_job: Callable[[], Job[Any]]) -> None:
         self._housekeeping.append(make_job)

@@ -61,41 +61,50 @@ def make_file(files: Files, number: int, header: SegmentHeader, scratch: Scratch
 
 
 def dispose(
-    files: Files, segments: Sequence[Segment], finish: Callable[[object], None]
-) -> Job[None]:
-    """Remove the files of `segments`, which nobody uses any more, and close them."""
+    files: Files,
+    idle: Sequence[Segment],
+    busy: Sequence[Segment],
+    finish: Callable[[bool | None], None],
+) -> Job[bool]:
+    """Remove the files of `idle`, which nobody uses any more, and close them; and take the names
+    of `busy`, so that a restart finds none of both. Whether that is so, and permanent."""
 
-    def work(_: Scratch) -> None:
+    def work(_: Scratch) -> bool:
+        close(idle)
+        done = True
+        for segment in (*idle, *busy):
+            try:
+                _take_name(files, segment)
+            except OSError as error:
+                done = False
+                _warn(error)
         try:
-            remove(files, segments)
             files.sync()
         except OSError as error:
-            log.warning("disk: a cleared segment could not be removed, it may be back: %s", error)
+            done = False
+            _warn(error)
+        return done
 
     return Job(Priority.READ, work, finish)
 
 
-def unlink(files: Files, segment: Segment) -> Job[None]:
-    """Take the name of a segment that is still in use, so that a restart does not find it."""
-
-    def work(_: Scratch) -> None:
-        try:
-            _take_name(files, segment)
-            files.sync()
-        except OSError as error:
-            log.warning("disk: a cleared segment could not be removed, it may be back: %s", error)
-
-    return Job(Priority.READ, work, lambda _: None)
+def _warn(error: OSError) -> None:
+    log.warning("disk: a cleared segment could not be removed, it may be back: %s", error)
 
 
 def remove(files: Files, segments: Sequence[Segment]) -> None:
     """Close and remove. What is closed or has no name already, stays so. Raises `OSError`."""
+    close(segments)
+    for segment in segments:
+        _take_name(files, segment)
+
+
+def close(segments: Sequence[Segment]) -> None:
+    """Nobody uses them any more. What is closed already, stays so."""
     for segment in segments:
         if segment.file is not None:
             segment.file.close()
             segment.file = None
-    for segment in segments:
-        _take_name(files, segment)
 
 
 def _take_name(files: Files, segment: Segment) -> None:

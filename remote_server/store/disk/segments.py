@@ -130,6 +130,8 @@ class Segments:
         in that order, so that they never take more than the budget in between either."""
         self.classes: dict[tuple[str, int], SlotClass] = {}
         self.retired: set[Segment] = set()  # still open
+        self.unsettled: dict[str, set[Segment]] = {}
+        """By namespace: those whose blocks recovery has not all taken up yet."""
         self._next_number = 1
         self._tick = FIRST_TICK
         self._generation = 0
@@ -184,8 +186,17 @@ class Segments:
         segment = Segment(number, num_bytes, incarnation, slot_class, count, file)
         segment.unapplied = set(range(count))
         segment.num_busy = 1
+        self.unsettled.setdefault(slot_class.namespace, set()).add(segment)
         self._enter(segment)
         return segment
+
+    def settle(self, segment: Segment) -> None:
+        """All its blocks are known, or nobody will be told of them."""
+        namespace = segment.slot_class.namespace
+        unsettled = self.unsettled.get(namespace, set())
+        unsettled.discard(segment)
+        if not unsettled:
+            self.unsettled.pop(namespace, None)
 
     def _enter(self, segment: Segment) -> None:
         self._next_number = max(self._next_number, segment.number + 1)
@@ -240,6 +251,7 @@ class Segments:
     def retire(self, segment: Segment) -> None:
         """Nobody gets a slot of it again. Its bytes count until `forget`."""
         segment.retired = True
+        self.settle(segment)
         slot_class = segment.slot_class
         del slot_class.segments[segment.number]
         slot_class.open.pop(segment, None)
@@ -276,6 +288,8 @@ class Segments:
             busy = segment.num_busy - sum(block.pins > 0 for block in here)
             assert busy in (0, 1), f"segment {segment.number}: {busy} users nobody knows of"
             assert busy or not segment.unapplied
+            unsettled = segment in self.unsettled.get(segment.slot_class.namespace, ())
+            assert unsettled == (bool(segment.unapplied) and not segment.retired)
             assert not segment.retired or segment.num_busy, "a retired segment is kept"
         for slot_class in self.classes.values():
             assert slot_class.segments, "a class without a segment is kept"

@@ -30,10 +30,12 @@ log = logging.getLogger(__name__)
 # Blocks that may be waiting to be written, in bytes: somebody keeps each of them in memory.
 MAX_WRITING_BYTES = 64 << 20
 
+_NOT_ABSENT = bytes.maketrans(bytes([KeyState.ABSENT]), bytes([KeyState.PENDING]))
+
 COUNTERS = (
     "evicted", "removed", "cleared", "segments_made", "segments_taken", "segments_failed",
     "segments_damaged", "headers_damaged", "erase_failed",
-    "declined_no_slot", "declined_busy", "declined_recovering",
+    "declined_no_slot", "declined_busy", "declined_recovering", "declined_small_demand",
     "written", "written_bytes", "write_no_space", "write_io_error", "write_cleared",
     "read", "read_bytes", "read_damaged", "read_io_error",
     "recovered", "recovered_damaged", "recovered_older", "expired",
@@ -122,8 +124,16 @@ class DiskTier:
         return KeyState(self.lookup_all(namespace, (key,))[0])
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The state of each key, a byte each. PENDING: it is being written, or it was found at
-        start and its bytes are being hashed now, because it was asked for."""
+        """The state of each key, a byte each. PENDING: it is being written; or it was found at
+        start and its bytes are being hashed now, because it was asked for; or the headers that
+        could name it have not all been read."""
+        states = self.known_states(namespace, keys)
+        if namespace in self.segments.unsettled:
+            return states.translate(_NOT_ABSENT)
+        return states
+
+    def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """`lookup_all`, but ABSENT when it is not known yet: for who puts what is not there."""
         if self._index.unverified:
             self._ask_for(namespace, keys)
         return self._index.states(namespace, keys)
@@ -150,6 +160,10 @@ class DiskTier:
     def namespaces(self) -> dict[str, int]:
         """What has segments here, found at start or made since, and its `block_bytes`."""
         return {c.namespace: c.block_bytes for c in self.segments.classes.values() if c.segments}
+
+    def has_segment(self, namespace: str, block_bytes: int) -> bool:
+        """Whether it has a file of its own, and thus room that its oldest blocks leave."""
+        return (namespace, block_bytes) in self.segments.classes
 
     def num_unverified(self) -> int:
         """Blocks found at start whose bytes have not been hashed yet."""
@@ -299,7 +313,7 @@ class DiskTier:
         """Remove all blocks of one namespace, or of all; what is being written is dropped too.
 
         Returns how many blocks left, unverified ones included. It holds at once for this
-        process; for the next one when `busy` is over.
+        process; for the next one from `when_gone` on.
         """
         segments = [
             segment
@@ -308,9 +322,20 @@ class DiskTier:
         ]
         kept = (BlockState.READABLE, BlockState.UNVERIFIED)
         removed = sum(block.state in kept for segment in segments for block in segment.blocks)
+        self._growth.forget_demand(namespace)
         self._growth.clear(segments)
         self._counters["cleared"] += removed
         return removed
+
+    def when_gone(self, then: Callable[[bool], None]) -> None:
+        """Call `then` when no restart would find anything of what was cleared: now, or from
+        `finish_jobs`. With False when the file system refuses to remove or to sync it."""
+        self._growth.when_gone(then)
+
+    @property
+    def clearing(self) -> bool:
+        """Somebody waits for `when_gone`."""
+        return self._growth.clearing
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────
 

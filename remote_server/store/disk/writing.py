@@ -61,6 +61,7 @@ class Writing:
             return blocks
         allowed = self.room_for(lengths)
         slot_class = self._segments.slot_class(namespace, block_bytes)
+        self._growth.wants(slot_class, keys[:allowed])
         tick = self._segments.next_tick()
         wanted = zip(keys[:allowed], lengths, checksums, strict=False)
         while (missing := allowed - len(blocks)) and self._has_room(slot_class, missing):
@@ -74,8 +75,7 @@ class Writing:
                 blocks.append(block)
         self._counters["declined_busy"] += len(keys) - allowed
         if len(blocks) < allowed:
-            why = "declined_recovering" if self._recovery.scanning else "declined_no_slot"
-            self._counters[why] += allowed - len(blocks)
+            self._counters[f"declined_{self._why_no_room(slot_class)}"] += allowed - len(blocks)
         if not slot_class.segments:
             del self._segments.classes[namespace, block_bytes]
         return blocks
@@ -127,6 +127,12 @@ class Writing:
 
     def _has_room(self, slot_class: SlotClass, wanted: int) -> bool:
         return bool(slot_class.open) or self._growth.make_room(slot_class, wanted)
+
+    def _why_no_room(self, slot_class: SlotClass) -> str:
+        if self._recovery.scanning:
+            return "recovering"
+        waits = not slot_class.segments and self._growth.is_small(slot_class)
+        return "small_demand" if waits else "no_slot"
 
     def _submit(self, piece: Piece, finish: Callable[[Piece, Written | None], None]) -> None:
         segment = piece.blocks[0].segment
