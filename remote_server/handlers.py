@@ -174,6 +174,10 @@ class Handlers:
                 ErrorCode.BAD_REQUEST,
                 f"{len(request.fingerprint)} fingerprint fields, at most {MAX_FINGERPRINT_FIELDS}",
             )
+        try:
+            protocol.check_names(request.namespace, request.client, request.fingerprint)
+        except RemoteProtocolError as error:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
         info = NamespaceInfo(
             block_bytes=request.block_bytes,
             client=request.client,

@@ -18,6 +18,7 @@ import zmq
 from zmq.utils import z85
 
 from remote_server.errors import ConfigError
+from remote_server.plain_text import plain
 
 KEY_CHARS = 40  # 32 bytes in Z85, as ZeroMQ writes them
 
@@ -210,7 +211,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
     try:
         print(*make_keys(flags.folder, flags.tenants, flags.suffix), sep="\n")
     except ConfigError as error:
-        print(f"remote_server.keys: {error}", file=sys.stderr)
+        print(plain(f"remote_server.keys: {error}"), file=sys.stderr)
         return 1
     return 0
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 from remote_server.command import bench, clear, doctor, keys, pin, serve, stats, watch, why
 from remote_server.command.connection import NoServer
+from remote_server.command.terminal import complain
 from remote_server.errors import KVFerryError
 
 COMMANDS = (serve, keys, stats, why, doctor, watch, clear, pin, bench)
@@ -31,10 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(flags.run(flags))
     except NoServer as error:
-        print(f"kvferry: {error}", file=sys.stderr)
+        complain(str(error))
         return 3
     except KVFerryError as error:
-        print(f"kvferry: {error}", file=sys.stderr)
+        complain(str(error))
         return 1
     except KeyboardInterrupt:
         return 130

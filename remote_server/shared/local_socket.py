@@ -237,6 +237,7 @@ def _read_attach(data: bytes) -> Attach:
         raise RemoteProtocolError(
             f"this server speaks protocol {protocol.PROTOCOL_VERSION}, not {request.protocol}"
         )
+    protocol.check_name("client", request.client)
     return request
 
 
