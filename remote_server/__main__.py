@@ -17,7 +17,7 @@ from remote_server.server import Server
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_server") -> int:
-    """Returns the exit status: 0 after a signal, 1 when the server cannot start here."""
+    """Returns the exit status: 0 after a signal, 2 when a setting is wrong or impossible here."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Keep KV-cache blocks for vLLM engines on this or other hosts.",
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
             Server(config).run(on_ready=partial(_say_ready, admin))
     except ConfigError as error:
         print(plain(f"remote_server: {error}"), file=sys.stderr)
-        return 1
+        return 2
     return 0
 
 
