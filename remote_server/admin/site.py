@@ -95,7 +95,9 @@ class Site:
                             headers=headers)  # fmt: skip
 
     async def _health(self, _: web.Request) -> web.Response:
-        await self._snapshot()
+        snapshot = await self._snapshot()
+        if snapshot.ailing:
+            return web.Response(status=503, text="\n".join(snapshot.ailing) + "\n")
         return web.Response(text="alive\n")
 
     async def _ready(self, _: web.Request) -> web.Response:

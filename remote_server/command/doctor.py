@@ -180,6 +180,9 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
     failed = reply.counters.get("failed_checks", 0)
     if failed:
         yield Finding("books", "bad", f"{failed} failed checks: a bug; please report it")
+    errors = reply.counters.get("internal_errors", 0)
+    if errors:
+        yield Finding("failures", "bad", f"{errors} failures inside the server: its log has them")
     damaged = reply.counters.get("integrity_checksum", 0)
     if damaged:
         yield Finding("integrity", "bad", f"{damaged} blocks were damaged where they lay: bad RAM?")
