@@ -16,6 +16,7 @@ from remote_server.address import server_address
 from remote_server.client import ClientConfig
 from remote_server.config import parse_bytes
 from remote_server.errors import ConfigError
+from remote_server.plain_text import forbidden_in, plain
 
 TIER_CLASS = "RemoteTier"
 SPEC_CLASS = "FerrySpec"
@@ -71,6 +72,11 @@ class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.server is not None:
             server_address(self.server)
         parse_bytes(self.window, "window")
+        if wrong := forbidden_in(self.namespace):
+            raise ConfigError(
+                f"namespace={plain(self.namespace)!r} has the character {wrong}: control "
+                "and format characters and line separators are not allowed"
+            )
         if self.transport not in ("auto", "tcp", "shm"):
             raise ConfigError(f"transport={self.transport!r}: choose 'auto', 'tcp' or 'shm'")
 

@@ -13,6 +13,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import PurePath
 from typing import Any
 
+from remote_server.plain_text import forbidden_in
+
 # A longer value becomes its digest. What is shorter can be read in `kvferry why`.
 _READABLE_CHARS = 120
 
@@ -22,10 +24,11 @@ class NotKnown(Exception):
 
 
 def text_of(value: Any) -> str:
-    """The value of a fact: readable when short, else a digest. Raises `NotKnown`."""
+    """The value of a fact: readable when short and printable, else a digest. Raises `NotKnown`."""
     plain = _plain(value)
     text = plain if isinstance(plain, str) else json.dumps(plain, sort_keys=True)
-    return text if len(text) <= _READABLE_CHARS else digest_of(text)
+    readable = len(text) <= _READABLE_CHARS and not forbidden_in(text)
+    return text if readable else digest_of(text)
 
 
 def digest_of(value: Any) -> str:

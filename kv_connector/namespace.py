@@ -24,6 +24,7 @@ from kv_connector.fact_text import NotKnown, digest_of, text_of
 from kv_connector.weights import loader_of, weights_of
 from remote_server.errors import ConfigError
 from remote_server.gaps import FOR_PEOPLE
+from remote_server.plain_text import plain
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -210,7 +211,7 @@ ENGINE_FACTS: Mapping[str, Callable[[Engine], str]] = {
     "vllm": _vllm_line,
     "vllm_defaults": lambda engine: config_facts.defaults_fact(),
     "environment": lambda engine: config_facts.environment_fact(),
-    "model_name": lambda engine: str(engine.vllm_config.model_config.model)[-_NAME_CHARS:],
+    "model_name": lambda engine: plain(str(engine.vllm_config.model_config.model))[-_NAME_CHARS:],
     "model_class": lambda engine: model_facts.model_class_of(engine.vllm_config.model_config),
     "model_config": lambda engine: model_facts.config_of(engine.vllm_config.model_config),
     "rope": lambda engine: model_facts.rope_of(engine.vllm_config.model_config),

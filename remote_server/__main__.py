@@ -12,11 +12,12 @@ from remote_server.admin.admin import Admin
 from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
 from remote_server.malloc import keep_freed_memory
+from remote_server.plain_text import PlainFormatter, plain
 from remote_server.server import Server
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_server") -> int:
-    """Returns the exit status: 0 after a signal, 1 when the server cannot start here."""
+    """Returns the exit status: 0 after a signal, 2 when a setting is wrong or impossible here."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Keep KV-cache blocks for vLLM engines on this or other hosts.",
@@ -32,15 +33,15 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
         if flags.print_config:
             print(chosen.as_toml())
             return 0
-        logging.basicConfig(
-            level=config.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s"
-        )
+        handler = logging.StreamHandler()
+        handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
+        logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
         keep_freed_memory()
         with Admin(config) as admin:
             Server(config).run(on_ready=partial(_say_ready, admin))
     except ConfigError as error:
-        print(f"remote_server: {error}", file=sys.stderr)
-        return 1
+        print(plain(f"remote_server: {error}"), file=sys.stderr)
+        return 2
     return 0
 
 

@@ -58,7 +58,12 @@ def is_loopback(bind: str) -> bool:
     """Whether only this machine can reach `bind`, where a server listens; its host and its port
     may be `*`. Raises `ConfigError`, as `check_endpoint`."""
     host, _ = _host_and_port(bind, "bind")
-    return host in ("localhost", "[::1]", "lo") or bool(re.fullmatch(r"127(\.\d+){3}", host))
+    return host in ("localhost", "[::1]", "lo") or is_loopback_number(host)
+
+
+def is_loopback_number(host: str) -> bool:
+    """Whether `host` is an IPv4 address of loopback, in digits of ASCII."""
+    return re.fullmatch(r"127(\.[0-9]{1,3}){3}", host) is not None
 
 
 def _host_and_port(text: str, setting: str) -> tuple[str, str]:

@@ -1,6 +1,7 @@
 """What an operator may choose, checked once, before anything starts."""
 
 import re
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated
 
@@ -17,31 +18,39 @@ _UNITS = {
     "kib": KiB, "mib": MiB, "gib": GiB, "tib": 1 << 40,
     "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
 }  # fmt: skip
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*")
+_SIZE = re.compile(r"[ \t]*([0-9]{1,18})(\.[0-9]{1,18})?[ \t]*([a-zA-Z]*)[ \t]*")
 _ADMIT = ("all", "twice")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # Sixteen slabs of a page each would be 64 KiB; below this a cache is a mistake, not a choice.
 MIN_MEMORY_BYTES = 1 * MiB
 
+# What fits into 63 bits, as files and messages have it.
+MOST_BYTES = 1 << 63
+
+# What one client must be able to have on its way for the cache to be of any use: some small blocks.
+MIN_INFLIGHT_BYTES = 16 * KiB
+
 # memory.limit_in_bytes of an unlimited cgroup (v1) is a number near 2**63.
 _UNLIMITED = 1 << 60
 
 
 def parse_bytes(value: int | str, setting: str = "size") -> int:
-    """`"512MiB"`, `"1GB"`, `"1073741824"` or an int, as bytes. KiB is 1024, kB is 1000.
+    """`"512MiB"`, `"1GB"`, `"1073741824"` or an int, as bytes. KiB is 1024, kB is 1000. A part of
+    a byte, as in 1.1GiB, is left out; 1.5 bytes are no size.
 
     Raises `ConfigError` naming `setting` and the value.
     """
-    if isinstance(value, int):
-        return value
-    match = _SIZE.fullmatch(value)
-    unit = _UNITS.get(match[2].lower()) if match else None
-    if match is None or unit is None:
+    match = _SIZE.fullmatch(str(value))
+    unit = _UNITS.get(match[3].lower()) if match else None
+    if match is None or unit is None or (match[2] and unit == 1):
         raise ConfigError(
-            f"{setting}: {value!r} is not a size; write it like 512MiB, 4GiB or 1073741824"
+            f"{setting}: {value!r:.80} is not a size; write it like 512MiB, 4GiB or 1073741824"
         )
-    return int(float(match[1]) * unit) if "." in match[1] else int(match[1]) * unit
+    num_bytes = int(Fraction(match[1] + (match[2] or "")) * unit)
+    if num_bytes >= MOST_BYTES:
+        raise ConfigError(f"{setting}: {value!r:.80} is more than there can be")
+    return num_bytes
 
 
 def format_bytes(count: int) -> str:
@@ -104,7 +113,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     max_inflight: Size = 0
     """Bytes of blocks that may be on their way to one client, or be lent to it; they are pinned.
-    0: half of the memory, and at least 256 MiB."""
+    0: half of the memory, and at least 256 MiB. Otherwise 16 KiB at least, and at least a block:
+    namespaces of larger blocks are refused."""
 
     insecure: bool = False
     """Allow a bind that other machines can reach although nothing is encrypted or authenticated."""
@@ -126,6 +136,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"memory: {self.memory} bytes is below the least useful budget, "
                 f"{format_bytes(MIN_MEMORY_BYTES)}"
             )
+        if self.disk_bytes < 0:
+            raise ConfigError(f"disk_bytes: {self.disk_bytes} bytes")
         if self.disk_write_rate < 0:
             raise ConfigError(
                 f"disk_write_rate: {self.disk_write_rate} bytes per second; 0 is without limit"
@@ -154,8 +166,11 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"ttl_s: {self.ttl_s} seconds; 0 is without end")
         if self.max_connections < 1:
             raise ConfigError(f"max_connections: {self.max_connections} lets nobody in")
-        if self.max_inflight < 0:
-            raise ConfigError(f"max_inflight: {self.max_inflight} bytes; 0 is the default")
+        if self.max_inflight != 0 and self.max_inflight < MIN_INFLIGHT_BYTES:
+            raise ConfigError(
+                f"max_inflight: {self.max_inflight} bytes: less than {MIN_INFLIGHT_BYTES} lets no "
+                "client have a block; 0 is the default"
+            )
         if not is_loopback(self.bind) and not (self.keys or self.insecure):
             raise ConfigError(
                 f"bind: {self.bind} can be reached from other machines, and without keys nothing "

@@ -7,8 +7,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 from remote_server.config import MiB
+from remote_server.guard import Guard
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +84,8 @@ class Copier:
     `wakeup` becomes readable when somebody calls `wake`; poll it, then call `drain_wakeup`.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
         self.gate = Gate(on_open=self.wake)
         self.queued_bytes = 0
         self.wakeup, self._wake = socket.socketpair()
@@ -109,10 +112,7 @@ class Copier:
         self._jobs.append(job)
 
     def copy_some(self) -> bool:
-        """Give the oldest job a turn. True when there is more to do at once.
-
-        An exception in a job's `finish` is for the caller.
-        """
+        """Give the oldest job a turn. True when there is more to do at once."""
         if not self._jobs or not self.gate.is_open:
             return False
         job = self._jobs[0]
@@ -125,7 +125,7 @@ class Copier:
             log.exception("a copy failed; its blocks are dropped")
         self._jobs.popleft()
         self.queued_bytes -= job.num_bytes
-        job.finish(verdicts)
+        self._guard.run("the end of a copy", partial(job.finish, verdicts), None)
         return self.busy
 
     def wake(self) -> None:

@@ -10,11 +10,13 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Container, Mapping
+from functools import partial
 
 import zmq
 from zmq.utils import z85
 
 from remote_server.errors import ConfigError
+from remote_server.guard import Guard
 from remote_server.keys import CURVE_FRAME_BYTES, ServerKeys
 from remote_server.protocol import MAX_FRAME_BYTES
 from remote_server.tenants import keys_of_tenants
@@ -75,6 +77,9 @@ class KnownKeys:
         except ConfigError as error:
             log.error("the tenants file has changed and is not used: %s", error)
             return
+        except Exception:  # whatever is in it, the server goes on with what it knows
+            log.exception("the tenants file has changed and cannot be read")
+            return
         new = {name for name in found.values() if name not in self._names}
         if new:
             log.warning("tenants %s get a place when the server starts again", ", ".join(new))
@@ -95,9 +100,11 @@ class Door:
         max_connections: int,
         server_keys: ServerKeys | None,
         known: KnownKeys | None,
+        guard: Guard | None = None,
     ) -> None:
         """Before `router` is bound. Without keys everybody is let in while there is room."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._guard = guard or Guard()
         self._clock = clock
         self._max_connections = max_connections
         self._known = known
@@ -184,7 +191,16 @@ class Door:
                 self._say("a peer without our public key, or no CURVE, or no ZeroMQ at all")
 
     def _answer(self, request: list[bytes]) -> None:
-        """RFC 27: version, request id, domain, address, routing id, mechanism, credentials."""
+        """RFC 27: version, request id, domain, address, routing id, mechanism, credentials.
+
+        Every question has an answer: without one nobody would be let in any more.
+        """
+        verdict, key = self._guard.run("the door", partial(self._judge, request), (_REFUSED, ""))
+        text = b"" if verdict == _OK else b"refused"
+        self._asked.send_multipart([b"1.0", request[1], verdict, text, key.encode(), b""])
+
+    def _judge(self, request: list[bytes]) -> tuple[bytes, str]:
+        """The verdict, and the peer's key when it has one."""
         key = ""
         verdict = _REFUSED
         address = request[3].decode(errors="replace") if len(request) > 3 else "?"
@@ -201,8 +217,7 @@ class Door:
             else:
                 self.counters["peers_refused_unknown_key"] += 1
                 self._say(f"{address}: no tenant has the key {key}")
-        text = b"" if verdict == _OK else b"refused"
-        self._asked.send_multipart([b"1.0", request[1], verdict, text, key.encode(), b""])
+        return verdict, key
 
     def _say(self, reason: str) -> None:
         """Now and then: who knocks in a loop shall not fill a log."""

@@ -13,6 +13,8 @@ Losing the cache never fails a request: the last three become misses where the e
 the cache (`kv_connector/remote_tier.py`) and are counted there by reason.
 """
 
+from remote_server.plain_text import plain
+
 
 class KVFerryError(Exception):
     """Root of the tree; catch it to catch everything of ours and nothing else."""
@@ -41,7 +43,8 @@ class RequestRefused(KVFerryError):
     """
 
     def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{message} [{code}]")
+        # The server quotes what its peers sent, and this goes into logs and terminals.
+        super().__init__(plain(f"{message} [{code}]"))
         self.code = code
         self.message = message
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+from remote_server.plain_text import plain
 from remote_server.protocol import NamespaceStats
 
 # An engine that differs in more fields than this runs something else altogether, and nobody
@@ -46,7 +47,7 @@ class Gap(NamedTuple):
                     f"{name} is {here or 'not set'} here and {there or 'not set'} there"
                 )
         told = ", ".join(readable + digests)
-        return f"{self.here or 'this engine'} cannot use the blocks of {self._whose}: {told}"
+        return plain(f"{self.here or 'this engine'} cannot use the blocks of {self._whose}: {told}")
 
     @property
     def _whose(self) -> str:

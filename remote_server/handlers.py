@@ -90,8 +90,10 @@ class Handlers:
         self._copier = copier
         self._outboxes = outboxes
         self._server = server_name()
+        in_flight = in_flight or InFlight(store.tier, 0)
+        self._most_in_flight = in_flight.per_client
         self._frames = FrameHandlers(
-            store, copier, outboxes, in_flight or InFlight(store.tier, 0),
+            store, copier, outboxes, in_flight,
             self._post, self._post_stream, self._answer_refusal,
         )  # fmt: skip
         self._by_type: dict[type, Callable[..., None]] = {
@@ -173,6 +175,16 @@ class Handlers:
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST,
                 f"{len(request.fingerprint)} fingerprint fields, at most {MAX_FINGERPRINT_FIELDS}",
+            )
+        try:
+            protocol.check_names(request.namespace, request.client, request.fingerprint)
+        except RemoteProtocolError as error:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
+        if request.block_bytes > self._most_in_flight:
+            raise RequestRefused(
+                ErrorCode.TOO_LARGE,
+                f"a block of {request.block_bytes} bytes is more than --max-inflight, "
+                f"{self._most_in_flight}, lets one client have",
             )
         info = NamespaceInfo(
             block_bytes=request.block_bytes,

@@ -9,7 +9,6 @@ import os
 import re
 import stat
 import sys
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,6 +17,8 @@ import zmq
 from zmq.utils import z85
 
 from remote_server.errors import ConfigError
+from remote_server.plain_text import plain
+from remote_server.small_file import read_small, toml_of
 
 KEY_CHARS = 40  # 32 bytes in Z85, as ZeroMQ writes them
 
@@ -79,20 +80,14 @@ def read_toml(path: str, setting: str, forbidden_mode: int, advice: str) -> dict
 
     The mode is that of the file that is read, not of one that was there a moment before.
     """
-    try:
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            if stat.S_IMODE(status.st_mode) & forbidden_mode:
-                raise ConfigError(
-                    f"{setting}: {path} has mode {stat.S_IMODE(status.st_mode):04o}; {advice}"
-                )
-            if status.st_uid not in (os.getuid(), 0):
-                raise ConfigError(f"{setting}: {path} belongs to user {status.st_uid}, not to us")
-            return tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"{setting}: {path}: {error.strerror}") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{setting}: {path} is not TOML: {error}") from error
+    data, status = read_small(path, setting)
+    if stat.S_IMODE(status.st_mode) & forbidden_mode:
+        raise ConfigError(
+            f"{setting}: {path} has mode {stat.S_IMODE(status.st_mode):04o}; {advice}"
+        )
+    if status.st_uid not in (os.getuid(), 0):
+        raise ConfigError(f"{setting}: {path} belongs to user {status.st_uid}, not to us")
+    return toml_of(data, path, setting)
 
 
 def _read_secret(path: str, setting: str, names: Sequence[str]) -> dict[str, bytes]:
@@ -195,7 +190,7 @@ def _write_new(path: Path, text: str) -> None:
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_server.keys") -> int:
-    """Returns the exit status: 0, or 1 when a file is in the way or cannot be written."""
+    """Returns the exit status: 0, or 2 when a file is in the way or cannot be written."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Make the key files of a server and its tenants. Overwrites nothing.",
@@ -210,8 +205,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
     try:
         print(*make_keys(flags.folder, flags.tenants, flags.suffix), sep="\n")
     except ConfigError as error:
-        print(f"remote_server.keys: {error}", file=sys.stderr)
-        return 1
+        print(plain(f"remote_server.keys: {error}"), file=sys.stderr)
+        return 2
     return 0
 
 

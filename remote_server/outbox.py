@@ -3,10 +3,12 @@
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Protocol
 
 import zmq
 
+from remote_server.guard import Guard
 from remote_server.store.slabs import Block
 
 # What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a
@@ -128,9 +130,14 @@ class Outboxes:
     """
 
     def __init__(
-        self, router: zmq.Socket[bytes], unpin: Unpin, max_bytes: int = sys.maxsize
+        self,
+        router: zmq.Socket[bytes],
+        unpin: Unpin,
+        max_bytes: int = sys.maxsize,
+        guard: Guard | None = None,
     ) -> None:
         """Replies of `max_bytes` may wait for one client before it is not answered any more."""
+        self._guard = guard or Guard()
         self._router = router
         self._max_bytes = max_bytes
         self._unpin_all = unpin
@@ -181,7 +188,8 @@ class Outboxes:
         """Give each client a turn. True when somebody's next turn may go on at once."""
         more = False
         for outbox in self._outboxes.values():
-            more |= self._send_turn(outbox)
+            turn = partial(self._send_or_drop, outbox)
+            more |= self._guard.run("sending to a client", turn, False)
         return more
 
     def release(self) -> bool:
@@ -209,6 +217,14 @@ class Outboxes:
 
     def _outbox(self, client: bytes) -> Outbox:
         return self._outboxes.setdefault(client, Outbox(client))
+
+    def _send_or_drop(self, outbox: Outbox) -> bool:
+        """What fails would fail again in every turn, so nothing of it is tried again."""
+        try:
+            return self._send_turn(outbox)
+        except BaseException:
+            self._drop(outbox)
+            raise
 
     def _send_turn(self, outbox: Outbox) -> bool:
         sent_bytes = 0

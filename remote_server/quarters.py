@@ -7,6 +7,7 @@ a tier. Without tenants there are one of these, for everybody.
 
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import zmq
@@ -14,6 +15,7 @@ import zmq
 from remote_server.config import ServerConfig, format_bytes
 from remote_server.copier import Copier
 from remote_server.errors import ConfigError
+from remote_server.guard import Guard
 from remote_server.inflight import InFlight
 from remote_server.metering import MeteredHandlers, Meters
 from remote_server.outbox import Outboxes
@@ -46,9 +48,11 @@ class Quarters:
         copier: Copier,
         clock: Callable[[], float],
         server_counters: Mapping[str, int],
+        guard: Guard,
     ) -> None:
         """Takes the memory and the disk; ends with `close`. Raises `ConfigError`, and then
-        nothing is held."""
+        nothing is held. What ends a request, a copy or a region runs under `guard`."""
+        self._guard = guard
         self.tenant = tenant
         self._poller = poller
         self._clock = clock
@@ -61,11 +65,11 @@ class Quarters:
         tier = MemoryTier(self.arena, namespace_bytes=tenant.namespace_memory)
         ttl = TimeToLive(tenant.ttl_s, clock) if tenant.ttl_s else None
         disk = self.disk.tier if self.disk is not None else None
-        self.store = Store(tier, clock, disk, self._admission(config, disk), ttl)
+        self.store = Store(tier, clock, disk, self._admission(config, disk), ttl, guard)
         in_flight = InFlight(tier, config.max_inflight)
-        self.outboxes = Outboxes(router, tier.unpin_all, in_flight.per_client)
+        self.outboxes = Outboxes(router, tier.unpin_all, in_flight.per_client, guard)
         self.leases = Leases(tier.unpin_all, clock)
-        self.shared_puts = SharedPuts(self.arena, copier.gate)
+        self.shared_puts = SharedPuts(self.arena, copier.gate, guard)
         self.shared = SharedHandlers(
             self.store, self.shared_puts, self.arena, self.leases, in_flight
         )
@@ -104,6 +108,15 @@ class Quarters:
         """`namespace` as it is told from those of other tenants."""
         return f"{self.tenant.name}/{namespace}" if self.tenant.name else namespace
 
+    def ailing(self) -> list[str]:
+        """A line for each thread of its that has ended although it is needed."""
+        lines = []
+        if self.disk is not None and (dead := self.disk.pool.num_dead):
+            lines.append(f"{self.name}{dead} threads of the disk have ended")
+        if self.arena.population_failed:
+            lines.append(f"{self.name}the thread that populates the memory has ended too early")
+        return lines
+
     def look(self) -> Part:
         """On the loop thread: everything that can be seen of it now."""
         store, waterfall, disk = self.store, self.store.waterfall, self.store.disk
@@ -135,19 +148,21 @@ class Quarters:
     def finish_jobs(self) -> None:
         """Whenever the disk's threads woke the loop."""
         if self.store.waterfall is not None:
-            self.store.waterfall.finish_jobs()
+            self._guard.run(f"{self.name}the disk", self.store.waterfall.finish_jobs, None)
 
     def handle_local(self, events: Mapping[object, int]) -> None:
         if self.local is not None:
-            self.local.handle(events)
+            handle = partial(self.local.handle, events)
+            self._guard.run(f"{self.name}the local socket", handle, None)
 
     def take_turn(self) -> bool:
         """Copy, send and let go what is due. True when there is more to do at once."""
-        more = self.shared_puts.copy_some()
-        more |= self.outboxes.send_some()
-        more |= self.outboxes.release()
-        self.shared.expire_leases()
-        self.store.expire_some()
+        run, name = self._guard.run, self.name
+        more = run(f"{name}copying", self.shared_puts.copy_some, False)
+        more |= run(f"{name}sending", self.outboxes.send_some, False)
+        more |= run(f"{name}unpinning", self.outboxes.release, False)
+        run(f"{name}ending leases", self.shared.expire_leases, None)
+        run(f"{name}ageing", self.store.expire_some, None)
         return more
 
     def leave(self) -> None:
@@ -173,7 +188,7 @@ class Quarters:
         path = Path(config.disk)
         if self.tenant.name:  # of its own, so that its budget is, and nobody else's file is read
             path /= f"tenant-{self.tenant.name}"
-        return OpenDisk(path, self.tenant.disk, wake)
+        return OpenDisk(path, self.tenant.disk, wake, self._guard)
 
     def _admission(self, config: ServerConfig, disk: DiskTier | None) -> Admission | None:
         if disk is None:
@@ -204,6 +219,7 @@ class Quarters:
                 gone=self.shared.region_gone,
                 refused=self.shared.region_refused,
                 needs_secret=bool(self.tenant.keys),
+                guard=self._guard,
             )
         except OSError as error:
             log.warning("no shared memory, clients on this host use TCP: %s", error)

@@ -4,8 +4,10 @@ import logging
 import signal
 import threading
 import time
+from collections import ChainMap
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from types import FrameType, TracebackType
 from typing import Self
 
@@ -18,6 +20,7 @@ from remote_server.copier import Copier, Gate
 from remote_server.desk import Desk
 from remote_server.door import Door, KnownKeys
 from remote_server.errors import ConfigError, RequestRefused
+from remote_server.guard import Guard
 from remote_server.handlers import server_name
 from remote_server.keys import read_server_keys
 from remote_server.outbox import SEND_HIGH_WATER_MARK
@@ -93,7 +96,8 @@ class Server:
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
         tenants = read_tenants(self.config)
-        self._copier = Copier()
+        self._guard = Guard(self._clock)
+        self._copier = Copier(self._guard)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._private_memory = PrivateMemory(self._clock())
         self._router = self._make_router()
@@ -107,7 +111,7 @@ class Server:
             for tenant in tenants:
                 self.quarters[tenant.name] = Quarters(
                     tenant, self.config, self._router, self._poller, self._copier, self._clock,
-                    self._door.counters,
+                    ChainMap(self._guard.counters, self._door.counters), self._guard,
                 )  # fmt: skip
             self._bind()
         except BaseException:
@@ -134,23 +138,25 @@ class Server:
             self.desk.close()
 
     def _serve(self) -> None:
-        more_to_do = False
+        """Each part of a turn under the guard: none of them may end the server for all others."""
+        more_to_do, run = False, self._guard.run
         while not self._leave.is_set() and not self._drained():
             events = dict(self._poller.poll(self._patience_ms(more_to_do)))
             if self._copier.wakeup.fileno() in events:
                 self._copier.drain_wakeup()
                 for quarters in self.quarters.values():
                     quarters.finish_jobs()
-            self._door.handle(events)
+            run("the door", partial(self._door.handle, events), None)
             for quarters in self.quarters.values():
                 quarters.handle_local(events)
             if self._router in events:
-                self._handle_requests()
-            more_to_do = self._copier.copy_some()
+                run("taking in requests", self._handle_requests, None)
+            more_to_do = run("copying", self._copier.copy_some, False)
             for quarters in self.quarters.values():
                 more_to_do |= quarters.take_turn()
             self.desk.answer_one()
-            self._look_after(idle=not events and not more_to_do)
+            idle = not events and not more_to_do
+            run("looking after the books", partial(self._look_after, idle), None)
 
     def drain(self) -> None:
         """From any thread or signal handler: decline puts, finish what is under way, return."""
@@ -201,8 +207,11 @@ class Server:
             namespaces=seen.namespaces,
             traffic=seen.traffic,
             operations=seen.operations,
+            ailing=self._guard.ailing
+            + [line for quarters in everybody for line in quarters.ailing()],
             counters=seen.counters
             | dict(self._door.counters)
+            | dict(self._guard.counters)
             | {"connections_opened": self._door.opened},
         )
 
@@ -271,7 +280,7 @@ class Server:
         return Door(
             self._context, self._router, self._poller, self._clock, config.max_connections,
             read_server_keys(config.keys) if config.keys else None,
-            KnownKeys(config.tenants, tenants) if config.tenants else None,
+            KnownKeys(config.tenants, tenants) if config.tenants else None, self._guard,
         )  # fmt: skip
 
     def _bind(self) -> None:
@@ -332,9 +341,11 @@ class Server:
         while True:
             try:
                 self._router.bind(self.endpoint)
-            except zmq.ZMQError:
+            except zmq.ZMQError as error:
                 if self._clock() >= deadline:
-                    raise
+                    log.error("%s cannot be taken again, the server ends: %s", self.endpoint, error)
+                    self.leave()
+                    return
                 time.sleep(0.001)
             else:
                 return

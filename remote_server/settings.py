@@ -11,16 +11,16 @@ themselves, `KVFERRY_PORT` for a service of that name. One that is nearly a sett
 import argparse
 import difflib
 import logging
-import tomllib
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 
 from remote_server.config import ServerConfig, parse_bytes
 from remote_server.errors import ConfigError
+from remote_server.numerals import finite_number, whole_number
 from remote_server.settings_text import described, shown
+from remote_server.small_file import read_small, toml_of
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ def choose(flags: argparse.Namespace, environment: Mapping[str, str]) -> Chosen:
     if flags.name and not path:
         raise ConfigError(f"--name {flags.name}: which file? give --settings as well")
     layers = [
-        (f"file {path}", _from_file(Path(path), flags.name) if path else {}),
+        (f"file {path}", _from_file(path, flags.name) if path else {}),
         ("environment", _from_environment(environment, kinds)),
         ("flag", {name: getattr(flags, name) for name in kinds}),
     ]
@@ -94,15 +94,8 @@ def choose(flags: argparse.Namespace, environment: Mapping[str, str]) -> Chosen:
     return Chosen(config, {name: origins.get(name, "default") for name in kinds})
 
 
-def _from_file(path: Path, name: str | None) -> dict[str, Any]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"settings: cannot read {path}: {error.strerror}") from error
-    try:
-        found = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"settings: {path} is not TOML: {error}") from error
+def _from_file(path: str, name: str | None) -> dict[str, Any]:
+    found = toml_of(read_small(path, "settings").data, path, "settings")
     servers = found.pop("servers", {})
     if not isinstance(servers, dict) or not all(isinstance(one, dict) for one in servers.values()):
         raise ConfigError(f"settings: {path}: write one server of several as [servers.NAME]")
@@ -139,14 +132,27 @@ def _converted(name: str, value: Any, kind: Any) -> Any:
         if not isinstance(value, bool):
             raise ConfigError(f"{name}: {value!r} is neither true nor false")
         return value
-    if isinstance(value, bool):
-        raise ConfigError(f"{name}: {value!r} where {_metavar(kind)} is wanted")
-    if _is_size(kind):
-        return parse_bytes(value, name)
     try:
-        return kind(value)
-    except (TypeError, ValueError):
-        raise ConfigError(f"{name}: {value!r} where {_metavar(kind)} is wanted") from None
+        if _is_size(kind) and isinstance(value, int | str) and not isinstance(value, bool):
+            return parse_bytes(value, name)
+        if kind is str and isinstance(value, str):
+            return _encodable(value)
+        if kind in _NUMBERS:
+            return _NUMBERS[kind](value)
+    except ValueError:
+        pass
+    raise ConfigError(f"{name}: {value!r:.80} where {_metavar(kind)} is wanted")
+
+
+_NUMBERS: Mapping[Any, Callable[[object], float]] = {int: whole_number, float: finite_number}
+
+
+def _encodable(text: str) -> str:
+    """`text`. Raises `ValueError` when a flag or a variable held bytes that are no text."""
+    text.encode()
+    if "\0" in text:
+        raise ValueError("a zero byte")
+    return text
 
 
 def _is_size(kind: Any) -> bool:

@@ -60,6 +60,8 @@ class Snapshot(Part, frozen=True, kw_only=True):
     uptime_s: float
     draining: bool
     connections: int
+    ailing: list[str]
+    """A line for each part or thread that has failed for good: this server should be replaced."""
 
 
 def gather(parts: Sequence[Part]) -> Part:

@@ -5,6 +5,7 @@ import re
 import socket
 from typing import NamedTuple
 
+from remote_server.address import is_loopback_number
 from remote_server.errors import ConfigError
 
 OFF = "off"
@@ -24,7 +25,7 @@ class Address(NamedTuple):
     def is_loopback(self) -> bool:
         """Whether only this machine can reach it."""
         host = self.host
-        return host in ("localhost", "::1") or re.fullmatch(r"127(\.\d+){3}", host) is not None
+        return host in ("localhost", "::1") or is_loopback_number(host)
 
     @property
     def url(self) -> str:
@@ -36,7 +37,7 @@ def parse(setting: str) -> Address | None:
     """What `admin` says; None for `off`. Raises `ConfigError` when it is neither."""
     if setting == OFF:
         return None
-    match = re.fullmatch(r"http://(\[[0-9a-fA-F:.]+\]|[^:/\[\]\s]+):(\*|\d{1,5})", setting)
+    match = re.fullmatch(r"http://(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z_.-]+):(\*|[0-9]{1,5})", setting)
     if match is None or (match[2] != "*" and not 0 < int(match[2]) < 65536):
         raise ConfigError(
             f"admin: {setting!r} is not an address; write it like {DEFAULT}, "

@@ -85,6 +85,8 @@ def _life(snapshot: Snapshot) -> Iterator[Metric]:
     yield info
     yield _gauge("uptime_seconds", "Since the server started.", snapshot.uptime_s)
     yield _gauge("draining", "1 while puts are declined because it will end.", snapshot.draining)
+    yield _gauge("ailing", "Parts that have failed for good; `/health` names them.",
+                 len(snapshot.ailing))  # fmt: skip
     yield _gauge("connections", "TCP connections now; a client has several.", snapshot.connections)
     yield _gauge("regions", "Clients that share memory with it now.", snapshot.regions)
     yield _gauge("leases", "Gets that clients are copying from the arena now.", snapshot.leases)

@@ -24,6 +24,7 @@ from remote_server.admin.exposition import CONTENT_TYPE, exposition
 from remote_server.admin.settings import shown
 from remote_server.admin.summary import summary
 from remote_server.admin.token import Token
+from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
 from remote_server.server import Server
 from remote_server.snapshot import Snapshot
@@ -98,7 +99,9 @@ class Site:
                             headers=headers)  # fmt: skip
 
     async def _health(self, _: web.Request) -> web.Response:
-        await self._snapshot()
+        snapshot = await self._snapshot()
+        if snapshot.ailing:
+            return web.Response(status=503, text="\n".join(snapshot.ailing) + "\n")
         return web.Response(text="alive\n")
 
     async def _ready(self, _: web.Request) -> web.Response:
@@ -254,8 +257,8 @@ def _only_ours(error: web.HTTPException) -> dict[str, str]:
 
 
 def _json(value: Any, status: int = 200) -> web.Response:
-    body = msgspec.json.format(msgspec.json.encode(value)) + b"\n"
-    return web.Response(body=body, status=status, content_type="application/json")
+    body = ascii_json(value, indent=2) + "\n"
+    return web.Response(text=body, status=status, content_type="application/json")
 
 
 def _page() -> tuple[bytes, str]:

@@ -2,9 +2,9 @@
 
 import hmac
 import logging
-from pathlib import Path
 
 from remote_server.errors import ConfigError
+from remote_server.small_file import read_small
 
 log = logging.getLogger(__name__)
 
@@ -37,13 +37,8 @@ def read_token(file: str) -> Token | None:
     """
     if not file:
         return None
-    path = Path(file)
-    try:
-        with path.open("rb") as opened:
-            secret = opened.read(MAX_TOKEN_BYTES + 1).strip()
-            mode = path.stat().st_mode
-    except OSError as error:
-        raise ConfigError(f"admin_token_file: {file}: {error.strerror}") from error
+    data, status = read_small(file, "admin_token_file")
+    secret = data.strip()
     if not MIN_TOKEN_CHARS <= len(secret) <= MAX_TOKEN_BYTES:
         raise ConfigError(
             f"admin_token_file: {file}: a token has {MIN_TOKEN_CHARS} to {MAX_TOKEN_BYTES} "
@@ -51,6 +46,6 @@ def read_token(file: str) -> Token | None:
         )
     if not secret.isascii() or len(secret.split()) != 1:
         raise ConfigError(f"admin_token_file: {file}: a token is one word of ASCII characters")
-    if mode & 0o007:
+    if status.st_mode & 0o007:
         log.warning("admin_token_file: %s can be read by every user of this machine", file)
     return Token(secret)

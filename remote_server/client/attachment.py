@@ -24,6 +24,7 @@ from remote_server.client.region import RegisteredRegion
 from remote_server.client.results import ClientConfig, Counters
 from remote_server.client.tickets import Tickets
 from remote_server.errors import RemoteProtocolError
+from remote_server.plain_text import plain
 from remote_server.protocol import Attach, Attached, NotAttached
 from remote_server.shared.region import NotAttachable
 
@@ -216,7 +217,7 @@ class Attachment:
             "%s: no shared memory, %s: %s",
             self._config.endpoint,
             "and so no transfer of its rows" if needed else "tcp is used",
-            reason,
+            plain(reason),
         )
 
 

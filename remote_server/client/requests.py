@@ -13,7 +13,7 @@ from remote_server.client.futures import fail, resolve
 from remote_server.client.ops import Op
 from remote_server.client.results import Counters
 from remote_server.client.rows import check_keys, check_namespace
-from remote_server.errors import ConfigError, KVFerryError
+from remote_server.errors import ConfigError, KVFerryError, RemoteProtocolError
 
 Build = Callable[..., protocol.Request]
 """Makes the message of one part of a request once its `request_id` is known."""
@@ -63,6 +63,10 @@ def hello(
 def check_hello(declaration: Declaration, client_name: str) -> None:
     """Raise `ConfigError` when its hello cannot be sent: it would fail again and again, and
     every other request with it."""
+    try:
+        protocol.check_names(declaration.namespace, client_name, declaration.fingerprint)
+    except RemoteProtocolError as error:
+        raise ConfigError(str(error)) from error
     try:
         _, header = protocol.encode(_hello(declaration, client_name)(request_id=1))
     except (TypeError, ValueError, OverflowError) as error:

@@ -4,7 +4,7 @@ One file a subcommand, each with `add` (its flags) and a function that returns t
 
     0   yes, done, healthy
     1   no: a check failed, or what was asked for is not so
-    2   wrong usage
+    2   wrong usage: a flag, a setting or a file that cannot be meant
     3   no server answered
 
 Lines for people go to stdout, complaints to stderr; `--json` prints one object for scripts.
@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 from remote_server.command import bench, clear, doctor, keys, pin, serve, stats, watch, why
 from remote_server.command.connection import NoServer
-from remote_server.errors import KVFerryError
+from remote_server.command.terminal import complain
+from remote_server.errors import ConfigError, KVFerryError
 
 COMMANDS = (serve, keys, stats, why, doctor, watch, clear, pin, bench)
 
@@ -31,10 +32,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(flags.run(flags))
     except NoServer as error:
-        print(f"kvferry: {error}", file=sys.stderr)
+        complain(str(error))
         return 3
+    except ConfigError as error:
+        complain(str(error))
+        return 2
     except KVFerryError as error:
-        print(f"kvferry: {error}", file=sys.stderr)
+        complain(str(error))
         return 1
     except KeyboardInterrupt:
         return 130

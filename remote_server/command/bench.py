@@ -25,11 +25,12 @@ import numpy as np
 from remote_server.address import is_loopback, server_address
 from remote_server.client import RemoteClient, SharedRegion
 from remote_server.command.bench_verdict import Row, Verdict, advice
-from remote_server.command.connection import NoServer, checked_address, client_of
+from remote_server.command.connection import NoServer, checked_address, client_of, seconds_or_none
 from remote_server.command.raw_sockets import CONNECTIONS, RawSockets
 from remote_server.command.terminal import coloured
 from remote_server.config import GiB, MiB, format_bytes, parse_bytes
-from remote_server.protocol import SELF_TESTS
+from remote_server.errors import ConfigError
+from remote_server.protocol import MAX_FRAME_BYTES, SELF_TESTS
 
 _PATIENCE_S = 30.0
 _LEAST_BLOCKS, _MOST_BLOCKS = 64, 1024
@@ -47,8 +48,9 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--server", type=checked_address, metavar="ADDRESS", help="measure this one instead"
     )
-    parser.add_argument("--block", default="1MiB", metavar="SIZE", help="(default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=40.0, metavar="SECONDS",
+    parser.add_argument("--block", type=_block_bytes, default="1MiB", metavar="SIZE",
+                        help="(default: %(default)s)")  # fmt: skip
+    parser.add_argument("--seconds", type=seconds_or_none, default=40.0, metavar="SECONDS",
                         help="for all measurements together (default: %(default)s)")  # fmt: skip
     parser.add_argument("--no-integrity", dest="integrity", action="store_false",
                         help="without the client's checksums: what do they cost?")  # fmt: skip
@@ -56,8 +58,19 @@ def add(commands: Any) -> None:
     parser.set_defaults(run=run)
 
 
+def _block_bytes(text: str) -> int:
+    """`text` as the size of a block that a server takes; for `argparse`."""
+    try:
+        num_bytes = parse_bytes(text, "--block")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if not 0 < num_bytes <= MAX_FRAME_BYTES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not 1 B to {format_bytes(MAX_FRAME_BYTES)}")
+    return num_bytes
+
+
 def run(flags: argparse.Namespace) -> int:
-    block_bytes = parse_bytes(flags.block, "--block")
+    block_bytes = flags.block
     load = os.getloadavg()[0]  # before our own work is in it
     rows: list[Row] = []
     with _a_server(flags.server, block_bytes) as address, RawSockets() as raw:

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from remote_server.command.connection import add_server, ask_stats, connected
+from remote_server.command.terminal import complain, say
 
 
 def add(commands: Any) -> None:
@@ -25,17 +26,17 @@ def run(flags: argparse.Namespace) -> int:
         namespaces = ask_stats(client, flags.timeout_s).namespaces
         if flags.namespace is not None and flags.namespace not in namespaces:
             known = ", ".join(sorted(namespaces)) or "none"
-            print(f"kvferry: no namespace {flags.namespace!r}; known: {known}", file=sys.stderr)
+            complain(f"no namespace {flags.namespace!r}; known: {known}")
             return 1
         about = [flags.namespace] if flags.namespace is not None else list(namespaces)
         num_blocks = sum(namespaces[name].blocks + namespaces[name].disk_blocks for name in about)
         if not flags.yes and not _agreed(f"remove {num_blocks:,} blocks of {flags.server}?"):
-            print("nothing removed; --yes does not ask", file=sys.stderr)
+            complain("nothing removed; --yes does not ask")
             return 1
         removed = client.clear(
             flags.namespace, forget=flags.forget, timeout_s=flags.timeout_s
         ).result(flags.timeout_s + 1)
-    print(f"removed {removed.removed:,} blocks from memory, {removed.disk_removed:,} from disk")
+    say(f"removed {removed.removed:,} blocks from memory, {removed.disk_removed:,} from disk")
     return 0
 
 

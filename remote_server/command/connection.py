@@ -10,7 +10,10 @@ from typing import Any
 from remote_server.address import EXAMPLE, server_address
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError, DeadlineExceeded, KVFerryError, ServerUnavailable
+from remote_server.numerals import finite_number
 from remote_server.protocol import StatsReply
+
+MOST_SECONDS = 86_400
 
 
 class NoServer(KVFerryError):
@@ -29,11 +32,28 @@ def add_server(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--timeout-s",
-        type=float,
+        type=seconds,
         default=3.0,
         metavar="SECONDS",
         help="how long to wait for an answer (default: %(default)s)",
     )
+
+
+def seconds(text: str) -> float:
+    """`text` as a time to wait, more than nothing and up to a day; for `argparse`."""
+    if number := seconds_or_none(text):
+        return number
+    raise argparse.ArgumentTypeError(f"{text!r} is no time at all")
+
+
+def seconds_or_none(text: str) -> float:
+    """`text` as a time of up to a day, which may be zero; for `argparse`."""
+    try:
+        if 0 <= (number := finite_number(text)) <= MOST_SECONDS:
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r:.80} is not a time of up to {MOST_SECONDS} seconds")
 
 
 def checked_address(text: str) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from remote_server.ascii_json import ascii_json
 from remote_server.client import SharedRegion
 from remote_server.command.connection import (
     NoServer,
@@ -21,7 +22,7 @@ from remote_server.command.connection import (
     client_of,
     connected,
 )
-from remote_server.command.terminal import coloured
+from remote_server.command.terminal import say
 from remote_server.config import GiB, MiB, format_bytes
 from remote_server.gaps import all_gaps
 from remote_server.handlers import server_name
@@ -68,12 +69,12 @@ def run(flags: argparse.Namespace) -> int:
         findings.append(Finding("server", "bad", str(error)))
         status = 3
     if flags.json:
-        print(json.dumps([finding._asdict() for finding in findings]))
+        say(ascii_json([finding._asdict() for finding in findings]))
     else:
         width = max(len(finding.check) for finding in findings)
         for check, verdict, told in findings:
             colour = {"ok": "green", "note": "yellow", "bad": "red"}[verdict]
-            print(f"{coloured(f'{verdict:<4}', colour)}  {check:<{width}}  {told}")
+            say(f"  {check:<{width}}  {told}", mark=f"{verdict:<4}", colour=colour)
     if any(finding.verdict == "bad" for finding in findings):
         return status or 1
     return 0
@@ -179,6 +180,9 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
     failed = reply.counters.get("failed_checks", 0)
     if failed:
         yield Finding("books", "bad", f"{failed} failed checks: a bug; please report it")
+    errors = reply.counters.get("internal_errors", 0)
+    if errors:
+        yield Finding("failures", "bad", f"{errors} failures inside the server: its log has them")
     damaged = reply.counters.get("integrity_checksum", 0)
     if damaged:
         yield Finding("integrity", "bad", f"{damaged} blocks were damaged where they lay: bad RAM?")

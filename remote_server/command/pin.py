@@ -1,12 +1,12 @@
 """`kvferry pin`: keep blocks in a server's memory, whatever else comes; `unpin` lets them go."""
 
 import argparse
-import json
-import sys
 from functools import partial
 from typing import Any
 
+from remote_server.ascii_json import ascii_json
 from remote_server.command.connection import add_server, connected
+from remote_server.command.terminal import complain, say
 from remote_server.config import format_bytes
 from remote_server.protocol import MAX_KEY_BYTES, Kept
 
@@ -62,8 +62,8 @@ def run(flags: argparse.Namespace, *, keep: bool) -> int:
         )
     absent = 0 if keys is None else len(keys) - done.kept - done.declined
     if flags.json:
-        print(json.dumps({"kept" if keep else "let_go": done.kept, "bytes": done.bytes,
-                          "declined": done.declined, "absent": absent}))  # fmt: skip
+        say(ascii_json({"kept" if keep else "let_go": done.kept, "bytes": done.bytes,
+                        "declined": done.declined, "absent": absent}))  # fmt: skip
     else:
         _tell(flags.namespace, done, absent, keep=keep)
     return 0 if done.kept and not done.declined else 1
@@ -72,16 +72,15 @@ def run(flags: argparse.Namespace, *, keep: bool) -> int:
 def _tell(namespace: str, done: Kept, absent: int, *, keep: bool) -> None:
     did, missing = ("pinned", "in memory") if keep else ("unpinned", "pinned")
     if done.kept:
-        print(f"{did} {done.kept:,} blocks, {format_bytes(done.bytes)}")
+        say(f"{did} {done.kept:,} blocks, {format_bytes(done.bytes)}")
     elif not done.declined:
         which = f"no block of {namespace!r}" if not absent else f"none of the {absent:,} keys"
-        print(f"kvferry: {which} is {missing}", file=sys.stderr)
+        complain(f"{which} is {missing}")
         return
     if absent:
-        print(f"kvferry: {absent:,} keys are not {missing}", file=sys.stderr)
+        complain(f"{absent:,} keys are not {missing}")
     if done.declined:
-        print(
-            f"kvferry: {done.declined:,} blocks declined: no more than half of the memory's "
-            "slabs, or of a quota, may hold pinned blocks",
-            file=sys.stderr,
+        complain(
+            f"{done.declined:,} blocks declined: no more than half of the memory's slabs, or of a "
+            "quota, may hold pinned blocks"
         )

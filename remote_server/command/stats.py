@@ -5,11 +5,10 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import msgspec
-
+from remote_server.ascii_json import ascii_json
 from remote_server.client import RemoteClient
 from remote_server.command.connection import add_server, ask_stats, connected
-from remote_server.command.terminal import clear_screen
+from remote_server.command.terminal import clear_screen, say
 from remote_server.config import format_bytes
 from remote_server.protocol import StatsReply
 
@@ -38,11 +37,11 @@ def run(flags: argparse.Namespace) -> int:
         before: StatsReply | None = None
         for reply in _replies(client, flags):
             if flags.json:
-                print(msgspec.json.encode(reply).decode(), flush=True)
+                say(ascii_json(reply))
             else:
                 if flags.watch:
                     clear_screen()
-                print("\n".join(picture(reply, before)), flush=True)
+                say(*picture(reply, before))
             before = reply
     return 0
 

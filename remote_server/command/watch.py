@@ -1,12 +1,13 @@
 """`kvferry watch`: what happens on a server, as it happens, a line for each second that had any."""
 
 import argparse
-import json
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from remote_server.command.connection import NoServer, add_server, ask_stats, connected
+from remote_server.ascii_json import ascii_json
+from remote_server.command.connection import NoServer, add_server, ask_stats, connected, seconds
+from remote_server.command.terminal import say
 from remote_server.config import format_bytes
 from remote_server.protocol import StatsReply
 
@@ -16,7 +17,7 @@ def add(commands: Any) -> None:
         "watch", help="what happens on the server, as it happens, until Ctrl-C"
     )
     add_server(parser)
-    parser.add_argument("--every-s", type=float, default=1.0, metavar="SECONDS",
+    parser.add_argument("--every-s", type=seconds, default=1.0, metavar="SECONDS",
                         help="how long one line covers (default: %(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one object a line, for scripts")
     parser.set_defaults(run=run)
@@ -46,9 +47,9 @@ def run(flags: argparse.Namespace) -> int:
 def _say(flags: argparse.Namespace, told: list[str], grown: Mapping[str, int]) -> None:
     at = time.strftime("%H:%M:%S")
     if flags.json:
-        print(json.dumps({"at": time.time(), "events": told, "counters": dict(grown)}), flush=True)
+        say(ascii_json({"at": time.time(), "events": told, "counters": dict(grown)}))
     else:
-        print(f"{at}  {'; '.join(told)}", flush=True)
+        say(f"{at}  {'; '.join(told)}")
 
 
 def events(before: StatsReply | None, now: StatsReply) -> tuple[list[str], dict[str, int]]:

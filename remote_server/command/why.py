@@ -1,10 +1,11 @@
 """`kvferry why`: which engines share nothing, and the setting in which they differ."""
 
 import argparse
-import json
 from typing import Any
 
+from remote_server.ascii_json import ascii_json
 from remote_server.command.connection import add_server, ask_stats, connected
+from remote_server.command.terminal import say
 from remote_server.gaps import Gap, all_gaps
 from remote_server.protocol import StatsReply
 
@@ -29,14 +30,16 @@ def run(flags: argparse.Namespace) -> int:
     gaps = [gap for gap in all_gaps(reply.namespaces) if gap.namespace.startswith(chosen)]
     known = [name for name in reply.namespaces if name.startswith(chosen)]
     if flags.json:
-        print(json.dumps([gap._asdict() for gap in gaps]))
+        say(ascii_json([gap._asdict() for gap in gaps]))
     elif not known:
         named = f" that begins with {chosen!r}" if chosen else ""
-        print(f"no engine has declared a namespace{named}")
-        print("an engine does so once its server answers; its log says the address it tries")
+        say(
+            f"no engine has declared a namespace{named}",
+            "an engine does so once its server answers; its log says the address it tries",
+        )
         return 1
     else:
-        print("\n".join(_told(reply, known, gaps)))
+        say(*_told(reply, known, gaps))
     return 1 if gaps else 0
 
 

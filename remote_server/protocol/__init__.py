@@ -6,7 +6,7 @@ the same for people who write a client in another language; the golden bytes in
 `tests/remote_server/test_protocol.py` keep both from drifting.
 
 Client and server share these files, so a message cannot mean two things: `limits`, then
-`requests` and `replies`, `local` for the socket on one host, and `codec`.
+`requests` and `replies` with `names`, `local` for the socket on one host, and `codec`.
 """
 
 from remote_server.protocol.codec import (
@@ -51,6 +51,7 @@ from remote_server.protocol.local import (
     LocalMessage,
     NotAttached,
 )
+from remote_server.protocol.names import check_name, check_names
 from remote_server.protocol.replies import (
     Blocks,
     Cleared,
@@ -140,6 +141,8 @@ __all__ = [
     "Verified",
     "Verify",
     "Welcome",
+    "check_name",
+    "check_names",
     "checksum",
     "checksums",
     "decode_local",

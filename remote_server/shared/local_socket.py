@@ -9,11 +9,13 @@ import struct
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import zmq
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError
+from remote_server.guard import Guard
 from remote_server.protocol import Attach, Attached, NotAttached
 from remote_server.shared.region import NotAttachable, Region
 from remote_server.store.arena import Arena
@@ -57,6 +59,7 @@ class LocalSocket:
         refused: Callable[[], None],
         *,
         needs_secret: bool = False,
+        guard: Guard | None = None,
     ) -> None:
         """Listen from now on, under `name`. Raises `OSError` where that is not possible.
 
@@ -66,6 +69,7 @@ class LocalSocket:
         """
         self.name = f"kvferry-{secrets.token_hex(16)}"
         self.secret = secrets.token_bytes(32) if needs_secret else b""
+        self._guard = guard or Guard()
         self._poller = poller
         self._arena = arena
         self._epoch = epoch
@@ -97,9 +101,9 @@ class LocalSocket:
         """Do what `events` of the poller call for, and end what has taken too long."""
         for number in events:
             if number in self._regions:
-                self._hang_up(number)
+                self._guard.run("the end of a region", partial(self._hang_up, number), None)
             elif number in self._pending:
-                self._read(number)
+                self._guard.run("an attach", partial(self._read, number), None)
         if self.pending:
             self._look_at_the_clock()
         if self._number in events and not self._accept_again_at:
@@ -241,6 +245,7 @@ def _read_attach(data: bytes) -> Attach:
         raise RemoteProtocolError(
             f"this server speaks protocol {protocol.PROTOCOL_VERSION}, not {request.protocol}"
         )
+    protocol.check_name("client", request.client)
     return request
 
 

@@ -3,8 +3,10 @@
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from remote_server.copier import Gate
+from remote_server.guard import Guard
 from remote_server.payload import stored_reply
 from remote_server.protocol import Declined, PutShared, Stored
 from remote_server.shared.copying import copy_shared
@@ -82,7 +84,8 @@ class SharedPuts:
     waits for one turn at most.
     """
 
-    def __init__(self, arena: Arena, gate: Gate) -> None:
+    def __init__(self, arena: Arena, gate: Gate, guard: Guard | None = None) -> None:
+        self._guard = guard or Guard()
         self._arena = arena
         self._gate = gate
         self._puts: deque[SharedPut] = deque()
@@ -107,11 +110,11 @@ class SharedPuts:
         except Exception:  # one put must never end the server for all others
             log.exception("a copy failed; its blocks are dropped")
             self._puts.popleft()
-            put.finish(failed=True)
+            self._finish(partial(put.finish, failed=True))
         else:
             if done:
                 self._puts.popleft()
-                put.finish()
+                self._finish(put.finish)
         return bool(self._puts)
 
     def end_all(self, region: Region) -> None:
@@ -119,4 +122,7 @@ class SharedPuts:
         theirs = [put for put in self._puts if put.region is region]
         self._puts = deque(put for put in self._puts if put.region is not region)
         for put in theirs:
-            put.finish()
+            self._finish(put.finish)
+
+    def _finish(self, end: Callable[[], None]) -> None:
+        self._guard.run("the end of a put", end, None)

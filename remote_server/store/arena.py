@@ -74,6 +74,13 @@ class Arena:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     @property
+    def population_failed(self) -> bool:
+        """`populate` has ended before it was done, and nothing stopped it."""
+        thread = self._populator
+        over = thread is not None and not thread.is_alive()
+        return over and self._populated_bytes < self.num_bytes and not self._stop.is_set()
+
+    @property
     def populated_bytes(self) -> int:
         """How far `populate` has come; equals `num_bytes` when it is done."""
         return self._populated_bytes

@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, TierStats
 from remote_server.store.age import TimeToLive
 from remote_server.store.answers import Found, KeyStates, Pinned, Removed, Reserved
@@ -42,6 +43,7 @@ class Store:
         disk: DiskTier | None = None,
         admission: Admission | None = None,
         ttl: TimeToLive | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """`tier` is memory, which serves everything; `disk` what is below it, if anything is,
         and `admission` which blocks get there. `ttl` is how old one may become."""
@@ -53,7 +55,7 @@ class Store:
         self.waterfall = (
             None
             if disk is None
-            else Waterfall(tier, disk, self._namespaces.block_bytes_of, admission, ttl)
+            else Waterfall(tier, disk, self._namespaces.block_bytes_of, admission, ttl, guard)
         )
         self._expiry = Expiry(tier, disk, ttl, self.counters, clock)
         self._gets = Gets(tier, self.waterfall, self._expiry, self.counters)

@@ -2,8 +2,10 @@
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 from remote_server import protocol
+from remote_server.guard import Guard
 from remote_server.protocol import KeyState
 from remote_server.store.age import TimeToLive
 from remote_server.store.disk.admission import Admission
@@ -52,9 +54,11 @@ class Waterfall:
         block_bytes_of: Callable[[str], int],
         admission: Admission | None = None,
         ttl: TimeToLive | None = None,
+        guard: Guard | None = None,
     ) -> None:
         """`block_bytes_of` a namespace that holds blocks. Without `admission` all are admitted,
-        and without `ttl` nothing grows old."""
+        and without `ttl` nothing grows old. What waits for blocks is called under `guard`."""
+        self._guard = guard or Guard()
         self._ttl = ttl
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._memory = memory
@@ -366,7 +370,8 @@ class Waterfall:
                 self._memory.fail_put(target)
             self.counters["promoted" if good else "promote_failed"] += 1
             for here in self._fetching.pop((target.namespace, target.key)):
-                here(self._memory.pin(target.namespace, target.key))
+                block = self._memory.pin(target.namespace, target.key)
+                self._guard.run("a get that read the disk", partial(here, block), None)
 
 
 def _written_bytes(block: Block) -> int:

@@ -9,6 +9,7 @@ from kv_connector.config import (
     read_config,
     refuse_weak_hashes,
 )
+from kv_connector.fact_text import digest_of, text_of
 from remote_server.errors import ConfigError
 
 
@@ -101,3 +102,16 @@ def test_keys_that_a_prompt_can_forge_are_refused_for_a_server_with_keys(
     with pytest.raises(ConfigError, match=f"{algorithm} with a server that has keys.*use sha256"):
         refuse_weak_hashes(algorithm, LOCKED)
     refuse_weak_hashes("sha256_cbor", LOCKED)
+
+
+@pytest.mark.parametrize("character", ["\n", "\x1b", "\u202e", "\u2028"])
+def test_a_namespace_that_no_server_takes_is_refused_at_start(character: str):
+    with pytest.raises(ConfigError, match=rf"namespace=.*U\+{ord(character):04X}") as refused:
+        read(namespace=f"a{character}")
+    assert character not in str(refused.value)
+
+
+@pytest.mark.parametrize("character", ["\n", "\x1b", "\u202e", "\u2028"])
+def test_a_fact_that_no_server_takes_is_told_by_its_digest(character: str):
+    assert text_of(f"a{character}") == digest_of(f"a{character}")
+    assert text_of("a b") == "a b"

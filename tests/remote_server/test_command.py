@@ -194,7 +194,7 @@ def test_watch_tells_what_grew_and_that_a_server_was_restarted():
 def test_clear_removes_what_it_says_and_only_when_told_to(kvferry, engine, server):
     engine("first", "m@1", blocks=3)
     engine("second", "m@2", blocks=2)
-    assert kvferry("clear", "--all")[::2] == (1, "nothing removed; --yes does not ask\n")
+    assert kvferry("clear", "--all")[::2] == (1, "kvferry: nothing removed; --yes does not ask\n")
     assert kvferry("clear", "--namespace", "m", "--yes")[2].endswith("known: m@1, m@2\n")
     status, out, _ = kvferry("clear", "--namespace", "m@1", "--yes")
     assert (status, out) == (0, "removed 3 blocks from memory, 0 from disk\n")

@@ -58,7 +58,7 @@ def test_the_command_makes_secret_files_and_says_what_to_put_where(tmp_path):
 def test_nothing_that_exists_is_overwritten(tmp_path, capsys):
     make_keys(tmp_path, ["a"])
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
-    assert main([str(tmp_path), "b", "a"]) == 1
+    assert main([str(tmp_path), "b", "a"]) == 2
     assert "client-a.key exists and is not overwritten" in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before, "not even b's"
     (tmp_path / "client-c.key").symlink_to(tmp_path / "nowhere")

@@ -127,7 +127,7 @@ def test_nothing_is_left_in_dev_shm_even_after_a_kill(start):
 
 def test_an_address_in_use_is_one_clear_line(start):
     endpoint = start("--memory", "16MiB").endpoint
-    errors = fails_with(1, "--bind", endpoint, "--memory", "16MiB", "--admin", "off")
+    errors = fails_with(2, "--bind", endpoint, "--memory", "16MiB", "--admin", "off")
     assert errors.count("\n") == 1
     assert endpoint in errors
     assert "in use" in errors
@@ -140,7 +140,7 @@ def test_an_unknown_flag_is_met_with_the_nearest_known_one():
 
 
 def test_more_memory_than_the_machine_has_names_both_numbers():
-    errors = fails_with(1, *FREE_PORT, "--memory", "900000GiB")
+    errors = fails_with(2, *FREE_PORT, "--memory", "900000GiB")
     assert "memory: 900000.0 GiB asked, but only" in errors
     assert errors.count("\n") == 1
 
@@ -157,7 +157,7 @@ def test_more_memory_than_the_machine_has_names_both_numbers():
     ],
 )
 def test_an_operators_mistake_is_one_line_and_no_traceback(flags, complaint):
-    errors = fails_with(1, *flags)
+    errors = fails_with(2, *flags)
     assert complaint in errors
     assert errors.count("\n") == 1
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
+from remote_server.guard import Guard
 from remote_server.store.disk.files import Files, Scratch
 from remote_server.store.disk.folder import (
     FoundSegment,
@@ -32,7 +33,9 @@ class OpenDisk:
     `wake` is called from those threads when `tier.finish_jobs` has something to do.
     """
 
-    def __init__(self, path: Path, budget: int, wake: Callable[[], None]) -> None:
+    def __init__(
+        self, path: Path, budget: int, wake: Callable[[], None], guard: Guard | None = None
+    ) -> None:
         if budget < MIN_DISK_BYTES:
             raise ConfigError(
                 f"disk: {budget} bytes is below the least useful budget, "
@@ -48,7 +51,7 @@ class OpenDisk:
         except BaseException:
             self._folder.release()
             raise
-        self.pool = ThreadPool(wake)
+        self.pool = ThreadPool(wake, guard=guard)
         self.tier = DiskTier(files, found, self.pool, budget, num_damaged=len(damaged))
         log.info(
             "disk: %s in %s, blocks up to %s, %s",

@@ -9,9 +9,11 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from remote_server.copier import Gate
+from remote_server.guard import Guard
 from remote_server.store.disk.files import Scratch
 
 log = logging.getLogger(__name__)
@@ -79,8 +81,14 @@ class ThreadPool:
     """`NUM_THREADS` threads. `wake` is called, on one of them, when a job is done: it must make
     the loop call `finish_jobs`."""
 
-    def __init__(self, wake: Callable[[], None], num_threads: int = NUM_THREADS) -> None:
+    def __init__(
+        self,
+        wake: Callable[[], None],
+        num_threads: int = NUM_THREADS,
+        guard: Guard | None = None,
+    ) -> None:
         self.wake = wake
+        self._guard = guard or Guard()
         self.gate = Gate(on_open=wake)
         self._ready = threading.Condition()
         self._waiting: tuple[deque[Job[Any]], ...] = tuple(deque() for _ in Priority)
@@ -98,6 +106,11 @@ class ThreadPool:
     def busy(self) -> bool:
         return self._unfinished > 0
 
+    @property
+    def num_dead(self) -> int:
+        """Threads that have ended although nothing stopped them."""
+        return 0 if self._stopping else sum(not one.is_alive() for one in self._threads)
+
     def submit(self, job: Job[Any]) -> None:
         self._unfinished += 1
         with self._ready:
@@ -108,7 +121,7 @@ class ThreadPool:
         for _ in range(len(self._done)):
             job = self._done.popleft()
             self._unfinished -= 1
-            job.finish(job.result)
+            self._guard.run("the end of a disk job", partial(job.finish, job.result), None)
 
     def stop(self) -> None:
         with self._ready:

@@ -1,0 +1,55 @@
+"""Text of a peer: what it may contain, and how it is printed where it may contain anything.
+
+A terminal obeys control characters, a reader is misled by characters that reorder or hide others,
+and a line break in a log makes two lines of one. So names are refused that have any, and text that
+is printed has them replaced, whatever let it in.
+"""
+
+import logging
+import unicodedata
+from typing import Any
+
+# Control (C0 and C1), format (bidirectional marks, zero width), line and paragraph separators,
+# halves of surrogate pairs.
+_FORBIDDEN = ("Cc", "Cf", "Zl", "Zp", "Cs")
+
+_INDENT = "    "
+
+
+def forbidden_in(text: str) -> str:
+    """The first character of `text` that no name may have, as `U+001B`; empty without any."""
+    if text.isprintable():
+        return ""
+    for character in text:
+        if unicodedata.category(character) in _FORBIDDEN:
+            return f"U+{ord(character):04X}"
+    return ""
+
+
+def plain(text: str) -> str:
+    """`text` in one line that a terminal shows and does not obey: forbidden characters are
+    written as escapes, such as `\\x1b` or `\\u202e`. Other text is unchanged."""
+    if text.isprintable():
+        return text
+    return "".join(
+        _escaped(one) if unicodedata.category(one) in _FORBIDDEN else one for one in text
+    )
+
+
+class PlainFormatter(logging.Formatter):
+    """Log records of which the first line alone begins in the first column: a message is one line,
+    and the lines of a traceback are indented. So no peer's text looks like a record of its own."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is logging's
+        return plain(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        # Not by `splitlines`, which would take separators of Unicode for line breaks.
+        lines = super().formatException(ei).split("\n")
+        return "\n".join(_INDENT + plain(line) for line in lines)
+
+
+def _escaped(character: str) -> str:
+    if ord(character) < 0x80:
+        return f"\\x{ord(character):02x}"
+    return character.encode("ascii", "backslashreplace").decode()

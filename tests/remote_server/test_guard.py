@@ -1,0 +1,298 @@
+"""What fails inside the server costs its own request: the server serves, counts it, and tells."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+
+import aiohttp
+import pytest
+from admin_http import Http, served
+from disk_server import LENGTH, put_all, small_server
+from fake_server import eventually
+from shared_peer import SharedPeer
+from tenancy import Tenancy
+from wire_peer import Peer, block, key
+
+from remote_server import door, guard
+from remote_server.config import MiB, ServerConfig
+from remote_server.copier import Copier, Job
+from remote_server.guard import MANY_FAILURES, Guard
+from remote_server.server import Server
+from remote_server.store.disk import pool as pool_module
+from remote_server.store.disk.pool import Job as DiskJob
+from remote_server.store.disk.pool import Priority
+from remote_server.streams import BlockStream
+
+
+class Broken:
+    """Put in the place of a method: raises `times` times, and does what it should from then on."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, times: int = 1):
+        self.left = times
+        real = getattr(owner, name)
+
+        def instead(*args: object, **kwargs: object) -> object:
+            if self.left:
+                self.left -= 1
+                raise MemoryError("no room")
+            return real(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, instead)
+
+
+@pytest.fixture(autouse=True)
+def no_pause(monkeypatch):
+    monkeypatch.setattr(guard, "PAUSE_S", 0.0)
+
+
+@pytest.fixture
+def server(tmp_path) -> Iterator[Server]:
+    """With a disk. Its books are not checked: what failed half-way is not undone."""
+    with small_server(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def other(connect) -> Peer:
+    peer = connect()
+    peer.hello("other", block_bytes=LENGTH)
+    return peer
+
+
+def errors(server: Server) -> int:
+    return server._guard.counters["internal_errors"]
+
+
+def serves(peer: Peer, number: int = 1000) -> bool:
+    peer.put([number], "other", length=LENGTH)
+    return peer.get([number], "other")[1] == [(0, block(number, LENGTH))]
+
+
+# ── the guard ────────────────────────────────────────────────────────────────────────────
+
+
+def fail() -> int:
+    raise ValueError("x")
+
+
+def test_a_part_that_fails_again_and_again_is_ailing_until_it_works(caplog):
+    now = [0.0]
+    paused: list[float] = []
+    watched = Guard(lambda: now[0], paused.append)
+    for _ in range(MANY_FAILURES - 1):
+        assert watched.run("copying", fail, 7) == 7
+    assert (watched.ailing, paused) == ([], [])
+    watched.run("copying", fail, 7)
+    assert watched.ailing == [f"copying failed {MANY_FAILURES} times in a row"]
+    assert len(paused) == 1, "a part that is due in every turn would keep a core busy"
+    assert len(caplog.records) == 1, "and fill the log"
+    now[0] += guard.LOG_AGAIN_S
+    watched.run("copying", fail, 7)
+    assert len(caplog.records) == 2
+    assert watched.run("copying", lambda: 5, 7) == 5
+    assert watched.ailing == []
+    assert watched.counters["internal_errors"] == MANY_FAILURES + 1
+
+
+def test_the_end_of_one_copy_that_fails_leaves_the_others_theirs():
+    copier = Copier()
+    ended: list[int] = []
+
+    def finish(number, _):
+        if number == 1:
+            raise RuntimeError
+        ended.append(number)
+
+    for number in range(3):
+        copier.submit(Job(lambda _: True, 1, 10, lambda verdicts, n=number: finish(n, verdicts)))
+    while copier.copy_some():
+        pass
+    assert (ended, copier.queued_bytes) == ([0, 2], 0)
+    copier.stop()
+
+
+# ── each completion on the loop ──────────────────────────────────────────────────────────
+
+
+def test_the_end_of_a_put(server, connect, other, monkeypatch):
+    peer = connect()
+    peer.hello("other", block_bytes=LENGTH)
+    broken = Broken(monkeypatch, server.store, "end_put")
+    peer.send(peer.put_message([1], "other", LENGTH)[0], block(1, LENGTH))
+    eventually(lambda: not broken.left)
+    assert serves(other)
+    assert other.stats().counters["internal_errors"] == errors(server) == 1
+
+
+def test_the_end_of_a_put_over_shared_memory(server, connect, other, monkeypatch):
+    shared = SharedPeer(connect())
+    shared.peer.hello("ns")
+    broken = Broken(monkeypatch, server.store, "end_put")
+    shared.peer.send(shared.put_message([1]))
+    eventually(lambda: not broken.left)
+    assert serves(other)
+    assert shared.put([2]).created == 1
+
+
+def test_the_end_of_a_disk_job(server, other):
+    pool = server.quarters[""].disk.pool
+    done: list[int] = []
+
+    def finish(_):
+        raise KeyError("finish")
+
+    def submit():
+        pool.submit(DiskJob(Priority.READ, lambda scratch: 1, finish))
+        pool.submit(DiskJob(Priority.READ, lambda scratch: 2, done.append))
+
+    server.desk.ask(submit).result(5)
+    eventually(lambda: done == [2])
+    assert serves(other)
+    assert errors(server) == 1
+
+
+def test_one_of_those_who_wait_for_a_block_of_the_disk(server, connect, other):
+    peer = connect()
+    put_all(peer, 17)  # the first has left memory
+    waterfall = server.store.waterfall
+    came: list[int] = []
+
+    def ask():
+        waterfall.fetch("big", [key(0)], fail_with)
+        waterfall.fetch("big", [key(0)], lambda blocks: came.append(len(blocks)))
+
+    def fail_with(_):
+        raise OSError("a get's end")
+
+    server.desk.ask(ask).result(5)
+    eventually(lambda: came == [1])
+    assert errors(server) == 1
+    assert serves(other)
+
+
+def test_sending_to_one_client(server, connect, other, monkeypatch):
+    peer = connect()
+    peer.hello("other", block_bytes=LENGTH)
+    peer.put([1, 2], "other", length=LENGTH)
+    Broken(monkeypatch, BlockStream, "next_parcel")
+    peer.send_get([1], "other")
+    eventually(lambda: errors(server) == 1)
+    assert serves(other)
+    peer.receive()  # the summary of what was given up
+    assert peer.get([2], "other")[1] == [(0, block(2, LENGTH))]
+
+
+def test_an_attach_and_the_end_of_a_region(server, connect, other, monkeypatch):
+    local = server.quarters[""].local
+    broken = Broken(monkeypatch, local, "_read")
+    assert SharedPeer(connect()).token, "it is read again in the next turn"
+    assert not broken.left
+    leaving = SharedPeer(connect())
+    Broken(monkeypatch, local, "_on_gone")
+    leaving.connection.close()
+    eventually(lambda: errors(server) == 2)
+    assert SharedPeer(connect()).token
+    assert serves(other)
+
+
+@pytest.mark.parametrize("name", ["expire_some", "check"])
+def test_what_is_looked_after_now_and_then(server, other, monkeypatch, name):
+    Broken(monkeypatch, server.store, name, times=3)
+    server._next_check = 0.0
+    for number in range(5):
+        assert serves(other, number)
+    assert other.stats().counters["lookup_keys"] == 0
+
+
+def test_the_questions_of_the_door(tmp_path, monkeypatch):
+    tenancy = Tenancy(tmp_path)
+    server = tenancy.start()
+    broken = Broken(monkeypatch, server._door, "_judge")
+    first = tenancy.peer("a")
+    eventually(lambda: not broken.left)
+    second = tenancy.peer("a")
+    second.hello()
+    assert second.put([1]).created == 1
+    first.socket.close()
+    tenancy.stop()
+
+
+def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
+    tenancy = Tenancy(tmp_path)
+    server = tenancy.start()
+    peer = tenancy.peer("a")
+    peer.hello()
+    monkeypatch.setattr(door, "keys_of_tenants", lambda path: fail())
+    tenancy.write(a="", b="")
+    server._door._reload_at = 0.0
+    assert peer.put([1]).created == 1
+    tenancy.stop()
+
+
+# ── what /health says ────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+async def ask(no_old_answers):
+    """`/health` of a server, from this test's own loop."""
+    async with aiohttp.ClientSession() as session:
+
+        async def ask(admin):
+            status, _, text = await Http(session, admin.url).get("/health")
+            return status, text
+
+        yield ask
+
+
+async def test_health_tells_of_a_part_that_fails_every_time(ask, monkeypatch):
+    with served() as (server, admin):
+        assert await ask(admin) == (200, "alive\n")
+        broken = Broken(monkeypatch, server.store, "expire_some", times=10**9)
+        eventually(lambda: server._copier.wake() or server._guard.ailing)
+        status, text = await ask(admin)
+        assert status == 503 and text.startswith("ageing failed ")
+        broken.left = 0
+        eventually(lambda: server._copier.wake() or not server._guard.ailing)
+        assert (await ask(admin))[0] == 200
+
+
+async def test_health_tells_of_a_thread_of_the_disk_that_has_ended(ask, monkeypatch, tmp_path):
+    real, left = pool_module.Scratch, [True]
+
+    def scratch():
+        if left and left.pop():
+            raise MemoryError
+        return real()
+
+    monkeypatch.setattr(pool_module, "Scratch", scratch)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with served(disk=str(tmp_path / "disk"), disk_bytes=64 * MiB) as (_, admin):
+        assert await ask(admin) == (503, "1 threads of the disk have ended\n")
+
+
+async def test_health_tells_of_a_memory_that_is_populated_no_further(ask, monkeypatch):
+    from remote_server.store import arena
+
+    def touch(*_):
+        raise MemoryError
+
+    monkeypatch.setattr(arena, "touch_gently", touch)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    with served(populate=True) as (_, admin):
+        status, text = await ask(admin)
+        assert (status, text) == (503, "the thread that populates the memory has ended too early\n")
+
+
+async def test_health_of_a_server_that_has_populated_its_memory_is_good(ask):
+    with served(populate=True) as (server, admin):
+        with suppress(AttributeError):
+            server.quarters[""].arena._populator.join()
+        assert await ask(admin) == (200, "alive\n")
+
+
+def test_stopped_threads_are_not_dead_ones(tmp_path):
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=MiB, disk=str(tmp_path / "d"),
+                          disk_bytes=64 * MiB)  # fmt: skip
+    with Server(config) as server:
+        quarters = server.quarters[""]
+    assert quarters.ailing() == []

@@ -1,0 +1,199 @@
+"""Names that control a terminal, forge a log line or mislead a reader: refused, and harmless."""
+
+import io
+import json
+import logging
+import re
+import time
+import unicodedata
+from contextlib import closing
+from pathlib import Path
+from types import SimpleNamespace
+
+import aiohttp
+import pytest
+from fake_server import FakeServer, eventually
+from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, memfd
+
+from remote_server import protocol
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.command import COMMANDS, main
+from remote_server.errors import ConfigError
+from remote_server.plain_text import PlainFormatter, forbidden_in, plain
+from remote_server.protocol import (
+    Attach,
+    Clear,
+    Error,
+    Keep,
+    NamespaceStats,
+    NotAttached,
+    Stats,
+    StatsReply,
+    TierStats,
+    Welcome,
+)
+
+EVIL = ["\x1b[2J", "\r", "\n", "\0", "\x7f", "\x9b31m", "\u202e", "\u2066", "\u200f", "\u200b",
+        "\u2028", "\u2029", "\ufeff", "\u00ad"]  # fmt: skip
+ALL_EVIL = "".join(EVIL)
+HARMLESS = ["modèle", "模型", "модель", "a b", "a\u00a0b", "🚀", r"a\x1b", "e\u0301"]
+
+
+def obeyed(text: str) -> list[str]:
+    """What in `text` a terminal or a reader would not see as itself; line breaks are ours."""
+    return [one for one in text if one != "\n" and unicodedata.category(one) in
+            ("Cc", "Cf", "Cs", "Zl", "Zp")]  # fmt: skip
+
+
+# ── what may be said ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_hello_refuses_them_in_every_text_that_it_has(peer, evil):
+    for fields in ({"namespace": f"a{evil}"}, {"client": f"a{evil}"},
+                   {"fingerprint": {f"a{evil}": "1"}}, {"fingerprint": {"a": evil}}):  # fmt: skip
+        refused = peer.hello(**fields)
+        assert isinstance(refused, Error), fields
+        assert refused.code == "bad_request"
+        assert f"U+{ord(evil[0]):04X}" in refused.message
+        assert not obeyed(refused.message)
+    assert list(peer.stats().namespaces) == ["ns"]
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_every_other_text_is_a_name(peer, name):
+    assert isinstance(peer.hello(name, client=name, fingerprint={name: name}), Welcome)
+    assert plain(name) == name
+    assert not forbidden_in(name)
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_a_client_that_offers_its_memory_cannot_forge_a_log_line(peer, evil, caplog):
+    files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
+    local = LocalConnection(peer.hello().local_socket)
+    message = Attach(protocol=1, client=f"x{evil}ERROR of another", region_bytes=REGION_BYTES)
+    with caplog.at_level(logging.INFO):
+        local.send(protocol.encode_local(message), files)
+        reply, _ = local.receive()
+    assert isinstance(reply, NotAttached)
+    assert not obeyed(reply.reason)
+    assert all(not obeyed(record.getMessage()) for record in caplog.records)
+
+
+@pytest.mark.parametrize("evil", EVIL)
+def test_our_client_refuses_to_declare_what_no_server_accepts(evil):
+    with closing(RemoteClient(ClientConfig("tcp://127.0.0.1:1", quiet=True))) as client:
+        for namespace, facts in ((f"a{evil}", {}), ("a", {"b": evil}), ("a", {evil: "b"})):
+            with pytest.raises(ConfigError, match=r"U\+") as refused:
+                client.declare(namespace, 4096, facts)
+            assert not obeyed(str(refused.value))
+
+
+# ── what is printed all the same ─────────────────────────────────────────────────────────
+
+
+def evil_stats(epoch: str) -> StatsReply:
+    """From a server that puts it into every text that a reply has."""
+    one = NamespaceStats(
+        block_bytes=1, blocks=1, used_bytes=1, client=ALL_EVIL, fingerprint={"a": ALL_EVIL}
+    )
+    other = NamespaceStats(
+        block_bytes=1, blocks=1, used_bytes=1, client=ALL_EVIL, engines={ALL_EVIL: {"b": ALL_EVIL}},
+        fingerprint={"a": "b", ALL_EVIL: ALL_EVIL, "model_name": ALL_EVIL},
+    )  # fmt: skip
+    return StatsReply(
+        request_id=1, epoch=epoch, server=ALL_EVIL, uptime_s=1.0, time_s=1.0,
+        tiers={ALL_EVIL: TierStats(budget_bytes=1, used_bytes=1, blocks=1, pending=0, pinned=0,
+                                   free_slabs=0)},
+        namespaces={ALL_EVIL: one, f"b{ALL_EVIL}": other, "m": one},
+        counters={f"declined{ALL_EVIL}": 3, "lookup_keys": 1, "lookup_hits": 1},
+    )  # fmt: skip
+
+
+@pytest.fixture
+def evil_server():
+    with FakeServer(epoch="e") as fake:
+        refusal = Error(request_id=1, epoch="e", code=ALL_EVIL, message=ALL_EVIL)
+
+        def with_id(reply):
+            def send(asked):
+                number = asked.message.request_id
+                fake.send(asked, type(reply)(**{
+                    **{name: getattr(reply, name) for name in reply.__struct_fields__},
+                    "request_id": number,
+                }))  # fmt: skip
+
+            return send
+
+        fake.rules |= {Stats: with_id(evil_stats("e")), Keep: with_id(refusal),
+                       Clear: with_id(refusal)}  # fmt: skip
+        yield fake
+
+
+RUNS = ["stats", "stats --json", "why", "why --json", "doctor", "doctor --json",
+        "clear --all --yes",
+        "clear --namespace nobody", "pin m", "unpin m", "watch", "watch --json"]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", RUNS)
+def test_no_command_prints_what_a_terminal_obeys(evil_server, capsys, monkeypatch, arguments):
+    if arguments.startswith("watch"):
+
+        def stop(_):
+            raise KeyboardInterrupt
+
+        clock = SimpleNamespace(sleep=stop, time=time.time, strftime=time.strftime)
+        monkeypatch.setattr("remote_server.command.watch.time", clock)
+    main([*arguments.split(), "--server", evil_server.endpoint, "--timeout-s", "0.5"])
+    out, err = capsys.readouterr()
+    assert out or err
+    assert not obeyed(out + err)
+    assert "\\u202e" in out + err
+    if "--json" in arguments:
+        json.loads(out)
+
+
+def test_every_command_that_prints_a_reply_is_among_these():
+    tried = {run.split()[0] for run in RUNS}
+    names = {command.__name__.rpartition(".")[2] for command in COMMANDS}
+    assert names - tried == {"serve", "keys", "bench"}, "these print nothing of a server's"
+
+
+def test_commands_print_through_one_seam():
+    folder = Path(main.__code__.co_filename).parent
+    for file in folder.glob("*.py"):
+        if file.name not in ("terminal.py", "bench.py"):
+            assert not re.search(r"\bprint\(", file.read_text()), file
+
+
+def test_the_reason_that_an_engine_logs_is_one_line(evil_server, caplog):
+    with closing(RemoteClient(ClientConfig(evil_server.endpoint))) as client:
+        client.declare("m", 4096)
+        eventually(lambda: client.ready)
+        error = client.clear("m", timeout_s=2).exception(3)
+    assert not obeyed(str(error))
+
+
+def test_a_log_record_is_one_line_and_a_traceback_is_indented():
+    stream = io.StringIO()
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(PlainFormatter("%(levelname)s %(message)s"))
+    logger = logging.Logger("test")
+    logger.addHandler(handler)
+    logger.warning("a client: %s", f"x\nERROR forged{ALL_EVIL}")
+    try:
+        raise ValueError(f"x\nERROR forged{ALL_EVIL}")
+    except ValueError:
+        logger.exception("failed")
+    first, second, *rest = stream.getvalue().split("\n")
+    assert first.startswith(r"WARNING a client: x\x0aERROR forged\x1b[2J")
+    assert second == "ERROR failed"
+    assert all(line.startswith("    ") for line in rest[:-1])
+    assert not obeyed(stream.getvalue())
+
+
+async def test_stats_over_http_are_printable_ascii(http):
+    async with aiohttp.ClientSession() as session, session.get(f"{http.url}/stats") as answer:
+        text = await answer.text()
+    assert text.isascii()
+    assert not obeyed(text)

@@ -1,0 +1,220 @@
+"""Every way to get a setting wrong: one line that names it and status 2, and never a traceback."""
+
+import argparse
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from remote_server import settings
+from remote_server.__main__ import main as serve
+from remote_server.admin import address as admin_address
+from remote_server.command import _parser
+from remote_server.command import main as kvferry
+from remote_server.config import MIN_INFLIGHT_BYTES, MiB, ServerConfig
+from remote_server.errors import ConfigError
+from remote_server.keys import make_keys
+from remote_server.protocol import Error
+from remote_server.server import Server
+
+NUMERIC = [
+    field for field in msgspec.structs.fields(ServerConfig)
+    if isinstance(field.default, int | float) and not isinstance(field.default, bool)
+]  # fmt: skip
+TEXTS = ["nan", "NaN", "inf", "-inf", "", " ", "-5", "1e400", "0x10", "1_000", "１２", "٣", "1,5",
+         "9" * 5_000, "1" * 400 + ".5GiB", "--", "1\n", "²", "true"]  # fmt: skip
+LITERALS = ["nan", "inf", "-inf", "-5", "[1]", "{ a = 1 }", "1979-05-27", "true", '"１２"', '""',
+            "9" * 40, '"1_0"']  # fmt: skip
+QUIET = ("--memory", "16MiB", "--bind", "tcp://127.0.0.1:*", "--admin", "off")
+
+
+@pytest.fixture(autouse=True)
+def bounded() -> Iterator[None]:
+    """A file without an end, or without a writer, hangs its reader: not this test."""
+
+    def too_late(*_: object) -> None:
+        raise AssertionError("still reading")
+
+    before = signal.signal(signal.SIGALRM, too_late)
+    signal.alarm(20)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def refused(capsys):
+    """Run the server's command: it must refuse, in one line that names the setting."""
+
+    def refused(name: str, *flags: str) -> str:
+        assert serve([*flags]) == 2, flags
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.count("\n") == 1, err
+        assert err.startswith(f"remote_server: {name}: "), err
+        return err
+
+    return refused
+
+
+# ── numbers ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("field", NUMERIC, ids=lambda field: field.name)
+def test_a_text_that_is_no_number_is_refused_as_flag_and_as_variable(field, refused, monkeypatch):
+    for text in TEXTS:
+        refused(field.name, "--print-config", f"--{field.name.replace('_', '-')}={text}")
+        with monkeypatch.context() as environment:
+            environment.setenv(f"KVFERRY_{field.name.upper()}", text)
+            refused(field.name, "--print-config")
+
+
+@pytest.mark.parametrize("field", NUMERIC, ids=lambda field: field.name)
+def test_a_wrong_type_in_the_file_is_refused(field, refused, tmp_path):
+    file = tmp_path / "s.toml"
+    for literal in LITERALS:
+        file.write_text(f"{field.name} = {literal}\n", encoding="utf-8")
+        refused(field.name, "--print-config", "--settings", str(file))
+
+
+def test_nothing_is_rounded_in_silence(refused, tmp_path):
+    file = tmp_path / "s.toml"
+    for field in NUMERIC:
+        if field.type is not float:
+            file.write_text(f"{field.name} = 20000000.7\n")
+            refused(field.name, "--print-config", "--settings", str(file))
+            refused(field.name, "--print-config", f"--{field.name.replace('_', '-')}=20000000.7")
+
+
+def test_a_negative_zero_is_zero(capsys):
+    assert serve(["--print-config", "--ttl-s=-0", "--drain-timeout-s=-0.0"]) == 0
+    assert "-0" not in capsys.readouterr().out
+
+
+def test_every_setting_of_text_refuses_what_is_no_text(refused, tmp_path):
+    file = tmp_path / "s.toml"
+    for field in msgspec.structs.fields(ServerConfig):
+        if field.type is str:
+            for literal in ("1.5", "['a']", "true", r'"a\u0000"'):
+                file.write_text(f"{field.name} = {literal}\n")
+                refused(field.name, "--print-config", "--settings", str(file))
+            refused(field.name, "--print-config", f"--{field.name.replace('_', '-')}=\udcff")
+
+
+@pytest.mark.parametrize("setting", ["http://127.0.0.1:５７５８", "http://127.０.０.１:5758",
+                                     "http://１２７.0.0.1:1"])  # fmt: skip
+def test_an_address_has_digits_of_ascii(setting):
+    with pytest.raises(ConfigError, match=r"^admin: "):
+        admin_address.parse(setting)
+
+
+def test_a_client_can_have_a_block_whatever_max_inflight_is(context, refused):
+    from wire_peer import Peer
+
+    refused("max_inflight", "--print-config", "--max-inflight", "1")
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False,
+                          max_inflight=MIN_INFLIGHT_BYTES)  # fmt: skip
+    with Server(config) as server:
+        peer = Peer(context, server.endpoint)
+        answer = peer.hello(block_bytes=MIN_INFLIGHT_BYTES + 1)
+        assert isinstance(answer, Error) and answer.code == "too_large"
+        assert "--max-inflight" in answer.message
+        peer.hello(block_bytes=MIN_INFLIGHT_BYTES)
+        peer.put([1], length=MIN_INFLIGHT_BYTES)
+        assert len(peer.get([1])[1]) == 1
+
+
+# ── files ────────────────────────────────────────────────────────────────────────────────
+
+DEEP = b"a = " + b"[" * 100_000
+KINDS = ["missing", "directory", "fifo", "zero", "null", "socket", "latin1", "huge", "deep",
+         "binary", "empty", "number", "types", "zero byte"]  # fmt: skip
+
+
+def make(kind: str, folder: Path) -> str:
+    """A file that no setting can mean, of this kind."""
+    path = folder / "wrong"
+    contents = {"latin1": b'memory = "\xe4"\n', "huge": b"#" * (3 << 20), "deep": DEEP,
+                "binary": bytes(range(256)), "empty": b"", "number": b"a = 1\n",
+                "types": b"servers = [1]\nmemory = [1]\n"}  # fmt: skip
+    if kind in contents:
+        path.write_bytes(contents[kind])
+        path.chmod(0o600)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path, 0o600)
+    elif kind == "socket":
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(path))
+    elif kind in ("zero", "null"):
+        return f"/dev/{kind}"
+    elif kind == "zero byte":
+        return "a\0b"
+    return str(path)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "empty"])
+def test_a_settings_file_of_every_kind(kind, refused, tmp_path):
+    refused("settings", "--print-config", "--settings", make(kind, tmp_path))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("setting", ["keys", "tenants", "admin_token_file"])
+def test_every_other_file_that_a_setting_names(setting, kind, refused, tmp_path):
+    make_keys(tmp_path / "keys", ["blue"])
+    files = {
+        "keys": str(tmp_path / "keys/server.key"),
+        "tenants": str(tmp_path / "keys/tenants.toml"),
+    }
+    files[setting] = make(kind, tmp_path)
+    if setting == "admin_token_file":
+        files = {setting: files[setting]}
+    flags = [f"--{name.replace('_', '-')}={path}" for name, path in files.items()]
+    refused(setting, *QUIET, *flags)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "zero byte"])
+def test_a_clients_key_file_of_every_kind(kind, capsys, tmp_path):
+    address = f"tcp://127.0.0.1:1?keys={make(kind, tmp_path)}"
+    assert kvferry(["stats", "--server", address, "--timeout-s", "1"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("kvferry: keys: ") and err.count("\n") == 1
+
+
+# ── the numbers of every command ─────────────────────────────────────────────────────────
+
+
+def numeric_flags() -> Iterator[tuple[str, str]]:
+    (commands,) = (one for one in _parser()._actions if isinstance(one, argparse._SubParsersAction))
+    for name, parser in commands.choices.items():
+        for action in parser._actions:
+            assert action.type not in (int, float), f"{name} {action.dest}: Python's own reading"
+            if action.type is not None and action.dest in (
+                "timeout_s",
+                "every_s",
+                "seconds",
+                "block",
+            ):
+                yield name, action.option_strings[0]
+
+
+@pytest.mark.parametrize(("command", "flag"), [*numeric_flags()])
+def test_a_wrong_number_is_wrong_usage_in_every_command(command, flag, capsys):
+    # Without "--", which argparse itself takes out of `--flag=--`.
+    zero = [] if flag == "--seconds" else ["0", "-0"]  # a bench of no time measures five times
+    for text in [*(text for text in TEXTS if text != "--"), *zero, "-1e-9", "1e300", "9" * 17]:
+        with pytest.raises(SystemExit) as ended:
+            kvferry([command, *(["ns"] if "pin" in command else []), f"{flag}={text}"])
+        assert ended.value.code == 2
+        assert flag in capsys.readouterr().err
+
+
+def test_the_flags_of_settings_have_no_reading_of_their_own():
+    parser = argparse.ArgumentParser()
+    settings.add_flags(parser)
+    assert all(action.type is None for action in parser._actions)
