@@ -115,6 +115,8 @@ class RemoteTier(SecondaryTierManager):
         self.break_even = BreakEven(clock, enabled=config.break_even)
         self._label = ""
         self._facts: Facts = {}
+        self._weight_epoch: Facts = {}
+        """Of weights that may have changed since the start, whether declared before or not."""
         self._namespace: str | None = None
         _log_through_vllm()
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
@@ -154,9 +156,9 @@ class RemoteTier(SecondaryTierManager):
     def declare(self, label: str, facts: Facts) -> None:
         """Say whose blocks these are. Until then nothing is put, and a request that is looked up
         waits for this within its budget. Raises `ConfigError` for facts that no server takes."""
-        self._label, self._facts = label, facts
-        self._namespace = namespace_of(label, facts)
-        self._client.declare(self._namespace, self._rows.block_bytes, facts)
+        self._label, self._facts = label, facts | self._weight_epoch
+        self._namespace = namespace_of(label, self._facts)
+        self._client.declare(self._namespace, self._rows.block_bytes, self._facts)
         logger.info(
             "server %s, namespace %s, blocks of %d bytes",
             self._config.server,
@@ -183,8 +185,9 @@ class RemoteTier(SecondaryTierManager):
         self._counters.count(metrics.CANARIES, label=result)
 
     def _weights_may_have_changed(self) -> None:
+        self._weight_epoch = {"weight_epoch": new_weight_epoch()}
         if (old := self._namespace) is not None:
-            self.declare(self._label, self._facts | {"weight_epoch": new_weight_epoch()})
+            self.declare(self._label, self._facts)
             self._client.forget(old)
         self._lookups.forget_answers()
         self._recency.forget()
