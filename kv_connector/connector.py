@@ -18,6 +18,9 @@ import torch
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingWorkerMetadata,
+)
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
@@ -32,9 +35,11 @@ from kv_connector.config import (
     refuse_random_hashes,
 )
 from kv_connector.guard import never_raises
+from kv_connector.kept_back import KeptBack, Reason, shut_out
 from kv_connector.pool_file import engine_core_pid, pool_name, sweep_dead_pools
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.request_options import apply_request_options, keep_to_pool
+from kv_connector.reset_flush import ResetFlush
 from kv_connector.spec import POOL_NAME_KEY, FerrySpec
 from kv_connector.traffic import Traffic
 from remote_server.errors import ConfigError
@@ -103,9 +108,11 @@ class KVFerryConnector(OffloadingConnector):
         self._not_known: list[str] = []
         self._traffic = Traffic()
         self._remote: RemoteTier | None = None
+        self._flush = ResetFlush()
         if not in_worker:
             self._find_parts()
             self._take_facts(kv_cache_config)
+            self._kept_back = KeptBack(self.scheduler, self._count_kept_back)
 
     def _take_facts(self, kv_cache_config: "KVCacheConfig") -> None:
         if self._remote is not None:
@@ -198,6 +205,8 @@ class KVFerryConnector(OffloadingConnector):
         # While nothing has come, the answer is known without a walk over a long prompt's keys.
         if self._still_waits(request):
             return None, False
+        if not self._begin(request, num_computed_tokens):
+            self._shut_out(request)
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens is None:
             self._deferred(request, num_computed_tokens)
@@ -208,6 +217,19 @@ class KVFerryConnector(OffloadingConnector):
     @never_raises(lambda: False)
     def _still_waits(self, request: "Request") -> bool:
         return self._remote is not None and self._remote.still_waits(request.request_id)
+
+    @never_raises(lambda: False)
+    def _begin(self, request: "Request", num_computed_tokens: int) -> bool:
+        self._kept_back.begin(request, num_computed_tokens)
+        return True
+
+    @never_raises(lambda: None)
+    def _shut_out(self, request: "Request") -> None:
+        shut_out(self.scheduler._req_status[request.request_id])
+
+    def _count_kept_back(self, reason: Reason) -> None:
+        if self._remote is not None:
+            self._remote.count_kept_back(reason)
 
     @never_raises(lambda: None)
     def _deferred(self, request: "Request", num_computed_tokens: int) -> None:
@@ -239,8 +261,13 @@ class KVFerryConnector(OffloadingConnector):
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._allocated(request, blocks)
         if num_external_tokens:
             self._count_admission(request, num_external_tokens)
+
+    @never_raises(lambda: None)
+    def _allocated(self, request: "Request", blocks: "KVCacheBlocks") -> None:
+        self._kept_back.allocated(request, blocks)
 
     @never_raises(lambda: None)
     def _count_admission(self, request: "Request", num_external_tokens: int) -> None:
@@ -248,14 +275,69 @@ class KVFerryConnector(OffloadingConnector):
         self._traffic.admitted({source.value: tokens for source, tokens in sources.items()})
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> Any:
+        self._scheduled(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
+        self._finished(scheduler_output)
         self._maybe_log()
         self._step_began(scheduler_output)
         return meta
 
+    @never_raises(lambda: None)
+    def _scheduled(self, scheduler_output: "SchedulerOutput") -> None:
+        self._kept_back.scheduled(scheduler_output)
+
+    @never_raises(lambda: None)
+    def _finished(self, scheduler_output: "SchedulerOutput") -> None:
+        self._kept_back.finished(scheduler_output.finished_req_ids or ())
+
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         super().update_connector_output(connector_output)
+        self._learn_from_workers(connector_output)
         self._step_ended()
+
+    @never_raises(lambda: None)
+    def _learn_from_workers(self, connector_output: "KVConnectorOutput") -> None:
+        told = connector_output.kv_connector_worker_meta
+        flushed = isinstance(told, OffloadingWorkerMetadata) and self._flush.completed(
+            told.completed_jobs
+        )
+        if flushed and self._remote is not None:
+            self._remote.on_reset_flushed()
+
+    # ── resets ───────────────────────────────────────────────────────────────────────────
+
+    def reset_cache(self) -> bool | None:
+        """Empty the pool and begin a new weight epoch. vLLM calls this also when requests run,
+        whose KV the engine then keeps, and while copies are under way: see `old_kv` and
+        `reset_flush`."""
+        undelivered = self._before_reset()
+        answer = super().reset_cache()
+        self._after_reset(undelivered)
+        return answer
+
+    @never_raises(set)
+    def _before_reset(self) -> set[int]:
+        """Gives the jobs whose end an earlier reset has ordered, in no step yet. vLLM asserts
+        that there are none, and an operator who is answered `false` resets again at once."""
+        self._flush.begin(self.scheduler)
+        undelivered = self.scheduler._current_batch_jobs_to_flush
+        self.scheduler._current_batch_jobs_to_flush = set()
+        return undelivered
+
+    @never_raises(lambda: None)
+    def _after_reset(self, undelivered: set[int]) -> None:
+        self.scheduler._current_batch_jobs_to_flush |= undelivered
+        if self._flush and self._remote is not None:
+            self._remote.hold_loads()
+        manager = getattr(self, "_kv_cache_manager", None)
+        requests, blocks = self._kept_back.begin_epoch(manager and manager.block_pool)
+        if blocks or requests:
+            logger.warning(
+                "the cache was reset while the engine still holds %d blocks of KV: %d requests "
+                "that run on it, and those that reuse it, keep away from pool and server",
+                blocks,
+                requests,
+            )
 
     @never_raises(lambda: None)
     def _step_began(self, scheduler_output: "SchedulerOutput") -> None:

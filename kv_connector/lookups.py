@@ -93,6 +93,8 @@ class Lookups:
         self._resumed: set[str] = set()
         """Requests that were preempted. vLLM does not report when they are scheduled again, so
         they take no room."""
+        self._held_since_s: float | None = None
+        """Since when rows of the pool must not be loaded into."""
         self._pause = LookupPause(clock)
         self._probe_key: OffloadKey | None = None
         """The key that a lookup which no request waits for may ask."""
@@ -220,6 +222,14 @@ class Lookups:
         for wait in self._waits.values():
             wait.forget_answers()
 
+    def hold_loads(self) -> None:
+        """Load nothing until `release_loads`."""
+        self._held_since_s = self._clock()
+
+    def release_loads(self) -> None:
+        """Load again what the server holds."""
+        self._held_since_s = None
+
     def _look(self, wait: Waiting, namespace: str | None, key: OffloadKey, request_id: str) -> None:
         """The first lookup of a request in a step: everything that holds for all of its keys."""
         now_s = self._clock()
@@ -239,6 +249,10 @@ class Lookups:
 
     def _decide(self, wait: Waiting, readable: list[bytes], request_id: str, now_s: float) -> None:
         """Whether the blocks that the server holds may be loaded in this step."""
+        if self._held_since_s is not None:
+            if now_s - self._held_since_s > self._config.load_timeout_ms / 1000:
+                wait.give_up(readable, Missed.POOL_BUSY)
+            return
         if not wait.judged and not self._worth_fetching(readable, round_trips=1):
             wait.give_up(readable, Missed.BREAK_EVEN)
         elif wait.loads_too_often:

@@ -67,6 +67,11 @@ logger = init_logger("vllm.kvferry.remote_tier")
 # How long `drain_jobs` may hold the scheduler while transfers are cancelled.
 DRAIN_TIMEOUT_S = 2.0
 
+# A bare tier does not learn when the workers have ended the copies that a reset found under way.
+# They do so in the first step after it. vLLM schedules so many steps, and one for each pipeline
+# stage, before it waits for the oldest of them.
+BATCHES_AHEAD = 2
+
 
 class RemoteTier(SecondaryTierManager):
     """Looks up, loads and stores pool rows on the remote server, within every time limit.
@@ -113,6 +118,10 @@ class RemoteTier(SecondaryTierManager):
         _log_through_vllm()
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
         self._engine = offloading_spec.config.engine_id
+        self._steps_of_a_flush = 0
+        if bare is not None:
+            self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
+        self._flush_steps_left = 0
         self._client = client_factory(client_config(config, self._engine))
         # The pool is itself the memory that a server on this host copies from and into: no
         # staging copy. vLLM's spec keeps the scheduler's map of it here before it makes tiers.
@@ -167,6 +176,23 @@ class RemoteTier(SecondaryTierManager):
         """One worker's start-up canary came back."""
         self._counters.count(metrics.CANARIES, label=result)
 
+    def count_kept_back(self, reason: str) -> None:
+        """One request is kept from pool and server."""
+        self._counters.count(metrics.KEPT_BACK, label=reason)
+
+    # ── resets ───────────────────────────────────────────────────────────────────────────
+
+    def hold_loads(self) -> None:
+        """Put nothing into rows of the pool until `on_reset_flushed`: copies of before a reset
+        may still land in them. What the server holds is not yet a hit for this long; after the
+        time that a load may take it is a miss."""
+        self._lookups.hold_loads()
+
+    @never_raises(lambda: None)
+    def on_reset_flushed(self) -> None:
+        """No copy of before a reset is under way any more, in any worker."""
+        self._lookups.release_loads()
+
     def _weights_may_have_changed(self) -> None:
         if (old := self._namespace) is not None:
             self.declare(self._label, self._facts | {"weight_epoch": new_weight_epoch()})
@@ -196,6 +222,10 @@ class RemoteTier(SecondaryTierManager):
         """Send what this step's lookups could not answer: one question per prompt."""
         self._lookups.end_step(self._namespace, context.new_req_ids, context.preempted_req_ids)
         self._touch_what_was_used()
+        if self._flush_steps_left:
+            self._flush_steps_left -= 1
+            if not self._flush_steps_left:
+                self.on_reset_flushed()
 
     # The next three are our connector's. A bare tier works without them: vLLM then walks over
     # all keys of a waiting prompt in every step, and the tier learns of an admission only when
@@ -309,6 +339,9 @@ class RemoteTier(SecondaryTierManager):
                 logger.error("transfers did not end within %.1f s of a reset", DRAIN_TIMEOUT_S)
         finally:  # whatever the transfers did, blocks of old weights must not be found again
             self._weights_may_have_changed()
+            if self._steps_of_a_flush:
+                self._flush_steps_left = self._steps_of_a_flush
+                self.hold_loads()
 
     @never_raises(lambda: None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:

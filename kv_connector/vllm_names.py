@@ -17,6 +17,8 @@ _FACT = "decides the bytes of a block: part of the namespace"
 _GEOMETRY = "where the bytes of a row are"
 _JOB = "what a tier is given to move, and answers"
 _METRIC = "how a tier shows its metrics"
+_OLD = "which blocks of the engine hold KV of before a reset"
+_FLUSH = "which copies a reset found under way"
 _TYPE = "named in annotations only"
 
 NAMES: dict[str, dict[str, str]] = {
@@ -29,6 +31,7 @@ NAMES: dict[str, dict[str, str]] = {
         "KVConnectorHandshakeMetadata": "base of what workers send the scheduler",
         "KVConnectorRole.WORKER": "tells scheduler and worker apart",
         "KVConnectorBase_V1._vllm_config": "the translated settings, in a worker's hooks",
+        "KVConnectorBase_V1._kv_cache_manager": _OLD,
     },
     f"{_CONNECTOR}.v1.offloading_connector": {
         "OffloadingConnector": "base of our connector",
@@ -42,6 +45,7 @@ NAMES: dict[str, dict[str, str]] = {
         "OffloadingConnector.update_state_after_alloc": _HOOK,
         "OffloadingConnector.build_connector_meta": _HOOK,
         "OffloadingConnector.update_connector_output": _HOOK,
+        "OffloadingConnector.reset_cache": _HOOK,
         "OffloadingConnector.requires_piecewise_for_cudagraph": _HOOK,
         "OffloadingConnector.build_prom_metrics": _HOOK,
         "OffloadingConnector.get_external_cache_hit_sources": "tokens by level, for the log line",
@@ -50,7 +54,15 @@ NAMES: dict[str, dict[str, str]] = {
         "OffloadingConnectorScheduler.manager": "leads to the tiers, ours among them",
         "OffloadingConnectorScheduler.config": "the groups of the KV cache",
         "OffloadingConnectorScheduler._req_status": "the keys of a request's prefix",
+        "OffloadingConnectorScheduler._jobs": _FLUSH,
+        "OffloadingConnectorScheduler._current_batch_jobs_to_flush": _FLUSH,
+        "TransferJobStatus.pending_count": _FLUSH,
         "SchedulerOffloadConfig.kv_group_configs": "the groups of the KV cache",
+        "GroupOffloadConfig.group_idx": _OLD,
+        "GroupOffloadConfig.tokens_per_block": _OLD,
+        "RequestOffloadState.req": "which requests run at a reset",
+        "RequestOffloadState.max_load_tokens": "keeps a request from the pool",
+        "RequestOffloadState.max_offload_tokens": "keeps a request from the pool",
         "GroupOffloadConfig.tokens_per_chunk": "which keys a prefix of so many tokens has",
         "GroupOffloadConfig.sliding_window_size_in_chunks": "groups that hold all of a prefix",
         "RequestOffloadState.group_states": "the keys of a request's prefix",
@@ -58,6 +70,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     f"{_CONNECTOR}.v1.offloading.worker": {
         "OffloadingConnectorWorker.spec": "makes the stage of the start-up canary",
+    },
+    f"{_CONNECTOR}.v1.offloading.common": {
+        "OffloadingWorkerMetadata.completed_jobs": _FLUSH,
     },
     f"{_CONNECTOR}.v1.offloading.metrics": {
         "OffloadingConnectorStats": _METRIC,
@@ -224,8 +239,29 @@ NAMES: dict[str, dict[str, str]] = {
         "KVCacheConfig.kv_cache_layout": _FACT,
         "KVCacheConfig.kv_cache_groups": _FACT,
     },
-    "vllm.v1.core.kv_cache_manager": {"KVCacheBlocks": _TYPE},
+    "vllm.v1.core.kv_cache_manager": {
+        "KVCacheBlocks.get_block_ids": _OLD,
+        "KVCacheManager.block_pool": _OLD,
+    },
+    "vllm.v1.core.block_pool": {"BlockPool.blocks": _OLD},
+    "vllm.v1.core.kv_cache_utils": {
+        "KVCacheBlock.block_id": _OLD,
+        "KVCacheBlock.block_hash": _OLD,
+        "KVCacheBlock.ref_cnt": _OLD,
+        "KVCacheBlock.is_null": _OLD,
+        "KVCacheBlockCopy.src_block_id": _OLD,
+        "KVCacheBlockCopy.dst_block_id": _OLD,
+    },
     "vllm.v1.core.sched.output": {
+        "SchedulerOutput.scheduled_cached_reqs": _OLD,
+        "SchedulerOutput.kv_cache_block_copies": _OLD,
+        "SchedulerOutput.kv_connector_block_state": _OLD,
+        "SchedulerOutput.finished_req_ids": "which requests are no longer kept back",
+        "CachedRequestData.req_ids": _OLD,
+        "CachedRequestData.new_block_ids": _OLD,
+        "CachedRequestData.resumed_req_ids": _OLD,
+        "KVConnectorBlockState.get_block_ids": _OLD,
+        "KVConnectorBlockState.boundary_state_offloads": "stores that no limit of a request ends",
         "SchedulerOutput.num_scheduled_tokens": "how fast the engine computes",
     },
     "vllm.v1.outputs": {"KVConnectorOutput": _TYPE},
@@ -233,6 +269,7 @@ NAMES: dict[str, dict[str, str]] = {
         "Request.kv_transfer_params": "what a request may use",
         "Request.lora_request": "a request with an adapter keeps to the pool",
         "Request.num_tokens": "the log line",
+        "Request.num_computed_tokens": "which requests run at a reset",
     },
     "vllm.platforms": {"current_platform": "whether there is a GPU"},
     "vllm.logger": {"init_logger": "our log lines among vLLM's"},

@@ -14,7 +14,9 @@ from kv_connector import connector as connector_module
 from kv_connector import tier_metrics as metrics
 from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector, WorkerFacts
+from kv_connector.kept_back import KeptBack
 from kv_connector.request_options import BYPASS_KEY
+from kv_connector.reset_flush import ResetFlush
 from kv_connector.spec import FerrySpec
 from kv_connector.traffic import Traffic
 from remote_server.errors import ConfigError
@@ -38,6 +40,8 @@ class Connector:
         made._failed_hooks, made._not_known = [], []
         made._traffic = Traffic(1e-9)
         made._remote = self.engine.tier
+        made._flush = ResetFlush()
+        made._kept_back = KeptBack(made.scheduler, made._count_kept_back)
         self.connector = made
         told = WorkerFacts({"attention": "x"}, Report(Outcome.PASSED))
         self.examples: dict[str, Any] = {
@@ -66,7 +70,7 @@ class Connector:
 
 
 CONNECTOR_FAULTS = [
-    *("_traffic", "_remote", "_config", "_facts"),
+    *("_traffic", "_remote", "_config", "_facts", "_flush", "_kept_back"),
     *("namespace.worker_facts", "apply_request_options", "fly", "client_config"),
     "FerrySpec.forget_pool_name_of",
 ]
