@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from enum import StrEnum, auto
 from typing import TYPE_CHECKING
 
+from kv_connector.adapters import Adapters, AdapterState
 from kv_connector.old_kv import OldKV
 
 if TYPE_CHECKING:
@@ -26,7 +27,15 @@ class Reason(StrEnum):
     """Why a request is kept back. Counted by it."""
 
     OLD_KV = auto()  # it holds KV of before a reset
+    LORA_CHANGED = auto()  # the files of its adapter were replaced
+    LORA_UNKNOWN = auto()  # the files of its adapter cannot be seen
 
+
+_ADAPTERS = {
+    AdapterState.SAME: None,
+    AdapterState.CHANGED: Reason.LORA_CHANGED,
+    AdapterState.UNKNOWN: Reason.LORA_UNKNOWN,
+}
 
 Limits = tuple[int | None, int | None]
 
@@ -43,6 +52,7 @@ class KeptBack:
         self._scheduler = scheduler
         self._count = count
         self._old = OldKV()
+        self._adapters = Adapters()
         self._limits: dict[str, Limits] = {}
 
     def begin_epoch(self, pool: "BlockPool | None") -> tuple[int, int]:
@@ -59,6 +69,10 @@ class KeptBack:
             self._release(request.request_id)
         if self._old:
             self._old.looked_up(request.request_id, engine_tokens)
+        if request.lora_request is not None:
+            reason = _ADAPTERS[self._adapters.look_at(request.lora_request)]
+            if reason is not None:
+                self.keep(request.request_id, reason)
 
     def allocated(self, request: "Request", blocks: "KVCacheBlocks") -> None:
         """The request was given these blocks: all that it holds."""

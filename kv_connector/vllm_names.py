@@ -239,6 +239,10 @@ NAMES: dict[str, dict[str, str]] = {
         "KVCacheConfig.kv_cache_layout": _FACT,
         "KVCacheConfig.kv_cache_groups": _FACT,
     },
+    "vllm.lora.request": {
+        "LoRARequest.lora_name": "which adapter a key stands for",
+        "LoRARequest.lora_path": "which adapter a key stands for",
+    },
     "vllm.v1.core.kv_cache_manager": {
         "KVCacheBlocks.get_block_ids": _OLD,
         "KVCacheManager.block_pool": _OLD,
