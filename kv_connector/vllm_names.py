@@ -29,7 +29,9 @@ NAMES: dict[str, dict[str, str]] = {
     f"{_CONNECTOR}.v1": {"KVConnectorRole": "tells scheduler and worker apart"},
     f"{_CONNECTOR}.v1.base": {
         "KVConnectorHandshakeMetadata": "base of what workers send the scheduler",
+        "KVConnectorMetadata": _TYPE,
         "KVConnectorRole.WORKER": "tells scheduler and worker apart",
+        "KVConnectorWorkerMetadata": _TYPE,
         "KVConnectorBase_V1._vllm_config": "the translated settings, in a worker's hooks",
         "KVConnectorBase_V1._kv_cache_manager": _OLD,
     },
@@ -73,6 +75,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     f"{_CONNECTOR}.v1.offloading.common": {
         "OffloadingWorkerMetadata.completed_jobs": _FLUSH,
+        "OffloadingConnectorMetadata": "carries what was heard from the workers to them",
+        "OffloadingWorkerMetadata": "carries the workers' reports to the scheduler",
+        "OffloadingWorkerMetadata.aggregate": "joins the steps of all workers",
     },
     f"{_CONNECTOR}.v1.offloading.metrics": {
         "OffloadingConnectorStats": _METRIC,

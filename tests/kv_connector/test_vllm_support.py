@@ -163,11 +163,16 @@ def used(cls: ast.ClassDef) -> set[str]:
 
 def own(cls: ast.ClassDef) -> set[str]:
     methods = {node.name for node in cls.body if isinstance(node, ast.FunctionDef)}
-    return methods | {
-        node.attr
-        for node in ast.walk(cls)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    }
+    declared = {ast.unparse(node.target) for node in cls.body if isinstance(node, ast.AnnAssign)}
+    return (
+        methods
+        | declared
+        | {
+            node.attr
+            for node in ast.walk(cls)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+        }
+    )
 
 
 # ── what that means ──────────────────────────────────────────────────────────────────────────
