@@ -114,7 +114,10 @@ class RemoteTier(SecondaryTierManager):
         self.break_even = BreakEven(clock, enabled=config.break_even)
         self._label = ""
         self._facts: Facts = {}
+        self._declared: Facts = {}
         self._namespace: str | None = None
+        self.weight_epoch: str | None = None
+        """The fact of this name: None for the weights of the start."""
         _log_through_vllm()
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
         self._engine = offloading_spec.config.engine_id
@@ -156,6 +159,9 @@ class RemoteTier(SecondaryTierManager):
     def declare(self, label: str, facts: Facts) -> None:
         """Say whose blocks these are. Until then every lookup misses and nothing is put."""
         self._label, self._facts = label, facts
+        if self.weight_epoch is not None:
+            facts = facts | {"weight_epoch": self.weight_epoch}
+        self._declared = facts
         self._namespace = namespace_of(label, facts)
         self._client.declare(self._namespace, self._rows.block_bytes, facts)
         logger.info(
@@ -193,10 +199,14 @@ class RemoteTier(SecondaryTierManager):
         """No copy of before a reset is under way any more, in any worker."""
         self._lookups.release_loads()
 
-    def _weights_may_have_changed(self) -> None:
+    def enter_epoch(self, epoch: str | None) -> None:
+        """From now on blocks are kept under the name of this weight epoch. What is known of the
+        server's blocks is forgotten; the rows of the pool are not concerned."""
+        self.weight_epoch = epoch
         if (old := self._namespace) is not None:
-            self.declare(self._label, self._facts | {"weight_epoch": new_weight_epoch()})
-            self._client.forget(old)
+            self.declare(self._label, self._facts)
+            if old != self._namespace:
+                self._client.forget(old)
         self._lookups.forget_answers()
         self._recency.forget()
         self._backfill.forget()
@@ -316,7 +326,7 @@ class RemoteTier(SecondaryTierManager):
             self._epoch = epoch
             self._backfill.server_restarted()
             if self._namespace is not None:
-                look_for_gaps(self._client, self._namespace, self._engine, self._facts, logger)
+                look_for_gaps(self._client, self._namespace, self._engine, self._declared, logger)
         if ready and self._namespace is not None:
             self._backfill.serve(parent, self._namespace, engine_waits=self._lookups.engine_waits)
 
@@ -338,7 +348,7 @@ class RemoteTier(SecondaryTierManager):
             if not self._transfers.drain(DRAIN_TIMEOUT_S):
                 logger.error("transfers did not end within %.1f s of a reset", DRAIN_TIMEOUT_S)
         finally:  # whatever the transfers did, blocks of old weights must not be found again
-            self._weights_may_have_changed()
+            self.enter_epoch(new_weight_epoch())
             if self._steps_of_a_flush:
                 self._flush_steps_left = self._steps_of_a_flush
                 self.hold_loads()
