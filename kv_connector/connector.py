@@ -7,7 +7,6 @@ definitions, and lets single requests opt out.
 
 import copy
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kv_connector.vllm_support import refuse_unsupported
@@ -17,9 +16,9 @@ refuse_unsupported()  # before every import that another version of vLLM may not
 import torch
 import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorHandshakeMetadata
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
-    OffloadingWorkerMetadata,
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorHandshakeMetadata,
+    KVConnectorMetadata,
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
@@ -35,14 +34,25 @@ from kv_connector.config import (
     refuse_random_hashes,
 )
 from kv_connector.guard import never_raises
-from kv_connector.kept_back import KeptBack, Reason, shut_out
+from kv_connector.introduction import Introduction
+from kv_connector.kept_back import shut_out
 from kv_connector.pool_file import engine_core_pid, pool_name, sweep_dead_pools
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.request_options import apply_request_options, keep_to_pool
-from kv_connector.reset_flush import ResetFlush
+from kv_connector.resets import Resets
 from kv_connector.spec import POOL_NAME_KEY, FerrySpec
 from kv_connector.traffic import Traffic
-from remote_server.errors import ConfigError
+from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
+from kv_connector.worker_report import (
+    FerryMetadata,
+    FerryWorkerMetadata,
+    Reporter,
+    Reports,
+    WorkerReport,
+    reports_in,
+    with_heard,
+    with_report,
+)
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -58,20 +68,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = init_logger("vllm.kvferry")
-
-
-@dataclass
-class WorkerFacts(KVConnectorHandshakeMetadata):
-    """What each worker tells the scheduler before the first request."""
-
-    facts: namespace.Facts | None
-    """None when the worker could not tell."""
-
-    canary: Report | None = None
-    """None where there is no server."""
-
-    failed_hooks: tuple[str, ...] = ()
-    """Hooks of the worker that failed and were kept from the engine."""
 
 
 class KVFerryConnector(OffloadingConnector):
@@ -101,35 +97,60 @@ class KVFerryConnector(OffloadingConnector):
                 logger.info("removed %s, left by an engine that died", path)
         translated = _with_extra_config(vllm_config, extra)
         super().__init__(translated, role, kv_cache_config)
-        self._worker_facts: namespace.Facts | None = None
-        self._canary: Report | None = None
-        self._failed_hooks: list[str] = []
-        self._facts: namespace.Facts = {}
-        self._not_known: list[str] = []
         self._traffic = Traffic()
         self._remote: RemoteTier | None = None
-        self._flush = ResetFlush()
-        if not in_worker:
+        self._introduction: Introduction | None = None
+        self._reporter: Reporter | None = None  # a worker's
+        self._watch: WeightWatch | None = None  # a worker's
+        self._look: int | None = None  # a worker's: the scheduler's newest look at the weights
+        self._reports = Reports(0)  # the scheduler's
+        if in_worker:
+            self._reporter = Reporter(self.connector_worker.spec.config.parallel.rank)
+        else:
+            self._reports = Reports(self.scheduler.config.num_workers)
             self._find_parts()
-            self._take_facts(kv_cache_config)
-            self._kept_back = KeptBack(self.scheduler, self._count_kept_back)
-
-    def _take_facts(self, kv_cache_config: "KVCacheConfig") -> None:
-        if self._remote is not None:
-            taken = namespace.engine_facts(self._vllm_config, kv_cache_config)
-            self._facts, self._not_known = taken
+            self._resets = Resets(self.scheduler, self._remote)
 
     def _find_parts(self) -> None:
         manager: Any = self.scheduler.manager
         tiers = [tier for tier in manager.secondary_tiers if isinstance(tier, RemoteTier)]
-        self._remote = tiers[0] if tiers else None
+        if tiers:
+            self._remote = tiers[0]
+            self._introduction = self._introduce(tiers[0])
 
-    # ── start: worker → scheduler ────────────────────────────────────────────────────────
+    def _introduce(self, remote: RemoteTier) -> Introduction:
+        facts, not_known = namespace.engine_facts(self._vllm_config, self._kv_cache_config)
+        facts["user"] = self._config.namespace
+        label = namespace.label_of(self._vllm_config, self._config.namespace)
+        return Introduction(remote, self._reports, label, facts, not_known)
+
+    # ── worker → scheduler ───────────────────────────────────────────────────────────────
 
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         super().register_kv_caches(kv_caches)
-        self._worker_facts = self._look_around(kv_caches)
-        self._canary = self._fly_canary()
+        self._report(self._look_around(kv_caches), self._fly_canary())
+        self._watch_weights()
+
+    @never_raises(lambda: None)
+    def _report(self, facts: namespace.Facts | None, canary: Report | None) -> None:
+        if self._reporter is not None:
+            self._reporter.change(facts=facts, canary=canary)
+
+    @never_raises(lambda: None)
+    def _watch_weights(self) -> None:
+        models = models_of_caller()
+        why_not = why_not_watched(self._vllm_config) if models else "no model runner was found"
+        if models is None or why_not is not None:
+            logger.warning(
+                "weights are not watched, because %s: after every change of them reset the cache "
+                "with reset_external=true",
+                why_not,
+            )
+            return
+        self._watch = WeightWatch(models)
+        if self._reporter is not None:
+            start = self._watch.at_start
+            self._reporter.change(weights_at_start=start, weights=start)
 
     @never_raises(lambda: None)
     def _look_around(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
@@ -142,50 +163,51 @@ class KVFerryConnector(OffloadingConnector):
         config = client_config(self._config, f"canary of {self._vllm_config.instance_id}")
         return fly(self.connector_worker.spec.canary_stage, config)
 
-    def get_handshake_metadata(self) -> KVConnectorHandshakeMetadata | None:
-        return WorkerFacts(self._worker_facts, self._canary, tuple(self._failed_hooks))
-
-    @never_raises(lambda: None, but=ConfigError)
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """All workers have mapped the pool and said what they run on; nothing was served yet.
+        """All workers have mapped the pool. Under `MultiConnector` the metadata is another
+        connector's, so none of it is looked at: workers report with the engine's steps."""
+        self._forget_pool_name()
 
-        Until this has gone well the remote tier answers every lookup with a miss. Raises
-        `ConfigError` for a row that no server takes.
-        """
+    @never_raises(lambda: None)
+    def _forget_pool_name(self) -> None:
         FerrySpec.forget_pool_name_of(self.scheduler.manager)
-        if self._remote is None:
-            return
-        facts = dict(self._facts)
-        reasons = list(self._not_known)
-        for rank, told in sorted(metadata.items()):
-            assert isinstance(told, WorkerFacts)
-            self._count_worker(told)
-            if told.facts is None:
-                reasons.append(f"worker {rank} could not say what it runs on")
-            if told.canary is not None and told.canary.outcome is Outcome.FAILED:
-                reasons.append(f"the start-up canary of worker {rank} failed: {told.canary.detail}")
-            for name, value in (told.facts or {}).items():
-                known = facts.setdefault(name, value)
-                if value not in known.split(" + "):
-                    facts[name] = f"{known} + {value}"
-            logger.debug("worker %s: %s", rank, told)
-        if reasons:
-            self._remote.stay_out("; ".join(reasons))
-            return
-        facts["user"] = self._config.namespace
-        label = namespace.label_of(self._vllm_config, self._config.namespace)
-        self._remote.declare(label, facts)
 
-    def _count_worker(self, told: WorkerFacts) -> None:
-        assert self._remote is not None
-        for hook in told.failed_hooks:
-            self._remote.count_hook_error(hook)
-        if told.canary is not None:
-            self._remote.count_canary(told.canary.outcome)
-            if told.canary.outcome is Outcome.BROKEN:
-                self._remote.count_hook_error("canary")
+    def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
+        super().bind_connector_metadata(connector_metadata)
+        self._learn_what_was_heard(connector_metadata)
+
+    @never_raises(lambda: None)
+    def _learn_what_was_heard(self, metadata: KVConnectorMetadata) -> None:
+        self._look = metadata.look if isinstance(metadata, FerryMetadata) else None
+        if self._reporter is not None:
+            self._reporter.bound(metadata)
+
+    def build_connector_worker_meta(self) -> FerryWorkerMetadata | None:
+        self._sample_weights()
+        return with_report(super().build_connector_worker_meta(), self._due_report())
+
+    @never_raises(lambda: None)
+    def _sample_weights(self) -> None:
+        known = self._watch.step(self._look) if self._watch is not None else None
+        if known is not None and self._reporter is not None:
+            self._reporter.change(weights=known.digest, look=known.look)
+
+    @never_raises(lambda: None)
+    def _due_report(self) -> WorkerReport | None:
+        return None if self._reporter is None else self._reporter.due
+
+    @never_raises(lambda: None)
+    def _hear(self, connector_output: "KVConnectorOutput") -> None:
+        metadata = connector_output.kv_connector_worker_meta
+        if isinstance(metadata, FerryWorkerMetadata):
+            self._resets.completed(metadata.completed_jobs)
+        news = self._reports.take(reports_in(metadata).values())
+        if news:
+            self._resets.heard(report for _, report in news)
+        if news and self._introduction is not None:
+            self._introduction.heard(news)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
@@ -216,20 +238,17 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: False)
     def _still_waits(self, request: "Request") -> bool:
+        self._resets.scheduler_runs()
         return self._remote is not None and self._remote.still_waits(request.request_id)
 
     @never_raises(lambda: False)
     def _begin(self, request: "Request", num_computed_tokens: int) -> bool:
-        self._kept_back.begin(request, num_computed_tokens)
-        return True
+        self._resets.kept_back.begin(request, num_computed_tokens)
+        return not self._resets.due
 
     @never_raises(lambda: None)
     def _shut_out(self, request: "Request") -> None:
         shut_out(self.scheduler._req_status[request.request_id])
-
-    def _count_kept_back(self, reason: Reason) -> None:
-        if self._remote is not None:
-            self._remote.count_kept_back(reason)
 
     @never_raises(lambda: None)
     def _deferred(self, request: "Request", num_computed_tokens: int) -> None:
@@ -267,80 +286,75 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: None)
     def _allocated(self, request: "Request", blocks: "KVCacheBlocks") -> None:
-        self._kept_back.allocated(request, blocks)
+        self._resets.kept_back.allocated(request, blocks)
 
     @never_raises(lambda: None)
     def _count_admission(self, request: "Request", num_external_tokens: int) -> None:
         sources = self.scheduler.get_external_cache_hit_sources(request, num_external_tokens)
         self._traffic.admitted({source.value: tokens for source, tokens in sources.items()})
 
-    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> Any:
+    def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> FerryMetadata:
         self._scheduled(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
         self._finished(scheduler_output)
         self._maybe_log()
         self._step_began(scheduler_output)
-        return meta
+        return with_heard(meta, self._heard(), self._look_due(scheduler_output))
+
+    @never_raises(lambda: None)
+    def _look_due(self, scheduler_output: "SchedulerOutput") -> int | None:
+        return self._resets.look(scheduler_output.total_num_scheduled_tokens)
+
+    @never_raises(dict[int, int])
+    def _heard(self) -> dict[int, int]:
+        return self._reports.heard
 
     @never_raises(lambda: None)
     def _scheduled(self, scheduler_output: "SchedulerOutput") -> None:
-        self._kept_back.scheduled(scheduler_output)
+        self._resets.kept_back.scheduled(scheduler_output)
 
     @never_raises(lambda: None)
     def _finished(self, scheduler_output: "SchedulerOutput") -> None:
-        self._kept_back.finished(scheduler_output.finished_req_ids or ())
+        self._resets.kept_back.finished(scheduler_output.finished_req_ids or ())
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         super().update_connector_output(connector_output)
-        self._learn_from_workers(connector_output)
+        self._hear(connector_output)
+        self._reset_if_due()
         self._step_ended()
-
-    @never_raises(lambda: None)
-    def _learn_from_workers(self, connector_output: "KVConnectorOutput") -> None:
-        told = connector_output.kv_connector_worker_meta
-        flushed = isinstance(told, OffloadingWorkerMetadata) and self._flush.completed(
-            told.completed_jobs
-        )
-        if flushed and self._remote is not None:
-            self._remote.on_reset_flushed()
 
     # ── resets ───────────────────────────────────────────────────────────────────────────
 
     def reset_cache(self) -> bool | None:
-        """Empty the pool and begin a new weight epoch. vLLM calls this also when requests run,
-        whose KV the engine then keeps, and while copies are under way: see `old_kv` and
-        `reset_flush`."""
+        """Empty the pool and begin a new weight epoch: see `resets`. vLLM calls this before it
+        sleeps, and when an operator resets, also while requests run and copies are under way."""
         undelivered = self._before_reset()
-        answer = super().reset_cache()
-        self._after_reset(undelivered)
-        return answer
+        emptied = False
+        try:
+            answer = super().reset_cache()
+            emptied = True
+            return answer
+        finally:
+            self._after_reset(undelivered, emptied)
 
     @never_raises(set)
     def _before_reset(self) -> set[int]:
-        """Gives the jobs whose end an earlier reset has ordered, in no step yet. vLLM asserts
-        that there are none, and an operator who is answered `false` resets again at once."""
-        self._flush.begin(self.scheduler)
-        undelivered = self.scheduler._current_batch_jobs_to_flush
-        self.scheduler._current_batch_jobs_to_flush = set()
-        return undelivered
+        return self._resets.begin()
 
     @never_raises(lambda: None)
-    def _after_reset(self, undelivered: set[int]) -> None:
-        self.scheduler._current_batch_jobs_to_flush |= undelivered
-        if self._flush and self._remote is not None:
-            self._remote.hold_loads()
+    def _after_reset(self, undelivered: set[int], emptied: bool) -> None:
         manager = getattr(self, "_kv_cache_manager", None)
-        requests, blocks = self._kept_back.begin_epoch(manager and manager.block_pool)
-        if blocks or requests:
-            logger.warning(
-                "the cache was reset while the engine still holds %d blocks of KV: %d requests "
-                "that run on it, and those that reuse it, keep away from pool and server",
-                blocks,
-                requests,
-            )
+        self._resets.end(undelivered, manager and manager.block_pool, emptied=emptied)
+
+    @never_raises(lambda: None)
+    def _reset_if_due(self) -> None:
+        if self._resets.due:
+            self.reset_cache()
 
     @never_raises(lambda: None)
     def _step_began(self, scheduler_output: "SchedulerOutput") -> None:
+        if self._introduction is not None:
+            self._introduction.step_begins()
         if self._remote is not None:
             self._remote.break_even.engine.step_began(
                 scheduler_output.num_scheduled_tokens.values(), time.monotonic()
@@ -358,11 +372,12 @@ class KVFerryConnector(OffloadingConnector):
             logger.info(line)
 
     def count_hook_error(self, hook: str) -> None:
-        """In a worker it is told with the handshake: only the scheduler has metrics."""
+        """A worker reports it: only the scheduler has metrics."""
         if self._remote is not None:
             self._remote.count_hook_error(hook)
-        elif hook not in self._failed_hooks:
-            self._failed_hooks.append(hook)
+        elif self._reporter is not None:
+            named = (*self._reporter.report.failed_hooks, hook)
+            self._reporter.change(failed_hooks=tuple(dict.fromkeys(named)))
 
     # ── before the engine is built ───────────────────────────────────────────────────────
 

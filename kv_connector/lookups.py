@@ -24,7 +24,7 @@ from kv_connector.pool_room import PoolRoom, Room
 from kv_connector.pool_rows import PoolRows
 from kv_connector.request_options import BYPASS_KEY
 from kv_connector.tier_metrics import TierCounters
-from kv_connector.waiting import Missed, Waiting
+from kv_connector.waiting import LOOKS_TO_USE_AN_ANSWER, Missed, Waiting
 from remote_server.client import RemoteClient
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Found, KeyState
@@ -60,7 +60,8 @@ class Lookups:
     """Belongs to the scheduler thread. Answers and deadlines come on the client's I/O thread,
     which only appends to one deque; the scheduler thread applies them at its next lookup.
 
-    `namespace` is None where there is nothing to ask: every lookup is a miss then.
+    `namespace` is None where there is nothing to ask: every lookup is a miss then, or waits while
+    `workers_unheard`.
     """
 
     def __init__(
@@ -82,6 +83,10 @@ class Lookups:
         self._clock = clock
         self._waits: dict[str, Waiting] = {}
         self._step = 0
+        self.workers_unheard = False
+        """Whether `namespace` is None only because not every worker was heard yet."""
+        self.unnamed = False
+        """Whether `namespace` may be another one in a few steps: see `RemoteTier.await_epoch`."""
         self.engine_waits = False
         """Whether a request of this step waits for the server."""
         self._answers: deque[Answer] = deque()
@@ -123,10 +128,11 @@ class Lookups:
         wait = self._waits.get(request_id)
         if wait is None or wait.news:
             return False
-        if not (wait.questions or wait.wanted or wait.blocked_on in loading):
+        if not (wait.held or wait.questions or wait.wanted or wait.blocked_on in loading):
             return False
         now_s = self._clock()
-        if wait.is_out_of_time(now_s):
+        goes_on = self._holds(wait, now_s) if wait.held else not wait.is_out_of_time(now_s)
+        if not goes_on:
             return False
         wait.look(now_s=now_s, step=self._step)
         wait.deferred(now_s)
@@ -150,6 +156,8 @@ class Lookups:
             self._look(wait, namespace, key, req_context.req_id)
         if wait.refusal is not None:
             return self._refuse(wait, key, wait.refusal)
+        if wait.held:
+            return RETRY
         state = wait.states.get(key, PENDING)
         if state is READABLE:
             if not wait.may_load:
@@ -235,9 +243,17 @@ class Lookups:
         now_s = self._clock()
         wait.look(now_s=now_s, step=self._step)
         wait.refusal, wait.may_load = None, False
+        held, wait.held = wait.held, False
+        reachable = namespace is not None and self._client.ready
         if wait.bypass:
             wait.refusal = Missed.BYPASS
-        elif namespace is None or not self._client.ready:
+        elif self.unnamed if reachable else held or self.workers_unheard:
+            wait.held = self._holds(wait, now_s)
+        if wait.held:
+            self.engine_waits = True
+        elif wait.refusal is not None:
+            return
+        elif not reachable:
             wait.refusal = Missed.UNAVAILABLE
         elif self._pause.paused and not wait.asked:
             self._probe_key = key
@@ -246,6 +262,27 @@ class Lookups:
             self.engine_waits = True
             if readable := wait.readable():
                 self._decide(wait, readable, request_id, now_s)
+
+    def _holds(self, wait: Waiting, now_s: float) -> bool:
+        """Whether a request that is held stays so: until every worker was heard, the server has
+        answered the first greeting, and the epoch has its name, within the request's budget."""
+        if not (self.workers_unheard or self.unnamed) and (
+            self._client.ready or self._client.absent
+        ):
+            return False
+        in_time = now_s - wait.first_look_s <= wait.budget_s
+        return in_time or wait.looks <= LOOKS_TO_USE_AN_ANSWER
+
+    def hold_nothing(self) -> None:
+        """There will be no namespace soon: requests are misses from now on."""
+        self.workers_unheard = False
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Requests that are held are looked up anew."""
+        for wait in self._waits.values():
+            wait.news = wait.news or wait.held
+            wait.held = False
 
     def _decide(self, wait: Waiting, readable: list[bytes], request_id: str, now_s: float) -> None:
         """Whether the blocks that the server holds may be loaded in this step."""

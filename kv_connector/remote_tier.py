@@ -54,6 +54,7 @@ from kv_connector.tier_metrics import TierCounters
 from kv_connector.tier_transfers import UNAVAILABLE, Ended, Transfers
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
+from remote_server.protocol import MAX_FRAME_BYTES
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
@@ -109,6 +110,11 @@ class RemoteTier(SecondaryTierManager):
         self._config = config
         self._counters = TierCounters()
         self._rows = PoolRows(primary_kv_view, offloading_spec)
+        if self._rows.block_bytes > MAX_FRAME_BYTES:
+            raise ConfigError(
+                f"a block has {self._rows.block_bytes} bytes here and a server takes "
+                f"{MAX_FRAME_BYTES}; use a smaller blocks_per_row"
+            )
         self._was_ready = False
         self._epoch: str | None = None
         self.break_even = BreakEven(clock, enabled=config.break_even)
@@ -135,6 +141,7 @@ class RemoteTier(SecondaryTierManager):
         self._lookups = Lookups(
             self._client, self._rows, config, self._counters, self.break_even, patience, clock
         )
+        self._lookups.workers_unheard = sees_everything
         self._recency = Recency(clock)
         self._transfers = Transfers(
             self._client,
@@ -157,7 +164,8 @@ class RemoteTier(SecondaryTierManager):
     # ── identity ─────────────────────────────────────────────────────────────────────────
 
     def declare(self, label: str, facts: Facts) -> None:
-        """Say whose blocks these are. Until then every lookup misses and nothing is put."""
+        """Say whose blocks these are. Until then nothing is put, and a request that is looked up
+        waits for this within its budget. Raises `ConfigError` for facts that no server takes."""
         self._label, self._facts = label, facts
         if self.weight_epoch is not None:
             facts = facts | {"weight_epoch": self.weight_epoch}
@@ -170,13 +178,20 @@ class RemoteTier(SecondaryTierManager):
             self._namespace,
             self._rows.block_bytes,
         )
+        self._lookups.workers_unheard = False
 
     def stay_out(self, why: str) -> None:
         """Have nothing to do with the server for the rest of this engine's life, after saying
         why. Every lookup is then a miss at once; the pool and the engine are not concerned."""
         logger.error("the remote tier is disabled until the engine is restarted: %s", why)
         self._namespace = None
+        self.wait_no_longer()
         self._client.close()
+
+    def wait_no_longer(self) -> None:
+        """Whose blocks these are is not known, and may never be: requests are computed, and an
+        idle engine does not step, until `declare`."""
+        self._lookups.hold_nothing()
 
     def count_canary(self, result: str) -> None:
         """One worker's start-up canary came back."""
@@ -198,6 +213,23 @@ class RemoteTier(SecondaryTierManager):
     def on_reset_flushed(self) -> None:
         """No copy of before a reset is under way any more, in any worker."""
         self._lookups.release_loads()
+
+    def count_weight_change(self) -> None:
+        """Weights have changed without a reset."""
+        self._counters.count(metrics.WEIGHT_CHANGES)
+
+    def await_epoch(self) -> None:
+        """The name of the weight epoch will be known in a few steps. A request that is looked up
+        waits for it within its budget."""
+        self._lookups.unnamed = self._namespace is not None
+
+    def settle_epoch(self, epoch: str | None) -> None:
+        """This is the weight epoch, until the next reset."""
+        if epoch != self.weight_epoch:
+            self.enter_epoch(epoch)
+        if self._lookups.unnamed:
+            self._lookups.unnamed = False
+            self._lookups.look_again()
 
     def enter_epoch(self, epoch: str | None) -> None:
         """From now on blocks are kept under the name of this weight epoch. What is known of the
@@ -332,8 +364,10 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: False)
     def has_pending_work(self) -> bool:
-        """Whether an engine without requests should go on stepping, to offer what the server
-        lacks. Never while the server is away, and it ends by itself: see `Backfill`."""
+        """Whether an engine without requests should go on stepping: to hear its workers, or to
+        offer what the server lacks. Both end by themselves: see `Introduction` and `Backfill`."""
+        if self._lookups.workers_unheard:
+            return True
         reachable = self._client.ready and self._namespace is not None
         return reachable and self._backfill.wants_steps
 

@@ -27,6 +27,7 @@ PUT_BLOCKS = "kvferry_put_blocks"
 PUT_BYTES = "kvferry_put_bytes"
 DECLINED_BLOCKS = "kvferry_declined_blocks"
 KEPT_BACK = "kvferry_kept_back_requests"
+WEIGHT_CHANGES = "kvferry_weight_changes"
 TOUCHED_BLOCKS = "kvferry_touched_blocks"
 CLIENT_EVENTS = "kvferry_client_events"
 INTEGRITY = "kvferry_integrity_failures"
@@ -78,6 +79,10 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "Requests for which CPU pool and server do nothing because their KV may be of other "
         "weights, by reason.",
         ("reason",),
+    ),
+    WEIGHT_CHANGES: OffloadingCounterMetadata(
+        "Changes of the weights that no reset announced. Each empties the CPU pool and begins a "
+        "new weight epoch."
     ),
     TOUCHED_BLOCKS: OffloadingCounterMetadata(
         "Blocks that were used in the engine's cache or the CPU pool, reported to the server so "

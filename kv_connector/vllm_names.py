@@ -19,6 +19,7 @@ _JOB = "what a tier is given to move, and answers"
 _METRIC = "how a tier shows its metrics"
 _OLD = "which blocks of the engine hold KV of before a reset"
 _FLUSH = "which copies a reset found under way"
+_WATCH = "the weights of a running worker"
 _TYPE = "named in annotations only"
 
 NAMES: dict[str, dict[str, str]] = {
@@ -28,19 +29,19 @@ NAMES: dict[str, dict[str, str]] = {
     },
     f"{_CONNECTOR}.v1": {"KVConnectorRole": "tells scheduler and worker apart"},
     f"{_CONNECTOR}.v1.base": {
-        "KVConnectorHandshakeMetadata": "base of what workers send the scheduler",
+        "KVConnectorHandshakeMetadata": _TYPE,
         "KVConnectorMetadata": _TYPE,
         "KVConnectorRole.WORKER": "tells scheduler and worker apart",
         "KVConnectorWorkerMetadata": _TYPE,
         "KVConnectorBase_V1._vllm_config": "the translated settings, in a worker's hooks",
         "KVConnectorBase_V1._kv_cache_manager": _OLD,
+        "KVConnectorBase_V1._kv_cache_config": _FACT,
     },
     f"{_CONNECTOR}.v1.offloading_connector": {
         "OffloadingConnector": "base of our connector",
         "OffloadingConnector.scheduler": "leads to the manager and its tiers",
         "OffloadingConnector.connector_worker": "leads to the spec, for the start-up canary",
         "OffloadingConnector.register_kv_caches": _HOOK,
-        "OffloadingConnector.get_handshake_metadata": _HOOK,
         "OffloadingConnector.set_xfer_handshake_metadata_pp_aware": _HOOK,
         "OffloadingConnector.on_new_request": _HOOK,
         "OffloadingConnector.get_num_new_matched_tokens": _HOOK,
@@ -48,6 +49,8 @@ NAMES: dict[str, dict[str, str]] = {
         "OffloadingConnector.build_connector_meta": _HOOK,
         "OffloadingConnector.update_connector_output": _HOOK,
         "OffloadingConnector.reset_cache": _HOOK,
+        "OffloadingConnector.bind_connector_metadata": _HOOK,
+        "OffloadingConnector.build_connector_worker_meta": _HOOK,
         "OffloadingConnector.requires_piecewise_for_cudagraph": _HOOK,
         "OffloadingConnector.build_prom_metrics": _HOOK,
         "OffloadingConnector.get_external_cache_hit_sources": "tokens by level, for the log line",
@@ -55,6 +58,7 @@ NAMES: dict[str, dict[str, str]] = {
     f"{_CONNECTOR}.v1.offloading.scheduler": {
         "OffloadingConnectorScheduler.manager": "leads to the tiers, ours among them",
         "OffloadingConnectorScheduler.config": "the groups of the KV cache",
+        "SchedulerOffloadConfig.num_workers": "how many workers report",
         "OffloadingConnectorScheduler._req_status": "the keys of a request's prefix",
         "OffloadingConnectorScheduler._jobs": _FLUSH,
         "OffloadingConnectorScheduler._current_batch_jobs_to_flush": _FLUSH,
@@ -230,6 +234,8 @@ NAMES: dict[str, dict[str, str]] = {
         "VllmConfig.instance_id": "the canary's name on the server",
         "CacheConfig.prefix_caching_hash_algo": _FACT,
         "ParallelConfig.distributed_executor_backend": "which process is the engine core",
+        "ParallelConfig.enable_eplb": _WATCH,
+        "VllmConfig.offload_config": _WATCH,
         "ModelConfig.hf_text_config": _FACT,
         "LoadConfig.load_format": _FACT,
         "KVTransferConfig.kv_connector_extra_config": "our settings",
@@ -248,6 +254,8 @@ NAMES: dict[str, dict[str, str]] = {
         "LoRARequest.lora_name": "which adapter a key stands for",
         "LoRARequest.lora_path": "which adapter a key stands for",
     },
+    "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner.get_model": _WATCH},
+    "vllm.v1.worker.gpu.model_runner": {"GPUModelRunner.get_model": _WATCH},
     "vllm.v1.core.kv_cache_manager": {
         "KVCacheBlocks.get_block_ids": _OLD,
         "KVCacheManager.block_pool": _OLD,
@@ -264,6 +272,7 @@ NAMES: dict[str, dict[str, str]] = {
     "vllm.v1.core.sched.output": {
         "SchedulerOutput.scheduled_cached_reqs": _OLD,
         "SchedulerOutput.kv_cache_block_copies": _OLD,
+        "SchedulerOutput.total_num_scheduled_tokens": "whether the engine is awake in a step",
         "SchedulerOutput.kv_connector_block_state": _OLD,
         "SchedulerOutput.finished_req_ids": "which requests are no longer kept back",
         "CachedRequestData.req_ids": _OLD,

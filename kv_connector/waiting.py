@@ -69,6 +69,9 @@ class Waiting:
     out_of_time: bool = False
     """At the last look: the server has owed an answer for longer than this request may wait. A
     key that is readable is a hit all the same: the wait for it is over."""
+    held: bool = False
+    """At the last look: the server may not be asked yet, because a worker was not heard or the
+    server has not answered the engine's first greeting."""
     may_load: bool = False
     """At the last look: whether what is readable may be loaded."""
     states: dict[bytes, KeyState | Missed | None] = field(default_factory=dict)
@@ -198,6 +201,6 @@ class Waiting:
         self.states, self.wanted = {}, []
         self.generation += 1
         self.questions, self._owed_since_s = 0, None
-        self.asked = self.judged = False
+        self.asked = self.judged = self.held = False
         self.owed_s, self.looks, self.loads = 0.0, 0, 0
         self.blocked_on = None

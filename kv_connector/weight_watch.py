@@ -10,12 +10,11 @@ work, and read in a later step, when an event shows that they have come: no step
 """
 
 import hashlib
-import sys
+import inspect
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -38,7 +37,7 @@ def models_of_caller() -> Models | None:
     vLLM hands a connector no model. It calls `register_kv_caches` from a method of its runner,
     which may be given another model later. The runner is not kept alive.
     """
-    frame: FrameType | None = sys._getframe(1)
+    frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
         if callable(getattr(type(caller), "get_model", None)):
@@ -198,6 +197,14 @@ def _geometry(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.dtype
 
 
+class Known(NamedTuple):
+    """A sample that has been read."""
+
+    digest: str
+    look: int
+    """The scheduler's look that it was taken for."""
+
+
 class WeightWatch:
     """A worker's: when to take a sample, and what the last one was. `at_start` waits for it."""
 
@@ -213,9 +220,8 @@ class WeightWatch:
         """The look of the scheduler's that the sample under way, or the last one, is for."""
         self._under_way = False
 
-    def step(self, look: int | None) -> tuple[str, int] | None:
-        """Call once in a step, behind its work. Gives a digest that has become known, with the
-        number of the look that the sample was taken for.
+    def step(self, look: int | None) -> Known | None:
+        """Call once in a step, behind its work. Gives what has become known.
 
         `look` is the scheduler's newest: it grows when a sample is to be taken at once. With
         None the weights must not be touched in this step: the engine may be asleep.
@@ -223,7 +229,7 @@ class WeightWatch:
         known = None
         if self._under_way and self._sampler.done:
             self._under_way = False
-            known = (self._sampler.digest(), self._look)
+            known = Known(self._sampler.digest(), self._look)
         if look is None or self._under_way:
             return known
         now_s = self._clock()
@@ -233,5 +239,5 @@ class WeightWatch:
         self._look, self._next_s, self._under_way = look, now_s + PERIOD_S, True
         if self._sampler.done:  # on a CPU it is there at once
             self._under_way = False
-            known = (self._sampler.digest(), self._look)
+            known = Known(self._sampler.digest(), self._look)
         return known

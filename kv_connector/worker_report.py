@@ -98,6 +98,16 @@ def reports_in(metadata: KVConnectorWorkerMetadata | None) -> Mapping[int, Worke
     return metadata.reports if isinstance(metadata, FerryWorkerMetadata) else {}
 
 
+def with_report(
+    metadata: OffloadingWorkerMetadata | None, report: WorkerReport | None
+) -> FerryWorkerMetadata | None:
+    """What vLLM's worker has for the scheduler, and a report. None where there is neither."""
+    if metadata is None and report is None:
+        return None
+    reports = {} if report is None else {report.rank: report}
+    return FerryWorkerMetadata(**vars(metadata or OffloadingWorkerMetadata()), reports=reports)
+
+
 def with_heard(
     metadata: OffloadingConnectorMetadata, heard: Mapping[int, Revision], look: int | None = None
 ) -> FerryMetadata:
@@ -123,14 +133,10 @@ class Reporter:
         if isinstance(metadata, FerryMetadata):
             self._heard = metadata.heard.get(self.report.rank, -1)
 
-    def added_to(self, metadata: OffloadingWorkerMetadata | None) -> FerryWorkerMetadata | None:
-        """What vLLM's worker has for the scheduler, and the report while it was not heard. None
-        where there is neither."""
-        due = self._heard != self.report.revision
-        if metadata is None and not due:
-            return None
-        reports = {self.report.rank: self.report} if due else {}
-        return FerryWorkerMetadata(**vars(metadata or OffloadingWorkerMetadata()), reports=reports)
+    @property
+    def due(self) -> WorkerReport | None:
+        """What to send with this step: the report, while the scheduler has not heard it."""
+        return self.report if self._heard != self.report.revision else None
 
 
 class Reports:

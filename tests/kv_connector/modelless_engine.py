@@ -34,6 +34,7 @@ from kv_connector import connector as connector_module
 from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
 from kv_connector.remote_tier import RemoteTier
+from kv_connector.weight_watch import models_of_caller
 from remote_server.protocol import KeyState
 
 TOKENS = 32
@@ -72,6 +73,9 @@ class ModellessEngine:
         cache.kv_cache_layout = "LBNHC"
         config.cache_config.num_gpu_blocks = num_blocks
         self.weights = 1
+        """What is computed depends on them."""
+        self._model = torch.nn.Linear(1, 1, bias=False).requires_grad_(False)
+        self.load(1)
         self.memory = torch.zeros((num_blocks, spec.page_size_bytes), dtype=torch.int8)
         self._content = self.memory.numpy().view(np.int64)
         """The engine's blocks: what was computed is in the first word, the rest is empty."""
@@ -81,9 +85,7 @@ class ModellessEngine:
         connector = self.scheduler.connector
         assert isinstance(connector, KVFerryConnector)
         self.connector = connector
-        told = self.worker.get_handshake_metadata()
-        assert told is not None
-        self.connector.set_xfer_handshake_metadata_pp_aware({(0, 0): told})
+        self.connector.set_xfer_handshake_metadata_pp_aware({})
         algorithm = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
         init_none_hash(algorithm)
         self._hasher = get_request_block_hasher(TOKENS, algorithm)
@@ -97,6 +99,15 @@ class ModellessEngine:
         assert self.connector._remote is not None
         client: Any = self.connector._remote._client
         return client
+
+    def get_model(self) -> torch.nn.Module:
+        """As vLLM's model runner: the connector finds the weights by it."""
+        return self._model
+
+    def load(self, weights: int) -> None:
+        """Other weights, as `reload_weights` would: in place, and reported to nobody."""
+        self.weights = weights
+        self._model.weight.fill_(weights)
 
     # ── requests and steps ───────────────────────────────────────────────────────────────
 
@@ -260,9 +271,12 @@ def modelless_engines(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> I
         num_blocks: int = 64,
         server: str | None = "tcp://127.0.0.1:1",
         arguments: Mapping[str, Any] = {},
+        watched: bool = True,
         **settings: Any,
     ) -> ModellessEngine:
-        """`arguments` are vLLM's, `settings` the connector's."""
+        """`arguments` are vLLM's, `settings` the connector's. Whether the weights are `watched`."""
+        finds = models_of_caller if watched else lambda: None
+        patch.setattr(connector_module, "models_of_caller", finds)
         own = folder / f"model-{len(made)}"
         shutil.copytree(model, own)
         extra = {"cpu_pool": "1MiB", "server": server, "break_even": False, **settings}

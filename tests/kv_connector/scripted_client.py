@@ -54,6 +54,7 @@ class ScriptedClient:
     def __init__(self, config: Any) -> None:
         self.config = config
         self.ready = True
+        self.absent = False
         self.epoch: str | None = "boot-1"
         self.breaker = BreakerState.CLOSED
         self.queued_bytes = 0
@@ -134,7 +135,7 @@ TOKENS_PER_BLOCK = 32
 class Engine:
     """The part of vLLM that a tier meets: a pool, a spec, requests and jobs."""
 
-    def __init__(self, num_rows: int = 40, **settings: Any) -> None:
+    def __init__(self, num_rows: int = 40, *, declared: bool = True, **settings: Any) -> None:
         self.pool = np.zeros((num_rows, ROW_BYTES), np.int8)
         self.clock = Clock()
         spec = SimpleNamespace(
@@ -155,7 +156,8 @@ class Engine:
             **settings,
         )
         self.client: ScriptedClient = self.tier._client  # type: ignore[assignment]
-        self.tier.declare("model", {"model": "m"})
+        if declared:
+            self.tier.declare("model", {"model": "m"})
         self._jobs = 0
 
     def request(self, name: str, num_keys: int, **params: Any) -> tuple[ReqContext, list[Any]]:

@@ -39,7 +39,7 @@ def test_blocks_of_a_prompt_lie_in_the_pool_as_they_were_computed(engine: Modell
 
 def new_weights(engine: ModellessEngine) -> None:
     """An operator loads them and resets; the engine answers that it could not."""
-    engine.weights = 2
+    engine.load(2)
     assert not engine.reset()
 
 
@@ -57,7 +57,8 @@ def test_a_request_that_ran_at_a_reset_leaves_nothing_until_it_ends(engine: Mode
 def test_a_request_whose_prompt_was_half_computed_at_a_reset_leaves_nothing(make: Make):
     engine = make(arguments={"max_num_batched_tokens": 2 * TOKENS})
     one = engine.add("one", PROMPT)
-    engine.step(2)
+    while not one.num_computed_tokens:
+        engine.step()
     assert 0 < one.num_computed_tokens < len(PROMPT)
     new_weights(engine)
     engine.start("one")
@@ -124,7 +125,7 @@ def test_a_block_that_is_filled_anew_is_no_longer_old(make: Make):
     engine.finish("four")
     assert len(pool) == 12
     assert engine.stored(four) == right(2, four.all_token_ids)
-    assert not engine.connector._kept_back._old
+    assert not engine.connector._resets.kept_back._old
 
 
 def test_a_request_that_is_preempted_is_computed_anew_and_stored(engine: ModellessEngine):
@@ -151,7 +152,7 @@ def test_a_reset_that_emptied_the_engine_keeps_nobody_back(engine: ModellessEngi
     engine.add("one", PROMPT)
     engine.start("one")
     engine.finish("one")
-    engine.weights = 2
+    engine.load(2)
     assert engine.reset()
     two = engine.add("two", PROMPT)
     engine.start("two")
@@ -172,16 +173,15 @@ def test_requests_that_are_kept_back_are_counted_once(engine: ModellessEngine):
 # ── copies under way at a reset ──────────────────────────────────────────────────────────────
 
 
-def test_a_copy_that_a_reset_found_under_way_does_not_land_in_a_promoted_row(
-    engine: ModellessEngine,
-):
+def test_a_copy_that_a_reset_found_under_way_does_not_land_in_a_promoted_row(make: Make):
     """Two batches are under way, as with pipeline stages: one has the order to end the copies,
     when the next one is scheduled."""
+    engine = make(watched=False)
     engine.add("one", PROMPT)
     engine.start("one")
     engine.abort("one")
     assert engine.connector.scheduler._jobs, "its blocks are copied in the next step"
-    engine.weights = 2
+    engine.load(2)
     assert engine.reset()
     two = engine.add("two", ELSE)
     flushing = engine.schedule()
@@ -209,7 +209,7 @@ def test_loads_wait_no_longer_than_a_load_may_take_for_the_copies_of_before_a_re
     make: Make,
 ):
     """A worker that does not report them must not defer requests for ever."""
-    engine = make(load_timeout_ms=1)
+    engine = make(load_timeout_ms=1, watched=False)
     engine.add("one", PROMPT)
     engine.start("one")
     engine.abort("one")

@@ -21,6 +21,7 @@ from kv_connector.worker_report import (
     WorkerReport,
     reports_in,
     with_heard,
+    with_report,
 )
 
 NOTHING = OffloadingConnectorMetadata({}, {}, set())
@@ -56,7 +57,9 @@ def step_of(*metadata: FerryWorkerMetadata | None, multi: bool = False) -> Ferry
 def test_the_reports_of_all_workers_of_a_step_arrive_with_their_completed_jobs(multi: bool):
     workers = [reporter(rank, isa=f"isa-{rank}") for rank in range(3)]
     jobs = [completed(4), None, completed(4, 5)]
-    step = step_of(*(w.added_to(j) for w, j in zip(workers, jobs, strict=True)), multi=multi)
+    step = step_of(
+        *(with_report(j, w.due) for w, j in zip(workers, jobs, strict=True)), multi=multi
+    )
     assert step.completed_jobs == {4: 2, 5: 1}
     assert [step.reports[rank].facts for rank in range(3)] == [
         {"isa": f"isa-{n}"} for n in range(3)
@@ -67,20 +70,24 @@ def test_a_worker_reports_in_every_step_until_it_was_heard():
     worker, scheduler = reporter(1, isa="amx"), Reports(2)
     for _ in range(3):
         worker.bound(with_heard(NOTHING, scheduler.heard))
-        sent = worker.added_to(None)
+        sent = worker.due
         assert sent is not None
-    news = scheduler.take(reports_in(sent).values())
+    news = scheduler.take([sent])
     assert [report.facts for _, report in news] == [{"isa": "amx"}]
-    assert scheduler.take(reports_in(sent).values()) == [], "a report on its way twice is news once"
+    assert scheduler.take([sent]) == [], "a report on its way twice is news once"
     worker.bound(with_heard(NOTHING, scheduler.heard))
-    assert worker.added_to(None) is None
-    assert worker.added_to(completed(7)) == FerryWorkerMetadata({7: 1})
+    assert worker.due is None
+
+
+def test_a_step_without_a_report_carries_the_jobs_alone_and_without_either_nothing():
+    assert with_report(completed(7), None) == FerryWorkerMetadata({7: 1})
+    assert with_report(None, None) is None
 
 
 def test_another_workers_report_that_was_heard_silences_nobody_else():
     worker = reporter(0, isa="amx")
     worker.bound(with_heard(NOTHING, {1: worker.report.revision}))
-    assert worker.added_to(None) is not None
+    assert worker.due is not None
 
 
 def test_what_changes_is_reported_again_with_what_it_replaces():
@@ -88,9 +95,10 @@ def test_what_changes_is_reported_again_with_what_it_replaces():
     scheduler.take([worker.report])
     worker.bound(with_heard(NOTHING, scheduler.heard))
     worker.change(facts={"isa": "amx"})
-    assert worker.added_to(None) is None, "the same again is no change"
+    assert worker.due is None, "the same again is no change"
     worker.change(failed_hooks=("fly",))
-    ((before, after),) = scheduler.take(reports_in(worker.added_to(None)).values())
+    assert worker.due is not None
+    ((before, after),) = scheduler.take([worker.due])
     assert before is not None and before.failed_hooks == ()
     assert after.failed_hooks == ("fly",) and after.facts == {"isa": "amx"}
 
@@ -114,7 +122,7 @@ def test_metadata_of_others_is_no_report_and_silences_no_worker():
     assert reports_in(completed(1)) == reports_in(None) == {}
     worker = reporter(0, isa="amx")
     worker.bound(NOTHING)
-    assert worker.added_to(None) is not None
+    assert worker.due is not None
 
 
 def test_what_was_heard_travels_with_the_jobs_of_the_step():
