@@ -41,12 +41,15 @@ from kv_connector.fact_text import NotKnown
 from kv_connector.group_bytes import owned_in_packed_blocks
 from kv_connector.guard import never_raises
 from kv_connector.introduction import Introduction
+from kv_connector.kept_back import shut_out
 from kv_connector.pool_file import pool_name, sweep_dead_pools
 from kv_connector.pool_marks import pool_file_of
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.request_options import apply_request_options, keep_to_engine, keep_to_pool
+from kv_connector.resets import Resets
 from kv_connector.spec import POOL_NAME_KEY
 from kv_connector.traffic import Traffic
+from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
 from kv_connector.worker_report import (
     FerryMetadata,
     FerryWorkerMetadata,
@@ -113,12 +116,15 @@ class KVFerryConnector(OffloadingConnector):
         self._remote: RemoteTier | None = None
         self._introduction: Introduction | None = None
         self._reporter: Reporter | None = None  # a worker's
+        self._watch: WeightWatch | None = None  # a worker's
+        self._look: int | None = None  # a worker's: the scheduler's newest look at the weights
         self._reports = Reports(0)  # the scheduler's
         if in_worker:
             self._reporter = Reporter(self.connector_worker.spec.config.parallel.rank)
         else:
             self._reports = Reports(self.scheduler.config.num_workers)
             self._find_parts()
+            self._resets = Resets(self.scheduler, self._remote)
 
     def _find_parts(self) -> None:
         manager: Any = self.scheduler.manager
@@ -139,6 +145,7 @@ class KVFerryConnector(OffloadingConnector):
         rows_are_known = self._find_packed_groups(kv_caches)
         super().register_kv_caches(kv_caches)
         self._report(self._look_around(kv_caches) if rows_are_known else None, self._fly_canary())
+        self._watch_weights()
 
     @never_raises(lambda: None)
     def _report(self, facts: namespace.Facts | None, canary: Report | None) -> None:
@@ -157,6 +164,22 @@ class KVFerryConnector(OffloadingConnector):
             return False
         self.connector_worker.spec.packed = packed
         return True
+
+    @never_raises(lambda: None)
+    def _watch_weights(self) -> None:
+        models = models_of_caller()
+        why_not = why_not_watched(self._vllm_config) if models else "no model runner was found"
+        if models is None or why_not is not None:
+            logger.warning(
+                "weights are not watched, because %s: after every change of them reset the cache "
+                "with reset_external=true",
+                why_not,
+            )
+            return
+        self._watch = WeightWatch(models)
+        if self._reporter is not None:
+            start = self._watch.at_start
+            self._reporter.change(weights_at_start=start, weights=start)
 
     @never_raises(lambda: None)
     def _look_around(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
@@ -181,11 +204,19 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: None)
     def _learn_what_was_heard(self, metadata: KVConnectorMetadata) -> None:
+        self._look = metadata.look if isinstance(metadata, FerryMetadata) else None
         if self._reporter is not None:
             self._reporter.bound(metadata)
 
     def build_connector_worker_meta(self) -> FerryWorkerMetadata | None:
+        self._sample_weights()
         return with_report(super().build_connector_worker_meta(), self._due_report())
+
+    @never_raises(lambda: None)
+    def _sample_weights(self) -> None:
+        known = self._watch.step(self._look) if self._watch is not None else None
+        if known is not None and self._reporter is not None:
+            self._reporter.change(weights=known.digest, look=known.look)
 
     @never_raises(lambda: None)
     def _due_report(self) -> WorkerReport | None:
@@ -193,10 +224,14 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: None, but=PoolNotShared)
     def _hear(self, connector_output: "KVConnectorOutput") -> None:
-        reports = reports_in(connector_output.kv_connector_worker_meta)
-        news = self._reports.take(reports.values())
+        metadata = connector_output.kv_connector_worker_meta
+        if isinstance(metadata, FerryWorkerMetadata):
+            self._resets.completed(metadata.completed_jobs)
+        news = self._reports.take(reports_in(metadata).values())
         for _, report in news:
             self._check_pool_of(report)
+        if news:
+            self._resets.heard(report for _, report in news)
         if news and self._introduction is not None:
             self._introduction.heard(news)
 
@@ -235,6 +270,8 @@ class KVFerryConnector(OffloadingConnector):
         # While nothing has come, the answer is known without a walk over a long prompt's keys.
         if self._still_waits(request):
             return None, False
+        if not self._begin(request, num_computed_tokens):
+            self._shut_out(request)
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens is None:
             self._deferred(request, num_computed_tokens)
@@ -244,7 +281,17 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: False)
     def _still_waits(self, request: "Request") -> bool:
+        self._resets.scheduler_runs()
         return self._remote is not None and self._remote.still_waits(request.request_id)
+
+    @never_raises(lambda: False)
+    def _begin(self, request: "Request", num_computed_tokens: int) -> bool:
+        self._resets.kept_back.begin(request, num_computed_tokens)
+        return not self._resets.due
+
+    @never_raises(lambda: None)
+    def _shut_out(self, request: "Request") -> None:
+        shut_out(self.scheduler._req_status[request.request_id])
 
     @never_raises(lambda: None)
     def _deferred(self, request: "Request", num_computed_tokens: int) -> None:
@@ -276,6 +323,7 @@ class KVFerryConnector(OffloadingConnector):
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
+        self._allocated(request, blocks)
         if num_external_tokens:
             self._count_admission(request, num_external_tokens)
 
@@ -308,25 +356,72 @@ class KVFerryConnector(OffloadingConnector):
         return unsent + end - reached
 
     @never_raises(lambda: None)
+    def _allocated(self, request: "Request", blocks: "KVCacheBlocks") -> None:
+        self._resets.kept_back.allocated(request, blocks)
+
+    @never_raises(lambda: None)
     def _count_admission(self, request: "Request", num_external_tokens: int) -> None:
         sources = self.get_external_cache_hit_sources(request, num_external_tokens)
         self._traffic.admitted({source.value: tokens for source, tokens in sources.items()})
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> FerryMetadata:
         self._drop_unwanted_tails(scheduler_output)
+        self._scheduled(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
+        self._finished(scheduler_output)
         self._maybe_log()
         self._step_began(scheduler_output)
-        return with_heard(meta, self._heard())
+        return with_heard(meta, self._heard(), self._look_due(scheduler_output))
+
+    @never_raises(lambda: None)
+    def _look_due(self, scheduler_output: "SchedulerOutput") -> int | None:
+        return self._resets.look(scheduler_output.total_num_scheduled_tokens)
 
     @never_raises(dict[int, int])
     def _heard(self) -> dict[int, int]:
         return self._reports.heard
 
+    @never_raises(lambda: None)
+    def _scheduled(self, scheduler_output: "SchedulerOutput") -> None:
+        self._resets.kept_back.scheduled(scheduler_output)
+
+    @never_raises(lambda: None)
+    def _finished(self, scheduler_output: "SchedulerOutput") -> None:
+        self._resets.kept_back.finished(scheduler_output.finished_req_ids or ())
+
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         super().update_connector_output(connector_output)
         self._hear(connector_output)
+        self._reset_if_due()
         self._step_ended()
+
+    # ── resets ───────────────────────────────────────────────────────────────────────────
+
+    def reset_cache(self) -> bool | None:
+        """Empty the pool and begin a new weight epoch: see `resets`. vLLM calls this before it
+        sleeps, and when an operator resets, also while requests run and copies are under way."""
+        undelivered = self._before_reset()
+        emptied = False
+        try:
+            answer = super().reset_cache()
+            emptied = True
+            return answer
+        finally:
+            self._after_reset(undelivered, emptied)
+
+    @never_raises(set)
+    def _before_reset(self) -> set[int]:
+        return self._resets.begin()
+
+    @never_raises(lambda: None)
+    def _after_reset(self, undelivered: set[int], emptied: bool) -> None:
+        manager = getattr(self, "_kv_cache_manager", None)
+        self._resets.end(undelivered, manager and manager.block_pool, emptied=emptied)
+
+    @never_raises(lambda: None)
+    def _reset_if_due(self) -> None:
+        if self._resets.due:
+            self.reset_cache()
 
     @never_raises(lambda: None)
     def _drop_unwanted_tails(self, scheduler_output: "SchedulerOutput") -> None:

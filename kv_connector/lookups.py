@@ -85,6 +85,8 @@ class Lookups:
         self._step = 0
         self.workers_unheard = False
         """Whether `namespace` is None only because not every worker was heard yet."""
+        self.unnamed = False
+        """Whether `namespace` may be another one in a few steps: see `RemoteTier.await_epoch`."""
         self.engine_waits = False
         """Whether a request of this step waits for the server."""
         self._answers: deque[Answer] = deque()
@@ -96,6 +98,8 @@ class Lookups:
         self._resumed: set[str] = set()
         """Requests that were preempted. vLLM does not report when they are scheduled again, so
         they take no room."""
+        self._held_since_s: float | None = None
+        """Since when rows of the pool must not be loaded into."""
         self._pause = LookupPause(clock)
         self._probe_key: OffloadKey | None = None
         """The key that a lookup which no request waits for may ask."""
@@ -228,21 +232,31 @@ class Lookups:
         for wait in self._waits.values():
             wait.forget_answers()
 
+    def hold_loads(self) -> None:
+        """Load nothing until `release_loads`."""
+        self._held_since_s = self._clock()
+
+    def release_loads(self) -> None:
+        """Load again what the server holds."""
+        self._held_since_s = None
+
     def _look(self, wait: Waiting, namespace: str | None, key: OffloadKey, request_id: str) -> None:
         """The first lookup of a request in a step: everything that holds for all of its keys."""
         now_s = self._clock()
         wait.look(now_s=now_s, step=self._step)
         wait.refusal, wait.may_load = None, False
         held, wait.held = wait.held, False
+        reachable = namespace is not None and self._client.ready
         if wait.bypass:
             wait.refusal = Missed.BYPASS
-        elif namespace is None or not self._client.ready:
-            wait.held = held or self.workers_unheard
-            wait.held = wait.held and self._holds(wait, now_s)
-            if wait.held:
-                self.engine_waits = True
-            else:
-                wait.refusal = Missed.UNAVAILABLE
+        elif self.unnamed if reachable else held or self.workers_unheard:
+            wait.held = self._holds(wait, now_s)
+        if wait.held:
+            self.engine_waits = True
+        elif wait.refusal is not None:
+            return
+        elif not reachable:
+            wait.refusal = Missed.UNAVAILABLE
         elif self._pause.paused and not wait.asked:
             self._probe_key = key
             wait.refusal = Missed.LOOKUP_PAUSED
@@ -252,9 +266,11 @@ class Lookups:
                 self._decide(wait, readable, request_id, now_s)
 
     def _holds(self, wait: Waiting, now_s: float) -> bool:
-        """Whether a request that is held stays so: until every worker was heard, and then until
-        the server has answered the first greeting, within the request's budget."""
-        if not self.workers_unheard and (self._client.ready or self._client.absent):
+        """Whether a request that is held stays so: until every worker was heard, the server has
+        answered the first greeting, and the epoch has its name, within the request's budget."""
+        if not (self.workers_unheard or self.unnamed) and (
+            self._client.ready or self._client.absent
+        ):
             return False
         in_time = now_s - wait.first_look_s <= wait.budget_s
         return in_time or wait.looks <= LOOKS_TO_USE_AN_ANSWER
@@ -262,12 +278,20 @@ class Lookups:
     def hold_nothing(self) -> None:
         """There will be no namespace soon: requests are misses from now on."""
         self.workers_unheard = False
+        self.look_again()
+
+    def look_again(self) -> None:
+        """Requests that are held are looked up anew."""
         for wait in self._waits.values():
             wait.news = wait.news or wait.held
             wait.held = False
 
     def _decide(self, wait: Waiting, readable: list[bytes], request_id: str, now_s: float) -> None:
         """Whether the blocks that the server holds may be loaded in this step."""
+        if self._held_since_s is not None:
+            if now_s - self._held_since_s > self._config.load_timeout_ms / 1000:
+                wait.give_up(readable, Missed.POOL_BUSY)
+            return
         if not wait.judged and not self._worth_fetching(readable, round_trips=1):
             wait.give_up(readable, Missed.BREAK_EVEN)
         elif wait.loads_too_often:

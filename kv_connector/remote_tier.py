@@ -68,6 +68,11 @@ logger = init_logger("vllm.kvferry.remote_tier")
 # How long `drain_jobs` may hold the scheduler while transfers are cancelled.
 DRAIN_TIMEOUT_S = 2.0
 
+# A bare tier does not learn when the workers have ended the copies that a reset found under way.
+# They do so in the first step after it. vLLM schedules so many steps, and one for each pipeline
+# stage, before it waits for the oldest of them.
+BATCHES_AHEAD = 2
+
 
 class RemoteTier(SecondaryTierManager):
     """Looks up, loads and stores pool rows on the remote server, within every time limit.
@@ -115,12 +120,17 @@ class RemoteTier(SecondaryTierManager):
         self.break_even = BreakEven(clock, enabled=config.break_even)
         self._label = ""
         self._facts: Facts = {}
-        self._weight_epoch: Facts = {}
-        """Of weights that may have changed since the start, whether declared before or not."""
+        self._declared: Facts = {}
         self._namespace: str | None = None
+        self.weight_epoch: str | None = None
+        """The fact of this name: None for the weights of the start."""
         _log_through_vllm()
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
         self._engine = offloading_spec.config.engine_id
+        self._steps_of_a_flush = 0
+        if bare is not None:
+            self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
+        self._flush_steps_left = 0
         self._client = client_factory(client_config(config, self._engine))
         # The pool is itself the memory that a server on this host copies from and into: no
         # staging copy. vLLM's spec keeps the scheduler's map of it here before it makes tiers.
@@ -156,9 +166,12 @@ class RemoteTier(SecondaryTierManager):
     def declare(self, label: str, facts: Facts) -> None:
         """Say whose blocks these are. Until then nothing is put, and a request that is looked up
         waits for this within its budget. Raises `ConfigError` for facts that no server takes."""
-        self._label, self._facts = label, facts | self._weight_epoch
-        self._namespace = namespace_of(label, self._facts)
-        self._client.declare(self._namespace, self._rows.block_bytes, self._facts)
+        self._label, self._facts = label, facts
+        if self.weight_epoch is not None:
+            facts = facts | {"weight_epoch": self.weight_epoch}
+        self._declared = facts
+        self._namespace = namespace_of(label, facts)
+        self._client.declare(self._namespace, self._rows.block_bytes, facts)
         logger.info(
             "server %s, namespace %s, blocks of %d bytes",
             self._config.server,
@@ -184,11 +197,48 @@ class RemoteTier(SecondaryTierManager):
         """One worker's start-up canary came back."""
         self._counters.count(metrics.CANARIES, label=result)
 
-    def _weights_may_have_changed(self) -> None:
-        self._weight_epoch = {"weight_epoch": new_weight_epoch()}
+    def count_kept_back(self, reason: str) -> None:
+        """One request is kept from pool and server."""
+        self._counters.count(metrics.KEPT_BACK, label=reason)
+
+    # ── resets ───────────────────────────────────────────────────────────────────────────
+
+    def hold_loads(self) -> None:
+        """Put nothing into rows of the pool until `on_reset_flushed`: copies of before a reset
+        may still land in them. What the server holds is not yet a hit for this long; after the
+        time that a load may take it is a miss."""
+        self._lookups.hold_loads()
+
+    @never_raises(lambda: None)
+    def on_reset_flushed(self) -> None:
+        """No copy of before a reset is under way any more, in any worker."""
+        self._lookups.release_loads()
+
+    def count_weight_change(self) -> None:
+        """Weights have changed without a reset."""
+        self._counters.count(metrics.WEIGHT_CHANGES)
+
+    def await_epoch(self) -> None:
+        """The name of the weight epoch will be known in a few steps. A request that is looked up
+        waits for it within its budget."""
+        self._lookups.unnamed = self._namespace is not None
+
+    def settle_epoch(self, epoch: str | None) -> None:
+        """This is the weight epoch, until the next reset."""
+        if epoch != self.weight_epoch:
+            self.enter_epoch(epoch)
+        if self._lookups.unnamed:
+            self._lookups.unnamed = False
+            self._lookups.look_again()
+
+    def enter_epoch(self, epoch: str | None) -> None:
+        """From now on blocks are kept under the name of this weight epoch. What is known of the
+        server's blocks is forgotten; the rows of the pool are not concerned."""
+        self.weight_epoch = epoch
         if (old := self._namespace) is not None:
             self.declare(self._label, self._facts)
-            self._client.forget(old)
+            if old != self._namespace:
+                self._client.forget(old)
         self._lookups.forget_answers()
         self._recency.forget()
         self._backfill.forget()
@@ -214,6 +264,10 @@ class RemoteTier(SecondaryTierManager):
         """Send what this step's lookups could not answer: one question per prompt."""
         self._lookups.end_step(self._namespace, context.new_req_ids, context.preempted_req_ids)
         self._touch_what_was_used()
+        if self._flush_steps_left:
+            self._flush_steps_left -= 1
+            if not self._flush_steps_left:
+                self.on_reset_flushed()
 
     # The next three are our connector's. A bare tier works without them: vLLM then walks over
     # all keys of a waiting prompt in every step, and the tier learns of an admission only when
@@ -305,7 +359,7 @@ class RemoteTier(SecondaryTierManager):
             self._epoch = epoch
             self._backfill.server_restarted()
             if self._namespace is not None:
-                look_for_gaps(self._client, self._namespace, self._engine, self._facts, logger)
+                look_for_gaps(self._client, self._namespace, self._engine, self._declared, logger)
         if ready and self._namespace is not None:
             self._backfill.serve(parent, self._namespace, engine_waits=self._lookups.engine_waits)
 
@@ -329,7 +383,10 @@ class RemoteTier(SecondaryTierManager):
             if not self._transfers.drain(DRAIN_TIMEOUT_S):
                 logger.error("transfers did not end within %.1f s of a reset", DRAIN_TIMEOUT_S)
         finally:  # whatever the transfers did, blocks of old weights must not be found again
-            self._weights_may_have_changed()
+            self.enter_epoch(new_weight_epoch())
+            if self._steps_of_a_flush:
+                self._flush_steps_left = self._steps_of_a_flush
+                self.hold_loads()
 
     @never_raises(lambda: None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:

@@ -26,6 +26,8 @@ LOADED_BYTES = "kvferry_loaded_bytes"
 PUT_BLOCKS = "kvferry_put_blocks"
 PUT_BYTES = "kvferry_put_bytes"
 DECLINED_BLOCKS = "kvferry_declined_blocks"
+KEPT_BACK = "kvferry_kept_back_requests"
+WEIGHT_CHANGES = "kvferry_weight_changes"
 TOUCHED_BLOCKS = "kvferry_touched_blocks"
 CLIENT_EVENTS = "kvferry_client_events"
 INTEGRITY = "kvferry_integrity_failures"
@@ -72,6 +74,15 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
     PUT_BYTES: OffloadingCounterMetadata("Bytes of blocks sent to the server."),
     DECLINED_BLOCKS: OffloadingCounterMetadata(
         "Blocks that this engine did not offer to the server, by reason.", ("reason",)
+    ),
+    KEPT_BACK: OffloadingCounterMetadata(
+        "Requests for which CPU pool and server do nothing because their KV may be of other "
+        "weights, by reason.",
+        ("reason",),
+    ),
+    WEIGHT_CHANGES: OffloadingCounterMetadata(
+        "Changes of the weights that no reset announced. Each empties the CPU pool and begins a "
+        "new weight epoch."
     ),
     TOUCHED_BLOCKS: OffloadingCounterMetadata(
         "Blocks that were used in the engine's cache or the CPU pool, reported to the server so "

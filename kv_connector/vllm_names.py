@@ -17,6 +17,9 @@ _FACT = "decides the bytes of a block: part of the namespace"
 _GEOMETRY = "where the bytes of a row are"
 _JOB = "what a tier is given to move, and answers"
 _METRIC = "how a tier shows its metrics"
+_OLD = "which blocks of the engine hold KV of before a reset"
+_FLUSH = "which copies a reset found under way"
+_WATCH = "the weights of a running worker"
 _TYPE = "named in annotations only"
 
 NAMES: dict[str, dict[str, str]] = {
@@ -32,6 +35,7 @@ NAMES: dict[str, dict[str, str]] = {
         "KVConnectorWorkerMetadata": _TYPE,
         "KVConnectorBase_V1._vllm_config": "the translated settings, in a worker's hooks",
         "KVConnectorBase_V1._kv_cache_config": "whose which bytes of a row are; a fact",
+        "KVConnectorBase_V1._kv_cache_manager": _OLD,
     },
     f"{_CONNECTOR}.v1.offloading_connector": {
         "OffloadingConnector": "base of our connector",
@@ -44,6 +48,7 @@ NAMES: dict[str, dict[str, str]] = {
         "OffloadingConnector.update_state_after_alloc": _HOOK,
         "OffloadingConnector.build_connector_meta": _HOOK,
         "OffloadingConnector.update_connector_output": _HOOK,
+        "OffloadingConnector.reset_cache": _HOOK,
         "OffloadingConnector.bind_connector_metadata": _HOOK,
         "OffloadingConnector.build_connector_worker_meta": _HOOK,
         "OffloadingConnector.requires_piecewise_for_cudagraph": _HOOK,
@@ -56,11 +61,18 @@ NAMES: dict[str, dict[str, str]] = {
         "OffloadingConnectorScheduler.config": "the groups of the KV cache",
         "SchedulerOffloadConfig.num_workers": "how many workers report",
         "OffloadingConnectorScheduler._req_status": "the keys and limits of a request",
+        "OffloadingConnectorScheduler._jobs": _FLUSH,
+        "OffloadingConnectorScheduler._current_batch_jobs_to_flush": _FLUSH,
+        "TransferJobStatus.pending_count": _FLUSH,
         "SchedulerOffloadConfig.kv_group_configs": "the groups of the KV cache",
+        "GroupOffloadConfig.group_idx": _OLD,
+        "GroupOffloadConfig.tokens_per_block": _OLD,
+        "RequestOffloadState.req": "which requests run at a reset",
+        "RequestOffloadState.max_load_tokens": "keeps a request from the pool",
+        "RequestOffloadState.max_offload_tokens": "keeps a request from the pool",
         "GroupOffloadConfig.tokens_per_chunk": "which keys a prefix of so many tokens has",
         "GroupOffloadConfig.sliding_window_size_in_chunks": "groups that hold all of a prefix",
         "RequestOffloadState.group_states": "the keys of a request's prefix",
-        "RequestOffloadState.max_offload_tokens": "how much of a request is stored",
         "RequestOffloadState.num_locally_computed_tokens": "tokens by level",
         "RequestOffloadState.load_key_ranges": "tokens by level",
         "RequestGroupState.offload_keys": "the keys of a request's prefix",
@@ -70,6 +82,7 @@ NAMES: dict[str, dict[str, str]] = {
         "OffloadingConnectorWorker.spec": "makes the stage of the start-up canary",
     },
     f"{_CONNECTOR}.v1.offloading.common": {
+        "OffloadingWorkerMetadata.completed_jobs": _FLUSH,
         "OffloadingConnectorMetadata": "carries what was heard from the workers to them",
         "OffloadingWorkerMetadata": "carries the workers' reports to the scheduler",
         "OffloadingWorkerMetadata.aggregate": "joins the steps of all workers",
@@ -233,6 +246,8 @@ NAMES: dict[str, dict[str, str]] = {
         "ParallelConfig.nnodes_within_dp": "whether scheduler and workers can share a pool",
         "ParallelConfig.use_ray": "whether scheduler and workers can share a pool",
         "ParallelConfig.world_size": "whether scheduler and workers can share a pool",
+        "ParallelConfig.enable_eplb": _WATCH,
+        "VllmConfig.offload_config": _WATCH,
         "ModelConfig.hf_text_config": _FACT,
         "LoadConfig.load_format": _FACT,
         "KVTransferConfig.kv_connector_extra_config": "our settings",
@@ -256,17 +271,44 @@ NAMES: dict[str, dict[str, str]] = {
         "iter_layer_specs": "groups that keep only the end of a prefix",
         "FullAttentionSpec": "groups that keep only the end of a prefix",
     },
-    "vllm.v1.core.kv_cache_manager": {"KVCacheBlocks": _TYPE},
+    "vllm.lora.request": {
+        "LoRARequest.lora_name": "which adapter a key stands for",
+        "LoRARequest.lora_path": "which adapter a key stands for",
+    },
+    "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner.get_model": _WATCH},
+    "vllm.v1.worker.gpu.model_runner": {"GPUModelRunner.get_model": _WATCH},
+    "vllm.v1.core.kv_cache_manager": {
+        "KVCacheBlocks.get_block_ids": _OLD,
+        "KVCacheManager.block_pool": _OLD,
+    },
+    "vllm.v1.core.block_pool": {"BlockPool.blocks": _OLD},
+    "vllm.v1.core.kv_cache_utils": {
+        "KVCacheBlock.block_id": _OLD,
+        "KVCacheBlock.block_hash": _OLD,
+        "KVCacheBlock.ref_cnt": _OLD,
+        "KVCacheBlock.is_null": _OLD,
+        "KVCacheBlockCopy.src_block_id": _OLD,
+        "KVCacheBlockCopy.dst_block_id": _OLD,
+    },
     "vllm.v1.core.sched.output": {
+        "SchedulerOutput.scheduled_cached_reqs": _OLD,
+        "SchedulerOutput.kv_cache_block_copies": _OLD,
+        "SchedulerOutput.total_num_scheduled_tokens": "whether the engine is awake in a step",
+        "SchedulerOutput.kv_connector_block_state": _OLD,
+        "SchedulerOutput.finished_req_ids": "which requests are no longer kept back",
+        "CachedRequestData.req_ids": _OLD,
+        "CachedRequestData.new_block_ids": _OLD,
+        "CachedRequestData.resumed_req_ids": _OLD,
+        "KVConnectorBlockState.get_block_ids": _OLD,
+        "KVConnectorBlockState.boundary_state_offloads": "stores that no limit of a request ends",
         "SchedulerOutput.num_scheduled_tokens": "how fast the engine computes",
-        "SchedulerOutput.kv_connector_block_state": "the partial tails that vLLM would store",
-        "KVConnectorBlockState.boundary_state_offloads": "the partial tails that vLLM would store",
     },
     "vllm.v1.outputs": {"KVConnectorOutput": _TYPE},
     "vllm.v1.request": {
         "Request.kv_transfer_params": "what a request may use",
         "Request.lora_request": "a request with an adapter keeps to the pool",
         "Request.num_tokens": "the log line",
+        "Request.num_computed_tokens": "which requests run at a reset",
     },
     "vllm.v1.executor.uniproc_executor": {
         "ExecutorWithExternalLauncher": "whether scheduler and workers can share a pool",

@@ -54,6 +54,15 @@ class WorkerReport:
     pool: PoolFile | None = None
     """The file behind the pool that the worker has mapped."""
 
+    weights_at_start: str = ""
+    """A digest of its parameters when it started; empty where they are not watched."""
+
+    weights: str = ""
+    """The newest digest."""
+
+    look: int = 0
+    """The scheduler's look that `weights` was taken for."""
+
 
 @dataclass
 class FerryWorkerMetadata(OffloadingWorkerMetadata):
@@ -84,6 +93,9 @@ class FerryMetadata(OffloadingConnectorMetadata):
     heard: dict[int, Revision] = field(default_factory=dict)
     """The newest revision heard of each rank."""
 
+    look: int | None = None
+    """The scheduler's newest look at the weights; None where they must not be touched."""
+
 
 def reports_in(metadata: KVConnectorWorkerMetadata | None) -> Mapping[int, WorkerReport]:
     """The reports that came with a step, by rank; none in metadata that is not ours."""
@@ -101,10 +113,10 @@ def with_report(
 
 
 def with_heard(
-    metadata: OffloadingConnectorMetadata, heard: Mapping[int, Revision]
+    metadata: OffloadingConnectorMetadata, heard: Mapping[int, Revision], look: int | None = None
 ) -> FerryMetadata:
     """What vLLM's scheduler has for the workers, and what was heard from them."""
-    return FerryMetadata(**vars(metadata), heard=dict(heard))
+    return FerryMetadata(**vars(metadata), heard=dict(heard), look=look)
 
 
 class Reporter:

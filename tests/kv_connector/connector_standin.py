@@ -16,6 +16,7 @@ from kv_connector import tier_metrics as metrics
 from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
 from kv_connector.introduction import Introduction
+from kv_connector.resets import Resets
 from kv_connector.traffic import Traffic
 from kv_connector.worker_report import (
     FerryWorkerMetadata,
@@ -54,6 +55,9 @@ class Connector:
         made._config = SimpleNamespace(server="tcp://127.0.0.1:1", namespace="mine")  # type: ignore[assignment]
         made._traffic = Traffic(1e-9)
         made._remote = self.engine.tier
+        made.connector_scheduler.config.num_workers = 2
+        made._resets = Resets(made.scheduler, self.engine.tier)
+        made._watch, made._look = None, None
         made._reports, made._reporter = Reports(2), Reporter(0)
         made._introduction = Introduction(self.engine.tier, made._reports, "m", {}, [])
         made.connector_scheduler.build_connector_meta.side_effect = lambda _: NOTHING
@@ -65,7 +69,7 @@ class Connector:
             "num_computed_tokens": 10,
             "blocks": MagicMock(),
             "num_external_tokens": 5,
-            "scheduler_output": MagicMock(),
+            "scheduler_output": MagicMock(total_num_scheduled_tokens=1),
             "connector_output": output_of(told, replace(told, rank=1)),
             "connector_metadata": with_heard(NOTHING, {}),
             "kv_caches": {},

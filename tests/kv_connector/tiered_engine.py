@@ -44,6 +44,7 @@ class TieredEngine:
         clock: Callable[[], float] | None = None,
         server: str = "tcp://127.0.0.1:1",
         name: str = "engine",
+        bare: bool = False,
         more_tiers: Callable[..., list[Any]] = lambda *_: [],
         **settings: Any,
     ) -> None:
@@ -59,10 +60,12 @@ class TieredEngine:
             blocks_per_chunk=1,
             cpu_page_size_per_worker=BLOCK_BYTES,
             replicated_layout=False,
-            config=SimpleNamespace(engine_id=name, parallel=SimpleNamespace(world_size=1)),
+            config=SimpleNamespace(
+                engine_id=name, parallel=SimpleNamespace(world_size=1, pp_size=1)
+            ),
         )
         self.tier = RemoteTier(
-            spec, view, "RemoteTier", sees_everything=True, client_factory=client_factory,
+            spec, view, "RemoteTier", sees_everything=not bare, client_factory=client_factory,
             clock=self.clock, server=server, **settings,
         )  # fmt: skip
         self.client: Any = self.tier._client

@@ -1,0 +1,98 @@
+"""A real engine whose weights change while it runs: it never uses or stores a block of others."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from cluster import BLOCK, ENGINE_ARGS, PATIENT, Cluster, Engine, connector
+from safetensors.torch import load_file, save_file
+
+from examples.tiny_model import prompt_tokens
+
+PROMPT = prompt_tokens(640 + 3, seed=970)
+WHOLE = 640 // BLOCK * BLOCK
+NOTHING = {"engine": 0, "pool": 0, "server": 0}
+
+
+class Updated(Engine):
+    start_timeout_s = 400.0
+
+    def do(self, path: str, body: Any = None) -> None:
+        with self._request("POST", path, body, timeout_s=120):
+            pass
+
+    def scale_norms(self, factor: float) -> None:
+        self.do("/collective_rpc", {"method": "scale_norms", "args": [str(factor)]})
+
+    def until_noticed(self, changes: int) -> None:
+        deadline = time.monotonic() + 60
+        while self.metric("kvferry_weight_changes_total") < changes:
+            assert time.monotonic() < deadline, "the change was not noticed"
+            self.ask(prompt_tokens(40, seed=971), 1)
+            time.sleep(0.1)
+        self.forget()
+
+
+def with_other_weights(model: Path, folder: Path) -> Path:
+    folder.mkdir()
+    for file in model.iterdir():
+        if file.suffix == ".safetensors":
+            tensors = load_file(file)
+            halved = {name: one / 2 if one.dim() == 1 else one for name, one in tensors.items()}
+            save_file(halved, folder / file.name, metadata={"format": "pt"})
+        else:
+            (folder / file.name).symlink_to(file)
+    return folder
+
+
+def test_weights_that_change_and_come_back(
+    cluster: Cluster, model: Path, logs: Path, tmp_path: Path
+):
+    here = Path(__file__)
+    env = {"PYTHONPATH": f"{here.parent}:{here.resolve().parents[2]}"}
+    args = [*ENGINE_ARGS, "--worker-extension-cls", "weight_changes.WeightChanges"]
+    ours = connector(cluster.server.endpoint, **PATIENT)
+    log = logs / "weights.log"
+    with Updated(model, connector=ours, args=args, env=env, log=log) as engine:
+        engine.when_ready()
+        cold = engine.ask(PROMPT)
+        engine.forget()
+        answer, tokens = engine.ask_from(PROMPT)
+        assert tokens == {**NOTHING, "pool": WHOLE} and answer.agrees_with(cold)
+        cluster.settled()
+
+        # In place, and reported to nobody.
+        engine.scale_norms(0.5)
+        engine.until_noticed(1)
+        other, tokens = engine.ask_from(PROMPT)
+        assert tokens == NOTHING
+        assert not other.agrees_with(cold), "the weights do not matter to this prompt"
+        cluster.settled()
+
+        # Taken back: the blocks of the start are found on the server under their old name.
+        engine.scale_norms(2)
+        engine.until_noticed(2)
+        answer, tokens = engine.ask_from(PROMPT)
+        assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(cold)
+
+        # Sleep resets the connector. The weights are the same.
+        engine.do("/sleep?level=1")
+        engine.do("/wake_up")
+        answer, tokens = engine.ask_from(PROMPT)
+        assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(cold)
+
+        # The same update as the first one, from files: its blocks have a name as well.
+        path = str(with_other_weights(model, tmp_path / "other"))
+        rpc = {"method": "reload_weights", "kwargs": {"weights_path": path}}
+        engine.do("/collective_rpc", rpc)
+        engine.until_noticed(3)
+        answer, tokens = engine.ask_from(PROMPT)
+        assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(other)
+
+        # With a reset no second is to be waited for.
+        engine.scale_norms(2)
+        engine.reset_prefix_cache(timeout_s=30, external=True)
+        answer, tokens = engine.ask_from(PROMPT)
+        assert tokens == {**NOTHING, "server": WHOLE} and answer.agrees_with(cold)
+        assert engine.metric("kvferry_weight_changes_total") == 3
+        assert engine.metric("kvferry_hook_errors_total") == 0

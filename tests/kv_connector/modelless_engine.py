@@ -1,0 +1,306 @@
+"""A whole engine without a model: vLLM's scheduler and block pool, our connector on both sides.
+
+What a model would compute for a block is a number that depends on the weights, on the content of
+the block before it as it lies in the engine, and on the block's tokens. A block of old weights,
+or one that was computed behind such a block, is therefore recognized wherever it turns up.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_configs import LAYER
+from scripted_client import ScriptedClient
+from vllm.config import KVTransferConfig
+from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
+from vllm.engine.arg_utils import EngineArgs
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_offload.base import make_offload_key
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kv_connector import connector as connector_module
+from kv_connector.canary import Outcome, Report
+from kv_connector.connector import KVFerryConnector
+from kv_connector.remote_tier import RemoteTier
+from kv_connector.weight_watch import models_of_caller
+from remote_server.protocol import KeyState
+
+TOKENS = 32
+"""In a block."""
+
+Bytes = np.ndarray[Any, np.dtype[np.int8]]
+
+
+def computed(weights: int, before: int, tokens: Sequence[int]) -> int:
+    """What lies in a block with these tokens, behind a block with `before` in it."""
+    return hash((weights, before, tuple(tokens))) & (2**62 - 1)
+
+
+def right(weights: int, tokens: Sequence[int]) -> list[int]:
+    """What lies in the whole blocks of these tokens when one model has computed all of them."""
+    content, before = [], 0
+    for first in range(0, len(tokens) // TOKENS * TOKENS, TOKENS):
+        before = computed(weights, before, tokens[first : first + TOKENS])
+        content.append(before)
+    return content
+
+
+class ModellessEngine:
+    """Steps as vLLM's engine core does. `schedule` and `execute` are its halves: with several
+    batches under way the next one is scheduled before the last one was executed."""
+
+    def __init__(self, config: Any, num_blocks: int) -> None:
+        spec = FullAttentionSpec(
+            block_size=TOKENS, num_kv_heads=2, head_size=64, dtype=torch.bfloat16
+        )
+        cache = KVCacheConfig(
+            num_blocks=num_blocks,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec([LAYER], spec)],
+        )
+        cache.kv_cache_layout = "LBNHC"
+        config.cache_config.num_gpu_blocks = num_blocks
+        self.weights = 1
+        """What is computed depends on them."""
+        self._model = torch.nn.Linear(1, 1, bias=False).requires_grad_(False)
+        self.load(1)
+        self.memory = torch.zeros((num_blocks, spec.page_size_bytes), dtype=torch.int8)
+        self._content = self.memory.numpy().view(np.int64)
+        """The engine's blocks: what was computed is in the first word, the rest is empty."""
+        self.worker = KVFerryConnector(config, KVConnectorRole.WORKER, cache)
+        self.worker.register_kv_caches({LAYER: self.memory})
+        self.scheduler = Scheduler(config, cache, StructuredOutputManager(config), TOKENS)
+        connector = self.scheduler.connector
+        assert isinstance(connector, KVFerryConnector)
+        self.connector = connector
+        self.connector.set_xfer_handshake_metadata_pp_aware({})
+        algorithm = get_hash_fn_by_name(config.cache_config.prefix_caching_hash_algo)
+        init_none_hash(algorithm)
+        self._hasher = get_request_block_hasher(TOKENS, algorithm)
+        self._tables: dict[str, list[int]] = {}
+        self._ends: dict[int, dict[str, int]] = {}
+        """For each step under way, up to where it computes the tokens of each request."""
+        self.manager: Any = self.connector.scheduler.manager
+
+    @property
+    def client(self) -> ScriptedClient:
+        assert self.connector._remote is not None
+        client: Any = self.connector._remote._client
+        return client
+
+    def get_model(self) -> torch.nn.Module:
+        """As vLLM's model runner: the connector finds the weights by it."""
+        return self._model
+
+    def load(self, weights: int) -> None:
+        """Other weights, as `reload_weights` would: in place, and reported to nobody."""
+        self.weights = weights
+        self._model.weight.fill_(weights)
+
+    # ── requests and steps ───────────────────────────────────────────────────────────────
+
+    def add(
+        self, name: str, tokens: Sequence[int], *, answer: int = 1000, lora: Any = None,
+        **params: Any,
+    ) -> Request:  # fmt: skip
+        """A request that goes on until it is stopped, or has `answer` tokens."""
+        sampling = SamplingParams(max_tokens=answer, ignore_eos=True)
+        if params:
+            sampling.extra_args = {"kv_transfer_params": params}
+        request = Request(
+            name, list(tokens), sampling, None, lora_request=lora, block_hasher=self._hasher
+        )
+        self.scheduler.add_request(request)
+        return request
+
+    def schedule(self) -> SchedulerOutput:
+        output: SchedulerOutput = self.scheduler.schedule()
+        for new in output.scheduled_new_reqs:
+            self._tables[new.req_id] = list(new.block_ids[0])
+        cached = output.scheduled_cached_reqs
+        for name, blocks in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if name in cached.resumed_req_ids:
+                self._tables[name] = []
+            self._tables[name] += blocks[0] if blocks is not None else []
+        requests = self.scheduler.requests
+        self._ends[id(output)] = {
+            name: requests[name].num_computed_tokens for name in output.num_scheduled_tokens
+        }
+        return output
+
+    def execute(self, output: SchedulerOutput) -> None:
+        """The worker's half of a step, and what the scheduler learns from it."""
+        meta = output.kv_connector_metadata
+        assert meta is not None
+        self.worker.handle_preemptions(meta)
+        self.worker.bind_connector_metadata(meta)
+        ends = self._ends.pop(id(output))
+        sampled = [
+            self._compute(name, ends[name] - count, ends[name])
+            for name, count in output.num_scheduled_tokens.items()
+        ]
+        self.worker.start_load_kv(None)  # type: ignore[arg-type]
+        self.worker.wait_for_save()
+        _, received = self.worker.get_finished(output.finished_req_ids)
+        told = KVConnectorOutput(
+            finished_recving=received,
+            kv_connector_worker_meta=self.worker.build_connector_worker_meta(),
+        )
+        self.worker.clear_connector_metadata()
+        names = list(output.num_scheduled_tokens)
+        index = {name: i for i, name in enumerate(names)}
+        self.scheduler.update_from_output(
+            output, ModelRunnerOutput(names, index, sampled, kv_connector_output=told)
+        )
+
+    def _compute(self, name: str, begin: int, end: int) -> list[int]:
+        """Fill the blocks of these tokens; one more token once all have been computed."""
+        if (request := self.scheduler.requests.get(name)) is None:
+            return []  # aborted meanwhile
+        blocks = self._tables[name]
+        tokens = list(request.all_token_ids)
+        for i in range(begin // TOKENS, -(-end // TOKENS)):
+            before = int(self._content[blocks[i - 1], 0]) if i else 0
+            part = tokens[i * TOKENS : min(end, (i + 1) * TOKENS)]
+            self._content[blocks[i], 0] = computed(self.weights, before, part)
+        return [7] if end == len(tokens) else []
+
+    def step(self, times: int = 1) -> None:
+        """Whole steps. The server holds nothing, and takes what it is offered."""
+        for _ in range(times):
+            self.execute(self.schedule())
+            for asked in self.client.asked if self.connector._remote is not None else ():
+                if asked.reply.done():
+                    continue
+                if asked.operation == "lookup":
+                    asked.found(*[KeyState.ABSENT] * len(asked.keys))
+                elif asked.operation == "put":
+                    asked.stored()
+
+    def start(self, *names: str) -> None:
+        """Step until these requests have their first token."""
+        self._step_until(lambda: all(self.scheduler.requests[n].num_output_tokens for n in names))
+
+    def abort(self, *names: str) -> None:
+        """Their clients hang up."""
+        for name in names:
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
+
+    def finish(self, *names: str) -> None:
+        """Abort them, and store what was under way."""
+        self.abort(*names)
+        self.step()
+        self._step_until(lambda: not self.connector.scheduler._jobs)
+
+    def _step_until(self, done: Callable[[], bool]) -> None:
+        for _ in range(2000):
+            if done():
+                return
+            self.step()
+        raise AssertionError("it does not come to that")
+
+    def reset(self, *, running: bool = False) -> bool:
+        """As `/reset_prefix_cache?reset_external=true`."""
+        return self.scheduler.reset_prefix_cache(running, reset_connector=True)
+
+    # ── what is where ────────────────────────────────────────────────────────────────────
+
+    def pool(self) -> dict[bytes, int]:
+        """What lies in the pool's readable rows, by key."""
+        rows = np.frombuffer(self.manager.primary_tier.get_kv_memoryview(), np.int64)
+        rows = rows.reshape(self.manager.primary_tier._num_chunks, -1)
+        return {
+            bytes(key): int(rows[chunk.chunk_id, 0])
+            for key, chunk in self.manager.primary_tier._policy.chunks.items()
+            if chunk.is_ready
+        }
+
+    def keys(self, request: Request) -> list[bytes]:
+        """The keys of its whole blocks."""
+        return [bytes(make_offload_key(one, 0)) for one in request.block_hashes]
+
+    def stored(self, request: Request) -> list[int]:
+        """What the pool has of this request, from its first block on."""
+        pool, found = self.pool(), []
+        for key in self.keys(request):
+            if key not in pool:
+                break
+            found.append(pool[key])
+        return found
+
+    def block(self, request: Request, index: int) -> int:
+        """What lies in a block of the engine that this request holds."""
+        ids = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
+        return int(self._content[ids[index], 0])
+
+    def totals(self) -> dict[tuple[str, str], int]:
+        return self.connector._remote.totals() if self.connector._remote is not None else {}
+
+    def hook_errors(self) -> dict[tuple[str, str], int]:
+        return {k: n for k, n in self.totals().items() if k[0] == "kvferry_hook_errors"}
+
+    def shutdown(self) -> None:
+        self.worker.shutdown()
+        self.connector.shutdown()
+
+
+Make = Callable[..., ModellessEngine]
+
+
+@contextmanager
+def modelless_engines(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[Make]:
+    """A maker of such engines, which end with it. Their server is what the test answers."""
+    made: list[ModellessEngine] = []
+    patch.setitem(RemoteTier.__init__.__kwdefaults__, "client_factory", ScriptedClient)
+    patch.setattr(connector_module, "fly", lambda *_: Report(Outcome.PASSED))
+
+    def make(
+        *,
+        num_blocks: int = 64,
+        server: str | None = "tcp://127.0.0.1:1",
+        arguments: Mapping[str, Any] = {},
+        watched: bool = True,
+        **settings: Any,
+    ) -> ModellessEngine:
+        """`arguments` are vLLM's, `settings` the connector's. Whether the weights are `watched`."""
+        finds = models_of_caller if watched else lambda: None
+        patch.setattr(connector_module, "models_of_caller", finds)
+        own = folder / f"model-{len(made)}"
+        shutil.copytree(model, own)
+        extra = {"cpu_pool": "1MiB", "server": server, "break_even": False, **settings}
+        config = EngineArgs(
+            model=str(own),
+            block_size=TOKENS,
+            max_model_len=1024,
+            enforce_eager=True,
+            async_scheduling=False,
+            **arguments,
+            kv_transfer_config=KVTransferConfig(
+                kv_connector="KVFerryConnector",
+                kv_connector_module_path="kv_connector.connector",
+                kv_role="kv_both",
+                kv_connector_extra_config=extra,
+            ),
+        ).create_engine_config()
+        # The worker is in the scheduler's process, so they agree on the pool's file.
+        config.parallel_config.distributed_executor_backend = "uni"
+        made.append(ModellessEngine(config, num_blocks))
+        return made[-1]
+
+    try:
+        yield make
+    finally:
+        for engine in made:
+            engine.shutdown()

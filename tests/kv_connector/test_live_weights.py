@@ -1,0 +1,163 @@
+"""Weights that change in a running engine: no block of others is used or stored, and equal weights
+have their blocks again."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from unittest.mock import MagicMock
+
+import pytest
+from modelless_engine import TOKENS, Make, ModellessEngine, modelless_engines, right
+
+from kv_connector import weight_watch
+from remote_server.protocol import KeyState
+
+PROMPT = list(range(1, 4 * TOKENS + 2))
+ELSE = list(range(5001, 5001 + 4 * TOKENS + 1))
+
+
+@pytest.fixture
+def make(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    monkeypatch.setattr(weight_watch, "PERIOD_S", 0.0)  # in every step
+    with modelless_engines(model, tmp_path, monkeypatch) as make:
+        yield make
+
+
+@pytest.fixture
+def engine(make: Make) -> Iterator[ModellessEngine]:
+    engine = make()
+    yield engine
+    assert not engine.hook_errors()
+
+
+def used(engine: ModellessEngine, name: str, prompt: list[int]) -> list[int]:
+    """What lay in the blocks that a request ran on, which found none in the engine's cache."""
+    assert engine.scheduler.reset_prefix_cache()
+    request = engine.add(name, prompt)
+    engine.start(name)
+    found = [engine.block(request, i) for i in range(4)]
+    engine.finish(name)
+    return found
+
+
+def namespace(engine: ModellessEngine) -> str:
+    return engine.client.declared[-1][0]
+
+
+def test_a_change_without_a_reset_empties_the_pool_and_begins_an_epoch(engine: ModellessEngine):
+    assert used(engine, "one", PROMPT) == right(1, PROMPT)
+    before = namespace(engine)
+    engine.load(2)
+    used(engine, "two", ELSE)
+    assert namespace(engine) != before
+    assert used(engine, "three", PROMPT) == right(2, PROMPT)
+    assert engine.totals()["kvferry_weight_changes", ""] == 1
+
+
+def test_the_pool_alone_is_emptied_too(make: Make):
+    engine = make(server=None)
+    used(engine, "one", PROMPT)
+    engine.load(2)
+    used(engine, "two", ELSE)
+    assert used(engine, "three", PROMPT) == right(2, PROMPT)
+
+
+def test_a_request_that_runs_over_a_change_leaves_nothing(engine: ModellessEngine):
+    one = engine.add("one", PROMPT)
+    engine.start("one")
+    engine.load(2)
+    engine.step(2 * TOKENS)
+    engine.finish("one")
+    assert engine.stored(one) == []
+
+
+def test_blocks_of_after_a_change_are_put_under_the_new_name(engine: ModellessEngine):
+    used(engine, "one", PROMPT)
+    before = namespace(engine)
+    engine.load(2)
+    used(engine, "two", ELSE)
+    sent = len(engine.client.asked)
+    used(engine, "three", PROMPT)
+    asked = engine.client.asked[sent:]
+    assert {one.operation for one in asked} >= {"lookup", "put"}
+    assert {one.namespace for one in asked} == {namespace(engine)} != {before}
+
+
+def test_equal_weights_after_sleep_and_wake_have_the_old_name(engine: ModellessEngine):
+    """vLLM resets before it sleeps. The first request waits for the name, and then hits."""
+    used(engine, "one", PROMPT)
+    before = namespace(engine)
+    assert engine.reset(running=True)
+    sent = len(engine.client.asked)
+    two = engine.add("two", PROMPT)
+    while not (asked := engine.client.asked[sent:]):
+        engine.execute(engine.schedule())
+    assert not two.num_computed_tokens, "it waited"
+    assert namespace(engine) == before == asked[0].namespace
+    asked[0].found(*[KeyState.READABLE] * 4)
+    while not (asked := engine.client.asked[sent + 1 :]):
+        engine.execute(engine.schedule())
+    assert asked[0].operation == "get" and asked[0].namespace == before
+
+
+def test_new_weights_after_a_reset_have_a_name_of_their_own_until_the_old_ones_are_back(
+    engine: ModellessEngine,
+):
+    names = []
+    for weights in (1, 2, 3, 2, 1):
+        engine.load(weights)
+        engine.reset()
+        assert used(engine, f"r{len(names)}", PROMPT) == right(weights, PROMPT)
+        names.append(namespace(engine))
+    one, two, three = names[:3]
+    assert len({one, two, three}) == 3 and names[3:] == [two, one]
+
+
+def test_weights_that_are_not_watched_have_a_new_name_after_every_reset(make: Make):
+    engine = make(watched=False)
+    names = set()
+    for name in "abc":
+        used(engine, name, PROMPT)
+        names.add(namespace(engine))
+        engine.reset()
+    assert len(names) == 3
+
+
+def test_weights_are_touched_in_steps_only_that_the_engine_is_awake_in(engine: ModellessEngine):
+    """A step that computes nothing may be one of an engine that sleeps."""
+    used(engine, "one", PROMPT)
+    look = lambda: engine.schedule().kv_connector_metadata.look  # type: ignore[union-attr]  # noqa: E731
+    assert look() is None
+    engine.reset()
+    assert look() is None
+    engine.add("two", PROMPT)
+    assert look() == 1, "a request is looked up"
+
+
+def test_a_pool_that_cannot_be_emptied_at_once_is_used_by_nobody_until_it_is(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """vLLM asserts that transfers have ended, and some may not have within the time for that."""
+    engine = make()
+    used(engine, "one", PROMPT)
+    empty = engine.manager.reset_cache
+    fails = MagicMock(side_effect=AssertionError("jobs"))
+    monkeypatch.setattr(engine.manager, "reset_cache", fails)
+    engine.load(2)
+    engine.add("two", ELSE)
+    engine.start("two")
+    assert used_beside(engine, "three", PROMPT) == right(2, PROMPT)
+    monkeypatch.setattr(engine.manager, "reset_cache", empty)
+    engine.step()
+    assert engine.pool() == {}
+    engine.finish("two", "three")
+    assert engine.pool() == {}
+    assert used(engine, "four", PROMPT) == right(2, PROMPT)
+    assert used(engine, "five", PROMPT) == right(2, PROMPT)
+
+
+def used_beside(engine: ModellessEngine, name: str, prompt: list[int]) -> list[int]:
+    """As `used`, in an engine that runs other requests. Its cache does not know the prompt."""
+    engine.scheduler.kv_cache_manager.block_pool.evict_blocks(set(range(1, 64)))
+    request = engine.add(name, prompt)
+    engine.start(name)
+    return [engine.block(request, i) for i in range(4)]
