@@ -37,6 +37,9 @@ def test_hybrid_models_stay_possible_and_the_layouts_agree():
     engine = SimpleNamespace(
         kv_transfer_config=config(),
         model_config=SimpleNamespace(use_mla=False),
+        parallel_config=SimpleNamespace(
+            distributed_executor_backend="mp", use_ray=False, nnodes_within_dp=1
+        ),
         attention_config=SimpleNamespace(hisparse_config=None),
     )
     assert MultiConnector.get_required_kvcache_layout(engine) == "LBHNC"
