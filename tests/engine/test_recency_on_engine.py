@@ -16,15 +16,15 @@ from remote_server.client import RemoteClient
 from remote_server.protocol import KeyState
 
 MEMORY_MIB = 16
-MEMORY_PROMPTS = (MEMORY_MIB << 20) // (ROWS * ROW_BYTES) + 1
-"""Prompts that fill the server's memory."""
+MEMORY_PROMPTS = (MEMORY_MIB << 20) // (ROWS * ROW_BYTES)
+"""Prompts that the server's memory holds."""
 
 SYSTEM, UNUSED = 50_000, 50_001
-SCAN = range(51_000, 51_000 + 3 * MEMORY_PROMPTS)
+SCAN = range(51_000, 51_000 + 3 * (MEMORY_PROMPTS + 1))
 
-PAUSE_S = 1.5 * REST_S / MEMORY_PROMPTS
-"""Between two prompts of the scan. A server whose blocks are evicted sooner than `REST_S` after
-their last use keeps nothing."""
+PAUSE_S = 2 * REST_S / (MEMORY_PROMPTS - 1)
+"""Between two prompts of the scan: it takes twice `REST_S`, in which a block is touched once, to
+replace all else that the memory holds. A server that is filled in less than that keeps nothing."""
 
 
 class Small:
@@ -86,6 +86,7 @@ def until(scene: Scene, condition: Callable[[], object], what: str) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_a_system_prompt_that_only_levels_above_serve_outlives_a_scan_of_the_server(
     scene: Scene, logs: Path
