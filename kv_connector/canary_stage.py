@@ -51,7 +51,8 @@ class Stage:
     """One row's worth of engine blocks for each KV cache group: a source and a target.
 
     The sources are the first blocks of the cache and the first rows of the pool, the targets the
-    last ones: strides and offsets are exercised over the whole of both.
+    last ones: strides and offsets are exercised over the whole of both. The middle row is never
+    borrowed: other workers may leave their marks in it meanwhile.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Stage:
         groups = len(self._refs)
         num_blocks = min(len(tensor) for tensor in self._tensors)
         self._per_group = min(blocks_per_row, num_blocks // (2 * groups))
-        if self._per_group < 1 or part.num_rows < 2 * groups:
+        if self._per_group < 1 or part.num_rows <= 2 * groups:
             raise ValueError(
                 f"too little to borrow from: {num_blocks} engine blocks and {part.num_rows} rows "
                 f"for {groups} KV cache groups"

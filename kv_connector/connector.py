@@ -33,14 +33,16 @@ from kv_connector.config import (
     read_config,
     refuse_random_hashes,
 )
+from kv_connector.executors import engine_core_pid, refuse_without_shared_pool
 from kv_connector.guard import never_raises
 from kv_connector.introduction import Introduction
 from kv_connector.kept_back import shut_out
-from kv_connector.pool_file import engine_core_pid, pool_name, sweep_dead_pools
+from kv_connector.pool_file import pool_name, sweep_dead_pools
+from kv_connector.pool_marks import pool_file_of
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.request_options import apply_request_options, keep_to_pool
 from kv_connector.resets import Resets
-from kv_connector.spec import POOL_NAME_KEY, FerrySpec
+from kv_connector.spec import POOL_NAME_KEY
 from kv_connector.traffic import Traffic
 from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
 from kv_connector.worker_report import (
@@ -70,6 +72,10 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.kvferry")
 
 
+class PoolNotShared(RuntimeError):
+    """A worker and the scheduler use different pools."""
+
+
 class KVFerryConnector(OffloadingConnector):
     """Prefix-cache blocks to the CPU pool and on to the remote server, and back.
 
@@ -86,6 +92,7 @@ class KVFerryConnector(OffloadingConnector):
     ) -> None:
         assert vllm_config.kv_transfer_config is not None
         self._config = _read(vllm_config)
+        refuse_without_shared_pool(vllm_config.parallel_config)
         in_worker = role == KVConnectorRole.WORKER
         extra = self._config.for_vllm()
         extra[POOL_NAME_KEY] = _pool_name(vllm_config, in_worker=in_worker)
@@ -134,7 +141,8 @@ class KVFerryConnector(OffloadingConnector):
     @never_raises(lambda: None)
     def _report(self, facts: namespace.Facts | None, canary: Report | None) -> None:
         if self._reporter is not None:
-            self._reporter.change(facts=facts, canary=canary)
+            pool = self.connector_worker.spec.pool_file
+            self._reporter.change(facts=facts, canary=canary, pool=pool)
 
     @never_raises(lambda: None)
     def _watch_weights(self) -> None:
@@ -166,13 +174,8 @@ class KVFerryConnector(OffloadingConnector):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """All workers have mapped the pool. Under `MultiConnector` the metadata is another
-        connector's, so none of it is looked at: workers report with the engine's steps."""
-        self._forget_pool_name()
-
-    @never_raises(lambda: None)
-    def _forget_pool_name(self) -> None:
-        FerrySpec.forget_pool_name_of(self.scheduler.manager)
+        """Does nothing. Under `MultiConnector` it is another connector's metadata; workers of ours
+        report with the engine's steps."""
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
@@ -198,16 +201,29 @@ class KVFerryConnector(OffloadingConnector):
     def _due_report(self) -> WorkerReport | None:
         return None if self._reporter is None else self._reporter.due
 
-    @never_raises(lambda: None)
+    @never_raises(lambda: None, but=PoolNotShared)
     def _hear(self, connector_output: "KVConnectorOutput") -> None:
         metadata = connector_output.kv_connector_worker_meta
         if isinstance(metadata, FerryWorkerMetadata):
             self._resets.completed(metadata.completed_jobs)
         news = self._reports.take(reports_in(metadata).values())
+        for _, report in news:
+            self._check_pool_of(report)
         if news:
             self._resets.heard(report for _, report in news)
         if news and self._introduction is not None:
             self._introduction.heard(news)
+
+    def _check_pool_of(self, report: WorkerReport) -> None:
+        """The marks have proved it at the start. Should a worker have mapped another pool since,
+        the engine must end: what it loads from rows is not what was stored."""
+        if report.pool is None:
+            return
+        ours = pool_file_of(self.scheduler.manager.primary_tier._mmap_region.fd)
+        if report.pool != ours:
+            raise PoolNotShared(
+                f"worker {report.rank} uses the CPU pool {report.pool}, the scheduler {ours}"
+            )
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
@@ -380,6 +396,13 @@ class KVFerryConnector(OffloadingConnector):
             self._reporter.change(failed_hooks=tuple(dict.fromkeys(named)))
 
     # ── before the engine is built ───────────────────────────────────────────────────────
+
+    @classmethod
+    def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
+        """As upstream. It is the first time that vLLM hands over the whole configuration, before
+        KV cache is allocated: the first chance to refuse an executor."""
+        refuse_without_shared_pool(vllm_config.parallel_config)
+        return super().get_required_kvcache_layout(vllm_config)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:

@@ -3,7 +3,9 @@
 Scheduler and workers of one engine map the same file, so they must agree on its name without
 talking. vLLM derives it from `engine_id`, which an operator may set to the same value for two
 engines on one host: they would then write into each other's pool. Ours is derived from the
-engine-core process, which every worker can find, so two engines never share a file.
+engine-core process, which every worker can find (`executors`), so two engines never share a file.
+Workers make the file, never the scheduler: vLLM starts the workers first, and a scheduler that
+finds no file has none of their memory. That all of them map this one is proved by `pool_marks`.
 
 vLLM would make an ordinary file in /dev/shm. A cache server on the same host that maps such a
 file dies with SIGBUS when somebody truncates it, and containers give /dev/shm 64 MiB. So what
@@ -17,12 +19,12 @@ is swept by the next engine to start.
 """
 
 import fcntl
-import multiprocessing
 import os
 from contextlib import suppress
 from pathlib import Path
 
 from remote_server.config import check_memory_fits
+from remote_server.errors import ConfigError
 
 SHM = Path("/dev/shm")
 PREFIX = "kvferry-"
@@ -31,18 +33,6 @@ PREFIX = "kvferry-"
 _REGION_FILE = "vllm_offload_{name}.mmap"
 
 _NEVER_RESIZED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-def engine_core_pid(*, in_worker: bool, executor_backend: object) -> int:
-    """The process that holds this engine's scheduler, as seen from this process.
-
-    `executor_backend` is vLLM's `distributed_executor_backend`: under `mp` a worker is a child
-    of the engine core, under `uni` and `external_launcher` it is the engine core itself.
-    """
-    if not in_worker or executor_backend in ("uni", "external_launcher"):
-        return os.getpid()
-    parent = multiprocessing.parent_process()
-    return os.getppid() if parent is None or parent.pid is None else parent.pid
 
 
 def pool_name(pid: int, engine_id: str) -> str:
@@ -60,23 +50,56 @@ def pool_path(name: str) -> Path:
 
 
 def offer_sealed_file(name: str, pool_bytes: int) -> int | None:
-    """Make the pool's file, unless another process of this engine has; returns its descriptor.
+    """Make the pool's file, unless another worker of this engine has; returns its descriptor.
+
+    Workers start together. Each may make a file, one of them links its own to the name, and the
+    others use that one. A name that is taken is never removed here: between a look and the removal
+    another worker may have linked its file, and mapped it.
 
     The maker keeps the descriptor open until everyone has mapped the file: the name is a link
-    to it. Raises `ConfigError` when the machine, or this container, has less memory than that.
+    to it. Raises `ConfigError` when the machine, or this container, has less memory than that,
+    and when the file that is there has another size.
     """
-    if pool_path(name).exists():
-        return None
-    pool_path(name).unlink(missing_ok=True)  # a link whose file died with its maker
-    check_memory_fits(pool_bytes, setting="cpu_pool")
-    descriptor = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, pool_bytes)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NEVER_RESIZED)
+    path = pool_path(name)
+    if not os.path.lexists(path):
+        check_memory_fits(pool_bytes, setting="cpu_pool")
+        descriptor = _sealed_file(name, pool_bytes)
+        try:
+            path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
+            return descriptor
+        except FileExistsError:  # another worker was sooner
+            os.close(descriptor)
+    check_pool_is_there(name, pool_bytes)
+    return None
+
+
+def check_pool_is_there(name: str, pool_bytes: int) -> None:
+    """Raises `ConfigError` unless the pool called `name` was made and has this size: vLLM would
+    make an ordinary file in its place, or wait half a minute for it to grow."""
+    path = pool_path(name)
     try:
-        pool_path(name).symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
-    except FileExistsError:  # made meanwhile
-        os.close(descriptor)
-        return None
+        found = path.stat().st_size
+    except FileNotFoundError:
+        if os.path.lexists(path):
+            raise ConfigError(
+                f"no CPU pool at {path}: the process that made it has died; remove that name"
+            ) from None
+        raise ConfigError(
+            f"no CPU pool at {path}: no worker of this engine has made one there. Scheduler and "
+            "workers must run on one host, the workers as children of the engine core"
+        ) from None
+    if found != pool_bytes:
+        raise ConfigError(
+            f"the CPU pool at {path} has {found} bytes, and this process needs {pool_bytes}: the "
+            "workers of this engine have unequal parts of the KV cache, which kvferry does not "
+            "support; give every pipeline stage the same number of layers"
+        )
+
+
+def _sealed_file(name: str, num_bytes: int) -> int:
+    descriptor = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(descriptor, num_bytes)
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NEVER_RESIZED)
     return descriptor
 
 

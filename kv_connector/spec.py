@@ -1,19 +1,18 @@
 """The offloading spec: vLLM's tiering, on the CPU platform too, in a pool file of its own."""
 
 from contextlib import suppress
-from pathlib import Path
 from typing import cast
 
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
-from vllm.v1.kv_offload.tiering.manager import TieringOffloadingManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kv_connector.canary_stage import Part, Stage
 from kv_connector.host_worker import HostWorker
-from kv_connector.pool_file import offer_sealed_file, pool_path
+from kv_connector.pool_file import check_pool_is_there, offer_sealed_file, pool_path
+from kv_connector.pool_marks import Place, PoolFile, leave_mark, pool_file_of, take_marks
 from kv_connector.pool_rows import owned_bytes
 from remote_server.errors import ConfigError
 
@@ -47,44 +46,64 @@ class FerrySpec(TieringOffloadingSpec):
         self._kv_caches: CanonicalKVCaches | None = None
         self._region: SharedOffloadRegion | None = None
 
-    def _offer_pool_file(self) -> None:
-        """Before anyone of this engine opens the pool's file; the first one makes it."""
-        if self._pool_file is None:
-            pool_bytes = self.num_chunks * self.kv_bytes_per_chunk
-            self._pool_file = offer_sealed_file(self._engine_id, pool_bytes)
+    @property
+    def _pool_bytes(self) -> int:
+        return int(self.num_chunks * self.kv_bytes_per_chunk)
 
     def get_manager(self) -> OffloadingManager:
-        """As upstream. vLLM starts the workers first, so the file has usually been mapped by all
-        when the scheduler opens it here, and its name can go at once."""
-        workers_came_first = pool_path(self._engine_id).exists()
-        self._offer_pool_file()
-        manager = super().get_manager()
-        if workers_came_first:
-            self.forget_pool_name_of(manager)
-        return cast(OffloadingManager, manager)
-
-    @staticmethod
-    def forget_pool_name_of(manager: TieringOffloadingManager) -> None:
-        """Remove the pool file's name; right once scheduler and workers have mapped the file."""
-        with suppress(OSError):  # gone already; a name too many is swept by the next engine
-            Path(manager.primary_tier._mmap_region.mmap_path).unlink()
+        """As upstream, in the pool that the workers have made. vLLM starts the scheduler when every
+        worker has registered its KV cache, so all have mapped the file and left their marks, and
+        its name can go. Raises `ConfigError` where one has not: the engine must not start."""
+        if self._manager is None:
+            check_pool_is_there(self._engine_id, self._pool_bytes)
+            manager = super().get_manager()
+            try:
+                self._take_marks(self._scheduler_mmap)
+            except ConfigError:
+                manager.shutdown()
+                raise
+            with suppress(OSError):  # a name too many is swept by the next engine
+                pool_path(self._engine_id).unlink()
+        return cast(OffloadingManager, self._manager)
 
     def create_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """vLLM's worker on a GPU, ours on the CPU platform."""
-        self._offer_pool_file()
+        """vLLM's worker on a GPU, ours on the CPU platform. It has left its mark in the pool."""
+        self._pool_file = offer_sealed_file(self._engine_id, self._pool_bytes)
         self._kv_caches = kv_caches
-        if not current_platform.is_cpu():
+        if current_platform.is_cpu():
+            self._region = region = SharedOffloadRegion(
+                engine_id=self._engine_id,
+                num_chunks=self.num_chunks,
+                rank=0 if self.replicated_layout else self.config.parallel.rank,
+                kv_bytes_per_chunk=self.kv_bytes_per_chunk,
+                cpu_page_size=self.cpu_page_size_per_worker,
+            )
+            worker: OffloadingWorker = HostWorker(kv_caches, region, self.blocks_per_chunk)
+        else:
             worker = super().create_worker(kv_caches)
-            self._region = worker._mmap_region
-            return cast(OffloadingWorker, worker)
-        self._region = region = SharedOffloadRegion(
-            engine_id=self._engine_id,
-            num_chunks=self.num_chunks,
-            rank=0 if self.replicated_layout else self.config.parallel.rank,
-            kv_bytes_per_chunk=self.kv_bytes_per_chunk,
-            cpu_page_size=self.cpu_page_size_per_worker,
+            self._region = region = worker._mmap_region
+        leave_mark(_bytes_of(region), self._place_of(self.config.parallel.rank), self._engine_id)
+        return worker
+
+    def _take_marks(self, region: SharedOffloadRegion) -> None:
+        places = [self._place_of(rank) for rank in range(self.config.parallel.world_size)]
+        take_marks(_bytes_of(region), places, self._engine_id)
+
+    def _place_of(self, rank: int) -> Place:
+        is_shared = self.replicated_layout or self.config.canonical_layout
+        return Place(
+            rank=rank,
+            num_rows=self.num_chunks,
+            stride=self.kv_bytes_per_chunk,
+            start=0 if is_shared else rank * self.cpu_page_size_per_worker,
+            num_bytes=self.cpu_page_size_per_worker,
+            is_shared=is_shared,
         )
-        return HostWorker(kv_caches, region, self.blocks_per_chunk)
+
+    @property
+    def pool_file(self) -> PoolFile | None:
+        """The file behind the pool that this worker has mapped; None before."""
+        return None if self._region is None else pool_file_of(self._region.fd)
 
     def get_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
         """As upstream, without its refusal of the CPU platform."""
@@ -99,18 +118,24 @@ class FerrySpec(TieringOffloadingSpec):
         """
         if self._worker is None or self._region is None or self._kv_caches is None:
             raise ValueError("this worker has no pool")
-        parallel = self.config.parallel
-        if self.replicated_layout and parallel.rank != 0:
+        rank = self.config.parallel.rank
+        if self.replicated_layout and rank != 0:
             raise ValueError("all workers share one copy of a row; rank 0 stores it, and flies")
         if self.config.canonical_layout:
             raise ValueError("with canonical_layout no worker has a part of a row to itself")
+        place = self._place_of(rank)
         part = Part(
-            pool=memoryview(self._region.base_tensor.numpy()).cast("B"),
+            pool=_bytes_of(self._region),
             fd=self._region.fd,
-            num_rows=self.num_chunks,
-            stride=self.kv_bytes_per_chunk,
-            start=0 if self.replicated_layout else parallel.rank * self.cpu_page_size_per_worker,
-            num_bytes=self.cpu_page_size_per_worker,
+            num_rows=place.num_rows,
+            stride=place.stride,
+            start=place.start,
+            num_bytes=place.num_bytes,
             block_bytes=owned_bytes(self, self.kv_bytes_per_chunk),
         )
         return Stage(self._worker, self._kv_caches, part, self.blocks_per_chunk)
+
+
+def _bytes_of(region: SharedOffloadRegion) -> memoryview:
+    """All of the pool, flat."""
+    return memoryview(region.base_tensor.numpy()).cast("B")

@@ -53,6 +53,7 @@ NAMES: dict[str, dict[str, str]] = {
         "OffloadingConnector.build_connector_worker_meta": _HOOK,
         "OffloadingConnector.requires_piecewise_for_cudagraph": _HOOK,
         "OffloadingConnector.build_prom_metrics": _HOOK,
+        "OffloadingConnector.get_required_kvcache_layout": _HOOK,
         "OffloadingConnector.get_external_cache_hit_sources": "tokens by level, for the log line",
     },
     f"{_CONNECTOR}.v1.offloading.scheduler": {
@@ -97,7 +98,8 @@ NAMES: dict[str, dict[str, str]] = {
     # ── the offloading spec and its pool ────────────────────────────────────────────────
     f"{_OFFLOAD}.tiering.spec": {
         "TieringOffloadingSpec": "base of our spec",
-        "TieringOffloadingSpec.get_manager": "wrapped, to offer the pool's file before it",
+        "TieringOffloadingSpec.get_manager": "wrapped, to check the pool before and after it",
+        "TieringOffloadingSpec._manager": "the manager made once",
         "TieringOffloadingSpec.create_worker": "the worker on a GPU",
         "TieringOffloadingSpec.get_worker": "replaced: it refuses the CPU platform",
         "TieringOffloadingSpec._scheduler_mmap": "the pool as shared memory, for the tier",
@@ -115,7 +117,8 @@ NAMES: dict[str, dict[str, str]] = {
     f"{_OFFLOAD}.tiering.manager": {
         "TieringOffloadingManager.primary_tier": "leads to the pool's file",
         "TieringOffloadingManager.secondary_tiers": "our tier is looked for in it",
-        "CPUPrimaryTierOffloadingManager._mmap_region": "the pool's file, whose name is removed",
+        "TieringOffloadingManager.shutdown": "lets go of a pool that the workers do not share",
+        "CPUPrimaryTierOffloadingManager._mmap_region": "the pool's file, to compare",
     },
     f"{_OFFLOAD}.cpu.gpu_worker": {
         "CPUOffloadingWorker._mmap_region": "the worker's map of the pool, for the canary",
@@ -126,7 +129,6 @@ NAMES: dict[str, dict[str, str]] = {
         "SharedOffloadRegion.__init__(rank)": _GEOMETRY,
         "SharedOffloadRegion.__init__(kv_bytes_per_chunk)": _GEOMETRY,
         "SharedOffloadRegion.__init__(cpu_page_size)": _GEOMETRY,
-        "SharedOffloadRegion.mmap_path": "the file's name, removed once all have mapped it",
         "SharedOffloadRegion.fd": "the file, which the cache server maps",
         "SharedOffloadRegion.base_tensor": "all of the pool",
         "SharedOffloadRegion.create_next_worker_view": "a layer's part of the rows",
@@ -236,6 +238,10 @@ NAMES: dict[str, dict[str, str]] = {
         "ParallelConfig.distributed_executor_backend": "which process is the engine core",
         "ParallelConfig.enable_eplb": _WATCH,
         "VllmConfig.offload_config": _WATCH,
+        "ParallelConfig.nnodes": "whether scheduler and workers can share a pool",
+        "ParallelConfig.nnodes_within_dp": "whether scheduler and workers can share a pool",
+        "ParallelConfig.use_ray": "whether scheduler and workers can share a pool",
+        "ParallelConfig.world_size": "whether scheduler and workers can share a pool",
         "ModelConfig.hf_text_config": _FACT,
         "LoadConfig.load_format": _FACT,
         "KVTransferConfig.kv_connector_extra_config": "our settings",
@@ -288,6 +294,10 @@ NAMES: dict[str, dict[str, str]] = {
         "Request.lora_request": "a request with an adapter keeps to the pool",
         "Request.num_tokens": "the log line",
         "Request.num_computed_tokens": "which requests run at a reset",
+    },
+    "vllm.v1.executor.uniproc_executor": {
+        "ExecutorWithExternalLauncher": "whether scheduler and workers can share a pool",
+        "UniProcExecutor": "which process is the engine core",
     },
     "vllm.platforms": {"current_platform": "whether there is a GPU"},
     "vllm.logger": {"init_logger": "our log lines among vLLM's"},

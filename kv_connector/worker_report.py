@@ -27,6 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 
 from kv_connector.canary import Report
 from kv_connector.namespace import Facts
+from kv_connector.pool_marks import PoolFile
 
 Revision = int
 
@@ -58,6 +59,9 @@ class WorkerReport:
 
     look: int = 0
     """The scheduler's look that `weights` was taken for."""
+
+    pool: PoolFile | None = None
+    """The file behind the pool that the worker has mapped."""
 
 
 @dataclass

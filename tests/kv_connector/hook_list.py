@@ -21,6 +21,7 @@ MAY_RAISE: dict[type, dict[str, str]] = {
     KVFerryConnector: {
         "requires_piecewise_for_cudagraph": START,
         "build_prom_metrics": START,
+        "get_required_kvcache_layout": START,
     },
     FerrySpec: {"get_manager": START, "get_worker": START, "create_worker": START},
     HostWorker: {"submit_store": COPY, "submit_load": COPY, "get_finished": COPY},

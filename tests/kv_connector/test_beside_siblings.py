@@ -44,7 +44,7 @@ def test_the_reports_of_all_workers_arrive_through_it_and_end_when_heard(first: 
     scheduler, workers = Connector(), [Connector(), Connector()]
     for rank, worker in enumerate(workers):
         worker.connector._reporter = Reporter(rank)
-        worker.connector._report({"attention": "x"}, None)
+        worker.connector._reporter.change(facts={"attention": "x"})
     declared = len(scheduler.engine.client.declared)
     outputs = step(beside(scheduler, first=first), [beside(w, first=first) for w in workers])
     assert outputs == [2, 0], "two reports in the first step, none after they were heard"

@@ -7,7 +7,6 @@ is called here without anybody thinking of it, or fails `test_every_hook_of_ours
 import inspect
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -239,13 +238,6 @@ def _no_rows() -> Any:
     from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
     return CPULoadStoreSpec([])
-
-
-def test_a_pool_name_that_cannot_be_removed_stops_nobody(monkeypatch: pytest.MonkeyPatch):
-    manager = MagicMock()
-    manager.primary_tier._mmap_region.mmap_path = "/dev/shm/of-somebody-else"
-    monkeypatch.setattr(Path, "unlink", MagicMock(side_effect=PermissionError))
-    FerrySpec.forget_pool_name_of(manager)
 
 
 def test_every_hook_of_ours_is_called():

@@ -14,7 +14,6 @@ from kv_connector import tier_metrics as metrics
 from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
 from kv_connector.request_options import BYPASS_KEY
-from kv_connector.spec import FerrySpec
 from kv_connector.worker_report import (
     WorkerReport,
 )
@@ -23,7 +22,6 @@ CONNECTOR_FAULTS = [
     *("_traffic", "_remote", "_config", "_introduction", "_reports", "_reporter", "_resets"),
     "_watch",
     *("namespace.worker_facts", "apply_request_options", "fly", "client_config"),
-    "FerrySpec.forget_pool_name_of",
 ]
 
 
@@ -33,7 +31,6 @@ def quiet_world(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connector_module.namespace, "worker_facts", lambda *_: {"attention": "x"})
     monkeypatch.setattr(connector_module, "client_config", lambda *_: None)
     monkeypatch.setattr(connector_module, "fly", lambda *_: Report(Outcome.PASSED))
-    monkeypatch.setattr(FerrySpec, "forget_pool_name_of", staticmethod(lambda _: None))
 
 
 @pytest.mark.parametrize("fault", [None, *CONNECTOR_FAULTS])

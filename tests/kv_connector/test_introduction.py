@@ -184,6 +184,14 @@ def test_facts_that_no_server_takes_keep_the_engine_from_the_server(ours: Introd
     assert "9,000 characters" in ours.said[0] and ours.engine.client.closed
 
 
+def test_a_reset_before_the_introduction_counts_as_one_after_it(ours: Introduced):
+    """The weights may have been updated: nobody else's blocks are theirs."""
+    ours.engine.tier.drain_jobs()
+    assert ours.declared == []
+    ours.hear(heard(0), heard(1))
+    assert len(ours.declared[0]["weight_epoch"]) > 8
+
+
 def test_what_workers_report_is_counted_once(ours: Introduced):
     broken = WorkerReport(0, 1, {}, Report(Outcome.BROKEN, "bug"), ("_look_around",))
     ours.hear(broken)

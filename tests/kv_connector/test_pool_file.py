@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pool_owner import report_owner, report_owner_from_a_child
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
 from kv_connector.pool_file import (
-    engine_core_pid,
     offer_sealed_file,
     pool_name,
     pool_path,
@@ -64,19 +64,28 @@ def test_files_that_are_not_ours_to_judge_stay(tmp_path: Path, name: str):
     assert sweep_dead_pools(tmp_path) == []
 
 
-def _report_owner(backend: str, answer: "multiprocessing.Queue[int]") -> None:
-    answer.put(engine_core_pid(in_worker=True, executor_backend=backend))
-
-
 @pytest.mark.parametrize("backend", ["mp", "uni"])
 def test_a_worker_finds_the_process_of_its_scheduler(backend: str):
     context = multiprocessing.get_context("spawn")
     answer: multiprocessing.Queue[int] = context.Queue()
-    worker = context.Process(target=_report_owner, args=(backend, answer))
+    worker = context.Process(target=report_owner, args=(backend, answer))
     worker.start()
-    found = answer.get(timeout=30)
+    found = answer.get(timeout=100)
     worker.join(30)
     assert found == (os.getpid() if backend == "mp" else worker.pid)
+
+
+def test_a_worker_that_another_process_started_looks_for_another_pool():
+    """As under an executor that starts its workers elsewhere. The scheduler finds no pool of
+    theirs, and does not start."""
+    context = multiprocessing.get_context("spawn")
+    answer: multiprocessing.Queue[int] = context.Queue()
+    launcher = context.Process(target=report_owner_from_a_child, args=("mp", answer))
+    launcher.start()
+    found = answer.get(timeout=100)
+    launcher.join(30)
+    assert found == launcher.pid
+    assert pool_name(found, "same") != pool_name(os.getpid(), "same")
 
 
 def test_a_pool_larger_than_the_machine_is_refused_by_its_setting():
@@ -133,3 +142,11 @@ def test_a_dead_pool_that_belongs_to_another_user_stops_nobody(
     monkeypatch.setattr(Path, "unlink", sticky)
     (removed,) = sweep_dead_pools(tmp_path)
     assert "4194302" in removed.name
+
+
+def test_a_name_whose_maker_has_died_is_refused_and_not_removed(region_name: str):
+    """Another worker may be about to use it: what is removed by one is mapped by another."""
+    pool_path(region_name).symlink_to("/proc/4194303/fd/7")
+    with pytest.raises(ConfigError, match="has died; remove that name"):
+        offer_sealed_file(region_name, 4096)
+    assert os.path.lexists(pool_path(region_name))
