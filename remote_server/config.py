@@ -75,7 +75,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Bytes of blocks kept in memory, all namespaces together. A hard budget."""
 
     disk: str = ""
-    """A directory for blocks beyond memory, still there after a restart. Empty: none."""
+    """A directory for blocks beyond memory, still there after a restart; the server's own, which no
+    other user owns or can write to. Empty: none."""
 
     disk_bytes: Size = 16 * GiB
     """Bytes of files in `disk`, all namespaces together. A hard budget."""

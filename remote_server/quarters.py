@@ -6,6 +6,7 @@ a tier. Without tenants there are one of these, for everybody.
 """
 
 import logging
+import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from remote_server.snapshot import Part, Queues, Recovery
 from remote_server.store.age import TimeToLive
 from remote_server.store.arena import Arena
 from remote_server.store.disk.admission import Admission, Admit, WriteBudget
+from remote_server.store.disk.folder import make_private
 from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.memory_tier import MemoryTier
@@ -63,8 +65,10 @@ class Quarters:
             self._close_disk()
             raise
         tier = MemoryTier(self.arena, namespace_bytes=tenant.namespace_memory)
-        ttl = TimeToLive(tenant.ttl_s, clock) if tenant.ttl_s else None
         disk = self.disk.tier if self.disk is not None else None
+        ttl = None
+        if tenant.ttl_s:
+            ttl = TimeToLive(tenant.ttl_s, clock, *(() if disk is None else (disk.now_ns,)))
         self.store = Store(tier, clock, disk, self._admission(config, disk), ttl, guard)
         in_flight = InFlight(tier, config.max_inflight)
         self.outboxes = Outboxes(router, tier.unpin_all, in_flight.per_client, guard)
@@ -187,6 +191,7 @@ class Quarters:
             return None
         path = Path(config.disk)
         if self.tenant.name:  # of its own, so that its budget is, and nobody else's file is read
+            os.close(make_private(path))
             path /= f"tenant-{self.tenant.name}"
         return OpenDisk(path, self.tenant.disk, wake, self._guard)
 

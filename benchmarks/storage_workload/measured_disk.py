@@ -52,6 +52,9 @@ class _WatchedFile:
     def sync(self) -> None:
         self._file.sync()
 
+    def resize(self, num_bytes: int) -> None:
+        self._file.resize(num_bytes)
+
     def close(self) -> None:
         self._file.close()
 

@@ -7,19 +7,19 @@ from collections.abc import Callable
 class TimeToLive:
     """Blocks older than `ttl_s` are absent.
 
-    In memory age is counted by the server's own clock, which never jumps. What is on disk outlives
-    the server, so there it is counted by the wall clock, by which its copies are numbered.
+    In memory age is counted by the server's own clock. What is on disk outlives the server, so
+    there it is counted by the disk's clock, of which its generations are made. Neither jumps.
     """
 
     def __init__(
         self,
         ttl_s: float,
         clock: Callable[[], float],
-        wall_clock_ns: Callable[[], int] = time.time_ns,
+        disk_clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._ttl_s = ttl_s
         self._clock = clock
-        self._wall_clock_ns = wall_clock_ns
+        self._disk_clock_ns = disk_clock_ns
 
     @property
     def last_birth(self) -> float:
@@ -29,7 +29,7 @@ class TimeToLive:
     @property
     def last_generation(self) -> int:
         """The same for what is on disk."""
-        return self._wall_clock_ns() - int(self._ttl_s * 1e9)
+        return self._disk_clock_ns() - int(self._ttl_s * 1e9)
 
     def now(self) -> float:
         """When a block was born that is published now."""
@@ -37,5 +37,5 @@ class TimeToLive:
 
     def born(self, generation: int) -> float:
         """When a block of the disk was written: it does not become younger by coming back."""
-        age_ns = max(0, self._wall_clock_ns() - generation)
+        age_ns = max(0, self._disk_clock_ns() - generation)
         return self._clock() - age_ns / 1e9

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from remote_server import protocol
 from remote_server.store.disk.files import Folder, Written
-from remote_server.store.disk.folder import find_segments
+from remote_server.store.disk.finding import find_segments
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.pool import ThreadPool
 from remote_server.store.disk.segments import OVERHEAD_BYTES, DiskBlock

@@ -17,7 +17,7 @@ from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.store.disk import recovery
 from remote_server.store.disk.files import Written
-from remote_server.store.disk.folder import find_segments
+from remote_server.store.disk.finding import find_segments
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 from remote_server.store.disk.tier import DiskTier
 
@@ -37,7 +37,7 @@ class Life:
         found = find_segments(disk, "disk")
         self.tier = DiskTier(
             disk, found, self.pool, BUDGET, segment_bytes=SEGMENT_BYTES,
-            max_writing_bytes=40_000, clock=lambda: 0.0, wall_clock_ns=history.tick,
+            max_writing_bytes=40_000, clock=lambda: 0.0, age_clock_ns=history.tick,
         )  # fmt: skip
 
     def drain(self) -> None:

@@ -116,7 +116,8 @@ def test_what_is_cleared_in_the_middle_of_a_stream_is_left_out_and_the_stream_en
     permits.allow(1)
     assert peer.receive()[0].hit == 8
     assert receive_blocks(peer) == ([0], True)
-    other.ask(Clear(request_id=other.next_id(), namespace="big"))
+    other.send(Clear(request_id=other.next_id(), namespace="big"))  # answered when files are gone
+    connect().stats_once(lambda s: s.tiers["disk"].blocks == 0)
     permits.open_for_good()
     while receive_blocks(peer)[1]:
         pass

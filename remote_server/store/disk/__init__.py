@@ -1,10 +1,11 @@
 """The disk tier: blocks that memory has no room for, still there after a kill or a restart.
 
-What is on disk. One directory of ours, with a README.txt for people, a LOCK file so that two
-servers never share it, and segments. A segment is one large preallocated file, numbered, that
-belongs to one namespace and one block size: a header page, then equal slots. A slot is a header
-page and a block's bytes, rounded up to whole pages, so that both can be moved past the page
-cache (O_DIRECT) and a run of neighbours is one call. The slot's header holds the block's key,
+What is on disk. One directory of ours, with a README.txt for people and segments; two servers
+never share it, because its descriptor is a lock, and the file LOCK as well. A segment is one
+large preallocated file, numbered, that belongs to one namespace and one block size: a header
+page, then equal slots. A slot is a header page and a block's bytes, rounded up to whole pages,
+so that both can be moved past the page cache (O_DIRECT) and a run of neighbours is one call. The
+slot's header holds the block's key,
 length, checksum (XXH3-64 seeded with namespace and key, the one that travels on the wire), a
 generation, and the segment's own random number; the last 8 bytes of each header page are its
 checksum. The namespace stands in the segment's header. No file name is built from what came
@@ -19,8 +20,8 @@ What counts as a block: header and bytes that agree with their checksums. After 
     1. segment headers are read, at once: whose they are, and how much of the budget they take;
     2. slot headers are read in the background, all segments in parallel; of two blocks with
        one key the higher generation counts, and the other keeps its slot until that one has been
-       hashed: a kill may have torn it. Until the last header of a namespace was read, a
-       lookup in it says PENDING instead of ABSENT. From here on recovered blocks can be evicted;
+       hashed: a kill may have torn it. Until the last header of a namespace was read, a lookup
+       in it says PENDING instead of ABSENT. From here on recovered blocks can be evicted;
     3. bytes are read and hashed in the background, newest first. Until that was done a lookup
        says PENDING, and moves the block to the front; then READABLE, or ABSENT.
 So a lookup claims nothing that was not hashed in this process or written by it, and step 3 may
@@ -51,7 +52,10 @@ but bytes and files, and `finish`, which runs on the loop. A block is pinned whi
 
     layout        the pages of headers: to bytes and back, no I/O
     files         a file, a folder, aligned memory: positioned vectored I/O, O_DIRECT or not
-    folder        the directory: taken by one server, read once at start
+    names         what files are called
+    folder        the directory: private, and taken by one server
+    finding       the segments in it, looked at once at start
+    age_clock     the time that generations are made of
     pool          I/O threads, and the way back to the loop
     segments      which slot is free and who leaves next; index: where a block is found; no I/O
     transfers     pieces of neighbours to and from a file, one call each

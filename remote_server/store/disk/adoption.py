@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from remote_server.config import format_bytes
-from remote_server.store.disk.folder import FoundSegment
+from remote_server.store.disk.finding import FoundSegment
 from remote_server.store.disk.index import Index
 from remote_server.store.disk.leaving import Leaving
 from remote_server.store.disk.recovery import Found

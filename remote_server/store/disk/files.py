@@ -8,6 +8,8 @@ import fcntl
 import logging
 import mmap
 import os
+import secrets
+import stat
 from collections.abc import Sequence
 from enum import StrEnum, auto
 from pathlib import Path
@@ -22,9 +24,7 @@ log = logging.getLogger(__name__)
 View = bytes | memoryview
 
 # A link in our directory is nobody's segment: following it could write anywhere.
-_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-
-_PROBE = "segment-00000000.new"  # a name of ours, swept when it is left behind
+_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Written(StrEnum):
@@ -56,6 +56,10 @@ class File(Protocol):
 
     def sync(self) -> None:
         """Return when what was written would outlive a power cut. Raises `OSError`."""
+
+    def resize(self, num_bytes: int) -> None:
+        """Before anything else is done with it: give it `num_bytes`, all of them taken from the
+        file system; new ones read as zeros. Raises `OSError`."""
 
     def close(self) -> None: ...
 
@@ -103,22 +107,37 @@ def is_aligned(view: memoryview) -> bool:
 
 
 class Folder:
-    """A real directory."""
+    """A real directory, by its descriptor: whatever becomes of its name, its files are found."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, fd: int | None = None) -> None:
+        """`fd` is `path`, opened, and stays the caller's. Ends with `close`."""
         self.path = path
-        self.direct = _offers_direct(path)
+        flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+        self._fd = os.open(path, flags) if fd is None else os.dup(fd)
+        try:
+            self.direct = _offers_direct(self._fd)
+        except BaseException:
+            os.close(self._fd)
+            raise
         if not self.direct:
             log.warning(
                 "disk: the file system of %s does not offer O_DIRECT; blocks go through the "
                 "page cache, which costs a copy and memory that others could use", path,
             )  # fmt: skip
 
+    def close(self) -> None:
+        """Nothing of it is used any more; its open files are their owners'."""
+        os.close(self._fd)
+
+    def taken_bytes(self, name: str) -> int:
+        """What `name` takes of the file system. A directory counts without what is in it."""
+        return os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_blocks * 512
+
     def names(self) -> list[str]:
-        return os.listdir(self.path)
+        return os.listdir(self._fd)
 
     def create(self, name: str, num_bytes: int) -> File:
-        fd = os.open(self.path / name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._fd)
         try:
             # Before O_DIRECT: where the file system cannot, the C library writes single bytes.
             os.posix_fallocate(fd, 0, num_bytes)
@@ -126,28 +145,31 @@ class Folder:
                 _set_direct(fd)
         except BaseException:
             os.close(fd)
-            os.unlink(self.path / name)
+            os.unlink(name, dir_fd=self._fd)
             raise
         return _RealFile(fd, self.direct)
 
     def open(self, name: str) -> tuple[File, int]:
-        fd = os.open(self.path / name, _FLAGS)
-        if self.direct:
-            _set_direct(fd)
-        return _RealFile(fd, self.direct), os.fstat(fd).st_size
+        fd = os.open(name, _FLAGS, dir_fd=self._fd)
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):  # a pipe, which reading would wait for
+                raise OSError(errno.ENXIO, "not a plain file")
+            if self.direct:
+                _set_direct(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        return _RealFile(fd, self.direct), status.st_size
 
     def rename(self, old: str, new: str) -> None:
-        os.rename(self.path / old, self.path / new)
+        os.rename(old, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def remove(self, name: str) -> None:
-        os.unlink(self.path / name)
+        os.unlink(name, dir_fd=self._fd)
 
     def sync(self) -> None:
-        fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        os.fsync(self._fd)
 
 
 class _RealFile:
@@ -174,6 +196,10 @@ class _RealFile:
     def sync(self) -> None:
         os.fdatasync(self._fd)
 
+    def resize(self, num_bytes: int) -> None:
+        os.ftruncate(self._fd, num_bytes)
+        os.posix_fallocate(self._fd, 0, num_bytes)
+
     def close(self) -> None:
         os.close(self._fd)
 
@@ -187,11 +213,12 @@ def _without(views: list[memoryview], num_bytes: int) -> list[memoryview]:
     return []
 
 
-def _offers_direct(path: Path) -> bool:
+def _offers_direct(folder: int) -> bool:
     """Tried out, because no flag of a file system says so. Raises `OSError` when nothing can be
     written there at all."""
-    fd = os.open(path / _PROBE, _FLAGS | os.O_CREAT, 0o600)
-    os.unlink(path / _PROBE)
+    probe = f"segment-{secrets.randbelow(10**8):08d}.new"  # a name of ours, swept when left behind
+    fd = os.open(probe, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
+    os.unlink(probe, dir_fd=folder)
     try:
         # Some take the flag and refuse the first transfer, so one is made.
         _set_direct(fd)

@@ -1,60 +1,80 @@
-"""The directory of a disk tier: taken by one server at a time, and read once when it starts."""
+"""The directory of a disk tier: private, and taken by one server at a time."""
 
+import errno
 import fcntl
 import logging
 import os
-import re
+import stat
+from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 from remote_server.errors import ConfigError
-from remote_server.store.disk.files import File, Files, Folder, Scratch
-from remote_server.store.disk.layout import (
-    FORMAT_VERSION,
-    PAGE,
-    SegmentHeader,
-    has_damaged_prefix,
-    num_slots,
-    unpack_segment_header,
-    version_of,
-)
+from remote_server.store.disk.files import Folder
+from remote_server.store.disk.layout import FORMAT_VERSION
+from remote_server.store.disk.names import LOCK, OURS, README, README_NEW, is_of_a_segment
 
 log = logging.getLogger(__name__)
 
-README = "README.txt"
-LOCK = "LOCK"
-_OURS = (README, LOCK, "lost+found")  # the last is the file system's, at its root
-_SEGMENT_NAME = re.compile(r"segment-(\d{8})(\.new)?")
+_README_START = "This directory belongs to a kvferry cache server"
 
-_README_TEXT = """\
-This directory belongs to a kvferry cache server: blocks of KV cache that had no room in memory.
+_README_TEXT = (
+    _README_START
+    + """: blocks of KV cache that had no room in memory.
 
 Everything here is a cache. When no server is running, the whole directory can be deleted; what
 is lost is time, because engines compute again what they do not find. Do not put other files
 here: the server refuses to start when it finds something that is not its own.
 
-segment-NNNNNNNN   blocks of one namespace, in slots of one size. The first page says whose.
-LOCK               held by the running server, so that no second one uses this directory.
+segment-NNNNNNNN           blocks of one namespace, in slots of one size. The first page says whose.
+segment-NNNNNNNN.damaged   was found with a first page that cannot be read. It counts against the
+                           budget. Delete it when you do not want to look at it.
+LOCK                       held by the running server, as the directory itself is, so that no
+                           second one uses this directory. It holds the clock of the blocks' age.
 
 Format version {version}. The format is described in remote_server/store/disk/__init__.py.
 """
+)
+
+_MOST_READ = 4096
+_READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-class FoundSegment(NamedTuple):
-    """A segment that an earlier server left. Whoever has it closes `file`."""
+def make_private(path: Path) -> int:
+    """A descriptor of the directory `path`, which is made when it is missing, with its parents, for
+    this user alone. The caller closes it.
 
-    number: int
-    file: File
-    header: SegmentHeader
+    Raises `ConfigError` when another user owns it or can write to it: files that are replaced under
+    a server's hands would be another user's answers.
+    """
+    try:
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+        for folder in reversed(missing):
+            with suppress(FileExistsError):  # made meanwhile; it is looked at below
+                folder.mkdir(mode=0o700)
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise ConfigError(f"disk: {path}: {error.strerror}") from error
+    try:
+        _check_private(os.fstat(fd), path)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
-def segment_name(number: int) -> str:
-    return f"segment-{number:08d}"
-
-
-def new_name(number: int) -> str:
-    """What a segment is called until it is complete."""
-    return segment_name(number) + ".new"
+def _check_private(status: os.stat_result, path: Path) -> None:
+    if status.st_uid != os.geteuid():
+        raise ConfigError(
+            f"disk: {path} belongs to user {status.st_uid}, and this server runs as user "
+            f"{os.geteuid()}: give it a directory of its own, for example {path / 'kvferry'}, "
+            "which it makes itself where it may. Nothing was changed there"
+        )
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(
+            f"disk: {path} can be written by other users (mode {status.st_mode & 0o7777:04o}): "
+            f"chmod go-w {path}, or give the server {path / 'kvferry'}, which it makes itself. "
+            "Nothing was changed there"
+        )
 
 
 class TakenFolder:
@@ -66,112 +86,119 @@ class TakenFolder:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._lock = -1
+        self._fd = make_private(path)
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
             # Before our own first file: somebody's home must not get a README of ours.
-            _refuse_foreign(os.listdir(path), str(path))
-            self._lock = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _refuse_foreign(os.listdir(self._fd), str(path))
+            self._take()
+            self.files = Folder(path, self._fd)
         except OSError as error:
+            self._close()
             raise ConfigError(f"disk: {path}: {error.strerror}") from error
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its README is ours: then so is what is named like our files."""
+        return self._read(README).startswith(_README_START)
+
+    @property
+    def note(self) -> str:
+        """What an earlier server left with `leave_note`, or anything."""
+        return os.pread(self._lock, _MOST_READ, 0).decode("ascii", "replace")
+
+    def leave_note(self, note: str) -> None:
+        """In LOCK, where servers of earlier versions look at no byte of it."""
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.files = Folder(path)
-        except BlockingIOError as error:
-            os.close(self._lock)
-            raise ConfigError(
-                f"disk: {path} is in use by another server; give each its own directory"
-            ) from error
+            os.ftruncate(self._lock, 0)
+            os.pwrite(self._lock, note.encode("ascii"), 0)
         except OSError as error:
-            os.close(self._lock)
-            raise ConfigError(f"disk: {path}: {error.strerror}") from error
+            log.warning("disk: %s: %s", self._path / LOCK, error.strerror)
 
     def write_readme(self) -> None:
-        """Raises `ConfigError`. After everything else, so that a refusal changes nothing."""
+        """For people, so a failure is no reason not to start. Another file takes the name, whatever
+        has it now: nothing is written through a link."""
         try:
-            (self._path / README).write_text(_README_TEXT.format(version=FORMAT_VERSION))
+            with suppress(FileNotFoundError):
+                os.unlink(README_NEW, dir_fd=self._fd)
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(README_NEW, flags, 0o644, dir_fd=self._fd)
+            with os.fdopen(fd, "w") as file:
+                file.write(_README_TEXT.format(version=FORMAT_VERSION))
+            os.rename(README_NEW, README, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except OSError as error:
-            raise ConfigError(f"disk: {self._path / README}: {error.strerror}") from error
+            log.warning("disk: %s: %s", self._path / README, error.strerror)
+            with suppress(OSError):
+                os.unlink(README_NEW, dir_fd=self._fd)
 
     def release(self) -> None:
         """Let the next server have it."""
-        os.close(self._lock)
+        self.files.close()
+        self._close()
+
+    def _close(self) -> None:
+        os.close(self._fd)
+        if self._lock >= 0:
+            os.close(self._lock)
+
+    def _take(self) -> None:
+        """The directory's own descriptor is the lock: a file in it can be deleted or replaced while
+        a server runs. LOCK is held as well, for servers of the version before, and where a file
+        system cannot lock directories (NFS)."""
+        try:
+            self._flock(self._fd)
+        except OSError as error:
+            log.warning("disk: %s cannot be locked itself: %s", self._path, error.strerror)
+        self._lock = self._open_lock()
+        self._flock(self._lock)
+
+    def _flock(self, fd: int) -> None:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ConfigError(
+                f"disk: {self._path} is in use by another server; give each its own directory"
+            ) from error
+
+    def _open_lock(self) -> int:
+        where = self._path / LOCK
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fd = os.open(LOCK, flags, 0o600, dir_fd=self._fd)
+        except OSError as error:
+            if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.EACCES):
+                raise
+            raise ConfigError(
+                f"disk: {where} is a link, a directory or a file that cannot be opened "
+                f"({error.strerror}); remove it. Nothing was changed there"
+            ) from error
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            os.close(fd)
+            raise ConfigError(f"disk: {where} is not a plain file; remove it")
+        return fd
+
+    def _read(self, name: str) -> str:
+        """The beginning of a plain file; empty when there is none."""
+        try:
+            fd = os.open(name, _READ_ONLY, dir_fd=self._fd)
+        except OSError:
+            return ""
+        try:
+            return os.read(fd, _MOST_READ).decode("utf-8", "replace")
+        except OSError:
+            return ""
+        finally:
+            os.close(fd)
 
 
 def _refuse_foreign(names: list[str], where: str) -> None:
     """Raise `ConfigError` when one of `names` is not ours."""
     for name in sorted(names):
-        if name not in _OURS and _SEGMENT_NAME.fullmatch(name) is None:
+        if name not in OURS and not is_of_a_segment(name):
             raise ConfigError(
-                f"disk: {where} holds {name!r}, which is not a file of this server; give it a "
-                "directory of its own. Nothing was changed there"
+                f"disk: {where} holds {name!r}, which is not a file of this server; move it away, "
+                "or give the server a directory of its own. Nothing was changed there"
             )
-
-
-def find_segments(files: Files, where: str, damaged: list[str] | None = None) -> list[FoundSegment]:
-    """The segments in `files`, by number. Reads one page of each.
-
-    What a crash left half made is deleted, and so is a segment whose header is damaged: no
-    block of it can be found again. Its name is added to `damaged`. Raises `ConfigError`, before
-    anything is deleted, when a file is not ours or was written in another format.
-    """
-    found: list[FoundSegment] = []
-    useless: list[str] = []
-    try:
-        for name in sorted(files.names()):
-            match = _SEGMENT_NAME.fullmatch(name)
-            if match is None:
-                continue
-            if match[2]:
-                useless.append(name)
-                continue
-            file, num_bytes = files.open(name)
-            header = _read_header(file, num_bytes, f"{where}/{name}")
-            if header is None:
-                log.warning("disk: the header of %s/%s is damaged; it is deleted", where, name)
-                file.close()
-                useless.append(name)
-                if damaged is not None:
-                    damaged.append(name)
-            else:
-                found.append(FoundSegment(int(match[1]), file, header))
-    except BaseException as error:
-        for segment in found:
-            segment.file.close()
-        if isinstance(error, OSError):
-            raise ConfigError(f"disk: {where}: {error.strerror}") from error
-        raise
-    try:
-        for name in useless:
-            files.remove(name)
-    except OSError as error:
-        raise ConfigError(f"disk: {where}: {error.strerror}") from error
-    return found
-
-
-def _read_header(file: File, num_bytes: int, name: str) -> SegmentHeader | None:
-    """None when it is damaged. Raises `ConfigError` when it is not of this format."""
-    try:
-        page = Scratch().take(PAGE)
-        if num_bytes >= PAGE:
-            file.read([page], 0)
-        version = version_of(page)
-        if version != FORMAT_VERSION and has_damaged_prefix(page):
-            return None
-        if version is None:
-            raise ConfigError(
-                f"disk: {name} is not a segment of this server, though it is named like one; "
-                "move it away. Nothing was changed"
-            )
-        if version != FORMAT_VERSION:
-            raise ConfigError(
-                f"disk: {name} has format version {version}, and this server reads version "
-                f"{FORMAT_VERSION}; give it another directory, or delete this one. Nothing was "
-                "changed"
-            )
-    except BaseException:
-        file.close()
-        raise
-    header = unpack_segment_header(page)
-    if header is None or header.segment_bytes != num_bytes:
-        return None
-    return header if num_slots(num_bytes, header.block_bytes) > 0 else None

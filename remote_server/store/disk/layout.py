@@ -84,6 +84,11 @@ def version_of(page: bytes | memoryview) -> int | None:
     return int(version) if magic == SEGMENT_MAGIC else None
 
 
+def is_slot_magic(page: bytes | memoryview) -> bool:
+    """Whether a page begins as the header of a slot does, whatever follows."""
+    return bytes(page[: len(SLOT_MAGIC)]) == SLOT_MAGIC
+
+
 def has_damaged_prefix(page: bytes | memoryview) -> bool:
     """Whether a page that is no segment's, or another version's, is ours but for a damaged magic
     or version: the rest of it and its checksum say so."""

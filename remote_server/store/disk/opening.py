@@ -8,14 +8,12 @@ from pathlib import Path
 from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
 from remote_server.guard import Guard
-from remote_server.store.disk.files import Files, Scratch
-from remote_server.store.disk.folder import (
-    FoundSegment,
-    TakenFolder,
-    find_segments,
-    segment_name,
-)
+from remote_server.store.disk.age_clock import AgeClock
+from remote_server.store.disk.files import Files, Folder, Scratch
+from remote_server.store.disk.finding import FoundSegment, Report, find_segments
+from remote_server.store.disk.folder import TakenFolder
 from remote_server.store.disk.layout import num_slots, slot_bytes_for
+from remote_server.store.disk.names import is_aside, segment_name
 from remote_server.store.disk.pool import ThreadPool
 from remote_server.store.disk.recovery import scan
 from remote_server.store.disk.segments import OVERHEAD_BYTES, largest_block, segment_bytes_for
@@ -44,15 +42,23 @@ class OpenDisk:
         self._folder = TakenFolder(path)
         try:
             files = self._folder.files
-            damaged: list[str] = []
-            found = within_budget(files, find_segments(files, str(path), damaged), budget)
-            _check_space(path, budget, found)
+            unusable = Report()
+            found = find_segments(files, str(path), unusable, is_known=self._folder.is_known)
+            room = budget - _aside_bytes(files, path, budget)
+            found = within_budget(files, found, room)
+            _check_space(path, room, found)
+            self._clock = AgeClock(self._folder.note)
+            self._folder.leave_note(self._clock.note())
             self._folder.write_readme()
         except BaseException:
             self._folder.release()
             raise
         self.pool = ThreadPool(wake, guard=guard)
-        self.tier = DiskTier(files, found, self.pool, budget, num_damaged=len(damaged))
+        self.tier = DiskTier(
+            files, found, self.pool, room, unusable=unusable,
+            segment_bytes=segment_bytes_for(budget), age_clock_ns=self._clock,
+            on_recovered=self._note_the_time,
+        )  # fmt: skip
         log.info(
             "disk: %s in %s, blocks up to %s, %s",
             format_bytes(budget),
@@ -61,12 +67,35 @@ class OpenDisk:
             "past the page cache" if files.direct else "through the page cache",
         )
 
+    def _note_the_time(self) -> None:
+        """All generations are known: the next server's clock must not be behind them either, or
+        each start would make the blocks young again."""
+        self._folder.leave_note(self._clock.note(self.tier.segments.ahead_ns))
+
     def close(self) -> None:
         """Let the jobs at hand end, make what was written permanent, and free the directory."""
         self.tier.recovery.stop()
         self.pool.stop()
         self.tier.close()
         self._folder.release()
+
+
+def _aside_bytes(files: Folder, path: Path, budget: int) -> int:
+    """What the files take that were put aside, at this start or an earlier one. They are part of
+    the budget, so that this is what the directory takes. Raises `ConfigError`."""
+    aside = [name for name in files.names() if is_aside(name)]
+    num_bytes = sum(map(files.taken_bytes, aside))
+    if num_bytes > budget // 2:
+        raise ConfigError(
+            f"disk: files that were put aside take {format_bytes(num_bytes)} of the "
+            f"{format_bytes(budget)} that {path} may take: delete {path}/*.damaged"
+        )
+    if aside:
+        log.warning(
+            "disk: %d files that were put aside take %s of the budget: delete %s/*.damaged when "
+            "you do not want to look at them", len(aside), format_bytes(num_bytes), path,
+        )  # fmt: skip
+    return num_bytes
 
 
 def within_budget(files: Files, found: list[FoundSegment], budget: int) -> list[FoundSegment]:

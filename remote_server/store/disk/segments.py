@@ -121,7 +121,7 @@ class Segments:
     """Every segment, and how much of the budget they take."""
 
     def __init__(
-        self, budget: int, segment_bytes: int, wall_clock_ns: Callable[[], int] = time.time_ns
+        self, budget: int, segment_bytes: int, age_clock_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self.budget = budget
         self.segment_bytes = segment_bytes
@@ -135,21 +135,30 @@ class Segments:
         self._next_number = 1
         self._tick = FIRST_TICK
         self._generation = 0
-        self._wall_clock_ns = wall_clock_ns
+        self._age_clock_ns = age_clock_ns
+        self.ahead_ns = 0
+        """How far what was found on disk is ahead of `age_clock_ns`."""
 
     def next_tick(self) -> int:
         """The time of a use, in this process's own count."""
         self._tick += 1
         return self._tick
 
+    def now_ns(self) -> int:
+        """The time as generations have it: never before what was found on disk."""
+        return self._age_clock_ns() + self.ahead_ns
+
     def next_generation(self) -> int:
-        """Higher than all before, also those of earlier servers if clocks are honest."""
-        self._generation = max(self._generation + 1, self._wall_clock_ns())
+        """Higher than all before, also those of earlier servers once these were seen."""
+        self._generation = max(self._generation + 1, self.now_ns())
         return self._generation
 
     def saw_generation(self, generation: int) -> None:
-        """It was found on disk: what is written from now on must be higher."""
+        """It was found on disk: what is written from now on must be higher. Where the clock is
+        behind it, because it was set back between two boots, the block is as old as can be told:
+        written now."""
         self._generation = max(self._generation, generation)
+        self.ahead_ns = max(self.ahead_ns, generation - self._age_clock_ns())
 
     @property
     def all(self) -> Iterator[Segment]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from remote_server.protocol import KeyState, TierStats
 from remote_server.store.disk.adoption import Adoption
 from remote_server.store.disk.files import Files
-from remote_server.store.disk.folder import FoundSegment
+from remote_server.store.disk.finding import FoundSegment, Report
 from remote_server.store.disk.growth import Growth
 from remote_server.store.disk.index import Index
 from remote_server.store.disk.leaving import Leaving
@@ -34,7 +34,7 @@ _NOT_ABSENT = bytes.maketrans(bytes([KeyState.ABSENT]), bytes([KeyState.PENDING]
 
 COUNTERS = (
     "evicted", "removed", "cleared", "segments_made", "segments_taken", "segments_failed",
-    "segments_damaged", "headers_damaged", "erase_failed",
+    "segments_damaged", "segments_set_aside", "headers_damaged", "erase_failed",
     "declined_no_slot", "declined_busy", "declined_recovering", "declined_small_demand",
     "written", "written_bytes", "write_no_space", "write_io_error", "write_cleared",
     "read", "read_bytes", "read_damaged", "read_io_error",
@@ -60,20 +60,25 @@ class DiskTier:
         pool: Pool,
         budget: int,
         *,
-        num_damaged: int = 0,
+        unusable: Report | None = None,
         segment_bytes: int | None = None,
         max_writing_bytes: int = MAX_WRITING_BYTES,
         clock: Callable[[], float] = time.monotonic,
-        wall_clock_ns: Callable[[], int] = time.time_ns,
+        age_clock_ns: Callable[[], int] = time.time_ns,
+        on_recovered: Callable[[], None] = lambda: None,
     ) -> None:
-        """`found` must fit the budget; `num_damaged` segments beside them could not be used.
+        """`found` must fit the budget; `unusable` are the segments beside them. `age_clock_ns` is
+        what generations are made of; it goes on over restarts. `on_recovered` is called once, from
+        `finish_jobs`, if anything was `found`.
 
         Ends with `close`; `files` and `pool` are the caller's.
         """
-        self.segments = Segments(budget, segment_bytes or segment_bytes_for(budget), wall_clock_ns)
+        self.segments = Segments(budget, segment_bytes or segment_bytes_for(budget), age_clock_ns)
         self._pool = pool
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._counters["segments_damaged"] = num_damaged
+        unusable = unusable or Report()
+        self._counters["segments_damaged"] = len(unusable.deleted)
+        self._counters["segments_set_aside"] = len(unusable.aside)
         self._index = Index()
         self._leaving = Leaving(
             self._index, self.segments, pool, self._counters,
@@ -87,6 +92,7 @@ class DiskTier:
         left = [*map(self._adoption.add_segment, found)]
         self.recovery = Recovery(left, pool, self._adoption, min(PIECE_BYTES, budget // 32))
         self._recovery_logged = not found
+        self._on_recovered = on_recovered
         self._writing = Writing(
             self._index, self.segments, self._leaving, self._growth, pool, self._counters,
             self.recovery, max_writing_bytes,
@@ -164,6 +170,10 @@ class DiskTier:
     def has_segment(self, namespace: str, block_bytes: int) -> bool:
         """Whether it has a file of its own, and thus room that its oldest blocks leave."""
         return (namespace, block_bytes) in self.segments.classes
+
+    def now_ns(self) -> int:
+        """The time, as generations have it: what was written at `g` is `now_ns() - g` old."""
+        return self.segments.now_ns()
 
     def num_unverified(self) -> int:
         """Blocks found at start whose bytes have not been hashed yet."""
@@ -347,6 +357,7 @@ class DiskTier:
         self.recovery.go_on()
         if self.recovery.done:
             self._recovery_logged = True
+            self._on_recovered()
             log.info(
                 "disk: %d blocks recovered; %d were damaged, %d older copies",
                 self._counters["recovered"],

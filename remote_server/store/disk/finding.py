@@ -1,0 +1,220 @@
+"""The segments that an earlier server left: which can be used, and what becomes of the others."""
+
+import errno
+import logging
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from remote_server.errors import ConfigError
+from remote_server.store.disk import names
+from remote_server.store.disk.files import File, Files, Scratch
+from remote_server.store.disk.layout import (
+    FORMAT_VERSION,
+    PAGE,
+    SegmentHeader,
+    has_damaged_prefix,
+    is_slot_magic,
+    num_slots,
+    unpack_segment_header,
+    version_of,
+)
+
+log = logging.getLogger(__name__)
+
+# Versions are counted up by one: a number above this is no version, but a damaged page.
+_MOST_VERSIONS = 255
+
+# What the system says of a damaged file, or of something else under a file's name. Everything
+# else, too many open files for example, is no damage.
+_DAMAGE = (
+    errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EILSEQ, errno.ENODATA,
+    errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV,
+)  # fmt: skip
+
+
+class FoundSegment(NamedTuple):
+    """A segment that an earlier server left. Its holder closes `file`."""
+
+    number: int
+    file: File
+    header: SegmentHeader
+    num_bytes: int  # as it was found; the file has what its header says
+
+
+@dataclass
+class Report:
+    """What was found and cannot be used, by name."""
+
+    deleted: list[str] = field(default_factory=list)
+    """Ours, and without a block that can be found again."""
+    aside: list[str] = field(default_factory=list)
+    """Perhaps not ours: renamed."""
+
+
+class _Strange(Exception):
+    """Why a file with a segment's name is not known to be one."""
+
+    def __init__(self, why: str, *, is_ours: bool = False) -> None:
+        super().__init__(why)
+        self.is_ours = is_ours
+
+
+def find_segments(
+    files: Files, where: str, report: Report | None = None, *, is_known: bool = False
+) -> list[FoundSegment]:
+    """The segments in `files`, by number. Reads one page of each.
+
+    What a crash left half made is deleted, and so is a segment of ours whose header is damaged: no
+    block of it can be found again. What cannot be read as a segment is renamed, when the directory
+    is known to be a server's: `is_known`, or by something else that is there.
+
+    Raises `ConfigError`, before anything is changed, when a file is not ours, may not be opened, or
+    was written in another format.
+    """
+    report = report or Report()
+    found: list[FoundSegment] = []
+    useless: list[str] = []
+    strange: dict[str, _Strange] = {}
+    try:
+        for name in sorted(files.names()):
+            parsed = names.parse(name)
+            if parsed is None:
+                continue
+            if parsed.is_unfinished:
+                useless.append(name)
+                continue
+            try:
+                segment = _look(files, name, parsed.number, where)
+            except _Strange as reason:
+                strange[name] = reason
+                continue
+            if segment is None:
+                log.warning("disk: the header of %s/%s is damaged; it is deleted", where, name)
+                report.deleted.append(name)
+            else:
+                found.append(segment)
+        is_known = is_known or bool(found or report.deleted)
+        if not is_known and not any(reason.is_ours for reason in strange.values()):
+            _refuse(strange, where)
+        _make_whole(found, where)
+        _clean_up(files, where, [*useless, *report.deleted], strange, report)
+    except BaseException as error:
+        for segment in found:
+            segment.file.close()
+        if isinstance(error, OSError):
+            raise ConfigError(f"disk: {where}: {error.strerror}") from error
+        raise
+    return found
+
+
+def _refuse(strange: dict[str, _Strange], where: str) -> None:
+    for name, reason in strange.items():
+        raise ConfigError(
+            f"disk: {where}/{name} is not a segment of this server, though it is named like one "
+            f"({reason}), and nothing else there is a server's; move it away. Nothing was changed"
+        )
+
+
+def _make_whole(found: Sequence[FoundSegment], where: str) -> None:
+    """A segment that was cut off, or grew, keeps its intact blocks and gets its size again: what
+    is missing of it are free slots. Raises `ConfigError`."""
+    for number, file, header, num_bytes in found:
+        if num_bytes == header.segment_bytes:
+            continue
+        name = f"{where}/{names.segment_name(number)}"
+        log.warning("disk: %s has %d bytes instead of %d; blocks of it that are whole are kept",
+                    name, num_bytes, header.segment_bytes)  # fmt: skip
+        try:
+            file.resize(header.segment_bytes)
+        except OSError as error:
+            raise ConfigError(
+                f"disk: {name} has {num_bytes} bytes instead of {header.segment_bytes}, and cannot "
+                f"be made whole: {error.strerror}; make room for it, or delete it"
+            ) from error
+
+
+def _clean_up(
+    files: Files, where: str, useless: Sequence[str], strange: dict[str, _Strange], report: Report
+) -> None:
+    for name in useless:
+        try:
+            files.remove(name)
+        except OSError as error:  # a directory, for example
+            strange[name] = _Strange(os.strerror(error.errno or 0))
+    taken = {*files.names()}
+    for name, reason in strange.items():
+        aside = names.aside_name(name, taken)
+        files.rename(name, aside)
+        report.aside.append(aside)
+        log.warning(
+            "disk: %s/%s cannot be read as a segment (%s); it is called %s from now on, and what "
+            "it held is lost. Delete it when you do not want to look at it",
+            where, name, reason, aside,
+        )  # fmt: skip
+
+
+def _look(files: Files, name: str, number: int, where: str) -> FoundSegment | None:
+    """None when it is ours and damaged. Raises `_Strange`, and `ConfigError` when it may not be
+    opened or is of another format."""
+    try:
+        file, num_bytes = files.open(name)
+    except PermissionError as error:
+        raise ConfigError(
+            f"disk: {where}/{name} may not be opened: {error.strerror}; let user {os.geteuid()} "
+            "read and write it, or move it away. Nothing was changed"
+        ) from error
+    except OSError as error:
+        raise _strange_or(error) from error
+    try:
+        header = _read_header(file, num_bytes, f"{where}/{name}")
+    except BaseException:
+        file.close()
+        raise
+    if header is None:
+        file.close()
+        return None
+    return FoundSegment(number, file, header, num_bytes)
+
+
+def _strange_or(error: OSError) -> Exception:
+    return _Strange(os.strerror(error.errno)) if error.errno in _DAMAGE else error
+
+
+def _read_header(file: File, num_bytes: int, name: str) -> SegmentHeader | None:
+    """None when it is ours and damaged. Raises `_Strange`, or `ConfigError` when it is of another
+    format."""
+    if num_bytes < PAGE:
+        raise _Strange(f"it has {num_bytes} bytes")
+    page = Scratch().take(PAGE)
+    try:
+        file.read([page], 0)
+    except OSError as error:
+        raise _strange_or(error) from error
+    version = version_of(page)
+    if version != FORMAT_VERSION:
+        if has_damaged_prefix(page):
+            return None
+        if version is None or not 0 < version <= _MOST_VERSIONS:
+            raise _Strange("its first page is no header", is_ours=_has_slots(file, num_bytes))
+        raise ConfigError(
+            f"disk: {name} has format version {version}, and this server reads version "
+            f"{FORMAT_VERSION}; give it another directory, or delete this one. Nothing was changed"
+        )
+    header = unpack_segment_header(page)
+    if header is None or num_slots(header.segment_bytes, header.block_bytes) <= 0:
+        return None
+    return header
+
+
+def _has_slots(file: File, num_bytes: int) -> bool:
+    """Whether the second page begins as a slot of ours does."""
+    page = Scratch().take(PAGE)
+    try:
+        if num_bytes >= 2 * PAGE:
+            file.read([page], PAGE)
+            return is_slot_magic(page)
+    except OSError:
+        pass
+    return False
