@@ -23,6 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from remote_server.config import check_memory_fits
+from remote_server.open_files import check_file_sizes
 
 SHM = Path("/dev/shm")
 PREFIX = "kvferry-"
@@ -69,6 +70,7 @@ def offer_sealed_file(name: str, pool_bytes: int) -> int | None:
         return None
     pool_path(name).unlink(missing_ok=True)  # a link whose file died with its maker
     check_memory_fits(pool_bytes, setting="cpu_pool")
+    check_file_sizes(pool_bytes, "cpu_pool")
     descriptor = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, pool_bytes)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NEVER_RESIZED)

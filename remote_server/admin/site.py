@@ -25,6 +25,7 @@ from remote_server.admin.summary import summary
 from remote_server.admin.token import Token
 from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
+from remote_server.few_lines import FewLines
 from remote_server.server import Server
 from remote_server.snapshot import Snapshot
 
@@ -304,6 +305,14 @@ async def serve_site(
         since[protocol] = monotonic()
         return protocol
 
+    lines = FewLines(log, monotonic)
+
+    def failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # A connection that cannot be accepted, mostly: asyncio waits a second and tries again.
+        error = context.get("exception")
+        lines.say(logging.WARNING, "admin HTTP: %s: %s", context["message"], error)
+
+    asyncio.get_running_loop().set_exception_handler(failed)
     # A few at a time, so that those accepted are counted before the next ones are; the others
     # wait in the kernel, where they cost nobody anything.
     listening = await asyncio.get_running_loop().create_server(connect, sock=listener, backlog=8)
