@@ -37,8 +37,12 @@ ALIVE_S = 2.0
 # A snapshot serves all who ask within this time: however many ask, the loop makes ten a second.
 SNAPSHOT_S = 0.1
 
-# People, a Prometheus or two, probes: far fewer. More are told so and closed.
+# People, a Prometheus or two, probes: far fewer.
 MAX_CONNECTIONS = 64
+
+# Beside those, for probes alone. Where all are taken a new one takes the place of the oldest, so
+# that a probe is answered while others hold connections and ask nothing.
+KEPT_CONNECTIONS = 8
 
 # A connection ends when for so long no request of it was answered: it is silent, its request
 # never ends, or it does not read.
@@ -46,11 +50,6 @@ PATIENCE_S = 10.0
 LOOK_S = 1.0  # between two looks at that
 
 MAX_BODY_BYTES = 4096
-
-_TOO_MANY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 21\r\n\r\n"
-    b"too many connections\n"
-)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -75,6 +74,8 @@ class Site:
         self._taken_at = 0.0
         self.refused: Counter[str] = Counter()
         """Requests and connections turned away here, by reason."""
+        self.kept: dict[web.RequestHandler, None] = {}
+        """Connections for probes alone, the oldest first."""
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
@@ -178,6 +179,7 @@ class Site:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            self._check_room(request)
             self._check_host(request)
             self._check_token(request)
             response = await handler(request)
@@ -189,7 +191,14 @@ class Site:
             log.exception("an admin request failed")
             response = web.Response(status=500, text="a bug: the server's log has it\n")
         response.headers.update(_HEADERS)
+        if request.protocol in self.kept:
+            response.force_close()
         return response
+
+    def _check_room(self, request: web.Request) -> None:
+        if request.protocol in self.kept and request.path not in _PROBES:
+            self.refused["connections"] += 1
+            raise web.HTTPServiceUnavailable(text="too many connections\n")
 
     def _check_host(self, request: web.Request) -> None:
         """A page from elsewhere, opened on this machine, can give its own name this machine's
@@ -219,7 +228,9 @@ class Site:
             )
 
 
-_OPEN = ("/", "/health", "/ready")
+_PROBES = ("/health", "/ready")
+
+_OPEN = ("/", *_PROBES)
 """Say nothing that a stranger could use: the page itself is the same everywhere."""
 
 _CLEAR_HELP = 'send {"namespace": NAME}, or {"all": true}'
@@ -265,13 +276,6 @@ def _page() -> tuple[bytes, str]:
 # ── connections ──────────────────────────────────────────────────────────────────────────
 
 
-class _Refusal(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(_TOO_MANY)
-        transport.close()
-
-
 async def serve_site(
     server: Server,
     listener: socket.socket,
@@ -298,11 +302,17 @@ async def serve_site(
     assert web_server is not None
 
     def connect() -> asyncio.Protocol:
-        if len(web_server.connections) >= MAX_CONNECTIONS:
-            site.refused["connections"] += 1
-            return _Refusal()
+        others = sum(one not in site.kept for one in web_server.connections)
         protocol = web_server()
         since[protocol] = monotonic()
+        if others >= MAX_CONNECTIONS:
+            if len(site.kept) >= KEPT_CONNECTIONS:
+                oldest = next(iter(site.kept))
+                del site.kept[oldest]
+                if oldest in web_server.connections:
+                    site.refused["connections"] += 1
+                    oldest.force_close()
+            site.kept[protocol] = None
         return protocol
 
     lines = FewLines(log, monotonic)
@@ -324,7 +334,9 @@ async def serve_site(
             now = monotonic()
             connected = web_server.connections
             for protocol in since.keys() - set(connected):
-                del since[protocol]
+                if now - since[protocol] > LOOK_S:  # otherwise it may be about to be one
+                    del since[protocol]
+                    site.kept.pop(protocol, None)
             for protocol in connected:
                 if now - since.setdefault(protocol, now) > PATIENCE_S:
                     site.refused["silence"] += 1
