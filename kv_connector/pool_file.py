@@ -25,6 +25,7 @@ from pathlib import Path
 
 from remote_server.config import check_memory_fits
 from remote_server.errors import ConfigError
+from remote_server.open_files import check_file_sizes
 
 SHM = Path("/dev/shm")
 PREFIX = "kvferry-"
@@ -63,6 +64,7 @@ def offer_sealed_file(name: str, pool_bytes: int) -> int | None:
     path = pool_path(name)
     if not os.path.lexists(path):
         check_memory_fits(pool_bytes, setting="cpu_pool")
+        check_file_sizes(pool_bytes, "cpu_pool")
         descriptor = _sealed_file(name, pool_bytes)
         try:
             path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")

@@ -12,6 +12,7 @@ from remote_server.admin.admin import Admin
 from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
 from remote_server.malloc import keep_freed_memory
+from remote_server.open_files import named_when_missing, raise_limit
 from remote_server.plain_text import PlainFormatter, plain
 from remote_server.server import Server
 
@@ -37,7 +38,10 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
         handler.setFormatter(PlainFormatter("%(asctime)s %(levelname)s %(message)s"))
         logging.basicConfig(level=config.log_level.upper(), handlers=[handler])
         keep_freed_memory()
-        with Admin(config) as admin:
+        raise_limit()
+        with named_when_missing():
+            admin = Admin(config)
+        with admin:
             Server(config).run(on_ready=partial(_say_ready, admin))
     except ConfigError as error:
         print(plain(f"remote_server: {error}"), file=sys.stderr)

@@ -16,8 +16,10 @@ import zmq
 from zmq.utils import z85
 
 from remote_server.errors import ConfigError
+from remote_server.few_lines import FewLines
 from remote_server.guard import Guard
 from remote_server.keys import CURVE_FRAME_BYTES, ServerKeys
+from remote_server.open_files import NO_MORE_FILES, Entrance, may_open
 from remote_server.protocol import MAX_FRAME_BYTES
 from remote_server.tenants import keys_of_tenants
 
@@ -43,10 +45,14 @@ _OK, _REFUSED, _FULL = b"200", b"400", b"500"
 _OPENED, _CLOSED = int(zmq.Event.ACCEPTED), int(zmq.Event.DISCONNECTED)
 # Whichever side notices first that the other has no keys, or others, ends the handshake.
 _BROKEN = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
+_LISTENING, _NOT_ACCEPTED = int(zmq.Event.LISTENING), int(zmq.Event.ACCEPT_FAILED)
+
+# Looking whether there are descriptors again, while there are none.
+_LOOK_AGAIN_S = 0.5
 
 COUNTERS = (
     "peers_refused_unknown_key", "peers_refused_connections", "peers_refused_handshake",
-    "refused_routing_id", "sockets_replaced",
+    "refused_routing_id", "sockets_replaced", "accept_failed",
 )  # fmt: skip
 
 
@@ -113,7 +119,9 @@ class Door:
         self.opened = 0
         """Connections accepted since the start, whatever became of them."""
         self._open: set[int] = set()  # descriptors of libzmq's connections
-        self._log_at = self._reload_at = clock()
+        self._log_at = self._reload_at = self._open_at = clock()
+        self._entrance: Entrance | None = None
+        self._lines = FewLines(log, clock)
         self._asked: zmq.Socket[bytes] = context.socket(zmq.REP)
         self._asked.linger = 0
         self._asked.bind(_ENDPOINT)
@@ -131,11 +139,16 @@ class Door:
             router.curve_secretkey = self._server_keys.secret
             router.curve_publickey = self._server_keys.public
             router.maxmsgsize = MAX_FRAME_BYTES + CURVE_FRAME_BYTES
-        self._monitor: zmq.Socket[bytes] = router.get_monitor_socket(_OPENED | _CLOSED | _BROKEN)
+        self._monitor: zmq.Socket[bytes] = router.get_monitor_socket(
+            _OPENED | _CLOSED | _BROKEN | _LISTENING | _NOT_ACCEPTED
+        )
         self._poller.register(self._monitor, zmq.POLLIN)
 
     def look_away(self) -> None:
         """Before the ROUTER is closed."""
+        if self._entrance is not None:
+            self._entrance.close()
+            self._entrance = None
         self._poller.unregister(self._monitor)
         self._router.disable_monitor()
         self._monitor.close(0)
@@ -144,6 +157,11 @@ class Door:
     def num_connections(self) -> int:
         """Those in a handshake included."""
         return len(self._open)
+
+    @property
+    def is_shut(self) -> bool:
+        """There were no descriptors for connections. Call `handle` again soon."""
+        return self._entrance is not None and self._entrance.shut
 
     def tenant_of(self, frame: zmq.Frame) -> str | None:
         """Whose connection `frame` came on; None when its key was withdrawn since."""
@@ -155,12 +173,20 @@ class Door:
         """Whose it was before its key was withdrawn."""
         return "" if self._known is None else self._known.former.get(str(frame.get("User-Id")), "")
 
+    def bound(self) -> None:
+        """Right after the bind of `router`, while there are descriptors. Raises `OSError`."""
+        self._take_note()
+
     def handle(self, events: Mapping[object, int]) -> None:
         """Answer who is asked for, and take note of who came and left."""
         now = self._clock()
         if self._known is not None and now >= self._reload_at:
             self._reload_at = now + RELOAD_S
             self._known.look_again()
+        if self.is_shut and now >= self._open_at:
+            self._open_at = now + _LOOK_AGAIN_S
+            assert self._entrance is not None
+            self._entrance.open_again()
         if self._asked in events:
             for _ in range(_ANSWERS_PER_TURN):
                 if not int(self._asked.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
@@ -186,6 +212,18 @@ class Door:
                 self.opened += 1
             elif event == _CLOSED:
                 self._open.discard(value)
+            elif event == _LISTENING:
+                self._entrance = Entrance(value)
+            elif event == _NOT_ACCEPTED:
+                self.counters["accept_failed"] += 1
+                if value in NO_MORE_FILES and self._entrance is not None and not self.is_shut:
+                    self._lines.say(
+                        logging.WARNING,
+                        "this process has the %d files open that it may; new connections wait",
+                        may_open(),
+                    )
+                    self._entrance.shut_out()
+                    self._open_at = self._clock() + _LOOK_AGAIN_S
             else:
                 self.counters["peers_refused_handshake"] += 1
                 self._say("a peer without our public key, or no CURVE, or no ZeroMQ at all")

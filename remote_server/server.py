@@ -5,7 +5,7 @@ import signal
 import threading
 import time
 from collections import ChainMap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from types import FrameType, TracebackType
@@ -23,17 +23,25 @@ from remote_server.errors import ConfigError, RequestRefused
 from remote_server.guard import Guard
 from remote_server.handlers import server_name
 from remote_server.keys import read_server_keys
+from remote_server.open_files import (
+    backlog,
+    check_file_sizes,
+    named_when_missing,
+    warn_if_too_few,
+)
 from remote_server.outbox import SEND_HIGH_WATER_MARK
 from remote_server.private_memory import PrivateMemory
 from remote_server.protocol import ErrorCode, TierStats
 from remote_server.quarters import Quarters
 from remote_server.receiving import Flooded, Message, next_message
 from remote_server.shared.leases import Leases
+from remote_server.shared.local_socket import MAX_PENDING, MAX_REGIONS
 from remote_server.snapshot import Snapshot, gather, tiers_of
 from remote_server.store.answers import Removed
-from remote_server.store.arena import warn_if_dev_shm_is_small
+from remote_server.store.arena import BYTES_PER_WORD, WORD_BYTES, warn_if_dev_shm_is_small
+from remote_server.store.disk.segments import segment_bytes_for
 from remote_server.store.store import Store
-from remote_server.tenants import read_tenants
+from remote_server.tenants import Tenant, read_tenants
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +56,16 @@ SILENCE_MS = 30_000
 
 STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not tell us when it is not
 RELEASE_MS = 10  # when frames are on their way and nothing else happens
-PENDING_MS = 100  # when somebody's time to attach is running
+PENDING_MS = 100  # when somebody's time to attach is running, or descriptors are short
 WATCH_MS = 100  # of what libzmq holds, while somebody is connected
 IDLE_MS = 1_000  # also how much later than promised a lease may end
 
 BIND_AGAIN_S = 5.0
+
+# Descriptors: of libzmq, the loop and the admin HTTP with its connections, roughly; and of one
+# local socket with as many regions and attaching clients as there may be.
+OWN_FILES = 128
+LOCAL_FILES = 3 * (MAX_REGIONS + MAX_PENDING) + 2
 
 CHECK_INTERVAL_S = 10.0
 CHECK_MAX_BLOCKS = 50_000  # about 30 ms, in which nobody is served
@@ -92,10 +105,20 @@ class Server:
             self.stop()
 
     def start(self) -> None:
-        """Take the address and the memory. Clients may connect from here on."""
+        """Take the address and the memory. Clients may connect from here on. Raises `ConfigError`
+        when that is not possible here."""
+        with named_when_missing():
+            self._start()
+
+    def _start(self) -> None:
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
         tenants = read_tenants(self.config)
+        for tenant in tenants:
+            check_file_sizes(tenant.memory + tenant.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
+            if tenant.disk:
+                check_file_sizes(segment_bytes_for(tenant.disk), "disk")
+        warn_if_too_few(self.config.max_connections, self._other_files(tenants))
         self._guard = Guard(self._clock)
         self._copier = Copier(self._guard)
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -257,6 +280,12 @@ class Server:
         """Occupancy, all tenants together."""
         return tiers_of([quarters.store.tier_stats() for quarters in self.quarters.values()])
 
+    def _other_files(self, tenants: Sequence[Tenant]) -> int:
+        """How many descriptors may be needed beside those of TCP connections."""
+        each = LOCAL_FILES if self.config.shared_memory else 0
+        segments = [t.disk // segment_bytes_for(t.disk) for t in tenants if t.disk]
+        return OWN_FILES + each * len(tenants) + sum(segments)
+
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
 
     def _make_router(self) -> zmq.Socket[bytes]:
@@ -272,6 +301,7 @@ class Server:
         router.heartbeat_ivl = HEARTBEAT_INTERVAL_MS
         router.heartbeat_timeout = SILENCE_MS
         router.tcp_maxrt = SILENCE_MS
+        router.backlog = backlog()
         router.ipv6 = "[" in self.config.bind
         return router
 
@@ -291,6 +321,7 @@ class Server:
             if error.errno == zmq.EADDRINUSE:
                 hint = f"another process listens there; stop it, or {hint}"
             raise ConfigError(f"bind: {self.config.bind}: {error.strerror}; {hint}") from error
+        self._door.bound()
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _handle_requests(self) -> None:
@@ -382,6 +413,8 @@ class Server:
         if self._drain_until is not None or any(q.outboxes.in_flight for q in everybody):
             return RELEASE_MS
         if any(quarters.local is not None and quarters.local.pending for quarters in everybody):
+            return PENDING_MS
+        if self._door.is_shut:
             return PENDING_MS
         return WATCH_MS if self._door.num_connections else IDLE_MS
 

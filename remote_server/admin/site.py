@@ -26,6 +26,7 @@ from remote_server.admin.summary import summary
 from remote_server.admin.token import Token
 from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
+from remote_server.few_lines import FewLines
 from remote_server.server import Server
 from remote_server.snapshot import Snapshot
 
@@ -40,8 +41,12 @@ GONE_S = 8.0
 # A snapshot serves all who ask within this time: however many ask, the loop makes ten a second.
 SNAPSHOT_S = 0.1
 
-# People, a Prometheus or two, probes: far fewer. More are told so and closed.
+# People, a Prometheus or two, probes: far fewer.
 MAX_CONNECTIONS = 64
+
+# Beside those, for probes alone. Where all are taken a new one takes the place of the oldest, so
+# that a probe is answered while others hold connections and ask nothing.
+KEPT_CONNECTIONS = 8
 
 # A connection ends when for so long no request of it was answered: it is silent, its request
 # never ends, or it does not read.
@@ -49,11 +54,6 @@ PATIENCE_S = 10.0
 LOOK_S = 1.0  # between two looks at that
 
 MAX_BODY_BYTES = 4096
-
-_TOO_MANY = (
-    b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 21\r\n\r\n"
-    b"too many connections\n"
-)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -78,6 +78,8 @@ class Site:
         self._taken_at = 0.0
         self.refused: Counter[str] = Counter()
         """Requests and connections turned away here, by reason."""
+        self.kept: dict[web.RequestHandler, None] = {}
+        """Connections for probes alone, the oldest first."""
 
     def application(self) -> web.Application:
         app = web.Application(middlewares=[self._guard], client_max_size=MAX_BODY_BYTES)
@@ -193,6 +195,7 @@ class Site:
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            self._check_room(request)
             self._check_host(request)
             self._check_token(request)
             response = await handler(request)
@@ -204,7 +207,14 @@ class Site:
             log.exception("an admin request failed")
             response = web.Response(status=500, text="a bug: the server's log has it\n")
         response.headers.update(_HEADERS)
+        if request.protocol in self.kept:
+            response.force_close()
         return response
+
+    def _check_room(self, request: web.Request) -> None:
+        if request.protocol in self.kept and request.path not in _PROBES:
+            self.refused["connections"] += 1
+            raise web.HTTPServiceUnavailable(text="too many connections\n")
 
     def _check_host(self, request: web.Request) -> None:
         """A page from elsewhere, opened on this machine, can give its own name this machine's
@@ -234,7 +244,9 @@ class Site:
             )
 
 
-_OPEN = ("/", "/health", "/ready")
+_PROBES = ("/health", "/ready")
+
+_OPEN = ("/", *_PROBES)
 """Say nothing that a stranger could use: the page itself is the same everywhere."""
 
 _CLEAR_HELP = 'send {"namespace": NAME}, or {"all": true}'
@@ -280,13 +292,6 @@ def _page() -> tuple[bytes, str]:
 # ── connections ──────────────────────────────────────────────────────────────────────────
 
 
-class _Refusal(asyncio.Protocol):
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        transport.write(_TOO_MANY)
-        transport.close()
-
-
 async def serve_site(
     server: Server,
     listener: socket.socket,
@@ -313,13 +318,27 @@ async def serve_site(
     assert web_server is not None
 
     def connect() -> asyncio.Protocol:
-        if len(web_server.connections) >= MAX_CONNECTIONS:
-            site.refused["connections"] += 1
-            return _Refusal()
+        others = sum(one not in site.kept for one in web_server.connections)
         protocol = web_server()
         since[protocol] = monotonic()
+        if others >= MAX_CONNECTIONS:
+            if len(site.kept) >= KEPT_CONNECTIONS:
+                oldest = next(iter(site.kept))
+                del site.kept[oldest]
+                if oldest in web_server.connections:
+                    site.refused["connections"] += 1
+                    oldest.force_close()
+            site.kept[protocol] = None
         return protocol
 
+    lines = FewLines(log, monotonic)
+
+    def failed(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        # A connection that cannot be accepted, mostly: asyncio waits a second and tries again.
+        error = context.get("exception")
+        lines.say(logging.WARNING, "admin HTTP: %s: %s", context["message"], error)
+
+    asyncio.get_running_loop().set_exception_handler(failed)
     # A few at a time, so that those accepted are counted before the next ones are; the others
     # wait in the kernel, where they cost nobody anything.
     listening = await asyncio.get_running_loop().create_server(connect, sock=listener, backlog=8)
@@ -331,7 +350,9 @@ async def serve_site(
             now = monotonic()
             connected = web_server.connections
             for protocol in since.keys() - set(connected):
-                del since[protocol]
+                if now - since[protocol] > LOOK_S:  # otherwise it may be about to be one
+                    del since[protocol]
+                    site.kept.pop(protocol, None)
             for protocol in connected:
                 if now - since.setdefault(protocol, now) > PATIENCE_S:
                     site.refused["silence"] += 1

@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 # Replies beyond those that were asked for, until a server is taken to be a false one. Zero would
 # cost the connection where one message came twice.
 _MOST_UNASKED = 1_000
+
+# Frames of one message that are received only to be thrown away. An honest message has no more
+# blocks than keys, and none where no blocks come; here one that has a few too many is forgiven.
+_MOST_DISCARDED = 16
 _EVENTS = (
     zmq.Event.HANDSHAKE_SUCCEEDED
     | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
@@ -230,9 +234,7 @@ class Connection:
             return None
         self._num_owed -= 1
         if self._num_owed < -_MOST_UNASKED:
-            self._cut_off = self.connected
-            self.reopen()
-            self.reopening = False
+            self._hang_up()
             raise RemoteProtocolError("more replies than were asked for")
         length = self._socket.recv_into(self._magic, flags=zmq.NOBLOCK)
         try:
@@ -264,12 +266,26 @@ class Connection:
         return self._socket.recv_into(_NOWHERE, flags=zmq.NOBLOCK)
 
     def discard_rest(self) -> int:
-        """Throw away what is left of the message being received; returns how many frames."""
+        """Throw away what is left of the message being received; returns how many frames.
+
+        A message of more frames than an honest one has costs the connection, and what is queued
+        in it goes unread: `changes` reports it as lost.
+        """
         num_frames = 0
+        most = protocol.MAX_KEYS_PER_MESSAGE if self._brings_blocks else _MOST_DISCARDED
         while self.more:
+            if num_frames == most:
+                self._hang_up()
+                break
             self.discard_frame()
             num_frames += 1
         return num_frames
+
+    def _hang_up(self) -> None:
+        """Leave a server that is a false one, and connect anew."""
+        self._cut_off = self.connected
+        self.reopen()
+        self.reopening = False
 
 
 def _close(socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:

@@ -15,7 +15,10 @@ import zmq
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError
+from remote_server.few_lines import FewLines
 from remote_server.guard import Guard
+from remote_server.open_files import may_open
+from remote_server.plain_text import plain
 from remote_server.protocol import Attach, Attached, NotAttached
 from remote_server.shared.region import NotAttachable, Region
 from remote_server.store.arena import Arena
@@ -24,6 +27,7 @@ log = logging.getLogger(__name__)
 
 MAX_REGIONS = 64  # engines on one host, many times over
 MAX_PENDING = 8  # connections that have not said yet what they offer
+BACKLOG = 128  # those that the kernel keeps meanwhile: engines that all come back at once
 PATIENCE_S = 1.0  # for their saying it
 MAX_ATTACH_BYTES = 4096
 FILES = 2  # the region and its tickets
@@ -74,6 +78,7 @@ class LocalSocket:
         self._arena = arena
         self._epoch = epoch
         self._clock = clock
+        self._lines = FewLines(log, clock)
         self._on_attached, self._on_gone, self._on_refused = attached, gone, refused
         self._pending: dict[int, _Pending] = {}  # by descriptor, as events are
         self._regions: dict[int, tuple[socket.socket, Region]] = {}
@@ -84,7 +89,7 @@ class LocalSocket:
         try:
             self._listener.setblocking(False)
             self._listener.bind(f"\0{self.name}")
-            self._listener.listen(MAX_PENDING)
+            self._listener.listen(BACKLOG)
         except OSError:
             self._listener.close()
             raise
@@ -147,8 +152,9 @@ class LocalSocket:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError:  # no descriptors are left, and the one who knocks goes on knocking
+            except OSError as error:  # no descriptors, and the one who knocks goes on knocking
                 self._accept_again_at = self._clock() + PATIENCE_S
+                self._lines.say(logging.WARNING, "local clients wait: %s", error.strerror)
                 return
             connection.setblocking(False)
             number = connection.fileno()
@@ -177,6 +183,9 @@ class LocalSocket:
         pending.files += files
         if not data:
             self._refuse(number, "the connection ended before its attach was complete")
+        elif len(pending.files) < FILES and flags & socket.MSG_CTRUNC:
+            # The kernel leaves out descriptors for which the receiver has no room.
+            self._refuse(number, f"the server has the {may_open()} files open that it may")
         elif len(pending.data) > MAX_ATTACH_BYTES or flags & socket.MSG_CTRUNC:
             self._refuse(number, "too much for an attach")
         elif len(pending.files) > FILES:  # before the rest has come: it could bring more and more
@@ -212,10 +221,11 @@ class LocalSocket:
         del self._pending[number]
         self._regions[number] = (pending.connection, region)
         self._on_attached(region)
-        log.info("%s shares %d bytes of memory", request.client or "a client", region.num_bytes)
+        name = plain(request.client) or "a client"
+        self._lines.say(logging.INFO, "%s shares %d bytes of memory", name, region.num_bytes)
 
     def _refuse(self, number: int, reason: str) -> None:
-        log.info("a local client stays on TCP: %s", reason)
+        self._lines.say(logging.INFO, "a local client stays on TCP: %s", plain(reason))
         with suppress(OSError):  # it may be gone; then it knows
             self._pending[number].connection.send(protocol.encode_local(NotAttached(reason=reason)))
         self._end_pending(number)

@@ -325,6 +325,29 @@ async def test_a_thousand_connections_are_bounded_and_the_data_port_does_not_not
                 await asyncio.sleep(0.02)
 
 
+SLOW = [b"", b"GET /stats HTT", b"GET /stats HTTP/1.1\r\nHost: localhost\r\n",
+        b"POST /clear HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"]  # fmt: skip
+
+
+@pytest.mark.parametrize("sent", SLOW)
+async def test_slow_clients_keep_no_probe_away(sent):
+    with served() as (_, admin):
+        slow = [raw(admin.url, sent) for _ in range(site.MAX_CONNECTIONS)]
+        try:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session:
+                http = Http(session, admin.url)
+                assert (await http.get("/health"))[::2] == (200, "alive\n")
+                assert (await http.get("/ready"))[0] == 200
+                status, _, text = await http.get("/stats")
+                assert (status, text) == (503, "too many connections\n")
+                for _ in range(5):
+                    slow += [raw(admin.url, sent) for _ in range(3 * site.KEPT_CONNECTIONS)]
+                    assert (await http.get("/health"))[0] == 200
+        finally:
+            for connection in slow:
+                connection.close()
+
+
 def _statuses(connections) -> list[bytes]:
     said = []
     for connection in connections:

@@ -59,6 +59,39 @@ def test_a_server_that_sends_what_nobody_asked_for_loses_that_connection(connect
     assert_works(client, fake)
 
 
+@pytest.mark.parametrize("connection", CONNECTIONS)
+@pytest.mark.parametrize("readable", [True, False])
+def test_a_message_of_too_many_frames_costs_that_connection(connection, readable, client, fake):
+    """And is not received to its end, while everybody waits who uses this client."""
+    kind, ask = ASK[connection]
+    fake.silence(kind)
+    future = ask(client)
+    (asked,) = fake.wait_for(kind)
+    unasked = Found(request_id=10**9, epoch=fake.epoch, prefix=0, states=b"")
+    head = protocol.encode(unasked) if readable else [b"nonsense"]
+    count = 4 * protocol.MAX_KEYS_PER_MESSAGE
+    fake.do(lambda: fake.send_raw(asked, *head, *[b""] * count))
+    eventually(lambda: client.counters()["disconnects"] == 1, "it has hung up")
+    eventually(future.done, "what waited on it has ended")
+    counters = client.counters()
+    assert counters["protocol_errors"] + counters["late_replies"] >= 1
+    fake.behave()
+    eventually(lambda: client.ready)
+    assert_works(client, fake)
+
+
+@pytest.mark.parametrize("connection", [one for one in CONNECTIONS if one != "gets"])
+def test_a_few_frames_too_many_cost_nothing(connection, client, fake):
+    kind, ask = ASK[connection]
+    fake.silence(kind)
+    ask(client)
+    (asked,) = fake.wait_for(kind)
+    unasked = Found(request_id=10**9, epoch=fake.epoch, prefix=0, states=b"")
+    fake.do(lambda: fake.send_raw(asked, *protocol.encode(unasked), *[b"x"] * 16))
+    eventually(lambda: client.counters()["protocol_errors"] == 1)
+    assert client.counters()["disconnects"] == 0
+
+
 def test_a_reply_twice_costs_nothing(client, fake):
     fake.rules[Touch] = lambda asked: [fake.answer(asked) for _ in range(3)]
     for _ in range(100):

@@ -1,0 +1,227 @@
+"""A process that may open few files: it says so at start, keeps its cores, and comes back."""
+
+import logging
+import os
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+import pytest
+from fake_server import eventually
+from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, memfd, open_fds
+from wire_peer import Peer
+
+from remote_server import few_lines, open_files, protocol
+from remote_server.config import GiB, MiB
+from remote_server.errors import ConfigError
+from remote_server.few_lines import FewLines
+from remote_server.open_files import KEPT_BACK, Entrance, check_file_sizes, warn_if_too_few
+from remote_server.protocol import Attach, NotAttached
+from remote_server.shared.local_socket import BACKLOG
+
+SERVE = [sys.executable, "-m", "remote_server", "--bind", "tcp://127.0.0.1:*", "--memory", "16MiB",
+         "--admin", "off"]  # fmt: skip
+
+
+def limited(limit: int, value: int) -> Callable[[], None]:
+    return lambda: resource.setrlimit(limit, (value, value))
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(limit: int, value: int, *flags: str) -> subprocess.Popen[str]:
+        processes.append(subprocess.Popen(
+            [*SERVE, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            preexec_fn=limited(limit, value),
+        ))  # fmt: skip
+        return processes[-1]
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+# ── the server's own sockets ─────────────────────────────────────────────────────────────
+
+
+def test_a_server_without_descriptors_takes_no_core_and_serves_again(start, context):
+    process = start(resource.RLIMIT_NOFILE, 100)
+    endpoint = process.stdout.readline().split()[3]
+    port = int(endpoint.rpartition(":")[2])
+    crowd: list[socket.socket] = []
+
+    def come() -> bool:
+        """A few more, fewer than may wait; whether all descriptors are taken."""
+        for _ in range(8):
+            crowd.append(socket.socket())
+            crowd[-1].setblocking(False)
+            with suppress(BlockingIOError):
+                crowd[-1].connect(("127.0.0.1", port))
+        time.sleep(0.01)
+        return len(os.listdir(f"/proc/{process.pid}/fd")) > 75
+
+    eventually(come)
+    said = ""
+    while "new connections wait" not in said:
+        said = process.stderr.readline()
+        assert said, "it ended"
+    time.sleep(0.2)
+    before = cpu_s(process.pid)
+    time.sleep(1)
+    assert cpu_s(process.pid) - before < 0.15, "something spins"
+    for each in crowd:
+        each.close()
+    peer = Peer(context, endpoint)
+    peer.hello()
+    assert peer.put([1]).created == 1
+    assert peer.stats().counters["accept_failed"] > 0
+
+
+def test_too_few_files_to_start_is_one_line_that_names_the_limit(start):
+    for number in (8, 14):
+        _, errors = (process := start(resource.RLIMIT_NOFILE, number)).communicate(timeout=30)
+        *_, last = errors.splitlines()
+        assert process.returncode == 2, errors
+        assert last.startswith("remote_server: open files: this process may open "), errors
+        assert "Traceback" not in errors
+
+
+def test_a_limit_of_file_sizes_is_named_with_the_setting(start):
+    _, errors = (process := start(resource.RLIMIT_FSIZE, 1 * MiB)).communicate(timeout=30)
+    assert process.returncode == 2
+    assert errors.startswith("remote_server: memory: it needs a file of 16.2 MiB")
+    assert "ulimit -f" in errors and errors.count("\n") == 1
+
+
+def test_an_entrance_drops_who_comes_and_takes_who_waits(monkeypatch):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.create_server(("127.0.0.1", 0), backlog=16) as listener:
+        address = listener.getsockname()
+        entrance = Entrance(listener.fileno())
+        try:
+            with socket.create_connection(address) as waiting:
+                entrance.shut_out()
+                assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+                with pytest.raises(TimeoutError):
+                    socket.create_connection(address, timeout=0.1)
+                accepted, _ = listener.accept()
+                accepted.close()
+                waiting.close()
+            monkeypatch.setattr(open_files, "num_open", lambda: soft)
+            assert not entrance.open_again()
+            monkeypatch.setattr(open_files, "num_open", lambda: 10)
+            assert entrance.open_again()
+            assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
+            socket.create_connection(address, timeout=5).close()
+        finally:
+            entrance.close()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one_but_for_what_is_kept_back():
+    code = "from remote_server.open_files import *; raise_limit(); print(may_open(), backlog())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=30,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)),
+    )  # fmt: skip
+    may_open, backlog = map(int, done.stdout.split())
+    assert may_open == 4096 - KEPT_BACK
+    assert backlog < KEPT_BACK, "all who wait must find a descriptor"
+
+
+def test_what_does_not_fit_is_said_once_with_what_would(caplog, monkeypatch):
+    monkeypatch.setattr(open_files, "may_open", lambda: 1024)
+    assert not warn_if_too_few(512, 512)
+    assert warn_if_too_few(4096, 300)
+    (record,) = caplog.records
+    assert "4096 connections and up to 300 other files" in record.getMessage()
+    assert "--max-connections 724" in record.getMessage()
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (GiB, GiB))
+    with pytest.raises(ConfigError, match=r"^cpu_pool: it needs a file of 2\.0 GiB"):
+        check_file_sizes(2 * GiB, "cpu_pool")
+
+
+# ── the local socket ─────────────────────────────────────────────────────────────────────
+
+
+def test_engines_that_all_come_back_at_once_wait_in_the_local_socket(server, peer):
+    name = peer.hello().local_socket
+    local = server.quarters[""].local
+    waiting = []
+    server.desk.ask(lambda: local._poller.unregister(local._number)).result(5)
+    local._listening = False
+    local._watch_listener = lambda: None
+    try:
+        for _ in range(BACKLOG):
+            one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            waiting.append(one)
+            one.setblocking(False)
+            one.connect(f"\0{name}")  # or BlockingIOError: no room
+    finally:
+        for one in waiting:
+            one.close()
+        del local._watch_listener
+
+
+def test_those_who_are_refused_again_and_again_fill_no_log(server, peer, caplog):
+    name = peer.hello().local_socket
+    caplog.set_level(logging.INFO)
+    for _ in range(50):
+        connection = LocalConnection(name)
+        connection.send(b"\xc1", [])
+        assert isinstance(connection.receive()[0], NotAttached)
+        connection.close()
+    lines = [one for one in caplog.records if "stays on TCP" in one.getMessage()]
+    assert len(lines) <= few_lines.LINES
+    assert peer.stats().counters["regions_refused"] == 50
+
+
+def test_lines_that_are_left_out_are_counted_in_the_next(caplog):
+    now = [0.0]
+    lines = FewLines(logging.getLogger("x"), lambda: now[0])
+    for _ in range(few_lines.LINES + 1000):
+        lines.say(logging.WARNING, "%s knocks", "he")
+    now[0] += few_lines.EVERY_S
+    lines.say(logging.WARNING, "%s knocks", "he")
+    assert [one.getMessage() for one in caplog.records] == [
+        *(["he knocks"] * few_lines.LINES), "he knocks (and 1,000 lines like it before)"
+    ]  # fmt: skip
+
+
+def test_descriptors_that_find_no_room_are_named_as_that(server, peer):
+    files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
+    local = LocalConnection(peer.hello().local_socket)
+    eventually(lambda: server.quarters[""].local._pending)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    attach = protocol.encode_local(Attach(protocol=1, region_bytes=REGION_BYTES, client="x"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(files) + 1, hard))
+    fill = []
+    try:
+        while True:
+            fill.append(os.dup(0))
+    except OSError:
+        pass
+    try:
+        local.send(attach, files)
+        reply, _ = local.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for fd in (*fill, *files):
+            os.close(fd)
+    assert isinstance(reply, NotAttached)
+    assert "files open that it may" in reply.reason
+    assert open_fds() < soft
