@@ -8,7 +8,6 @@ definitions, and lets single requests opt out.
 import copy
 import time
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from kv_connector.vllm_support import refuse_unsupported
@@ -23,7 +22,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec, iter_layer_specs
 from vllm.v1.kv_offload.base import OffloadKey
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import kv_connector
 from kv_connector import namespace
@@ -37,6 +35,7 @@ from kv_connector.config import (
 from kv_connector.fact_text import NotKnown
 from kv_connector.group_bytes import owned_in_packed_blocks
 from kv_connector.guard import never_raises
+from kv_connector.hit_sources import Sources, tokens_before_windows, without_what_was_not_sent
 from kv_connector.pool_file import engine_core_pid, pool_name, sweep_dead_pools
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.request_options import (
@@ -139,10 +138,11 @@ class KVFerryConnector(OffloadingConnector):
             self._worker_facts = self._look_around(kv_caches)
         self._canary = self._fly_canary()
 
-    @never_raises(lambda: False)
+    @never_raises(lambda: False, but=ConfigError)
     def _find_packed_groups(self, kv_caches: dict[str, torch.Tensor]) -> bool:
         """Whether every byte of a row is known to be its block's or cleared. Without that the
-        engine keeps from the server."""
+        engine keeps from the server. Raises `ConfigError` for a cache that vLLM would not offload
+        whole."""
         try:
             packed = owned_in_packed_blocks(self._kv_cache_config, kv_caches)
         except NotKnown as why:
@@ -276,31 +276,14 @@ class KVFerryConnector(OffloadingConnector):
 
     def get_external_cache_hit_sources(
         self, request: "Request", num_external_tokens: int
-    ) -> dict[CacheHitSource, int]:
-        """As upstream, but tokens before a sliding window are not the server's: nothing of them
-        was sent. They count as the engine's, as they do where the engine's own cache hits."""
+    ) -> Sources:
         sources = super().get_external_cache_hit_sources(request, num_external_tokens)
-        unspecified = sources.pop(CacheHitSource.EXTERNAL_UNSPECIFIED, 0)
-        unsent = min(unspecified, self._tokens_before_windows(request, num_external_tokens))
-        counted = {
-            CacheHitSource.EXTERNAL_UNSPECIFIED: unspecified - unsent,
-            CacheHitSource.DEVICE: unsent,
-        }
-        return sources | {source: tokens for source, tokens in counted.items() if tokens}
+        unsent = self._tokens_before_windows(request, num_external_tokens)
+        return without_what_was_not_sent(sources, unsent)
 
     @never_raises(lambda: 0)
     def _tokens_before_windows(self, request: "Request", num_external_tokens: int) -> int:
-        """Tokens of a hit of which no group loads anything."""
-        groups = self.scheduler.config.kv_group_configs
-        if any(group.sliding_window_size_in_chunks is None for group in groups):
-            return 0
-        status = self.scheduler._req_status[request.request_id]
-        reached = start = status.num_locally_computed_tokens
-        end, unsent = start + num_external_tokens, 0
-        for first, last, _ in sorted(status.load_key_ranges, key=itemgetter(0)):
-            unsent += max(0, min(first, end) - reached)
-            reached = max(reached, min(last, end))
-        return unsent + end - reached
+        return tokens_before_windows(self.scheduler, request.request_id, num_external_tokens)
 
     @never_raises(lambda: None)
     def _count_admission(self, request: "Request", num_external_tokens: int) -> None:
