@@ -38,14 +38,20 @@ class ClearingWorker(OffloadingWorker):
         are cleared last, because vLLM copies packed blocks whole."""
         finished: list[TransferResult] = self._worker.get_finished()
         for result in finished:
-            for group, runs in enumerate(self._storing.pop(result.job_id, ())):
-                for run in runs:
-                    self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
+            self._clear(result.job_id)
         return finished
 
     def wait(self, job_ids: set[int]) -> None:
-        """Block until these jobs have let go of their engine blocks."""
+        """Block until these jobs have let go of their engine blocks. Their rows are cleared then,
+        because after a reset of the pool they may have another owner soon."""
         self._worker.wait(job_ids)
+        for job_id in job_ids:
+            self._clear(job_id)
+
+    def _clear(self, job_id: int) -> None:
+        for group, runs in enumerate(self._storing.pop(job_id, ())):
+            for run in runs:
+                self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
 
     def shutdown(self) -> None:
         """End all copies and let go of the pool."""

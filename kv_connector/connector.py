@@ -7,7 +7,6 @@ definitions, and lets single requests opt out.
 
 import copy
 import time
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from kv_connector.vllm_support import refuse_unsupported
@@ -25,7 +24,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.logger import init_logger
 from vllm.v1.kv_cache_interface import FullAttentionSpec, iter_layer_specs
 from vllm.v1.kv_offload.base import OffloadKey
-from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import kv_connector
 from kv_connector import namespace
@@ -40,6 +38,7 @@ from kv_connector.executors import engine_core_pid, refuse_without_shared_pool
 from kv_connector.fact_text import NotKnown
 from kv_connector.group_bytes import owned_in_packed_blocks
 from kv_connector.guard import never_raises
+from kv_connector.hit_sources import Sources, tokens_before_windows, without_what_was_not_sent
 from kv_connector.introduction import Introduction
 from kv_connector.kept_back import shut_out
 from kv_connector.pool_file import pool_name, sweep_dead_pools
@@ -153,10 +152,11 @@ class KVFerryConnector(OffloadingConnector):
             pool = self.connector_worker.spec.pool_file
             self._reporter.change(facts=facts, canary=canary, pool=pool)
 
-    @never_raises(lambda: False)
+    @never_raises(lambda: False, but=ConfigError)
     def _find_packed_groups(self, kv_caches: dict[str, torch.Tensor]) -> bool:
         """Whether every byte of a row is known to be its block's or cleared. Without that the
-        engine keeps from the server."""
+        engine keeps from the server. Raises `ConfigError` for a cache that vLLM would not offload
+        whole."""
         try:
             packed = owned_in_packed_blocks(self._kv_cache_config, kv_caches)
         except NotKnown as why:
@@ -329,31 +329,14 @@ class KVFerryConnector(OffloadingConnector):
 
     def get_external_cache_hit_sources(
         self, request: "Request", num_external_tokens: int
-    ) -> dict[CacheHitSource, int]:
-        """As upstream, but tokens before a sliding window are not the server's: nothing of them
-        was sent. They count as the engine's, as they do where the engine's own cache hits."""
+    ) -> Sources:
         sources = super().get_external_cache_hit_sources(request, num_external_tokens)
-        unspecified = sources.pop(CacheHitSource.EXTERNAL_UNSPECIFIED, 0)
-        unsent = min(unspecified, self._tokens_before_windows(request, num_external_tokens))
-        counted = {
-            CacheHitSource.EXTERNAL_UNSPECIFIED: unspecified - unsent,
-            CacheHitSource.DEVICE: unsent,
-        }
-        return sources | {source: tokens for source, tokens in counted.items() if tokens}
+        unsent = self._tokens_before_windows(request, num_external_tokens)
+        return without_what_was_not_sent(sources, unsent)
 
     @never_raises(lambda: 0)
     def _tokens_before_windows(self, request: "Request", num_external_tokens: int) -> int:
-        """Tokens of a hit of which no group loads anything."""
-        groups = self.scheduler.config.kv_group_configs
-        if any(group.sliding_window_size_in_chunks is None for group in groups):
-            return 0
-        status = self.scheduler._req_status[request.request_id]
-        reached = start = status.num_locally_computed_tokens
-        end, unsent = start + num_external_tokens, 0
-        for first, last, _ in sorted(status.load_key_ranges, key=itemgetter(0)):
-            unsent += max(0, min(first, end) - reached)
-            reached = max(reached, min(last, end))
-        return unsent + end - reached
+        return tokens_before_windows(self.scheduler, request.request_id, num_external_tokens)
 
     @never_raises(lambda: None)
     def _allocated(self, request: "Request", blocks: "KVCacheBlocks") -> None:

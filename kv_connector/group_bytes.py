@@ -18,6 +18,7 @@ from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, g
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches
 
 from kv_connector.fact_text import NotKnown
+from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
@@ -72,14 +73,17 @@ def owned_in_packed_blocks(
     """The same where vLLM packs the pages of all layers of a group side by side into one block,
     and offloads that block as one tensor that every group owns whole. None where it does not.
 
-    Raises `NotKnown` for groups of which the bytes in such a block cannot be established.
+    Raises `NotKnown` for groups of which the bytes in such a block cannot be established, and
+    `ConfigError` for layers that vLLM would leave out of it.
     """
+    if kv_cache_config.hisparse_host_num_blocks is not None:
+        return None
     groups = [
         kv_cache_config.kv_cache_groups[group]
         for group in get_offloading_group_ids(kv_cache_config)
     ]
     spans: list[list[tuple[int, int]]] = []
-    packed, unclear = False, ""
+    packed, unclear, outside = False, "", ""
     for group in groups:
         spans.append([])
         for layer in group.layer_names:
@@ -92,8 +96,15 @@ def owned_in_packed_blocks(
             blocks = group_kernel_blocks(kv_caches[layer], kv_cache_config.num_blocks)
             stride = blocks.stride(0) * blocks.element_size()
             packed |= stride != spec.page_size_bytes
-            first = blocks.storage_offset() * blocks.element_size() % stride
+            first = blocks.storage_offset() * blocks.element_size()
+            outside = layer if first >= stride else outside
             spans[-1].append((first, first + spec.unpadded_page_size_bytes))
+    if packed and outside:
+        # vLLM 0.32 takes a page that is padded to an alignment for a packed block.
+        raise ConfigError(
+            f"vLLM would offload the first layer alone, without {outside}: the blocks of this "
+            "model's KV cache are padded; set VLLM_KV_CACHE_LAYOUT=BLHNC"
+        )
     if not packed or len(groups) < 2:
         return None
     if unclear:

@@ -262,6 +262,7 @@ NAMES: dict[str, dict[str, str]] = {
         "KVCacheConfig.kv_cache_layout": _FACT,
         "KVCacheConfig.kv_cache_groups": _FACT,
         "KVCacheConfig.num_blocks": _GEOMETRY,
+        "KVCacheConfig.hisparse_host_num_blocks": _GEOMETRY,
         "KVCacheGroupSpec.layer_names": _GEOMETRY,
         "KVCacheGroupSpec.kv_cache_spec": _GEOMETRY,
         "AttentionSpec.page_size_bytes": _GEOMETRY,

@@ -44,20 +44,24 @@ class WholeBlocks(OffloadingWorker):
         return True
 
     def get_finished(self) -> list[TransferResult]:
+        self.wait(set())
         ended, self.under_way = self.under_way, []
-        for _, copy in ended:
-            copy()
         return [TransferResult(job_id, True) for job_id, _ in ended]
 
     def wait(self, job_ids: set[int]) -> None:
-        pass
+        for number, (job_id, copy) in enumerate(self.under_way):
+            copy()
+            self.under_way[number] = (job_id, lambda: None)
 
     def shutdown(self) -> None:
         self.ended = True
 
 
+@pytest.mark.parametrize("waited_for", [False, True])
 @pytest.mark.parametrize("blocks_per_row", [1, 2])
-def test_the_rest_of_a_row_is_cleared_when_its_copy_has_ended(blocks_per_row: int):
+def test_the_rest_of_a_row_is_cleared_when_its_copy_has_ended(
+    blocks_per_row: int, waited_for: bool
+):
     pool = np.full((ROWS, PAGE * blocks_per_row), STRANGER, np.int8)
     inner = WholeBlocks(pool)
     places = places_of_rows(pool, [PAGE], blocks_per_row)
@@ -67,7 +71,11 @@ def test_the_rest_of_a_row_is_cleared_when_its_copy_has_ended(blocks_per_row: in
     spec = GPULoadStoreSpec(blocks, [0, len(blocks)], [0, 0])
     assert worker.submit_store(1, spec, CPULoadStoreSpec([2, 5]))
     assert worker.submit_load(2, CPULoadStoreSpec([3, 4]), spec)
+    if waited_for:
+        worker.wait({1})
+        before = pool.copy()
     assert {result.job_id for result in worker.get_finished()} == {1, 2}
+    assert not waited_for or (pool == before).all(), "cleared again, under another owner"
     for row in (2, 5):
         for page in pool[row].reshape(-1, PAGE):
             assert (page[4:8] == OWN).all()

@@ -18,6 +18,7 @@ from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_co
 
 from kv_connector import tier_metrics as metrics
 from kv_connector.connector import KVFerryConnector
+from kv_connector.kept_back import Reason
 from kv_connector.request_options import Bypass, bypass_of
 from kv_connector.waiting import Missed
 
@@ -50,6 +51,8 @@ bodies = values | st.fixed_dictionaries(
         "kv_load_tiers": st.lists(st.dictionaries(texts, values, max_size=3), max_size=3) | values,
     },
 )
+
+ADAPTER = SimpleNamespace(lora_name="a", lora_path="/none")
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +89,7 @@ def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector,
         count += 1
         name = f"request {count}"
         request: Any = request_of(connector, name, 3 * BLOCK + 5, json.loads(json.dumps(body)))
-        request.lora_request = SimpleNamespace() if adapter else None
+        request.lora_request = ADAPTER if adapter else None
         client.asked.clear()
         connector.on_new_request(request)
         assert request.kv_transfer_params is None or isinstance(request.kv_transfer_params, dict)
@@ -105,7 +108,15 @@ def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector,
         connector.get_kv_connector_stats()
 
     fuzz.run(serve, examples=150)
-    known = {*map(str, Missed), *map(str, Bypass), "", "unavailable", "pinned_rows", "draining"}
+    known = {
+        *map(str, Missed),
+        *map(str, Bypass),
+        *map(str, Reason),
+        "",
+        "unavailable",
+        "pinned_rows",
+        "draining",
+    }
     known |= {"partial_block", *tier._client.counters(), *metrics.INTEGRITY_REASONS.values()}
     assert labels_of(connector) <= known
     assert not [key for key in tier.totals() if key[0] == metrics.HOOK_ERRORS]

@@ -194,8 +194,26 @@ def test_groups_whose_bytes_in_a_packed_block_are_not_known_keep_the_engine_from
         layout="BLHNC", server=None,
     )  # fmt: skip
     worker = Worker(config, cache, "BLHNC")
-    told: Any = worker.connector.get_handshake_metadata()
+    assert worker.connector._reporter is not None
+    told = worker.connector._reporter.report
     assert told.facts is None and told.failed_hooks == ()
+    worker.shutdown()
+
+
+def test_a_cache_of_which_vllm_would_offload_one_layer_alone_is_refused(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """vLLM 0.32 takes pages that are padded to an alignment for packed blocks: loads would bring
+    back the first layer, and leave in the others what another request had there."""
+    padded = replace(FULL, block_stride_alignment=FULL.page_size_bytes * 3 // 2)
+    with pytest.raises(ConfigError, match=r"without layers.0.2.*VLLM_KV_CACHE_LAYOUT=BLHNC"):
+        make_worker(model, tmp_path, monkeypatch, "LBHNC", [group_of(0, padded, 3)])
+    worker = make_worker(model, tmp_path / "b", monkeypatch, "BLHNC", [group_of(0, padded, 3)])
+    for layer in worker.own(0, 5):
+        fill(layer, OWN)
+    worker.copy(0, block=5, row=3, store=True)
+    worker.copy(0, block=9, row=3, store=False)
+    assert all(filled(layer, OWN) for layer in worker.own(0, 9))
     worker.shutdown()
 
 
