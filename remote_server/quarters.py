@@ -30,6 +30,7 @@ from remote_server.store.arena import Arena
 from remote_server.store.disk.admission import Admission, Admit, WriteBudget
 from remote_server.store.disk.folder import make_private
 from remote_server.store.disk.opening import OpenDisk
+from remote_server.store.disk.threads import Threads
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Store
@@ -51,14 +52,16 @@ class Quarters:
         clock: Callable[[], float],
         server_counters: Mapping[str, int],
         guard: Guard,
+        threads: Threads,
     ) -> None:
         """Takes the memory and the disk; ends with `close`. Raises `ConfigError`, and then
-        nothing is held. What ends a request, a copy or a region runs under `guard`."""
+        nothing is held. What ends a request, a copy or a region runs under `guard`; what reads
+        and writes the disk runs on `threads`."""
         self._guard = guard
         self.tenant = tenant
         self._poller = poller
         self._clock = clock
-        self.disk = self._open_disk(config, copier.wake)
+        self.disk = self._open_disk(config, copier.wake, threads)
         try:
             self.arena = self._map()
         except BaseException:
@@ -111,15 +114,6 @@ class Quarters:
     def full_name(self, namespace: str) -> str:
         """`namespace` as it is told from those of other tenants."""
         return f"{self.tenant.name}/{namespace}" if self.tenant.name else namespace
-
-    def ailing(self) -> list[str]:
-        """A line for each thread of its that has ended although it is needed."""
-        lines = []
-        if self.disk is not None and (dead := self.disk.pool.num_dead):
-            lines.append(f"{self.name}{dead} threads of the disk have ended")
-        if self.arena.population_failed:
-            lines.append(f"{self.name}the thread that populates the memory has ended too early")
-        return lines
 
     def look(self) -> Part:
         """On the loop thread: everything that can be seen of it now."""
@@ -186,14 +180,16 @@ class Quarters:
         if self.disk is not None:
             self.disk.close()
 
-    def _open_disk(self, config: ServerConfig, wake: Callable[[], None]) -> OpenDisk | None:
+    def _open_disk(
+        self, config: ServerConfig, wake: Callable[[], None], threads: Threads
+    ) -> OpenDisk | None:
         if not config.disk or not self.tenant.disk:
             return None
         path = Path(config.disk)
         if self.tenant.name:  # of its own, so that its budget is, and nobody else's file is read
             os.close(make_private(path))
             path /= f"tenant-{self.tenant.name}"
-        return OpenDisk(path, self.tenant.disk, wake, self._guard)
+        return OpenDisk(path, self.tenant.disk, wake, self._guard, threads)
 
     def _admission(self, config: ServerConfig, disk: DiskTier | None) -> Admission | None:
         if disk is None:

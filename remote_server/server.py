@@ -40,6 +40,8 @@ from remote_server.snapshot import Snapshot, gather, tiers_of
 from remote_server.store.answers import Removed
 from remote_server.store.arena import BYTES_PER_WORD, WORD_BYTES, warn_if_dev_shm_is_small
 from remote_server.store.disk.segments import segment_bytes_for
+from remote_server.store.disk.threads import Threads
+from remote_server.store.population import Population
 from remote_server.store.store import Store
 from remote_server.tenants import Tenant, read_tenants
 
@@ -121,6 +123,8 @@ class Server:
         warn_if_too_few(self.config.max_connections, self._other_files(tenants))
         self._guard = Guard(self._clock)
         self._copier = Copier(self._guard)
+        self._disk_threads = Threads()
+        self._population: Population | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._private_memory = PrivateMemory(self._clock())
         self._router = self._make_router()
@@ -135,6 +139,7 @@ class Server:
                 self.quarters[tenant.name] = Quarters(
                     tenant, self.config, self._router, self._poller, self._copier, self._clock,
                     ChainMap(self._guard.counters, self._door.counters), self._guard,
+                    self._disk_threads,
                 )  # fmt: skip
             self._bind()
         except BaseException:
@@ -143,11 +148,11 @@ class Server:
             self._context.destroy(linger=0)
             for quarters in self.quarters.values():
                 quarters.close()
+            self._disk_threads.stop()
             self._copier.stop()
             raise
-        for quarters in self.quarters.values():
-            if self.config.populate:
-                quarters.arena.populate()
+        if self.config.populate:
+            self._population = Population([each.arena for each in self.quarters.values()])
         self.desk = Desk(self._copier.wake)
         self._next_check = self._clock() + CHECK_INTERVAL_S
         self._next_report = self._clock() + REPORT_INTERVAL_S
@@ -205,6 +210,7 @@ class Server:
         self._context.term()
         for quarters in self.quarters.values():
             quarters.close()
+        self._disk_threads.stop()
 
     # ── seeing inside, and changing things, through `desk` ───────────────────────────────
 
@@ -230,13 +236,21 @@ class Server:
             namespaces=seen.namespaces,
             traffic=seen.traffic,
             operations=seen.operations,
-            ailing=self._guard.ailing
-            + [line for quarters in everybody for line in quarters.ailing()],
+            ailing=self._guard.ailing + self._ended_threads(),
             counters=seen.counters
             | dict(self._door.counters)
             | dict(self._guard.counters)
             | {"connections_opened": self._door.opened},
         )
+
+    def _ended_threads(self) -> list[str]:
+        """A line for those that have ended although they are needed."""
+        lines = []
+        if dead := self._disk_threads.num_dead:
+            lines.append(f"{dead} threads of the disk have ended")
+        if self._population is not None and self._population.failed:
+            lines.append("the thread that populates the memory has ended too early")
+        return lines
 
     def clear(self, namespace: str | None) -> "tuple[Removed, Future[bool]] | None":
         """On the loop thread: drop the blocks of `namespace`, or of all; None when there is no

@@ -27,6 +27,7 @@ from remote_server.errors import ConfigError
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.population import Population
 from remote_server.store.slabs import memory_for_block
 from remote_server.store.store import Store
 
@@ -79,7 +80,7 @@ class StoreHost:
             self._close = undo.pop_all()
 
     def __enter__(self) -> "StoreHost":
-        self._arena.populate()
+        Population([self._arena])
         self._thread.start()
         return self
 

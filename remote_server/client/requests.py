@@ -64,15 +64,15 @@ def check_hello(declaration: Declaration, client_name: str) -> None:
     """Raise `ConfigError` when its hello cannot be sent: it would fail again and again, and
     every other request with it."""
     try:
-        protocol.check_names(declaration.namespace, client_name, declaration.fingerprint)
-    except RemoteProtocolError as error:
-        raise ConfigError(str(error)) from error
-    try:
         _, header = protocol.encode(_hello(declaration, client_name)(request_id=1))
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"namespace {declaration.namespace!r:.80}: {error}") from error
     if len(header) >= protocol.MAX_HEADER_BYTES:
         raise ConfigError(f"fingerprint: more than {protocol.MAX_HEADER_BYTES} bytes")
+    try:
+        protocol.check_names(declaration.namespace, client_name, declaration.fingerprint)
+    except (RemoteProtocolError, AttributeError, TypeError) as error:  # the two: it is no text
+        raise ConfigError(str(error)) from error
 
 
 def _hello(declaration: Declaration, client_name: str) -> Build:

@@ -32,8 +32,8 @@ class Arena:
     that nobody but this process will ever write to it, whatever descriptor they get hold of.
 
     `view` is the region for blocks, writable; `words` the table of words. Pages appear when
-    first touched, which is slow (1.8 GB/s against 19 once touched), so `populate` touches those
-    of the blocks from a background thread and start-up time does not depend on `num_bytes`.
+    first touched, which is slow (1.8 GB/s against 19 once touched), so a `Population` touches
+    those of the blocks from a background thread and start-up time does not depend on `num_bytes`.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -54,7 +54,7 @@ class Arena:
         self.words = self._whole[self.words_offset :].cast("Q")
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self._map))
         self._stop = threading.Event()
-        self._populator: threading.Thread | None = None
+        self._stepping = threading.Lock()
         self._populated_bytes = 0
         self.closed = False
 
@@ -74,21 +74,20 @@ class Arena:
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     @property
-    def population_failed(self) -> bool:
-        """`populate` has ended before it was done, and nothing stopped it."""
-        thread = self._populator
-        over = thread is not None and not thread.is_alive()
-        return over and self._populated_bytes < self.num_bytes and not self._stop.is_set()
-
-    @property
     def populated_bytes(self) -> int:
-        """How far `populate` has come; equals `num_bytes` when it is done."""
+        """How far `populate_some` has come; equals `num_bytes` when it is done."""
         return self._populated_bytes
 
-    def populate(self) -> None:
-        """Start touching every page from a daemon thread, gently. Contents do not change."""
-        self._populator = threading.Thread(target=self._populate, name="populate", daemon=True)
-        self._populator.start()
+    def populate_some(self) -> bool:
+        """Touch some more pages, gently, on any thread but one at a time. Contents do not change.
+        Whether there is more to do: not when the arena is closed meanwhile."""
+        with self._stepping:
+            if self.closed:
+                return False
+            step = min(STEP_BYTES, self.num_bytes - self._populated_bytes)
+            go_on = touch_gently(self.address + self._populated_bytes, step, self._stop)
+            self._populated_bytes += step
+            return go_on and self._populated_bytes < self.num_bytes
 
     def close(self) -> None:
         """Stop populating and give the memory back.
@@ -97,23 +96,17 @@ class Arena:
         """
         self.closed = True
         self._stop.set()
-        if self._populator is not None:
-            self._populator.join()
+        with self._stepping:
+            self._unmap()
+        os.close(self.fd)
+
+    def _unmap(self) -> None:
         try:
             for view in (self.view, self.words, self._whole):
                 view.release()
             self._map.close()
         except BufferError:
             log.debug("the arena is still in use; its memory goes with its last user")
-        os.close(self.fd)
-
-    def _populate(self) -> None:
-        for start in range(0, self.num_bytes, STEP_BYTES):
-            step = min(STEP_BYTES, self.num_bytes - start)
-            go_on = touch_gently(self.address + start, step, self._stop)
-            self._populated_bytes = start + step
-            if not go_on:
-                return
 
 
 def warn_if_dev_shm_is_small(memory: int, folder: str = "/dev/shm") -> bool:

@@ -6,7 +6,9 @@ import os
 import pytest
 
 from remote_server.config import GiB, MiB
+from remote_server.store import arena as arena_module
 from remote_server.store.arena import WORD_BYTES, Arena, warn_if_dev_shm_is_small
+from remote_server.store.population import Population
 
 
 @pytest.fixture
@@ -65,18 +67,34 @@ def test_nobody_else_can_write_to_it_and_it_can_still_be_written(arena):
 
 def test_populating_makes_every_page_resident_and_changes_no_byte(arena):
     arena.view[4096:4100] = b"kept"
-    arena.populate()
-    arena._populator.join()
+    Population([arena]).join()
     assert resident_bytes(arena) == arena.num_bytes == arena.populated_bytes
     assert arena.view[4096:4100] == b"kept"
 
 
 def test_closing_stops_a_population_under_way():
-    arena = Arena(512 * MiB)
-    arena.populate()
+    arena, after = Arena(512 * MiB), Arena(1 * MiB)
+    population = Population([arena, after])
     arena.close()
+    population.join()
     assert arena.populated_bytes <= arena.num_bytes
-    assert not arena._populator.is_alive()
+    assert after.populated_bytes == after.num_bytes, "the next one is none the worse"
+    assert not population.failed
+    after.close()
+
+
+def test_one_thread_populates_all_arenas_a_step_of_each_in_turn(monkeypatch):
+    monkeypatch.setattr(arena_module, "STEP_BYTES", 64 << 10)
+    touched: list[int] = []
+    monkeypatch.setattr(
+        arena_module, "touch_gently", lambda address, _size, _over: not touched.append(address)
+    )
+    arenas = [Arena(1 * MiB) for _ in range(3)]
+    Population(arenas).join()
+    first = [next(a for a in arenas if a.address <= at < a.address + MiB) for at in touched]
+    assert first == arenas * 16
+    for each in arenas:
+        each.close()
 
 
 def test_closing_while_bytes_are_in_use_leaves_them_readable():

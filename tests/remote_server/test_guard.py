@@ -2,7 +2,6 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import suppress
 
 import aiohttp
 import pytest
@@ -18,7 +17,7 @@ from remote_server.config import MiB, ServerConfig
 from remote_server.copier import Copier, Job
 from remote_server.guard import MANY_FAILURES, Guard
 from remote_server.server import Server
-from remote_server.store.disk import pool as pool_module
+from remote_server.store.disk import threads as threads_module
 from remote_server.store.disk.pool import Job as DiskJob
 from remote_server.store.disk.pool import Priority
 from remote_server.streams import BlockStream
@@ -257,16 +256,19 @@ async def test_health_tells_of_a_part_that_fails_every_time(ask, monkeypatch):
 
 
 async def test_health_tells_of_a_thread_of_the_disk_that_has_ended(ask, monkeypatch, tmp_path):
-    real, left = pool_module.Scratch, [True]
+    real, left = threads_module.Scratch, [True]
 
     def scratch():
         if left and left.pop():
             raise MemoryError
         return real()
 
-    monkeypatch.setattr(pool_module, "Scratch", scratch)
+    monkeypatch.setattr(threads_module, "Scratch", scratch)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    with served(disk=str(tmp_path / "disk"), disk_bytes=64 * MiB) as (_, admin):
+    with served(disk=str(tmp_path / "disk"), disk_bytes=64 * MiB) as (server, admin):
+        pool = server.quarters[""].disk.pool
+        server.desk.ask(lambda: pool.submit(DiskJob(Priority.READ, len, print))).result(5)
+        eventually(lambda: server._disk_threads.num_dead)
         assert await ask(admin) == (503, "1 threads of the disk have ended\n")
 
 
@@ -277,16 +279,17 @@ async def test_health_tells_of_a_memory_that_is_populated_no_further(ask, monkey
         raise MemoryError
 
     monkeypatch.setattr(arena, "touch_gently", touch)
-    monkeypatch.setattr(threading, "excepthook", lambda _: None)
-    with served(populate=True) as (_, admin):
-        status, text = await ask(admin)
-        assert (status, text) == (503, "the thread that populates the memory has ended too early\n")
+    with served(populate=True) as (server, admin):
+        server._population.join()
+        assert await ask(admin) == (
+            503,
+            "the thread that populates the memory has ended too early\n",
+        )
 
 
 async def test_health_of_a_server_that_has_populated_its_memory_is_good(ask):
     with served(populate=True) as (server, admin):
-        with suppress(AttributeError):
-            server.quarters[""].arena._populator.join()
+        server._population.join()
         assert await ask(admin) == (200, "alive\n")
 
 
@@ -294,5 +297,5 @@ def test_stopped_threads_are_not_dead_ones(tmp_path):
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=MiB, disk=str(tmp_path / "d"),
                           disk_bytes=64 * MiB)  # fmt: skip
     with Server(config) as server:
-        quarters = server.quarters[""]
-    assert quarters.ailing() == []
+        pass
+    assert server._ended_threads() == []

@@ -14,6 +14,7 @@ from remote_server.shared import mapping, read_only_map
 from remote_server.shared.read_only_map import ReadOnlyMap
 from remote_server.store import arena as arena_module
 from remote_server.store.arena import Arena
+from remote_server.store.population import Population
 
 PATIENCE_S = 5
 
@@ -99,7 +100,7 @@ def test_threads_that_fault_memory_in_are_as_urgent_as_those_they_can_hold_up(mo
     monkeypatch.setattr(arena_module, "touch_gently", note)
     monkeypatch.setattr(read_only_map, "touch_gently", note)
     arena = Arena(1 * MiB)
-    arena.populate()
+    Population([arena])
     assert noted.acquire(timeout=PATIENCE_S)
     arena.view[0] = 1
     fd = arena.open_read_only()

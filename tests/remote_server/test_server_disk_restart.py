@@ -78,7 +78,7 @@ def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, c
         got, arrived = peer.get(range(40))
         assert got.hit == 40
         assert [data for _, data in sorted(arrived)] == [block(n, LENGTH) for n in range(40)]
-        assert "in use by another server" in fails_with(1, "--bind", "tcp://127.0.0.1:*", *flags)
+        assert "in use by another server" in fails_with(2, "--bind", "tcp://127.0.0.1:*", *flags)
         second.signal(signal.SIGTERM)
         assert second.ended()[0] == 0
     finally:
@@ -88,4 +88,4 @@ def test_a_server_killed_with_sigkill_has_its_blocks_when_it_is_back(tmp_path, c
 
 def test_an_impossible_disk_is_told_at_start(tmp_path):
     (tmp_path / "photo.jpg").write_text("")
-    assert "photo.jpg" in fails_with(1, "--disk", str(tmp_path))
+    assert "photo.jpg" in fails_with(2, "--disk", str(tmp_path))

@@ -19,17 +19,17 @@ from shared_peer import SharedPeer
 from wire_peer import Peer, block
 
 from remote_server import protocol
+from remote_server import server as server_module
 from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Blocks, Clear
 from remote_server.server import Server
-from remote_server.store.disk import opening
-from remote_server.store.disk.pool import ThreadPool
+from remote_server.store.disk.threads import Threads
 
 
 @pytest.fixture
 def one_disk_thread(monkeypatch):
     """Ask for it before `server`: what waits for the disk is read in the order asked."""
-    monkeypatch.setattr(opening, "ThreadPool", partial(ThreadPool, num_threads=1))
+    monkeypatch.setattr(server_module, "Threads", partial(Threads, 1))
 
 
 @pytest.fixture

@@ -47,8 +47,8 @@ never exceed the budget; a segment is removed before its successor is made. If t
 made smaller, the segments with the oldest blocks go before anything else happens.
 
 Threads. One thread, the server's loop, owns the tier and calls it; no lock. Reads and writes run
-on a few I/O threads (`pool`), reads first; a job has `work`, which runs there and touches nothing
-but bytes and files, and `finish`, which runs on the loop. A block is pinned while it is read.
+on a few I/O threads (`threads`), reads first; a job has `work`, which runs there and touches only
+bytes and files, and `finish`, which runs on the loop. A block is pinned while it is read.
 
     layout        the pages of headers: to bytes and back, no I/O
     files         a file, a folder, aligned memory: positioned vectored I/O, O_DIRECT or not
@@ -56,7 +56,8 @@ but bytes and files, and `finish`, which runs on the loop. A block is pinned whi
     folder        the directory: private, and taken by one server
     finding       the segments in it, looked at once at start
     age_clock     the time that generations are made of
-    pool          I/O threads, and the way back to the loop
+    pool          the jobs of one tier, and their way back to the loop
+    threads       I/O threads that all tiers share, and whose job is next
     segments      which slot is free and who leaves next; index: where a block is found; no I/O
     transfers     pieces of neighbours to and from a file, one call each
     writing       blocks on their way to disk; reading: from it; leaving: out of the index

@@ -17,6 +17,7 @@ from remote_server.store.disk.names import is_aside, segment_name
 from remote_server.store.disk.pool import ThreadPool
 from remote_server.store.disk.recovery import scan
 from remote_server.store.disk.segments import OVERHEAD_BYTES, largest_block, segment_bytes_for
+from remote_server.store.disk.threads import Threads
 from remote_server.store.disk.tier import DiskTier
 
 log = logging.getLogger(__name__)
@@ -26,13 +27,18 @@ MIN_DISK_BYTES = 16 << 20
 
 
 class OpenDisk:
-    """The tier of one directory, with its threads. Raises `ConfigError` when it cannot be.
+    """The tier of one directory, on `threads` or its own. Raises `ConfigError` when it cannot be.
 
     `wake` is called from those threads when `tier.finish_jobs` has something to do.
     """
 
     def __init__(
-        self, path: Path, budget: int, wake: Callable[[], None], guard: Guard | None = None
+        self,
+        path: Path,
+        budget: int,
+        wake: Callable[[], None],
+        guard: Guard | None = None,
+        threads: Threads | None = None,
     ) -> None:
         if budget < MIN_DISK_BYTES:
             raise ConfigError(
@@ -53,7 +59,7 @@ class OpenDisk:
         except BaseException:
             self._folder.release()
             raise
-        self.pool = ThreadPool(wake, guard=guard)
+        self.pool = ThreadPool(wake, guard=guard, threads=threads)
         self.tier = DiskTier(
             files, found, self.pool, room, unusable=unusable,
             segment_bytes=segment_bytes_for(budget), age_clock_ns=self._clock,

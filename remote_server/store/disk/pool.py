@@ -5,7 +5,6 @@ reserved (`writing`), what is read by the memory it is read into, and the rest i
 """
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
 from enum import IntEnum
@@ -15,14 +14,11 @@ from typing import Any, Generic, Protocol, TypeVar
 from remote_server.copier import Gate
 from remote_server.guard import Guard
 from remote_server.store.disk.files import Scratch
+from remote_server.store.disk.threads import NUM_THREADS, Threads
 
 log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
-
-# Enough to keep a device's queue from running empty while one thread hashes; each holds at
-# most one piece (`transfers.PIECE_BYTES`) of scratch memory.
-NUM_THREADS = 4
 
 
 class Priority(IntEnum):
@@ -78,44 +74,32 @@ class Pool(Protocol):
 
 
 class ThreadPool:
-    """`NUM_THREADS` threads. `wake` is called, on one of them, when a job is done: it must make
-    the loop call `finish_jobs`."""
+    """The jobs of one tier, on threads that it may share. `wake` is called, on one of them, when a
+    job is done: it must make the loop call `finish_jobs`."""
 
     def __init__(
         self,
         wake: Callable[[], None],
         num_threads: int = NUM_THREADS,
         guard: Guard | None = None,
+        threads: Threads | None = None,
     ) -> None:
+        """`threads` are the caller's; without them there are `num_threads` of its own."""
         self.wake = wake
         self._guard = guard or Guard()
         self.gate = Gate(on_open=wake)
-        self._ready = threading.Condition()
-        self._waiting: tuple[deque[Job[Any]], ...] = tuple(deque() for _ in Priority)
+        self._owns_threads = threads is None
+        self._threads = threads or Threads(num_threads)
         self._done: deque[Job[Any]] = deque()
         self._unfinished = 0
-        self._stopping = False
-        self._threads = [
-            threading.Thread(target=self._run, name=f"disk-{number}", daemon=True)
-            for number in range(num_threads)
-        ]
-        for thread in self._threads:
-            thread.start()
 
     @property
     def busy(self) -> bool:
         return self._unfinished > 0
 
-    @property
-    def num_dead(self) -> int:
-        """Threads that have ended although nothing stopped them."""
-        return 0 if self._stopping else sum(not one.is_alive() for one in self._threads)
-
     def submit(self, job: Job[Any]) -> None:
         self._unfinished += 1
-        with self._ready:
-            self._waiting[job.priority].append(job)
-            self._ready.notify()
+        self._threads.submit(self._run, job)
 
     def finish_jobs(self) -> None:
         for _ in range(len(self._done)):
@@ -124,28 +108,14 @@ class ThreadPool:
             self._guard.run("the end of a disk job", partial(job.finish, job.result), None)
 
     def stop(self) -> None:
-        with self._ready:
-            self._stopping = True
-            for waiting in self._waiting:
-                waiting.clear()
-            self._ready.notify_all()
         self.gate.open_for_good()
-        for thread in self._threads:
-            thread.join()
+        self._threads.forget(self._run)
+        if self._owns_threads:
+            self._threads.stop()
 
-    def _run(self) -> None:
-        scratch = Scratch()
-        while (job := self._next()) is not None:
-            self.gate.wait()
-            job.run(scratch)
-            self._done.append(job)
-            self.wake()
-
-    def _next(self) -> Job[Any] | None:
-        with self._ready:
-            while not self._stopping:
-                for waiting in self._waiting:
-                    if waiting:
-                        return waiting.popleft()
-                self._ready.wait()
-        return None
+    def _run(self, job: Job[Any], scratch: Scratch) -> None:
+        """On a thread."""
+        self.gate.wait()
+        job.run(scratch)
+        self._done.append(job)
+        self.wake()

@@ -1,0 +1,88 @@
+"""The threads that all tenants' disks share: who is served next, and who waits for whom."""
+
+import threading
+
+import pytest
+from fake_server import eventually
+from tenancy import Tenancy
+
+from remote_server.config import MiB
+from remote_server.store.disk.pool import Job, Priority, ThreadPool
+from remote_server.store.disk.threads import NUM_THREADS, Threads
+
+
+@pytest.fixture
+def threads():
+    threads = Threads(1)
+    yield threads
+    threads.stop()
+
+
+def idle() -> None:
+    """In the place of a loop that is woken."""
+
+
+def test_each_tenant_has_its_turn_however_much_another_has_waiting(threads):
+    greedy, modest = (ThreadPool(idle, threads=threads) for _ in range(2))
+    ran: list[str] = []
+    with greedy.gate.shut():
+        for number in range(100):
+            greedy.submit(Job(Priority.READ, lambda _, n=number: ran.append(f"g{n}"), print))
+        for number in range(2):
+            modest.submit(Job(Priority.READ, lambda _, n=number: ran.append(f"m{n}"), print))
+    eventually(lambda: len(ran) == 102)
+    assert ran[:5] == ["g0", "g1", "m0", "g2", "m1"] or ran[:5] == ["g0", "m0", "g1", "m1", "g2"]
+
+
+def test_a_read_goes_before_a_write_of_whomever(threads):
+    one, other = (ThreadPool(idle, threads=threads) for _ in range(2))
+    ran: list[str] = []
+    with one.gate.shut():
+        one.submit(Job(Priority.CHORE, lambda _: ran.append("first"), print))
+        eventually(lambda: threads._running)
+        one.submit(Job(Priority.WRITE, lambda _: ran.append("write"), print))
+        other.submit(Job(Priority.CHORE, lambda _: ran.append("chore"), print))
+        other.submit(Job(Priority.READ, lambda _: ran.append("read"), print))
+    eventually(lambda: len(ran) == 4)
+    assert ran == ["first", "read", "write", "chore"]
+
+
+def test_a_pool_that_stops_waits_for_its_own_job_and_leaves_the_threads_to_others(threads):
+    one, other = (ThreadPool(idle, threads=threads) for _ in range(2))
+    began, go_on = threading.Event(), threading.Event()
+    ran: list[str] = []
+
+    def work(_):
+        began.set()
+        go_on.wait(10)
+        ran.append("at hand")
+
+    one.submit(Job(Priority.READ, work, print))
+    one.submit(Job(Priority.READ, lambda _: ran.append("forgotten"), print))
+    assert began.wait(10)
+    other.submit(Job(Priority.READ, lambda _: ran.append("another's"), print))
+    stopped = threading.Thread(target=one.stop)
+    stopped.start()
+    assert stopped.is_alive()
+    go_on.set()
+    stopped.join(10)
+    assert ran[0] == "at hand"
+    eventually(lambda: ran == ["at hand", "another's"])
+
+
+def test_threads_do_not_grow_with_tenants(tmp_path):
+    tenancy = Tenancy(tmp_path)
+    tenancy.write(a='memory = "2MiB"\ndisk = "32MiB"', b='memory = "2MiB"\ndisk = "32MiB"')
+    before = {thread.name for thread in threading.enumerate()}
+    server = tenancy.start(disk=str(tmp_path / "disk"), disk_bytes=64 * MiB, populate=True)
+    for name in "ab":
+        peer = tenancy.peer(name)
+        peer.hello()
+        peer.put([1])
+        peer.stats_once(lambda stats: stats.counters["disk_demoted"] == 1)
+    names = [thread.name for thread in threading.enumerate() if thread.name not in before]
+    assert sum(name.startswith("disk-") for name in names) == NUM_THREADS
+    assert sum(name == "populate" for name in names) <= 1
+    assert len({quarters.disk.pool._threads for quarters in server.quarters.values()}) == 1
+    tenancy.stop()
+    assert not [one for one in threading.enumerate() if one.name.startswith("disk-")]
