@@ -393,6 +393,7 @@ class Server:
                     return
                 time.sleep(0.001)
             else:
+                self._door.bound()
                 return
 
     def _quarters_of(self, frames: list[zmq.Frame]) -> Quarters | None:
