@@ -1,4 +1,5 @@
-"""A server, a way to it that a test can spoil, and an engine that takes four prompts at a time.
+"""A server, and an engine that takes four prompts at a time; between them nothing of the test, or a
+network that it can spoil.
 
 The engine's pool holds nine prompts and its own cache four, so a queue of them comes from the
 server one after the other. Every limit is as users have it.
@@ -33,11 +34,10 @@ PATIENCE_S = 60.0
 
 
 class Scene:
-    """A server, and an engine that takes four at a time. The way between them is a process of its
-    own: nothing of the test can make the server slow."""
+    """A server, and an engine that takes four at a time. Nothing of the test is on the way."""
 
-    def __init__(self, server: RemoteServer, proxy: ProxyProcess, engine: SlowEngine) -> None:
-        self.server, self.proxy, self.engine = server, proxy, engine
+    def __init__(self, server: RemoteServer, engine: SlowEngine) -> None:
+        self.server, self.engine = server, engine
         self.expected: dict[int, Completion] = {}
         self.client = observer_of(server)
 
@@ -111,31 +111,53 @@ class Scene:
         engine = self.engine
         while engine.metric("kvferry_server_ready") != 1 or engine.metric("kvferry_lookups_paused"):
             assert time.monotonic() < deadline
-            self.ask(int(time.monotonic() * 1e3), 1)
+            # A block that no level above the server holds.
+            self.engine.complete(prompt_tokens(BLOCK + 3, int(time.monotonic() * 1e3)), 1)
             time.sleep(0.1)
 
 
+class FarScene(Scene):
+    """The engine reaches the server by TCP through `proxy`, all the time. On a busy host the proxy
+    makes healthy lookups late, though it is a process of its own: a test that needs every prompt
+    in time uses `Scene`."""
+
+    def __init__(self, server: RemoteServer, proxy: ProxyProcess, engine: SlowEngine) -> None:
+        super().__init__(server, engine)
+        self.proxy = proxy
+
+
 @contextmanager
-def scene_of(model: Path, logs: Path, transport: str) -> Iterator[Scene]:
+def scene_of(model: Path, logs: Path) -> Iterator[Scene]:
     """All of it, until the end of the block."""
+    with (
+        RemoteServer("512MiB", log=logs / "busy-server.log") as server,
+        engine_at(model, server.endpoint, logs / "busy-engine.log") as engine,
+    ):
+        scene = Scene(server, engine)
+        yield scene
+        scene.client.close()
+
+
+@contextmanager
+def far_scene_of(model: Path, logs: Path) -> Iterator[FarScene]:
+    """The same with the proxy in between."""
+    with (
+        RemoteServer("512MiB", log=logs / "far-server.log") as server,
+        ProxyProcess(server.endpoint) as proxy,
+        engine_at(model, proxy.endpoint, logs / "far-engine.log", transport="tcp") as engine,
+    ):
+        scene = FarScene(server, proxy, engine)
+        yield scene
+        scene.client.close()
+
+
+def engine_at(model: Path, endpoint: str, log: Path, **settings: str) -> SlowEngine:
     args = [
         *("--max-model-len", "1024"),
         *("--num-gpu-blocks-override", str(ENGINE_BLOCKS)),
         *("--max-num-seqs", str(AT_A_TIME)),
     ]
-    with (
-        RemoteServer("512MiB", log=logs / f"busy-server-{transport}.log") as server,
-        ProxyProcess(server.endpoint) as proxy,
-        SlowEngine(
-            model,
-            connector=connector(proxy.endpoint, transport=transport),
-            args=args,
-            log=logs / f"busy-engine-{transport}.log",
-        ) as engine,
-    ):
-        scene = Scene(server, proxy, engine)
-        yield scene
-        scene.client.close()
+    return SlowEngine(model, connector=connector(endpoint, **settings), args=args, log=log)
 
 
 def observer_of(server: RemoteServer) -> RemoteClient:

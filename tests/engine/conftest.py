@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from busy_scene import Scene, scene_of
+from busy_scene import FarScene, Scene, far_scene_of, scene_of
 from cluster import ENGINE_ARGS, PATIENT, Cluster, Engine, connector
 from gate_proxy import GateProxy
 
@@ -45,13 +45,13 @@ def engine(cluster: Cluster, model: Path, logs: Path) -> Iterator[Engine]:
 
 @pytest.fixture(scope="session")
 def scene(model: Path, logs: Path) -> Iterator[Scene]:
-    """An engine for queues, its server, and a network between them that can be spoiled."""
-    with scene_of(model, logs, "auto") as scene:
+    """An engine for queues, and its server."""
+    with scene_of(model, logs) as scene:
         yield scene
 
 
 @pytest.fixture(scope="session")
-def tcp_scene(model: Path, logs: Path) -> Iterator[Scene]:
-    """The same without shared memory."""
-    with scene_of(model, logs, "tcp") as scene:
+def far_scene(model: Path, logs: Path) -> Iterator[FarScene]:
+    """The same with a network between them that can be spoiled. For the whole suite."""
+    with far_scene_of(model, logs) as scene:
         yield scene

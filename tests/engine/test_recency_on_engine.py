@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from busy_scene import PATIENCE_S, PROMPT_TOKENS, ROWS, Scene, counted_of, observer_of
+from busy_scene import PATIENCE_S, PROMPT_TOKENS, ROWS, FarScene, counted_of, observer_of
 from cluster import BLOCK, ROW_BYTES, keys_of
 
 from examples.processes import RemoteServer
@@ -51,7 +51,7 @@ class Small:
 
 
 @contextmanager
-def small_server_behind(scene: Scene, log: Path) -> Iterator[Small]:
+def small_server_behind(scene: FarScene, log: Path) -> Iterator[Small]:
     """The engine's server is another one in the block: empty, and `MEMORY_MIB` large."""
     with RemoteServer(f"{MEMORY_MIB}MiB", log=log) as server:
         client = observer_of(server)
@@ -73,12 +73,12 @@ def small_server_behind(scene: Scene, log: Path) -> Iterator[Small]:
     scene.until_ready()
 
 
-def aim(scene: Scene, server: RemoteServer) -> None:
+def aim(scene: FarScene, server: RemoteServer) -> None:
     scene.proxy.aim(server.endpoint)
     scene.proxy.reset_connections()
 
 
-def until(scene: Scene, condition: Callable[[], object], what: str) -> None:
+def until(scene: FarScene, condition: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, what
@@ -89,10 +89,11 @@ def until(scene: Scene, condition: Callable[[], object], what: str) -> None:
 @pytest.mark.whole
 @pytest.mark.timeout(600)
 def test_a_system_prompt_that_only_levels_above_serve_outlives_a_scan_of_the_server(
-    scene: Scene, logs: Path
+    far_scene: FarScene, logs: Path
 ):
     """A user's question behind it comes between two prompts of the scan, which puts three times
     what the server's memory holds. Another prompt that no request uses does not survive that."""
+    scene = far_scene
     with small_server_behind(scene, logs / "small-server.log") as small:
         for seed in (UNUSED, SYSTEM):
             scene.ask(seed, 1)
