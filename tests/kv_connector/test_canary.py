@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -108,6 +109,16 @@ def test_a_canary_that_comes_back_passes_and_leaves_nothing_on_the_server(
     counters = server.store.all_counters()
     rows = settings.get("groups", 1)
     assert counters["put_created"] == counters["get_hit"] == counters["removed"] == rows
+
+
+def test_a_canary_takes_no_file_on_the_servers_disk(make_host: Callable[..., Host], tmp_path: Path):
+    config = ServerConfig(
+        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, disk=str(tmp_path / "disk"),
+        disk_bytes=16 * MiB,
+    )  # fmt: skip
+    with Server(config) as server:
+        assert fly(make_host().stage, to(server, transport="tcp")).outcome is Outcome.PASSED
+        assert server.store.all_counters()["disk_segments_made"] == 0
 
 
 def test_what_was_in_the_blocks_and_rows_before_is_there_again(

@@ -105,12 +105,17 @@ def test_raw_sockets_bring_every_row_to_its_place():
                 target[:] = bytes(len(target))
 
 
-def test_a_run_measures_both_transports_beside_copy_and_raw(capsys):
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=64 * MiB, populate=False)
+def test_a_run_measures_both_transports_beside_copy_and_raw(capsys, tmp_path):
+    config = ServerConfig(
+        bind="tcp://127.0.0.1:*", memory=64 * MiB, populate=False, disk=str(tmp_path / "disk"),
+        disk_bytes=16 * MiB,
+    )  # fmt: skip
     with Server(config) as server:
         flags = ["--server", server.endpoint, "--seconds", "0", "--block", "64KiB", "--json"]
         status = main(["bench", *flags])
         assert server.store.namespaces == {}, "bench left something behind"
+        counters = server.store.all_counters()
+        assert counters["disk_segments_made"] == counters["disk_declined_small_demand"] == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(row["transport"], row["operation"]) for row in rows] == [
         ("shm", "put"), ("shm", "get"), ("tcp", "put"), ("tcp", "get")

@@ -73,8 +73,13 @@ class Growth:
         """These are to be stored: it is demand, whether there is room or not."""
         self._demand.add((slot_class.namespace, slot_class.block_bytes), keys)
 
-    def is_small(self, slot_class: SlotClass) -> bool:
-        """Whether it wanted less than a segment since it last got one."""
+    def lacks_demand(self, slot_class: SlotClass) -> bool:
+        """Whether that is why it gets no segment now."""
+        may_take = self._clock() >= self._make_again and not self._segments.num_to_make
+        return may_take and self._is_small(slot_class)
+
+    def _is_small(self, slot_class: SlotClass) -> bool:
+        """It wanted less than a segment since it last got one."""
         place = slot_class.namespace, slot_class.block_bytes
         slots = num_slots(self._segments.segment_bytes, slot_class.block_bytes)
         return not self._demand.is_enough(place, slots)
@@ -151,7 +156,7 @@ class Growth:
         With a victim at hand this looks at all segments only once per segment's worth of
         evictions, so that a put costs the same however many there are.
         """
-        if self.is_small(slot_class):
+        if self._is_small(slot_class):
             return False
         if victim is not None and slot_class.evictions_until_check > 0:
             return False

@@ -131,7 +131,7 @@ class Writing:
     def _why_no_room(self, slot_class: SlotClass) -> str:
         if self._recovery.scanning:
             return "recovering"
-        waits = not slot_class.segments and self._growth.is_small(slot_class)
+        waits = not slot_class.segments and self._growth.lacks_demand(slot_class)
         return "small_demand" if waits else "no_slot"
 
     def _submit(self, piece: Piece, finish: Callable[[Piece, Written | None], None]) -> None:
