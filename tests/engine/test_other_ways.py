@@ -74,7 +74,7 @@ def test_without_a_server_the_pool_works_alone(ways: Ways):
 
 def test_the_tier_serves_vllms_own_connector(ways: Ways, cluster: Cluster):
     prompt, bare = prompt_tokens(640 + 3, seed=810), ways.bare
-    assert offload_files() == ways.files_before, "no pool keeps its name"
+    assert offload_files() <= ways.files_before, "a pool keeps its name"
     bare.when_ready()
     cold = bare.ask(prompt)
     bare.push_out_of_pool(seed=30)
