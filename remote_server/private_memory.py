@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -32,14 +33,14 @@ class PrivateMemory:
         self._at_start = private_bytes()
         self._look_at = now
 
-    def is_beyond(self, now: float, num_connections: int, num_blocks: int) -> bool:
+    def is_beyond(self, now: float, num_connections: int, num_blocks: Callable[[], int]) -> bool:
         """Whether the process has grown by more than these explain. Looks at most every
-        `LOOK_AGAIN_S`."""
+        `LOOK_AGAIN_S`, and counts blocks only then: the loop asks in every turn."""
         if now < self._look_at:
             return False
         self._look_at = now + LOOK_AGAIN_S
         explained = (
-            SPARE_BYTES + num_connections * BYTES_PER_CONNECTION + num_blocks * BYTES_PER_BLOCK
+            SPARE_BYTES + num_connections * BYTES_PER_CONNECTION + num_blocks() * BYTES_PER_BLOCK
         )
         return private_bytes() - self._at_start > explained
 

@@ -441,8 +441,7 @@ class Server:
 
     def _look_after(self, idle: bool) -> None:
         now = self._clock()
-        blocks = sum(quarters.num_blocks for quarters in self.quarters.values())
-        if self._private_memory.is_beyond(now, self._door.num_connections, blocks):
+        if self._private_memory.is_beyond(now, self._door.num_connections, self._num_blocks):
             self._start_over("clients made ZeroMQ hold more than any request explains")
         if idle and now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
@@ -452,6 +451,9 @@ class Server:
             self._next_report = now + REPORT_INTERVAL_S
             for quarters in self.quarters.values():
                 self._report(quarters)
+
+    def _num_blocks(self) -> int:
+        return sum(quarters.num_blocks for quarters in self.quarters.values())
 
     def _check(self, store: Store) -> None:
         if sum(tier.blocks for tier in store.tier_stats().values()) > CHECK_MAX_BLOCKS:
