@@ -231,7 +231,7 @@ class Door:
     def _answer(self, request: list[bytes]) -> None:
         """RFC 27: version, request id, domain, address, routing id, mechanism, credentials.
 
-        Every question has an answer: without one nobody would be let in any more.
+        Every question gets an answer: libzmq lets no peer in without one.
         """
         verdict, key = self._guard.run("the door", partial(self._judge, request), (_REFUSED, ""))
         text = b"" if verdict == _OK else b"refused"

@@ -115,8 +115,8 @@ def _is_about_files(error: BaseException) -> bool:
 class Entrance:
     """A listening socket, which can be shut while there are no descriptors for connections.
 
-    Who comes meanwhile is answered by nobody, tries again by TCP's own rules, and gets in when it
-    is open again. Owned by one thread.
+    A peer that connects meanwhile gets no answer, tries again by TCP's own rules, and gets in when
+    it is open again. Owned by one thread.
     """
 
     def __init__(self, listener: int) -> None:

@@ -1,8 +1,8 @@
 """Pairs of real engines, one after the other against one server: equal ones share, others never.
 
 The first engine stores a prompt. Each of the others differs from it in one thing, asks for the
-same prompt, and is told apart or not. With `-s` the table is printed; it is written beside the
-engines' logs as well.
+same prompt, and finds the blocks of the first or does not. With `-s` the table is printed. It is
+written beside the engines' logs as well.
 """
 
 import json

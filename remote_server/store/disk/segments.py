@@ -200,7 +200,7 @@ class Segments:
         return segment
 
     def settle(self, segment: Segment) -> None:
-        """All its blocks are known, or nobody will be told of them."""
+        """All its blocks are known, or none of them is announced."""
         namespace = segment.slot_class.namespace
         unsettled = self.unsettled.get(namespace, set())
         unsettled.discard(segment)
