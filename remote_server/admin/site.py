@@ -317,10 +317,17 @@ async def serve_site(
     web_server = runner.server
     assert web_server is not None
 
+    loop = asyncio.get_running_loop()
+    coming: set[web.RequestHandler] = set()  # accepted, and not yet in `web_server.connections`
+
     def connect() -> asyncio.Protocol:
-        others = sum(one not in site.kept for one in web_server.connections)
+        others = sum(one not in site.kept for one in (*web_server.connections, *coming))
         protocol = web_server()
         since[protocol] = monotonic()
+        # The loop's next call after this one is the protocol's `connection_made`, which asyncio
+        # schedules as soon as it has the protocol.
+        coming.add(protocol)
+        loop.call_soon(coming.discard, protocol)
         if others >= MAX_CONNECTIONS:
             if len(site.kept) >= KEPT_CONNECTIONS:
                 oldest = next(iter(site.kept))
@@ -338,10 +345,10 @@ async def serve_site(
         error = context.get("exception")
         lines.say(logging.WARNING, "admin HTTP: %s: %s", context["message"], error)
 
-    asyncio.get_running_loop().set_exception_handler(failed)
-    # A few at a time, so that those accepted are counted before the next ones are; the others
-    # wait in the kernel, where they cost nobody anything.
-    listening = await asyncio.get_running_loop().create_server(connect, sock=listener, backlog=8)
+    loop.set_exception_handler(failed)
+    # A few at a time, so that requests are answered between; the others wait in the kernel, where
+    # they cost nothing.
+    listening = await loop.create_server(connect, sock=listener, backlog=8)
     listener.listen(BACKLOG)
     try:
         while not leave.is_set():

@@ -248,7 +248,8 @@ def test_a_run_whose_server_is_killed_writes_what_was_measured_and_says_why_it_f
     gc.collect()  # a task whose error nobody has looked at says so when it goes
     printed = capsys.readouterr()
     assert code == 1
-    (line,) = printed.err.splitlines()
+    *progress, line = printed.err.splitlines()
+    assert all(one == "storing documents" or " users, " in one for one in progress)
     assert line.startswith(f"server: {endpoint} went away during the run: ")
     assert line.endswith(f"; what was measured until then is in {output}")
     assert "OVERALL PERFORMANCE" in printed.out

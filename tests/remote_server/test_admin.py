@@ -1,6 +1,7 @@
 """The admin HTTP over a real server: what it says, who may change something, what does no harm."""
 
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -8,6 +9,7 @@ import threading
 import time
 from concurrent.futures import Future
 from contextlib import suppress
+from typing import Any
 
 import aiohttp
 import pytest
@@ -27,6 +29,7 @@ from remote_server.admin.token import read_token
 from remote_server.config import ServerConfig
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Lookup
+from remote_server.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
@@ -346,6 +349,29 @@ async def test_slow_clients_keep_no_probe_away(sent):
         finally:
             for connection in slow:
                 connection.close()
+
+
+async def test_connections_that_come_in_one_burst_are_counted_one_by_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    inside, go_on = threading.Event(), threading.Event()
+    summary = site.summary
+
+    def held(snapshot: Snapshot) -> dict[str, Any]:
+        inside.set()
+        assert go_on.wait(10)
+        return summary(snapshot)
+
+    monkeypatch.setattr(site, "summary", held)
+    asking = b"GET /settings HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with served() as (_, admin), contextlib.ExitStack() as open_ones:
+        first = open_ones.enter_context(raw(admin.url, asking.replace(b"settings", b"stats")))
+        assert await asyncio.to_thread(inside.wait, 10)
+        for _ in range(site.MAX_CONNECTIONS - 1):
+            open_ones.enter_context(raw(admin.url))
+        last = open_ones.enter_context(raw(admin.url, asking))
+        go_on.set()
+        assert await asyncio.to_thread(_statuses, [first, last]) == [b"200", b"503"]
 
 
 def _statuses(connections) -> list[bytes]:
