@@ -5,6 +5,7 @@ This module keeps those states, turns a step's open keys into one question per p
 from recent answers whether asking is worth it at all.
 """
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -87,12 +88,16 @@ class Lookups:
         """Whether `namespace` is None only because not every worker was heard yet."""
         self.unnamed = False
         """Whether `namespace` may be another one in a few steps: see `RemoteTier.await_epoch`."""
+        self._greeted_by_s = -math.inf
+        """Until then the server may take to welcome the newest name: see `renamed`."""
         self.engine_waits = False
         """Whether a request of this step waits for the server."""
         self._answers: deque[Answer] = deque()
         self._keys_under_way = 0
         self._num_hits = 0
         """Counted at the end of the step: the counter's lock would cost each key."""
+        self._hits_of_step: set[bytes] = set()
+        """Keys answered as hits in this step. vLLM submits their loads when the step ends."""
         self._last_token = rows.last_token_of_a_prompt
         self._room = PoolRoom(config.load_timeout_ms / 1000)
         self._resumed: set[str] = set()
@@ -164,6 +169,7 @@ class Lookups:
                 return RETRY
             wait.loads += 1
             self._num_hits += 1
+            self._hits_of_step.add(key)
             return HIT
         if isinstance(state, Missed):
             return self._refuse(wait, key, state)
@@ -184,7 +190,8 @@ class Lookups:
         wait = self._waits.get(request_id)
         if wait is not None:
             wait.deferred(self._clock())
-            wait.blocked_on = next((key for key in keys if key in loading), None)
+            coming = self._hits_of_step
+            wait.blocked_on = next((key for key in keys if key in loading or key in coming), None)
 
     def load_failed(self, keys: Iterable[bytes]) -> None:
         """A miss from now on for every request that saw these keys fail."""
@@ -232,6 +239,11 @@ class Lookups:
         for wait in self._waits.values():
             wait.forget_answers()
 
+    def renamed(self) -> None:
+        """A server that is there is greeted under another name. It is not ready until it has
+        answered. A request that is looked up meanwhile waits for that within its budget."""
+        self._greeted_by_s = self._clock() + self._config.wait_budget_ms / 1000
+
     def hold_loads(self) -> None:
         """Load nothing until `release_loads`."""
         self._held_since_s = self._clock()
@@ -247,9 +259,11 @@ class Lookups:
         wait.refusal, wait.may_load = None, False
         held, wait.held = wait.held, False
         reachable = namespace is not None and self._client.ready
+        if reachable:
+            self._greeted_by_s = -math.inf
         if wait.bypass:
             wait.refusal = Missed.BYPASS
-        elif self.unnamed if reachable else held or self.workers_unheard:
+        elif self.unnamed if reachable else self._may_come(held, now_s):
             wait.held = self._holds(wait, now_s)
         if wait.held:
             self.engine_waits = True
@@ -264,6 +278,11 @@ class Lookups:
             self.engine_waits = True
             if readable := wait.readable():
                 self._decide(wait, readable, request_id, now_s)
+
+    def _may_come(self, held: bool, now_s: float) -> bool:
+        """Whether a server that cannot be asked yet may be one soon. `held`: this request has
+        waited for it before."""
+        return held or self.workers_unheard or now_s <= self._greeted_by_s
 
     def _holds(self, wait: Waiting, now_s: float) -> bool:
         """Whether a request that is held stays so: until every worker was heard, the server has
@@ -345,6 +364,7 @@ class Lookups:
         self.engine_waits = False
         self._counters.count(metrics.HIT_BLOCKS, self._num_hits)
         self._num_hits = 0
+        self._hits_of_step.clear()
         if namespace is not None:
             self._probe(namespace)
         for request_id in scheduled:

@@ -236,9 +236,12 @@ class RemoteTier(SecondaryTierManager):
         server's blocks is forgotten; the rows of the pool are not concerned."""
         self.weight_epoch = epoch
         if (old := self._namespace) is not None:
+            server_is_there = self._client.ready
             self.declare(self._label, self._facts)
             if old != self._namespace:
                 self._client.forget(old)
+                if server_is_there:
+                    self._lookups.renamed()
         self._lookups.forget_answers()
         self._recency.forget()
         self._backfill.forget()

@@ -83,7 +83,7 @@ class Waiting:
     news: bool = False
     """Whether an answer came since the last look."""
     blocked_on: bytes | None = None
-    """One of its keys that a load was bringing at the last look."""
+    """One of its keys that a load was bringing, or was about to, at the last look."""
     loads: int = 0
     """Keys that were answered as hits, and so loaded."""
     owed_s: float = 0.0

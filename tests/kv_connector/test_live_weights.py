@@ -3,6 +3,7 @@ have their blocks again."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
@@ -97,6 +98,32 @@ def test_equal_weights_after_sleep_and_wake_have_the_old_name(engine: ModellessE
     while not (asked := engine.client.asked[sent + 1 :]):
         engine.execute(engine.schedule())
     assert asked[0].operation == "get" and asked[0].namespace == before
+
+
+def test_a_request_waits_until_the_server_has_welcomed_the_name_that_is_right_again(
+    engine: ModellessEngine, monkeypatch: pytest.MonkeyPatch
+):
+    used(engine, "one", PROMPT)
+    before = namespace(engine)
+    engine.reset(running=True)
+    declare = engine.client.declare
+
+    def declared(name: str, *words: Any) -> None:
+        declare(name, *words)
+        engine.client.ready = False  # as a real one, until the hello is answered
+
+    monkeypatch.setattr(engine.client, "declare", declared)
+    two = engine.add("two", PROMPT)
+    while namespace(engine) != before:
+        engine.execute(engine.schedule())
+    sent = len(engine.client.asked)
+    for _ in range(3):
+        engine.execute(engine.schedule())
+    assert not two.num_computed_tokens, "it waited"
+    engine.client.ready = True
+    while not (asked := engine.client.asked[sent:]):
+        engine.execute(engine.schedule())
+    assert asked[0].operation == "lookup" and asked[0].namespace == before
 
 
 def test_new_weights_after_a_reset_have_a_name_of_their_own_until_the_old_ones_are_back(
