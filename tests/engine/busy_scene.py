@@ -170,14 +170,6 @@ def observer_of(server: RemoteServer) -> RemoteClient:
     return client
 
 
-def by_reason(counted: Mapping[str, float], metric: str) -> dict[str, float]:
-    return {
-        name.partition('reason="')[2].partition('"')[0]: value
-        for name, value in counted.items()
-        if name.startswith(metric)
-    }
-
-
 def counted_of(counted: Mapping[str, float], name: str) -> float:
     return sum(value for sample, value in counted.items() if sample.partition("{")[0] == name)
 

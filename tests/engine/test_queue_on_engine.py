@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import pytest
-from busy_scene import ROWS, FarScene, Scene, by_reason, counted_of, longest
-from cluster import BLOCK
+from busy_scene import ROWS, FarScene, Scene, counted_of, longest
+from cluster import ATTEMPTS, BLOCK, LATE, MISSED, by_reason
 from fault_proxy import BOTH, Faults
 
 from benchmarks.engine.slow_engine import SlowEngine
@@ -23,11 +23,6 @@ from examples.engine import Completion
 LONG_ANSWER_TOKENS = 120
 
 PROMPTS = range(1_000, 1_032)
-
-ATTEMPTS = 3
-
-LATE = ("lookup_late", "lookup_paused", "unavailable", "load_failed")
-"""Reasons for which a prompt is computed because the machine, or the server, was slow."""
 
 
 def check_shares(
@@ -39,7 +34,7 @@ def check_shares(
     for _ in range(ATTEMPTS):
         scene.hold(seeds)
         counted = ask()
-        reasons = by_reason(counted, "kvferry_missed_blocks_total")
+        reasons = by_reason(counted, MISSED)
         late = {reason: reasons.pop(reason, 0) for reason in LATE}
         reasons.pop("absent", 0)  # of the short prompts in between
         assert not any(reasons.values()), reasons
@@ -55,7 +50,7 @@ def check_hits_return(scene: Scene) -> None:
     for _ in range(ATTEMPTS):
         scene.hold(PROMPTS)
         counted = scene.ask_at_once(PROMPTS)
-        reasons = by_reason(counted, "kvferry_missed_blocks_total")
+        reasons = by_reason(counted, MISSED)
         late = sum(reasons.get(reason, 0) for reason in LATE)
         from_server = counted["from server"] / (ROWS * BLOCK)
         assert from_server >= 0.99 * (len(PROMPTS) - late), reasons
@@ -214,7 +209,7 @@ def test_a_server_that_is_away_delays_no_request_of_a_queue_for_longer_than_its_
     assert counted["from server"] == 0
     assert counted_of(counted, "kvferry_wait_seconds_count") == len(PROMPTS)
     check_waits(name, Run(answers, counted), computed)
-    reasons = by_reason(counted, "kvferry_missed_blocks_total")
+    reasons = by_reason(counted, MISSED)
     late = {reason: reasons.pop(reason, 0) for reason in LATE}
     assert sum(late.values()) == len(PROMPTS), "one for each prompt, at its first block"
     assert late["lookup_late"] > 0 and not any(reasons.values()), (late, reasons)
@@ -241,7 +236,7 @@ def test_a_server_that_goes_away_in_the_middle_of_a_queue_delays_no_request_beyo
             OUTAGES[name](scene)
             answers = asked.result()
     check_waits(name, Run(answers, counted), computed, LOAD_S)
-    reasons = by_reason(counted, "kvferry_missed_blocks_total")
+    reasons = by_reason(counted, MISSED)
     lost = sum(reasons.pop(reason, 0) for reason in LATE)
     reasons.pop("absent", 0)
     assert not any(reasons.values()), reasons
