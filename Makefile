@@ -3,7 +3,7 @@ PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test fuzz chaos soak demo docs serve lock clean
+.PHONY: help setup check format test whole fuzz chaos soak demo docs serve lock clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -23,8 +23,11 @@ format: $(READY) ## repair what `check` finds, where it can
 	$(PYTHON_VENV) -m ruff check --fix
 	$(PYTHON_VENV) -m ruff format
 
-test: $(READY) ## all tests; ARGS="-m 'not engine'" leaves out those that start vLLM
+test: $(READY) ## all tests but the longest; ARGS="-m 'not engine'" leaves out those that start vLLM
 	$(PYTHON_VENV) -m pytest $(ARGS)
+
+whole: $(READY) ## all tests on real engines, also those that `test` leaves out: two thirds of an hour
+	$(PYTHON_VENV) -m pytest -m "engine and not chaos" --whole $(ARGS)
 
 MINUTES := 10
 

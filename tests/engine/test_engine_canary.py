@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from cluster import BLOCK, ENGINE_ARGS, PATIENT, Cluster, Engine, connector
 from gate_proxy import GateProxy
 
@@ -34,6 +35,7 @@ def test_a_real_engines_canary_passes_and_nothing_is_left_of_it(engine: Engine, 
     assert engine.metric("kvferry_hook_errors_total") == 0
 
 
+@pytest.mark.whole
 def test_an_engine_whose_canary_fails_serves_from_its_pool_alone(
     cluster: Cluster, model: Path, logs: Path
 ):

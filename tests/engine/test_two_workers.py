@@ -8,6 +8,7 @@ from cluster import BLOCK, ENGINE_ARGS, PATIENT, Cluster, Engine, connector
 from examples.tiny_model import prompt_tokens
 
 
+@pytest.mark.whole
 @pytest.mark.timeout(700)
 def test_the_parts_of_both_workers_come_back_from_the_server(
     cluster: Cluster, model: Path, logs: Path, monkeypatch: pytest.MonkeyPatch

@@ -59,6 +59,7 @@ def updated(cluster: Cluster, model: Path, log: Path) -> Iterator[Updated]:
         yield engine
 
 
+@pytest.mark.whole
 def test_weights_that_change_and_come_back(cluster: Cluster, model: Path, logs: Path):
     with updated(cluster, model, logs / "weights.log") as engine:
         cold = engine.ask(PROMPT)
@@ -85,7 +86,6 @@ def test_weights_that_change_and_come_back(cluster: Cluster, model: Path, logs: 
 
 
 @pytest.mark.whole
-@pytest.mark.xfail(strict=True, reason="after sleep and wake what the server holds is a miss")
 def test_weights_that_sleep_or_are_loaded_again(
     cluster: Cluster, model: Path, logs: Path, tmp_path: Path
 ):

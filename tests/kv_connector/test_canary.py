@@ -105,7 +105,10 @@ def test_a_canary_that_comes_back_passes_and_leaves_nothing_on_the_server(
     report = fly(make_host(**settings).stage, to(server, transport=transport))
     assert report == Report(Outcome.PASSED, "over tcp" if transport == "tcp" else "over shm")
     assert server.store.namespaces == {}
-    assert server.store.tier_stats()["memory"].used_bytes == 0
+    deadline = time.monotonic() + 5
+    while server.store.tier_stats()["memory"].used_bytes:  # until libzmq lets go of what it sent
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
     counters = server.store.all_counters()
     rows = settings.get("groups", 1)
     assert counters["put_created"] == counters["get_hit"] == counters["removed"] == rows

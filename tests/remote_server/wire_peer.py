@@ -27,6 +27,7 @@ class Peer:
     def __init__(self, context: zmq.Context, endpoint: str, **options: int) -> None:
         self.socket = context.socket(zmq.DEALER)
         self.socket.linger = 0
+        self.socket.sndtimeo = PATIENCE_MS  # once refused, it never takes a message again
         for name, value in options.items():
             setattr(self.socket, name, value)
         self.socket.connect(endpoint)

@@ -14,9 +14,10 @@ ANSWERED = "answers used"
 AGAIN = "looks again"
 LOADING = "load under way"
 ADMITS = "load in"
-PHASES = (ASKS, NO_ANSWER, ANSWERED, AGAIN, LOADING, ADMITS)
+PHASES = (ASKS, NO_ANSWER, ANSWERED, LOADING, AGAIN, ADMITS)
 """Of a prompt's way into the engine, in order. vLLM walks over all keys in `ASKS`, `ANSWERED`,
-`AGAIN` and `ADMITS`. A short load is over before there is a step of `AGAIN` or `LOADING`."""
+`AGAIN` and `ADMITS`. A short load is over before there is a step of `LOADING`, and one that comes
+as a whole has none of `AGAIN`."""
 
 WALKS_WITH_ANSWERS = (ANSWERED, AGAIN, ADMITS)
 
