@@ -25,9 +25,10 @@ from examples.tiny_model import prompt_tokens
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.protocol import KeyState
 
-POOL_ROWS = 192
+POOL_ROWS = 224
 ENGINE_BLOCKS = 160
-"""Both hold far less than all the prompts that return."""
+"""Both hold far less than all the prompts that return. The pool holds all that is computed during
+one outage and until hits return, about 190 blocks: what left it could not be offered again."""
 
 ENGINE_ARGS = [
     *("--max-model-len", "1024"),

@@ -220,12 +220,16 @@ class SteppedEngine:
     # ── the connector ────────────────────────────────────────────────────────────────────
 
     def wait_for_server(self) -> None:
-        """Return when the connector's client has reached the server."""
+        """Return when the workers were heard, which takes a step, and the connector's client has
+        reached the server."""
         deadline = time.monotonic() + _IDLE_S
-        while not self._tier._client.ready:
+        while not (self._tier._namespace and self._tier._client.ready):
             if time.monotonic() > deadline:
-                raise AssertionError("the connector does not reach the server")
-            time.sleep(0.01)
+                raise AssertionError("the connector does not use the server")
+            if self._core.scheduler.has_requests():
+                self.step()
+            else:
+                time.sleep(0.01)
 
     def keys_of(self, prompt: Sequence[int]) -> list[bytes]:
         """The keys of the whole blocks of `prompt`. No other request may be there; nothing of
