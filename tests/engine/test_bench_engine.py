@@ -11,6 +11,7 @@ from benchmarks.engine.prompts import Expected, distinct
 from benchmarks.engine.vllm_engine import VllmEngine
 
 
+@pytest.mark.whole
 def test_an_engine_of_the_benchmarks_says_what_it_did(cluster: Cluster, model: Path):
     settings = EngineSettings(
         model=str(model),

@@ -20,6 +20,8 @@ from cluster import (
 
 from examples.tiny_model import prompt_tokens
 
+pytestmark = pytest.mark.whole
+
 
 class Ways(NamedTuple):
     """Two engines, and vLLM's pool files that were there before them."""
