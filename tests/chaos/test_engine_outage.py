@@ -32,7 +32,7 @@ IDLE_S = (0.25, 0.0, 0.0)
 """Before each request of the first, second and third outage of a kind: the first is long, and
 the client tries less and less often."""
 
-WITNESSES = 6
+WITNESSES = 10
 
 LONG = (440, 480)
 """Of prompts that keep the engine computing, eight at a time."""
