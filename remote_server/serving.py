@@ -88,7 +88,7 @@ class Serving:
 
     def __init__(self, num_tenants: int, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._turns: Turns[Waiting] = Turns(clock)
+        self._turns: Turns[Waiting] = Turns()
         self._is_fair_already = num_tenants == 1
         self._max_requests = max(MAX_REQUESTS, MAX_REQUESTS_IN_TOTAL // num_tenants)
         self._max_bytes = max(MAX_BYTES, MAX_BYTES_IN_TOTAL // num_tenants)

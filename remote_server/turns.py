@@ -9,13 +9,10 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from heapq import heappop, heappush
 from itertools import count
-from time import monotonic
+from time import thread_time
 from typing import Generic, TypeVar
 
 Work = TypeVar("Work")
-
-# A step that took longer was interrupted: the machine was busy, and its connection is not to blame.
-MOST_CHARGED_S = 0.005
 
 # Who comes back with work goes before those who were there all the time until it has had so much
 # more than the one that has had least.
@@ -99,7 +96,9 @@ class Turns(Generic[Work]):
     under way would always come first.
     """
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = thread_time) -> None:
+        """By `clock` a step is measured. That of the thread's own time stands still while the
+        machine runs something else, for which no connection is to blame."""
         self._clock = clock
         self._connections: dict[Hashable, _Connection] = {}
         self._tenants: dict[str, _Tenant] = {}
@@ -144,7 +143,7 @@ class Turns(Generic[Work]):
         try:
             done = step(head[0])  # type: ignore[arg-type]
         finally:
-            took = min(self._clock() - began, MOST_CHARGED_S)
+            took = self._clock() - began
             connection.had_s += took
             tenant.had_s += took
             # A step may find that its client has gone, and drop what waits of it, this included.
