@@ -98,7 +98,6 @@ class Intake:
     def take_in(self) -> None:
         """Read some messages, and answer those that need not wait. Raises `Flooded` when the socket
         has to be replaced."""
-        self.forget_gone()
         answered, until = 0, self._clock() + TURN_S
         for _ in range(TAKEN_PER_TURN):
             message = next_message(self.router)

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode
-from remote_server.steps import parts
+from remote_server.steps import KEYS_PER_STEP, parts
 from remote_server.store.answers import Reserved
 from remote_server.store.store import Store
 
@@ -46,9 +46,7 @@ class PartedPut:
         """Each part, and of how many keys it is, when it has been reserved. Raises `RequestRefused`
         when the namespace was forgotten since: its blocks may have another size now."""
         keys, lengths, checksums = self._given
-        seen = None
-        if len(keys) > len(next(parts(keys))):
-            seen = set[bytes]()
+        seen = set[bytes]() if len(keys) > KEYS_PER_STEP else None
         each = zip(parts(keys), parts(lengths), parts(checksums), strict=True)
         for of_keys, of_lengths, of_checksums in each:
             if self.parts:

@@ -169,11 +169,13 @@ class Server:
         run("the door", partial(self._door.handle, events), None)
         for quarters in self.quarters.values():
             quarters.handle_local(events)
-        run("forgetting who has gone", self._intake.forget_gone, None)
         if self._intake.router in events:
             run("taking in requests", self._take_in, None)
-        more_to_do = run("serving requests", self._serving.serve, False)
-        more_to_do |= run("copying", self._copier.copy_some, False)
+        more_to_do = False
+        if self._serving.num_waiting:
+            more_to_do = run("serving requests", self._serve_requests, False)
+        if self._copier.busy:
+            more_to_do |= run("copying", self._copier.copy_some, False)
         for quarters in self.quarters.values():
             more_to_do |= quarters.take_turn()
         self.desk.answer_one()
@@ -320,6 +322,10 @@ class Server:
             read_server_keys(config.keys) if config.keys else None,
             KnownKeys(config.tenants, tenants) if config.tenants else None, self._guard, tenants,
         )  # fmt: skip
+
+    def _serve_requests(self) -> bool:
+        self._intake.forget_gone()
+        return self._serving.serve()
 
     def _take_in(self) -> None:
         try:

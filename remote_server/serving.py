@@ -58,24 +58,14 @@ class Waiting:
     def step(self) -> bool:
         """The next step of it. True when it is done."""
         if self.steps is None:
-            self.steps = self._begin()
+            views, self.views = self.views, ()
+            self.steps = _begin(self.quarters, self.client, views, self.refusal, self.arrived)
             return self.steps is None
         try:
             next(self.steps)
         except StopIteration:
             return True
         return False
-
-    def _begin(self) -> Steps[None] | None:
-        quarters, client, views = self.quarters, self.client, self.views
-        self.views = ()
-        if not quarters.outboxes.accepts(client):
-            quarters.store.counters["bad_messages_unread"] += 1
-            return None
-        if self.refusal is not None:
-            quarters.handlers.refuse(client, views, self.refusal)
-            return None
-        return quarters.handlers.handle(client, views, self.arrived)
 
     def close(self) -> None:
         """Its client has gone: give back what it holds."""
@@ -89,6 +79,8 @@ class Serving:
     def __init__(self, num_tenants: int, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._turns: Turns[Waiting] = Turns()
+        # libzmq hands over a message of each connection in turn. That is fair to connections, and
+        # not to tenants, of which one may have many.
         self._is_fair_already = num_tenants == 1
         self._max_requests = max(MAX_REQUESTS, MAX_REQUESTS_IN_TOTAL // num_tenants)
         self._max_bytes = max(MAX_BYTES, MAX_BYTES_IN_TOTAL // num_tenants)
@@ -112,11 +104,12 @@ class Serving:
     ) -> bool:
         """A message of `client`: its frames without the routing id. `refusal` is what it is to be
         answered with. True when it has been answered at once, False when it waits."""
-        request = Waiting(quarters, client, views, self._clock(), refusal)
-        if not self._turns.num_waiting and self._may_go_first(views):
-            if request.step():
+        if self._is_fair_already and not self._turns.num_waiting and _is_small(views):
+            steps = _begin(quarters, client, views, refusal)
+            if steps is None:
                 return True
             # It is longer than it looked.
+            request = Waiting(quarters, client, steps=steps)
             self._turns.add(quarters.tenant.name, client, request, _bytes_of(views))
             return False
         num_bytes = _bytes_of(views)
@@ -124,8 +117,9 @@ class Serving:
         if too_much is not None:
             # Answered at once, so before what waits of this connection.
             quarters.store.counters["requests_refused_waiting"] += 1
-            Waiting(quarters, client, views, refusal=too_much).step()
+            _begin(quarters, client, views, too_much)
             return True
+        request = Waiting(quarters, client, views, self._clock(), refusal)
         self._turns.add(quarters.tenant.name, client, request, num_bytes)
         return False
 
@@ -159,13 +153,6 @@ class Serving:
 
     # ── in parts ─────────────────────────────────────────────────────────────────────────
 
-    def _may_go_first(self, views: Sequence[memoryview]) -> bool:
-        """Small, and in its turn: libzmq hands over a message of each connection in turns, which is
-        fair to connections; not to tenants, of which one may have many."""
-        if not self._is_fair_already or len(views) > SMALL_FRAMES:
-            return False
-        return len(views) < 2 or views[1].nbytes <= SMALL_BYTES
-
     def _too_much(self, tenant: str, client: bytes, num_bytes: int) -> RequestRefused | None:
         waiting, held = self._turns.held_by(client)
         if waiting and (waiting >= MAX_REQUESTS or held + num_bytes > MAX_BYTES):
@@ -182,6 +169,30 @@ class Serving:
                 f"{self._max_requests} and {format_bytes(self._max_bytes)}: ask again in a moment",
             )
         return None
+
+
+def _begin(
+    quarters: Quarters,
+    client: bytes,
+    views: Sequence[memoryview],
+    refusal: RequestRefused | None,
+    arrived: float | None = None,
+) -> Steps[None] | None:
+    """What is left of a request when its first step is over; None when it is done."""
+    if not quarters.outboxes.accepts(client):
+        quarters.store.counters["bad_messages_unread"] += 1
+        return None
+    if refusal is not None:
+        quarters.handlers.refuse(client, views, refusal)
+        return None
+    return quarters.handlers.handle(client, views, arrived)
+
+
+def _is_small(views: Sequence[memoryview]) -> bool:
+    """So few keys that it is over in a step."""
+    if len(views) == 2:
+        return views[1].nbytes <= SMALL_BYTES
+    return len(views) < 2 or (len(views) <= SMALL_FRAMES and views[1].nbytes <= SMALL_BYTES)
 
 
 def _bytes_of(views: Sequence[memoryview]) -> int:

@@ -5,7 +5,7 @@ happen to the store, as between two requests; what it has pinned stays pinned. A
 closed between two steps gives back what it holds.
 """
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from typing import TypeVar
 
 Result = TypeVar("Result")
@@ -21,14 +21,12 @@ KEYS_PER_STEP = 256
 LOOKUP_KEYS_PER_STEP = 1024
 
 
-def parts(items: Sequence[Item], size: int = 0) -> Iterator[Sequence[Item]]:
-    """`items` in runs of a step each; all of them at once where they are few."""
+def parts(items: Sequence[Item], size: int = 0) -> Iterable[Sequence[Item]]:
+    """`items` in runs of a step each; one run, with none perhaps, where they are few."""
     size = size or KEYS_PER_STEP
     if len(items) <= size:
-        yield items
-        return
-    for first in range(0, len(items), size):
-        yield items[first : first + size]
+        return (items,)
+    return (items[first : first + size] for first in range(0, len(items), size))
 
 
 def to_end(steps: Steps[Result]) -> Result:

@@ -30,7 +30,7 @@ class VerifyJob:
         self._store = store
         self._namespace = namespace
         self._answer = answer
-        self._parts = parts([*dict.fromkeys(keys)])
+        self._parts = iter(parts([*dict.fromkeys(keys)]))
         self._part: Sequence[bytes] = ()
         self._blocks: list[Block] = []
         self._verdicts: dict[bytes, bool] = {}  # of memory, in this part

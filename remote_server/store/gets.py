@@ -48,7 +48,10 @@ class Gets:
         first = first_places(keys)
         pinned: list[Block | None] = []
         try:
-            yield from self._pin(namespace, first, pinned, self._tier.pin_all, check)
+            for part in parts([*reversed(first)]):
+                if pinned:
+                    yield
+                self._pin(namespace, part, pinned, self._tier.pin_all, check)
             return self._found_in_memory(keys, first, pinned)
         except BaseException:
             self._unpin(pinned)
@@ -85,7 +88,10 @@ class Gets:
         first = first_places(keys)
         found: list[Block | bool] = []
         try:
-            yield from self._pin(namespace, first, found, waterfall.find, check)
+            for part in parts([*reversed(first)]):
+                if found:
+                    yield
+                self._pin(namespace, part, found, waterfall.find, check)
             if True not in found:
                 pinned = [block if isinstance(block, Block) else None for block in found]
                 return self._found_in_memory(keys, first, pinned)
@@ -121,23 +127,20 @@ class Gets:
     def _pin(
         self,
         namespace: str,
-        first: dict[bytes, int],
-        pinned: "list[Place]",
-        pin_all: "Callable[[str, Sequence[bytes]], Sequence[Place]]",
+        keys: Sequence[bytes],
+        pinned: list[Place],
+        pin_all: Callable[[str, Sequence[bytes]], Sequence[Place]],
         check: Check,
-    ) -> Steps[None]:
-        """Append to `pinned` what `pin_all` has for each key of `first`.
+    ) -> None:
+        """Append to `pinned` what `pin_all` has for each of `keys`.
 
-        From the last key to the first, so that the head of a prefix is the most recently
-        used: without its head the rest of a prefix is worth nothing.
+        They come from the last key of a get to the first, so that the head of a prefix is the most
+        recently used: without its head the rest of a prefix is worth nothing.
         """
-        for part in parts([*reversed(first)]):
-            if pinned:
-                yield
-            self._expiry.expire(namespace, part)
-            places = pin_all(namespace, part)
-            pinned += places
-            check([block for block in places if isinstance(block, Block)])
+        self._expiry.expire(namespace, keys)
+        places = pin_all(namespace, keys)
+        pinned += places
+        check([block for block in places if isinstance(block, Block)])
 
     def _unpin(self, found: "Sequence[Block | bool | None]") -> None:
         self._tier.unpin_all([block for block in found if isinstance(block, Block)])

@@ -465,11 +465,11 @@ def test_sixty_connections_of_one_tenant_leave_another_half_of_the_time(tenancy)
     tenancy.write(a="", b="")
     server = tenancy.start(max_connections=128)
     steps: list[str] = []
-    begin = serving.Waiting._begin
+    begin = serving._begin
 
-    def noted(self):
-        steps.append(self.quarters.tenant.name)
-        return begin(self)
+    def noted(quarters, *rest):
+        steps.append(quarters.tenant.name)
+        return begin(quarters, *rest)
 
     many = [tenancy.peer("a") for _ in range(60)]
     one = tenancy.peer("b")
@@ -478,7 +478,7 @@ def test_sixty_connections_of_one_tenant_leave_another_half_of_the_time(tenancy)
     keys = KEYS[:2048]
     num_bytes = len(protocol.encode(Touch(request_id=1, namespace="ns", keys=keys))[1])
     assert num_bytes < serving.MAX_BYTES // 20
-    serving.Waiting._begin = noted
+    serving._begin = noted
     try:
         hold = server.desk.ask(lambda: [deliver(server, peer, keys) for peer in many])
         for number in range(20):
@@ -487,7 +487,7 @@ def test_sixty_connections_of_one_tenant_leave_another_half_of_the_time(tenancy)
         for _ in range(20):
             one.receive()
     finally:
-        serving.Waiting._begin = begin
+        serving._begin = begin
     first = steps.index("b")
     last = len(steps) - 1 - steps[::-1].index("b")
     of_others = steps[first:last].count("a")
