@@ -14,20 +14,24 @@ import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 # What each tenant can always have, whatever the others take: an engine, while it starts.
 RESERVED = 8
 
 # Half as many handshakes may be under way as there may be connections, and these at least.
-LEAST_HANDSHAKES = 16
+LEAST_HANDSHAKES = 64
+
+# So many of the oldest ones are looked at when there are too many.
+LOOKED_AT = 32
 
 # Of `struct tcp_info`: bytes received since the start, and bytes sent, which Linux has since 4.19.
 _RECEIVED, _SENT = 128, 200
 _TCP_INFO_BYTES = 208
 
-ENDED_PLAIN, ENDED_CURVE = (100, 94), (270, 0)
+ENDED_PLAIN, ENDED_CURVE = (100, 94), (270, 450)
 """Bytes sent and received when a handshake is over, at least: ours of greeting, WELCOME and READY,
-and the peer's of greeting and READY."""
+the peer's of greeting, HELLO and INITIATE, or greeting and READY."""
 
 
 @dataclass(slots=True, eq=False)
@@ -88,6 +92,11 @@ class Connections:
         return len(self._open) + len(self._handshakes)
 
     @property
+    def is_full(self) -> bool:
+        """Nobody may have one more."""
+        return len(self._open) >= self._most
+
+    @property
     def by_tenant(self) -> dict[str, int]:
         """Those past their handshake."""
         return {tenant: self._by_tenant[tenant] for tenant in self._tenants}
@@ -113,14 +122,17 @@ class Connections:
     # ── what libzmq reports ──────────────────────────────────────────────────────────────
 
     def accepted(self, fd: int) -> Connection | None:
-        """A handshake begins. Returns the oldest one when there are too many, to be shut: an honest
-        one is over within milliseconds."""
+        """A handshake begins. Returns the oldest one whose peer owes its part, when there are too
+        many, to be shut: an honest peer sends that within milliseconds. Those that wait for our
+        part are left alone, or a burst of honest ones would never get in."""
         self._handshakes[fd] = Connection(fd, _peer_of_descriptor(fd))
-        while len(self._handshakes) > self._most_handshakes:
-            oldest = next(iter(self._handshakes.values()))
-            if not oldest.has_moved(*self._ended):
+        for oldest in [*islice(self._handshakes.values(), LOOKED_AT)]:
+            if len(self._handshakes) <= self._most_handshakes:
+                break
+            if oldest.has_moved(*self._ended):  # it is over, and nothing has shown it yet
+                self._open_for(oldest, self._let_in)
+            elif not oldest.has_moved(0, self._ended[1]):
                 return self._handshakes.pop(oldest.fd)
-            self._open_for(oldest, self._let_in)
         return None
 
     def let_in(self, tenant: str) -> None:

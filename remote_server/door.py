@@ -267,7 +267,7 @@ class Door:
         return self._answered_at is not None
 
     def _no_place(self, peer: str, tenant: str) -> None:
-        if len(self.connections) >= self._max_connections:
+        if self.connections.is_full:
             self.counters["peers_refused_connections"] += 1
             self._say(f"{peer}: {self._max_connections} connections are open already")
         else:
