@@ -25,6 +25,7 @@ from remote_server.shared.leases import Leases
 from remote_server.shared.local_socket import LocalSocket
 from remote_server.shared.puts import SharedPuts
 from remote_server.snapshot import Part, Queues, Recovery
+from remote_server.steps import Steps
 from remote_server.store.age import TimeToLive
 from remote_server.store.arena import Arena
 from remote_server.store.disk.admission import Admission, Admit, WriteBudget
@@ -53,10 +54,12 @@ class Quarters:
         server_counters: Mapping[str, int],
         guard: Guard,
         threads: Threads,
+        go_on_later: "Callable[[Quarters, bytes, Steps[None]], None]",
     ) -> None:
         """Takes the memory and the disk; ends with `close`. Raises `ConfigError`, and then
         nothing is held. What ends a request, a copy or a region runs under `guard`; what reads
-        and writes the disk runs on `threads`."""
+        and writes the disk runs on `threads`. `go_on_later` gives turns to what is left of a
+        request when the disk has been read."""
         self._guard = guard
         self.tenant = tenant
         self._poller = poller
@@ -87,7 +90,8 @@ class Quarters:
             self.store, copier, self.outboxes, self.shared,
             self.local.name if self.local is not None else "",
             self.local.secret if self.local is not None else b"",
-            may_name=tenant.may_name, in_flight=in_flight, server_counters=server_counters,
+            tenant=tenant.name, may_name=tenant.may_name, in_flight=in_flight,
+            server_counters=server_counters, later=partial(go_on_later, self),
         )  # fmt: skip
 
     @property

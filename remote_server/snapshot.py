@@ -15,6 +15,9 @@ class Queues(msgspec.Struct, frozen=True, kw_only=True):
     requests: int
     """Taken in and not answered: among them gets that wait for the disk."""
 
+    turns: int = 0
+    """Requests that were read and wait for their turn, or for the next part of it."""
+
     copies: int
     copy_bytes: int
     """Puts over tcp, and what else is hashed, that wait for a turn; their bytes."""

@@ -20,6 +20,9 @@ OWN_FRAME_BYTES = 256 << 10
 # three times as fast as one by one.
 SHARED_FRAME_BYTES = 1 << 20
 
+# And so many of them at most: one that is copied costs 2 µs, however small it is.
+MAX_SHARING = 128
+
 
 def frames_of(
     blocks: Sequence[Block], per_frame: int, tier: Tier
@@ -45,7 +48,7 @@ def frames_of(
 def blocks_per_frame(blocks: Sequence[Block]) -> int:
     """How many of `blocks` to put into each frame of one message."""
     largest = max((block.length for block in blocks), default=OWN_FRAME_BYTES)
-    return 1 if largest >= OWN_FRAME_BYTES else SHARED_FRAME_BYTES // largest
+    return 1 if largest >= OWN_FRAME_BYTES else min(MAX_SHARING, SHARED_FRAME_BYTES // largest)
 
 
 class BlockStream:
@@ -82,7 +85,7 @@ def next_batch(left: deque[tuple[int, Block]]) -> tuple[list[int], list[Block]]:
     indices: list[int] = []
     blocks: list[Block] = []
     room = SHARED_FRAME_BYTES
-    while left and (not blocks or left[0][1].length <= room):
+    while left and len(blocks) < MAX_SHARING and (not blocks or left[0][1].length <= room):
         index, block = left.popleft()
         indices.append(index)
         blocks.append(block)

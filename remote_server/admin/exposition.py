@@ -211,7 +211,7 @@ def _tiers(snapshot: Snapshot) -> Iterator[Metric]:
 def _queues(snapshot: Snapshot) -> Iterator[Metric]:
     queues = snapshot.queues
     waiting = _labelled_gauge("waiting", "What waits now, by queue.", "queue")
-    for name in ("requests", "copies", "shared_puts", "replies", "streams", "demotions"):
+    for name in ("requests", "turns", "copies", "shared_puts", "replies", "streams", "demotions"):
         waiting.add_metric([name], getattr(queues, name))
     yield waiting
     yield _gauge("copy_waiting_bytes", "Bytes of the copies that wait.", queues.copy_bytes)

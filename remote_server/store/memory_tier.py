@@ -113,7 +113,8 @@ class MemoryTier:
                 self.unpin(block)
                 continue
             key, slab = block.key, block.slab
-            self._writing.remove(block)
+            for older in self._writing.publish(block):
+                self._set_detached(older)
             was_kept = False
             if key in index:
                 replaced = index.pop(key)  # popped, so that the oldest stay the first

@@ -4,15 +4,17 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import add
 
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, TierStats
+from remote_server.steps import Steps, parts
 from remote_server.store.age import TimeToLive
 from remote_server.store.answers import Found, KeyStates, Pinned, Removed, Reserved
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.expiry import Expiry
-from remote_server.store.gets import Gets, first_places
+from remote_server.store.gets import Check, Gets, first_places
 from remote_server.store.kept import KeptNow
 from remote_server.store.namespaces import NamespaceInfo, Namespaces
 from remote_server.store.puts import Puts
@@ -29,6 +31,7 @@ COUNTERS = (
     "removed", "expired", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
     "shared_bytes_in", "shared_bytes_out", "regions_attached", "regions_gone",
     "regions_refused", "leases_expired", "releases_unknown",
+    "requests_refused_waiting", "requests_dropped_gone",
 )  # fmt: skip
 """Always present in Stats, from zero, with the tier's own. PROTOCOL.md says what each counts."""
 
@@ -86,38 +89,59 @@ class Store:
         """Where each of `keys` stands. No block is used by that."""
         return self._gets.lookup(namespace, keys)
 
-    def get(self, namespace: str, keys: Sequence[bytes]) -> Pinned:
+    def get(self, namespace: str, keys: Sequence[bytes]) -> Steps[Pinned]:
         """Pin what is readable of `keys` in memory, for the caller to unpin."""
         return self._gets.get(namespace, keys)
 
     def fetch(
         self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
-    ) -> None:
-        """`get` from both tiers: `on_found` is called once, at once when nothing has to be read
-        from disk. It gets what could be read; the rest is counted as missed."""
-        self._gets.fetch(namespace, keys, on_found)
+    ) -> Steps[Pinned | None]:
+        """`get` from both tiers. None when something has to be read from disk: then `on_found` is
+        called once, later, with what could be read; the rest is counted as missed."""
+        return self._gets.fetch(namespace, keys, on_found)
 
-    def find(self, namespace: str, keys: Sequence[bytes]) -> Pinned | Found:
+    def find(self, namespace: str, keys: Sequence[bytes], check: Check) -> Steps[Pinned | Found]:
         """`get`, when all of it is in memory or there is no disk; else what is to be streamed
-        as it comes from there. Counted as hits are those that were found."""
-        return self._gets.find(namespace, keys)
+        as it comes from there. Counted as hits are those that were found. `check` is given what
+        each step has pinned; what it raises ends the get, with nothing pinned."""
+        return self._gets.find(namespace, keys, check)
 
-    def touch(self, namespace: str, keys: Sequence[bytes]) -> int:
+    def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
         """How many distinct keys were readable, and are the most recently used now."""
         return self._gets.touch(namespace, keys)
 
     # ── keeping ──────────────────────────────────────────────────────────────────────────
 
-    def keep(self, namespace: str, keys: Sequence[bytes] | None) -> KeptNow:
+    def keep(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[KeptNow]:
         """Keep the readable ones of `keys` in memory, or all that are there now."""
         if keys is None:
             keys = self.tier.readable_keys(namespace)
-        self._expiry.expire(namespace, keys)
-        return self.tier.keep(namespace, keys)
+        return self._keeping(namespace, keys, self.tier.keep, expire=True)
 
-    def let_go(self, namespace: str, keys: Sequence[bytes] | None) -> KeptNow:
+    def let_go(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[KeptNow]:
         """Undo `keep`, for all of `namespace` without `keys`."""
-        return self.tier.let_go(namespace, self.tier.kept_keys(namespace) if keys is None else keys)
+        if keys is None:
+            keys = self.tier.kept_keys(namespace)
+        return self._keeping(namespace, keys, self.tier.let_go, expire=False)
+
+    def _keeping(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        act: Callable[[str, Sequence[bytes]], KeptNow],
+        *,
+        expire: bool,
+    ) -> Steps[KeptNow]:
+        total: KeptNow | None = None
+        for part in parts([*dict.fromkeys(keys)]):
+            if total is not None:
+                yield
+            if expire:
+                self._expiry.expire(namespace, part)
+            now = act(namespace, part)
+            total = now if total is None else KeptNow(*map(add, total, now))
+        assert total is not None, "there is one part at least"
+        return total
 
     # ── writing ──────────────────────────────────────────────────────────────────────────
 
@@ -130,9 +154,15 @@ class Store:
         *,
         force: bool,
         draining: bool,
+        seen: set[bytes] | None = None,
     ) -> Reserved:
-        """Reserve a slot for each key worth writing. The namespace must be declared."""
-        return self._puts.begin(namespace, keys, lengths, checksums, force=force, draining=draining)
+        """Reserve a slot for each key worth writing. The namespace must be declared.
+
+        `seen` has the keys of the same put that were reserved in an earlier step; these join them.
+        """
+        return self._puts.begin(
+            namespace, keys, lengths, checksums, force=force, draining=draining, seen=seen
+        )
 
     def end_put(
         self,

@@ -118,28 +118,44 @@ def test_a_long_put_is_copied_a_turn_at_a_time(shared, monkeypatch):
     assert shared.get(range(7)) == [block(n) for n in range(7)]
 
 
+class TurnByTurn:
+    """A put of a region, as far as its turns go."""
+
+    num_bytes = 0
+
+    def __init__(self, log, name, region, turns):
+        self.log, self.name, self.region, self.turns = log, name, region, turns
+
+    def copy_some(self, _):
+        self.turns -= 1
+        self.log.append(self.name)
+        return self.turns == 0
+
+    def end_some(self):
+        self.log.append(f"{self.name} done")
+        return True
+
+
 def test_each_call_gives_one_put_one_turn_and_keeps_their_order():
-    log = []
-
-    class Put:
-        region = object()
-
-        def __init__(self, name, turns):
-            self.name, self.turns = name, turns
-
-        def copy_some(self, _):
-            self.turns -= 1
-            log.append(self.name)
-            return self.turns == 0
-
-        def finish(self):
-            log.append(f"{self.name} done")
-
+    log, region = [], object()
     puts = shared_puts.SharedPuts(None, Gate(lambda: None))
-    puts.add(Put("a", 2))
-    puts.add(Put("b", 1))
+    puts.add(TurnByTurn(log, "a", region, 2))
+    puts.add(TurnByTurn(log, "b", region, 1))
     assert [puts.copy_some() for _ in range(4)] == [True, True, False, False]
     assert log == ["a", "a", "a done", "b", "b done"]
+
+
+def test_a_long_put_of_one_region_is_not_ahead_of_a_short_one_of_another():
+    """It was copied to its end before."""
+    log = []
+    puts = shared_puts.SharedPuts(None, Gate(lambda: None))
+    puts.add(TurnByTurn(log, "long", object(), 100))
+    puts.add(TurnByTurn(log, "longer", object(), 100))
+    puts.copy_some()
+    puts.add(TurnByTurn(log, "short", object(), 1))
+    while "short done" not in log:
+        puts.copy_some()
+    assert len(log) <= 5, log
 
 
 @pytest.mark.parametrize("deferred", [True, False])

@@ -57,7 +57,7 @@ def test_a_stream_goes_on_at_once_when_what_left_memory_makes_room_for_it(idle_s
     quarters = idle_server.quarters[""]
     room = RoomInMemory()
     stream = WaitsForRoom(room)
-    quarters.outboxes = Outboxes(idle_server._router, room.leave)
+    quarters.outboxes = Outboxes(idle_server._intake.router, room.leave)
     quarters.outboxes.post_stream(b"client", stream)
     quarters.outboxes._outbox(b"client").in_flight.append((room.tracker, [], 0))
     assert not quarters.take_turn(), "nothing has changed"
