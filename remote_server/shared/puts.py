@@ -39,8 +39,7 @@ class SharedPut:
         self._store = store
         self._answer = answer
         self._intact: list[bool] = []  # of the blocks copied so far
-        offsets, base = request.offsets, region.address
-        self._sources = [base + offsets[index] for index in reserved.indices]
+        self._offsets = [request.offsets[index] for index in reserved.indices]
         self._blocks_per_turn = max(1, TURN_BYTES // max(request.lengths, default=1))
 
     def copy_some(self, arena: Arena) -> bool:
@@ -50,7 +49,7 @@ class SharedPut:
             return True
         end = start + self._blocks_per_turn
         self._intact += copy_shared(
-            self._request.namespace, blocks[start:end], self._sources[start:end], arena
+            self._request.namespace, blocks[start:end], self._offsets[start:end], self.region, arena
         )
         return end >= len(blocks)
 

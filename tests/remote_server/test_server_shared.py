@@ -108,9 +108,9 @@ def test_a_long_put_is_copied_a_turn_at_a_time(shared, monkeypatch):
     monkeypatch.setattr(shared_puts, "TURN_BYTES", 2 * BLOCK_BYTES)
     copy, turns = shared_puts.copy_shared, []
 
-    def counting_copy(namespace, blocks, sources, arena):
+    def counting_copy(namespace, blocks, *others):
         turns.append(len(blocks))
-        return copy(namespace, blocks, sources, arena)
+        return copy(namespace, blocks, *others)
 
     monkeypatch.setattr(shared_puts, "copy_shared", counting_copy)
     assert shared.put(range(7)).created == 7
