@@ -156,6 +156,8 @@ class Handlers:
                 ErrorCode.FORBIDDEN_NAMESPACE,
                 f"your key does not allow the namespace {namespace!r}",
             )
+        if namespace is not None:
+            self._store.use_namespace(namespace)
         self._dispatch(client, request, payload)
 
     def _dispatch(
@@ -190,6 +192,7 @@ class Handlers:
             block_bytes=request.block_bytes,
             client=request.client,
             fingerprint=request.fingerprint,
+            connection=client,
         )
         self._store.declare(request.namespace, info)
         welcome = Welcome(
@@ -269,7 +272,7 @@ class Handlers:
             uptime_s=self._store.uptime_s,
             time_s=told_to_people(),
             tiers=self._store.tier_stats(),
-            namespaces=self._store.namespace_stats(),
+            namespaces=self._store.namespace_stats(texts=request.fingerprints),
             counters=self.counters() | dict(self._server_counters),
         )
         self._reply(client, reply)
