@@ -1,13 +1,11 @@
 """Puts and gets whose blocks travel as frames of the message itself."""
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import msgspec
 
 from remote_server import protocol
-from remote_server.config import MiB, format_bytes
 from remote_server.copier import Copier, Job
 from remote_server.disk_stream import DiskStream
 from remote_server.errors import RemoteProtocolError, RequestRefused
@@ -18,13 +16,8 @@ from remote_server.protocol import ErrorCode, Get, Got, Put
 from remote_server.store.answers import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
-from remote_server.streams import BlockStream, blocks_per_frame, frames_of
-
-# Of one connection, received and not copied yet. Our client has 32 MiB unanswered at most.
-MAX_UNCOPIED_BYTES = 64 * MiB
-
-# Of all connections of a tenant together; an eighth of its memory where that is more.
-LEAST_UNCOPIED_BYTES = 256 * MiB
+from remote_server.streams import BlockStream, blocks_per_frame, frames_of, to_gather
+from remote_server.uncopied import Uncopied, waiting_bytes
 
 Post = Callable[[bytes, protocol.Reply, Parcel], None]
 PostStream = Callable[[bytes, Get, Stream], None]
@@ -45,10 +38,9 @@ class FrameHandlers:
         post_stream: PostStream,
         refuse: Refuse,
     ) -> None:
-        """The three are given the client first; `outboxes` is only asked what waits for it."""
-        self._uncopied: Counter[bytes] = Counter()
-        budget = store.tier.stats().budget_bytes
-        self._most_uncopied = max(LEAST_UNCOPIED_BYTES, budget // 8)
+        """The three are given the client first; `outboxes` is only asked what waits for it, and
+        what more may."""
+        self.uncopied = Uncopied(store.tier.stats().budget_bytes)
         self._store = store
         self._copier = copier
         self._outboxes = outboxes
@@ -68,7 +60,8 @@ class FrameHandlers:
                 self._store.counters["integrity_length"] += 1
             raise
         num_bytes = sum(request.lengths)
-        self._check_uncopied(client, num_bytes)
+        waiting = waiting_bytes(len(request.keys), num_bytes)
+        self.uncopied.check(client, waiting)
         self._store.counters["bytes_in"] += num_bytes
         reserved = self._store.begin_put(
             request.namespace,
@@ -94,12 +87,12 @@ class FrameHandlers:
             return copy_in(reserved.blocks[number], sources[number], tier)
 
         def finish(intact: list[bool] | None) -> None:
+            self.uncopied.give_back(client, waiting)
             self._store.end_put(reserved, intact)
-            self._copied(client, num_bytes)
             if not at_once:
                 self._reply(client, stored_reply(request.request_id, self._store.epoch, reserved))
 
-        self._uncopied[client] += num_bytes
+        self.uncopied.take(client, waiting)
         self._copier.submit(Job(copy, len(sources), num_bytes, finish))
 
     def get(self, client: bytes, request: Get) -> None:
@@ -113,7 +106,12 @@ class FrameHandlers:
     def _get_stream(self, client: bytes, request: Get) -> None:
         store = self._store
         found = store.find(request.namespace, request.keys)
-        self._check_in_flight(client, [block for block in found.blocks if block is not None])
+        pinned = [block for block in found.blocks if block is not None]
+        try:
+            self._check_stream(client, pinned, len(found.blocks))
+        except RequestRefused:
+            store.tier.unpin_all(pinned)
+            raise
         self._reply(client, self._got(request, found))
         if isinstance(found, Pinned):
             if found.blocks:
@@ -130,35 +128,14 @@ class FrameHandlers:
             ),
         )  # fmt: skip
 
-    def _check_uncopied(self, client: bytes, more: int) -> None:
-        """A message that may not wait is let go at once, with its bytes."""
-        if self._uncopied[client] + more > max(MAX_UNCOPIED_BYTES, more):
+    def _check_stream(self, client: bytes, pinned: Sequence[Block], num_rows: int) -> None:
+        more = sum(block.length for block in pinned)
+        self._in_flight.check(self._outboxes.bytes_of(client), more)
+        if not self._outboxes.may_stream(client, num_rows):
             raise RequestRefused(
                 ErrorCode.TOO_MUCH_IN_FLIGHT,
-                f"{format_bytes(self._uncopied[client])} of this connection's puts are not copied "
-                f"yet, at most {format_bytes(MAX_UNCOPIED_BYTES)}: wait for answers",
+                "too many blocks are on their way, small as they are: ask as blocks land",
             )
-        total = self._uncopied.total()
-        if total + more > max(self._most_uncopied, more):
-            raise RequestRefused(
-                ErrorCode.TOO_MUCH_IN_FLIGHT,
-                f"{format_bytes(total)} of puts are not copied yet, at most "
-                f"{format_bytes(self._most_uncopied)}: put again in a moment",
-            )
-
-    def _copied(self, client: bytes, num_bytes: int) -> None:
-        self._uncopied[client] -= num_bytes
-        if not self._uncopied[client]:
-            del self._uncopied[client]
-
-    def _check_in_flight(self, client: bytes, pinned: Sequence[Block]) -> None:
-        """Unpins them all when it raises `RequestRefused`."""
-        try:
-            more = sum(block.length for block in pinned)
-            self._in_flight.check(self._outboxes.bytes_of(client), more)
-        except RequestRefused:
-            self._store.tier.unpin_all(pinned)
-            raise
 
     def _got(self, request: Get, found: Pinned | Found) -> Got:
         return Got(
@@ -174,31 +151,48 @@ class FrameHandlers:
     def _send(self, client: bytes, request: Get, found: Pinned) -> None:
         """Answer a get in one message, maybe some time after it came: what was on disk is in
         memory now."""
-        num_bytes = sum(block.length for block in found.blocks)
-        if num_bytes > protocol.MAX_MESSAGE_BYTES:
-            for block in found.blocks:
-                self._store.tier.unpin(block)
-            refusal = RequestRefused(
-                ErrorCode.TOO_LARGE,
-                f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
-                "ask for a stream, or for fewer keys",
-            )
-            self._refuse(client, request.request_id, refusal)
-            return
+        blocks, tier = found.blocks, self._store.tier
+        num_bytes = sum(block.length for block in blocks)
         try:
-            self._check_in_flight(client, found.blocks)
+            per_frame = self._frame_of_whole_get(client, blocks, num_bytes)
         except RequestRefused as refusal:
+            tier.unpin_all(blocks)
             self._refuse(client, request.request_id, refusal)
             return
         got = msgspec.structs.replace(
             self._got(request, found),
-            lengths=[block.length for block in found.blocks],
-            checksums=checksums_of(found.blocks, self._store.tier),
-            blocks_per_frame=blocks_per_frame(found.blocks),
+            lengths=[block.length for block in blocks],
+            checksums=checksums_of(blocks, tier),
+            blocks_per_frame=per_frame,
         )
-        frames, pinned = frames_of(found.blocks, got.blocks_per_frame, self._store.tier)
-        parcel = Parcel([*protocol.encode(got), *frames], pinned, num_bytes)
+        payload = frames_of(blocks, per_frame, tier)
+        frames = [*protocol.encode(got), *payload.frames]
+        own_frames = len(payload.frames) if payload.pinned else 0
+        parcel = Parcel(frames, payload.pinned, num_bytes, payload.gathered, own_frames)
         self._post(client, got, parcel)
+
+    def _frame_of_whole_get(self, client: bytes, blocks: Sequence[Block], num_bytes: int) -> int:
+        """How many of `blocks` go into each frame of one message. Raises `RequestRefused` when
+        it may not be sent."""
+        if num_bytes > protocol.MAX_MESSAGE_BYTES:
+            raise RequestRefused(
+                ErrorCode.TOO_LARGE,
+                f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
+                "ask for a stream, or for fewer keys",
+            )
+        outboxes, per_frame = self._outboxes, blocks_per_frame(blocks)
+        self._in_flight.check(outboxes.bytes_of(client), num_bytes)
+        copied = to_gather(blocks, per_frame, self._store.tier) if per_frame > 1 else 0
+        if copied and not outboxes.may_gather(client, copied):
+            per_frame, copied = 1, 0
+        own_frames = 0 if copied else -(-len(blocks) // per_frame)
+        if not outboxes.may_post(client, own_frames):
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                f"a message of {len(blocks)} blocks, while so many are not read yet: ask for a "
+                "stream, or for fewer keys",
+            )
+        return per_frame
 
     def _reply(self, client: bytes, message: protocol.Reply) -> None:
         self._post(client, message, Parcel([*protocol.encode(message)]))

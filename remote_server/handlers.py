@@ -37,6 +37,7 @@ from remote_server.protocol import (
 from remote_server.shared.handlers import SharedHandlers
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
+from remote_server.uncopied import waiting_bytes
 from remote_server.wall_clock import told_to_people
 
 log = logging.getLogger(__name__)
@@ -96,6 +97,7 @@ class Handlers:
             store, copier, outboxes, in_flight,
             self._post, self._post_stream, self._answer_refusal,
         )  # fmt: skip
+        self.uncopied = self._frames.uncopied
         self._by_type: dict[type, Callable[..., None]] = {
             Hello: self._hello,
             Lookup: self._lookup,
@@ -234,13 +236,16 @@ class Handlers:
         )
 
     def _verify(self, client: bytes, request: Verify, _: Sequence[memoryview]) -> None:
-        tier = self._store.tier
+        tier, uncopied = self._store.tier, self.uncopied
+        waiting = waiting_bytes(len(request.keys))
+        uncopied.check(client, waiting)
         blocks = self._store.pin_to_verify(request.namespace, request.keys)
 
         def rehash(number: int) -> bool:
             return is_intact(blocks[number], tier)
 
         def finish(intact: list[bool] | None) -> None:
+            uncopied.give_back(client, waiting)
             # A rehash that failed as a whole proves nothing against any block.
             verdicts = intact if intact is not None else [True] * len(blocks)
             for block, good in zip(blocks, verdicts, strict=True):
@@ -262,6 +267,7 @@ class Handlers:
             self._reply(client, verified)
 
         num_bytes = sum(block.length for block in blocks)
+        uncopied.take(client, waiting)
         self._copier.submit(Job(rehash, len(blocks), num_bytes, finish))
 
     def _stats(self, client: bytes, request: Stats, _: Sequence[memoryview]) -> None:

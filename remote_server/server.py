@@ -22,6 +22,7 @@ from remote_server.door import Door, KnownKeys
 from remote_server.errors import ConfigError, RequestRefused
 from remote_server.guard import Guard
 from remote_server.handlers import server_name
+from remote_server.held import Allowances
 from remote_server.keys import read_server_keys
 from remote_server.open_files import (
     backlog,
@@ -131,6 +132,7 @@ class Server:
         self._poller = zmq.Poller()
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
         self._poller.register(self._router, zmq.POLLIN)
+        self._held = Allowances()
         self.quarters: dict[str, Quarters] = {}
         """Of each tenant, by its name; without tenants of everybody, by an empty one."""
         try:
@@ -139,7 +141,7 @@ class Server:
                 self.quarters[tenant.name] = Quarters(
                     tenant, self.config, self._router, self._poller, self._copier, self._clock,
                     ChainMap(self._guard.counters, self._door.counters), self._guard,
-                    self._disk_threads,
+                    self._disk_threads, self._held,
                 )  # fmt: skip
             self._bind()
         except BaseException:
@@ -232,6 +234,7 @@ class Server:
                 seen.queues, copies=self._copier.num_jobs, copy_bytes=self._copier.queued_bytes
             ),
             recovery=seen.recovery,
+            held=seen.held,
             tiers=seen.tiers,
             namespaces=seen.namespaces,
             traffic=seen.traffic,
@@ -441,7 +444,7 @@ class Server:
 
     def _look_after(self, idle: bool) -> None:
         now = self._clock()
-        if self._private_memory.is_beyond(now, self._door.num_connections, self._num_blocks):
+        if self._private_memory.is_beyond(now, self._door.num_connections, self._accounted):
             self._start_over("clients made ZeroMQ hold more than any request explains")
         if idle and now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
@@ -452,8 +455,10 @@ class Server:
             for quarters in self.quarters.values():
                 self._report(quarters)
 
-    def _num_blocks(self) -> int:
-        return sum(quarters.num_blocks for quarters in self.quarters.values())
+    def _accounted(self) -> int:
+        """What is known to lie in private memory."""
+        known = sum(quarters.private_bytes for quarters in self.quarters.values())
+        return known + self._held.num_bytes
 
     def _check(self, store: Store) -> None:
         if sum(tier.blocks for tier in store.tier_stats().values()) > CHECK_MAX_BLOCKS:
