@@ -34,6 +34,7 @@ class SharedPut:
     ) -> None:
         self.region = region
         self.num_bytes = sum(request.lengths)
+        self.num_keys = len(request.keys)
         self._request = request
         self._reserved = reserved
         self._store = store
@@ -88,6 +89,8 @@ class SharedPuts:
         self._arena = arena
         self._gate = gate
         self._puts: deque[SharedPut] = deque()
+        self.num_blocks = 0
+        """That requests under way name."""
 
     def __len__(self) -> int:
         return len(self._puts)
@@ -98,6 +101,7 @@ class SharedPuts:
 
     def add(self, put: SharedPut) -> None:
         self._puts.append(put)
+        self.num_blocks += put.num_keys
 
     def copy_some(self) -> bool:
         """Give the oldest put a turn. True when there is more to do at once."""
@@ -108,11 +112,11 @@ class SharedPuts:
             done = put.copy_some(self._arena)
         except Exception:  # one put must never end the server for all others
             log.exception("a copy failed; its blocks are dropped")
-            self._puts.popleft()
+            self._take_first()
             self._finish(partial(put.finish, failed=True))
         else:
             if done:
-                self._puts.popleft()
+                self._take_first()
                 self._finish(put.finish)
         return bool(self._puts)
 
@@ -120,8 +124,12 @@ class SharedPuts:
         """`region` is no longer live: nothing reads it after this."""
         theirs = [put for put in self._puts if put.region is region]
         self._puts = deque(put for put in self._puts if put.region is not region)
+        self.num_blocks -= sum(put.num_keys for put in theirs)
         for put in theirs:
             self._finish(put.finish)
+
+    def _take_first(self) -> None:
+        self.num_blocks -= self._puts.popleft().num_keys
 
     def _finish(self, end: Callable[[], None]) -> None:
         self._guard.run("the end of a put", end, None)

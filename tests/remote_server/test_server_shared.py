@@ -123,6 +123,7 @@ def test_each_call_gives_one_put_one_turn_and_keeps_their_order():
 
     class Put:
         region = object()
+        num_keys = 1
 
         def __init__(self, name, turns):
             self.name, self.turns = name, turns
@@ -238,6 +239,25 @@ def test_only_so_many_puts_wait(shared, peer, server, monkeypatch):
             peer.send(shared.put_message([number], checksums=[], ticket_value=1))
         assert shared.put([3], ticket_value=1).code == "too_large"
     shared.tickets[3] = 0
+
+
+def test_puts_of_more_blocks_than_may_wait_are_refused_however_small(
+    shared, peer, connect, server, monkeypatch
+):
+    monkeypatch.setattr(shared_handlers, "MAX_BLOCKS_OF_PUTS", 5)
+    with server.copy_gate.shut():
+        peer.send(shared.put_message([0, 1, 2], length=8))
+        refused = shared.put_message([0, 1, 2], length=8)
+        shared.tickets[3] -= 1  # the first one stands
+        assert peer.ask(refused).code == "too_much_in_flight"
+    assert peer.receive()[0].created == 3
+    assert shared.put([3, 4, 5], length=8).created == 3
+    with server.copy_gate.shut():
+        peer.send(shared.put_message([6, 7, 8], length=8))
+        peer.stats_once(lambda stats: stats.tiers["memory"].pending == 3)
+        shared.close()
+        connect().stats_once(lambda stats: stats.counters["regions_gone"] == 1)
+    assert server.quarters[""].shared_puts.num_blocks == 0
 
 
 def test_a_lease_needs_a_live_region(shared, peer):

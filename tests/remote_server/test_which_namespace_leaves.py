@@ -8,6 +8,7 @@ from remote_server.store import namespaces
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.slabs import slot_bytes_for
 from remote_server.store.store import Store
 
 
@@ -146,3 +147,15 @@ def test_a_fingerprint_of_the_largest_size_fits_often_enough():
     """Some hundred engines can be compared."""
     info = NamespaceInfo(block_bytes=64, fingerprint={"a": "x" * (MAX_FINGERPRINT_BYTES - 1)})
     assert 200 * info.text_bytes < namespaces.MAX_TEXT_BYTES
+
+
+def test_block_sizes_that_came_and_went_leave_nothing_behind(store: Store):
+    for number in range(1, 200):
+        declare(store, "a", block_bytes=64 * number)
+        fill(store, "a")
+        store.check()
+        store.clear("a")
+    assert not store.tier.slabs.classes
+    declare(store, "b", block_bytes=64)
+    fill(store, "b")
+    assert [*store.tier.slabs.classes] == [slot_bytes_for(64)]
