@@ -1,6 +1,6 @@
 """Puts and gets whose blocks travel as frames of the message itself."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import islice
 
@@ -8,7 +8,6 @@ import msgspec
 import zmq
 
 from remote_server import protocol
-from remote_server.config import MiB, format_bytes
 from remote_server.copier import BlockJob, Job
 from remote_server.disk_stream import DiskStream
 from remote_server.errors import RemoteProtocolError, RequestRefused
@@ -21,13 +20,8 @@ from remote_server.steps import KEYS_PER_STEP, Steps
 from remote_server.store.answers import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
-from remote_server.streams import BlockStream, blocks_per_frame, frames_of
-
-# Of one connection, received and not copied yet. Our client has 32 MiB unanswered at most.
-MAX_UNCOPIED_BYTES = 64 * MiB
-
-# Of all connections of a tenant together; an eighth of its memory where that is more.
-LEAST_UNCOPIED_BYTES = 256 * MiB
+from remote_server.streams import BlockStream, blocks_per_frame, frames_of, to_gather
+from remote_server.uncopied import Uncopied, waiting_bytes
 
 Post = Callable[[bytes, protocol.Reply, Parcel], None]
 PostStream = Callable[[bytes, Get, Stream], None]
@@ -51,10 +45,8 @@ class FrameHandlers:
         go_on_later: GoOnLater,
     ) -> None:
         """The last three and `submit` are given the client; `outboxes` is only asked what waits
-        for it."""
-        self._uncopied: Counter[bytes] = Counter()
-        budget = store.tier.stats().budget_bytes
-        self._most_uncopied = max(LEAST_UNCOPIED_BYTES, budget // 8)
+        for it, and what more may."""
+        self.uncopied = Uncopied(store.tier.stats().budget_bytes)
         self._store = store
         self._submit = submit
         self._copier_is_full = copier_is_full
@@ -75,7 +67,7 @@ class FrameHandlers:
                 self._store.counters["integrity_length"] += 1
             raise
         num_bytes = sum(request.lengths)
-        self._check_uncopied(client, num_bytes)
+        self.uncopied.check(client, waiting_bytes(len(request.keys), num_bytes))
         self._store.counters["bytes_in"] += num_bytes
         put = PartedPut(
             self._store, request.namespace, request.keys, request.lengths,
@@ -115,7 +107,7 @@ class FrameHandlers:
     ) -> None:
         """A job for each part, the last one first, so that the head of a prefix is published last.
         `answer`, if any, is called when the first part has been published."""
-        self._uncopied[client] += put.num_bytes
+        self.uncopied.take(client, waiting_bytes(put.num_keys, put.num_bytes))
         for number in reversed(range(len(put.parts))):
             job = self._job(client, put, number, sources[number], None if number else answer)
             self._submit(job, client)
@@ -130,13 +122,14 @@ class FrameHandlers:
     ) -> BlockJob:
         tier, part = self._store.tier, put.parts[number]
         num_bytes = put.bytes_of_part[number]
+        waiting = waiting_bytes(len(part.outcomes), num_bytes)
 
         def copy(place: int) -> bool:
             return copy_in(part.blocks[place], sources[place], tier)
 
         def finish(intact: list[bool] | None) -> None:
+            self.uncopied.give_back(client, waiting)
             self._store.end_put(part, intact)
-            self._copied(client, num_bytes)
             if answer is not None:
                 answer()
 
@@ -152,6 +145,12 @@ class FrameHandlers:
     def _get_stream(self, client: bytes, request: Get) -> Steps[None]:
         store = self._store
         found = yield from store.find(request.namespace, request.keys, self._checked(client))
+        if not self._outboxes.may_stream(client, len(found.blocks)):
+            store.tier.unpin_all([block for block in found.blocks if block is not None])
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                "too many blocks are on their way, small as they are: ask as blocks land",
+            )
         self._reply(client, self._got(request, found))
         if isinstance(found, Pinned):
             if found.blocks:
@@ -190,27 +189,6 @@ class FrameHandlers:
 
         return check
 
-    def _check_uncopied(self, client: bytes, more: int) -> None:
-        """A message that may not wait is let go at once, with its bytes."""
-        if self._uncopied[client] + more > max(MAX_UNCOPIED_BYTES, more):
-            raise RequestRefused(
-                ErrorCode.TOO_MUCH_IN_FLIGHT,
-                f"{format_bytes(self._uncopied[client])} of this connection's puts are not copied "
-                f"yet, at most {format_bytes(MAX_UNCOPIED_BYTES)}: wait for answers",
-            )
-        total = self._uncopied.total()
-        if total + more > max(self._most_uncopied, more):
-            raise RequestRefused(
-                ErrorCode.TOO_MUCH_IN_FLIGHT,
-                f"{format_bytes(total)} of puts are not copied yet, at most "
-                f"{format_bytes(self._most_uncopied)}: put again in a moment",
-            )
-
-    def _copied(self, client: bytes, num_bytes: int) -> None:
-        self._uncopied[client] -= num_bytes
-        if not self._uncopied[client]:
-            del self._uncopied[client]
-
     def _got(self, request: Get, found: Pinned | Found) -> Got:
         return Got(
             request_id=request.request_id,
@@ -229,24 +207,20 @@ class FrameHandlers:
         frames: list[bytes | zmq.Frame] = []
         sent_from_arena: list[Block] = []
         checksums: list[int] = []
+        gathered = 0
         try:
             num_bytes = sum(block.length for block in found.blocks)
-            if num_bytes > protocol.MAX_MESSAGE_BYTES:
-                raise RequestRefused(
-                    ErrorCode.TOO_LARGE,
-                    f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
-                    "ask for a stream, or for fewer keys",
-                )
-            self._in_flight.check(self._outboxes.bytes_of(client), num_bytes)
-            per_frame = blocks_per_frame(found.blocks)
-            while left:
-                if frames and (per_frame > 1 or len(frames) % KEYS_PER_STEP == 0):
-                    yield
-                group = [left.popleft() for _ in range(min(per_frame, len(left)))]
-                checksums += checksums_of(group, tier)
-                of_group, pinned = frames_of(group, per_frame, tier)
-                frames += of_group
-                sent_from_arena += pinned
+            per_frame, copied = self._frame_of_whole_get(client, found.blocks, num_bytes)
+            with self._outboxes.held.gathered.promised(copied):
+                while left:
+                    if frames and (per_frame > 1 or len(frames) % KEYS_PER_STEP == 0):
+                        yield
+                    group = [left.popleft() for _ in range(min(per_frame, len(left)))]
+                    checksums += checksums_of(group, tier)
+                    of_group = frames_of(group, per_frame, tier)
+                    frames += of_group.frames
+                    sent_from_arena += of_group.pinned
+                    gathered += of_group.gathered
         except BaseException:
             tier.unpin_all([*left, *sent_from_arena])
             raise
@@ -256,9 +230,36 @@ class FrameHandlers:
             checksums=checksums,
             blocks_per_frame=per_frame,
         )
-        self._post(
-            client, got, Parcel([*protocol.encode(got), *frames], sent_from_arena, num_bytes)
+        own_frames = len(frames) if sent_from_arena else 0
+        parcel = Parcel(
+            [*protocol.encode(got), *frames], sent_from_arena, num_bytes, gathered, own_frames
         )
+        self._post(client, got, parcel)
+
+    def _frame_of_whole_get(
+        self, client: bytes, blocks: Sequence[Block], num_bytes: int
+    ) -> tuple[int, int]:
+        """How many of `blocks` go into each frame of one message, and how many bytes are copied
+        for that. Raises `RequestRefused` when the message may not be sent."""
+        if num_bytes > protocol.MAX_MESSAGE_BYTES:
+            raise RequestRefused(
+                ErrorCode.TOO_LARGE,
+                f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
+                "ask for a stream, or for fewer keys",
+            )
+        outboxes, per_frame = self._outboxes, blocks_per_frame(blocks)
+        self._in_flight.check(outboxes.bytes_of(client), num_bytes)
+        copied = to_gather(blocks, per_frame, self._store.tier) if per_frame > 1 else 0
+        if copied and not outboxes.may_gather(client, copied):
+            per_frame, copied = 1, 0
+        own_frames = 0 if copied else -(-len(blocks) // per_frame)
+        if not outboxes.may_post(client, own_frames):
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                f"a message of {len(blocks)} blocks, while so many are not read yet: ask for a "
+                "stream, or for fewer keys",
+            )
+        return per_frame, copied
 
     def _reply(self, client: bytes, message: protocol.Reply) -> None:
         self._post(client, message, Parcel([*protocol.encode(message)]))

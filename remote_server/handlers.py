@@ -37,6 +37,7 @@ from remote_server.shared.handlers import SharedHandlers
 from remote_server.steps import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
+from remote_server.uncopied import waiting_bytes
 from remote_server.verifying import VerifyJob
 from remote_server.wall_clock import told_to_people
 
@@ -109,6 +110,7 @@ class Handlers:
             store, partial(copier.submit, tenant=tenant), copier.is_full, outboxes, in_flight,
             self._post, self._post_stream, self._go_on_later,
         )  # fmt: skip
+        self.uncopied = self._frames.uncopied
         self._by_type: dict[type, Callable[..., Steps[None] | None]] = {
             Hello: self._hello,
             Lookup: self._lookup,
@@ -197,6 +199,8 @@ class Handlers:
                 ErrorCode.FORBIDDEN_NAMESPACE,
                 f"your key does not allow the namespace {namespace!r}",
             )
+        if namespace is not None:
+            self._store.use_namespace(namespace)
         return self._dispatch(client, request, payload)
 
     def _dispatch(
@@ -231,6 +235,7 @@ class Handlers:
             block_bytes=request.block_bytes,
             client=request.client,
             fingerprint=request.fingerprint,
+            connection=client,
         )
         self._store.declare(request.namespace, info)
         welcome = Welcome(
@@ -291,7 +296,11 @@ class Handlers:
         )
 
     def _verify(self, client: bytes, request: Verify, _: Sequence[memoryview]) -> None:
+        waiting = waiting_bytes(len(request.keys))
+        self.uncopied.check(client, waiting)
+
         def answer(removed: int, intact: int) -> None:
+            self.uncopied.give_back(client, waiting)
             verified = Verified(
                 request_id=request.request_id,
                 epoch=self._store.epoch,
@@ -301,6 +310,7 @@ class Handlers:
             self._reply(client, verified)
 
         job = VerifyJob(self._store, request.namespace, request.keys, answer)
+        self.uncopied.take(client, waiting)
         self._copier.submit(job, client, self._tenant)
 
     def _stats(self, client: bytes, request: Stats, _: Sequence[memoryview]) -> None:
@@ -311,7 +321,7 @@ class Handlers:
             uptime_s=self._store.uptime_s,
             time_s=told_to_people(),
             tiers=self._store.tier_stats(),
-            namespaces=self._store.namespace_stats(),
+            namespaces=self._store.namespace_stats(texts=request.fingerprints),
             counters=self.counters() | dict(self._server_counters),
         )
         self._reply(client, reply)

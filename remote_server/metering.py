@@ -239,8 +239,12 @@ class MeteredStream:
     def num_bytes(self) -> int:
         return self._stream.num_bytes
 
-    def next_parcel(self) -> Parcel | None:
-        parcel = self._stream.next_parcel()
+    @property
+    def num_rows(self) -> int:
+        return self._stream.num_rows
+
+    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
+        parcel = self._stream.next_parcel(may_gather)
         if parcel is None:
             self._histogram.observe(self._clock() - self._began)
         else:

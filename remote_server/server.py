@@ -20,6 +20,7 @@ from remote_server.desk import Desk
 from remote_server.door import Door
 from remote_server.guard import Guard
 from remote_server.handlers import server_name
+from remote_server.held import Allowances
 from remote_server.intake import CannotBind, Intake, make_router
 from remote_server.keys import read_server_keys
 from remote_server.known_keys import KnownKeys
@@ -114,6 +115,7 @@ class Server:
         router = make_router(self._context, self.config.bind)
         self._poller = zmq.Poller()
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
+        self._held = Allowances()
         self.quarters: dict[str, Quarters] = {}
         """Of each tenant, by its name; without tenants of everybody, by an empty one."""
         try:
@@ -121,7 +123,7 @@ class Server:
             for tenant in tenants:
                 self.quarters[tenant.name] = Quarters(
                     tenant, self.config, router, self._poller, self._copier, self._clock,
-                    self._server_counters(tenant), self._guard, self._disk_threads,
+                    self._server_counters(tenant), self._guard, self._disk_threads, self._held,
                     self._serving.go_on_later,
                 )  # fmt: skip
             self._intake = Intake(
@@ -232,10 +234,13 @@ class Server:
             regions=seen.regions,
             leases=seen.leases,
             queues=msgspec.structs.replace(
-                seen.queues, turns=self._serving.num_waiting, copies=self._copier.num_jobs,
+                seen.queues,
+                turns=self._serving.num_waiting,
+                copies=self._copier.num_jobs,
                 copy_bytes=self._copier.queued_bytes,
             ),
             recovery=seen.recovery,
+            held=seen.held,
             tiers=seen.tiers,
             namespaces=seen.namespaces,
             traffic=seen.traffic,
@@ -366,7 +371,7 @@ class Server:
 
     def _look_after(self, idle: bool) -> None:
         now = self._clock()
-        if self._private_memory.is_beyond(now, self._door.num_connections, self._num_blocks):
+        if self._private_memory.is_beyond(now, self._door.num_connections, self._accounted):
             self._start_over("clients made ZeroMQ hold more than any request explains")
         if idle and now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
@@ -377,8 +382,10 @@ class Server:
             for quarters in self.quarters.values():
                 self._report(quarters)
 
-    def _num_blocks(self) -> int:
-        return sum(quarters.num_blocks for quarters in self.quarters.values())
+    def _accounted(self) -> int:
+        """What is known to lie in private memory."""
+        known = sum(quarters.private_bytes for quarters in self.quarters.values())
+        return known + self._held.num_bytes
 
     def _check(self, store: Store) -> None:
         if sum(tier.blocks for tier in store.tier_stats().values()) > CHECK_MAX_BLOCKS:

@@ -8,6 +8,7 @@ from remote_server.inflight import InFlight
 from remote_server.parted_put import PartedPut
 from remote_server.payload import check_put, checksums_of
 from remote_server.protocol import (
+    MAX_KEYS_PER_MESSAGE,
     MAX_TICKETS,
     ErrorCode,
     GetShared,
@@ -26,6 +27,9 @@ from remote_server.store.store import Store
 
 # Of all clients. Each has at most that many tickets, and far fewer puts under way.
 MAX_PUTS = MAX_TICKETS
+
+# Of these puts together: each takes some 500 bytes beside the arena while it waits.
+MAX_BLOCKS_OF_PUTS = 8 * MAX_KEYS_PER_MESSAGE
 
 Answer = Callable[[Reply], None]
 """Sends a reply to the client that asked."""
@@ -87,6 +91,11 @@ class SharedHandlers:
         end = max(map(add, request.offsets, request.lengths), default=0)
         if len(self._puts) >= MAX_PUTS:
             raise RequestRefused(ErrorCode.TOO_LARGE, f"{MAX_PUTS} puts are waiting already")
+        if self._puts.num_blocks + len(request.keys) > MAX_BLOCKS_OF_PUTS:
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                f"{self._puts.num_blocks} blocks wait to be copied, at most {MAX_BLOCKS_OF_PUTS}",
+            )
         if end > region.num_bytes:
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST,

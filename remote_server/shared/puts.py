@@ -36,6 +36,7 @@ class SharedPut:
     ) -> None:
         self.region = region
         self.num_bytes = sum(request.lengths)
+        self.num_keys = len(request.keys)
         self._request = request
         self._put = put
         self._store = store
@@ -58,12 +59,13 @@ class SharedPut:
             return True
         number, start = self._to_copy.popleft()
         part, end = self._put.parts[number], start + self._blocks_per_turn
-        offsets, base = self._request.offsets, self.region.address
+        offsets = self._request.offsets
         first = number * len(self._put.parts[0].outcomes)
         self._intact[number] += copy_shared(
             self._request.namespace,
             part.blocks[start:end],
-            [base + offsets[first + index] for index in part.indices[start:end]],
+            [offsets[first + index] for index in part.indices[start:end]],
+            self.region,
             arena,
         )
         return not self._to_copy
@@ -118,6 +120,8 @@ class SharedPuts:
         self._arena = arena
         self._gate = gate
         self._turns: Turns[SharedPut] = Turns()
+        self.num_blocks = 0
+        """That requests under way name."""
 
     def __len__(self) -> int:
         return self._turns.num_waiting
@@ -128,6 +132,7 @@ class SharedPuts:
 
     def add(self, put: SharedPut) -> None:
         self._turns.add("", put.region, put, put.num_bytes)
+        self.num_blocks += put.num_keys
 
     def copy_some(self) -> bool:
         """Give the put whose turn it is a turn. True when there is more to do at once."""
@@ -142,13 +147,16 @@ class SharedPuts:
                 return False
         except Exception:  # one put must never end the server for all others
             log.exception("a copy failed; its blocks are dropped")
-            return self._end(partial(put.end_some, failed=True))
-        return self._end(put.end_some)
+            return self._end(put, partial(put.end_some, failed=True))
+        return self._end(put, put.end_some)
 
     def end_all(self, region: Region) -> None:
         """`region` is no longer live: nothing reads it after this."""
         for put in self._turns.drop(region):
-            self._end(put.end)
+            self._end(put, put.end)
 
-    def _end(self, end: Callable[[], bool]) -> bool:
-        return self._guard.run("the end of a put", end, True)
+    def _end(self, put: SharedPut, end: Callable[[], bool]) -> bool:
+        is_over = self._guard.run("the end of a put", end, True)
+        if is_over:
+            self.num_blocks -= put.num_keys
+        return is_over

@@ -16,6 +16,7 @@ from remote_server.store.disk.tier import DiskTier
 from remote_server.store.expiry import Expiry
 from remote_server.store.gets import Check, Gets, first_places
 from remote_server.store.kept import KeptNow
+from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import NamespaceInfo, Namespaces
 from remote_server.store.puts import Puts
 from remote_server.store.slabs import Block
@@ -31,7 +32,7 @@ COUNTERS = (
     "removed", "expired", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
     "shared_bytes_in", "shared_bytes_out", "regions_attached", "regions_gone",
     "regions_refused", "leases_expired", "releases_unknown",
-    "requests_refused_waiting", "requests_dropped_gone",
+    "requests_refused_waiting", "requests_dropped_gone", *OF_NAMESPACES,
 )  # fmt: skip
 """Always present in Stats, from zero, with the tier's own. PROTOCOL.md says what each counts."""
 
@@ -54,7 +55,7 @@ class Store:
         self.disk = disk
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._namespaces = Namespaces(tier, disk)
+        self._namespaces = Namespaces(tier, disk, self.counters, clock)
         self.waterfall = (
             None
             if disk is None
@@ -82,6 +83,15 @@ class Store:
     def declare(self, name: str, info: NamespaceInfo) -> None:
         """Make `name` known, or refresh who it is. Raises `RequestRefused`, changing nothing."""
         self._namespaces.declare(name, info)
+
+    def use_namespace(self, name: str) -> None:
+        """A request is about `name`, declared or not: the longest unused one leaves first."""
+        self._namespaces.use(name)
+
+    @property
+    def text_bytes(self) -> int:
+        """What fingerprints and names of engines take."""
+        return self._namespaces.text_bytes
 
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
@@ -221,7 +231,7 @@ class Store:
         """
         from_memory = self.tier.clear(namespace)
         if forget and namespace is not None:
-            self.namespaces.pop(namespace, None)
+            self._namespaces.forget(namespace)
         from_disk = 0 if self.waterfall is None else self.waterfall.clear(namespace)
         self.counters["removed"] += from_memory
         return Removed(from_memory, from_disk)
@@ -240,9 +250,10 @@ class Store:
         memory = {"memory": self.tier.stats()}
         return memory if self.disk is None else {**memory, "disk": self.disk.stats()}
 
-    def namespace_stats(self) -> dict[str, NamespaceStats]:
-        """Those declared, and those found on disk that nobody has declared since the start."""
-        return self._namespaces.stats()
+    def namespace_stats(self, *, texts: bool = True) -> dict[str, NamespaceStats]:
+        """Those declared, and those found on disk that nobody has declared since the start;
+        without `texts` what each was declared with is left out."""
+        return self._namespaces.stats(texts=texts)
 
     def all_counters(self) -> dict[str, int]:
         counters = {**self.counters, **self.tier.counters()}

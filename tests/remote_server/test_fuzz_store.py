@@ -376,12 +376,20 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=namespaces, more=st.integers(-1, 1))
     def say_hello_again(self, name, more):
+        """With another block size it is refused while there is any block."""
         info = NamespaceInfo(block_bytes=BLOCK_BYTES[name] + more)
-        if more:
+        too_large = info.block_bytes > self.store.tier.largest_block_bytes
+        if too_large or (more and not self._is_empty(name)):
             with pytest.raises(RequestRefused):
                 self.store.declare(name, info)
-        else:
-            self.store.declare(name, info)
+            return
+        self.store.declare(name, info)
+        self.store.declare(name, NamespaceInfo(block_bytes=BLOCK_BYTES[name]))
+
+    def _is_empty(self, name):
+        written = (copy for copy in self.model.copies if copy.writing and not copy.cleared)
+        places = [*self.model.readable, *(copy.place for copy in written)]
+        return all(namespace != name for namespace, _ in places)
 
     # ── what holds after every step ──────────────────────────────────────────────────────
 
