@@ -232,7 +232,9 @@ class Server:
             regions=seen.regions,
             leases=seen.leases,
             queues=msgspec.structs.replace(
-                seen.queues, turns=self._serving.num_waiting, copies=self._copier.num_jobs,
+                seen.queues,
+                turns=self._serving.num_waiting,
+                copies=self._copier.num_jobs,
                 copy_bytes=self._copier.queued_bytes,
             ),
             recovery=seen.recovery,

@@ -188,7 +188,7 @@ def test_between_the_steps_of_a_long_put_every_lookup_of_others_is_answered_at_o
 
 
 def test_between_the_turns_of_a_long_shared_put_and_lease_others_are_answered_at_once(
-    by_hand: ByHand
+    by_hand: ByHand,
 ):
     greedy, other = by_hand.peer(), by_hand.peer()
     by_hand.store_all(greedy)
