@@ -1,5 +1,5 @@
-"""Gets of both tiers in steps of two keys: what they find, what they pin, and what is left when they
-end early."""
+"""Gets of both tiers in steps of two keys: what they find and pin, and that nothing is left of those
+that end early."""
 
 from collections.abc import Iterator
 
