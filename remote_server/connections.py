@@ -34,6 +34,11 @@ ENDED_PLAIN, ENDED_CURVE = (100, 94), (270, 450)
 the peer's of greeting, HELLO and INITIATE, or greeting and READY."""
 
 
+def most_handshakes(most: int) -> int:
+    """That may be under way beside `most` connections."""
+    return max(LEAST_HANDSHAKES, most // 2)
+
+
 @dataclass(slots=True, eq=False)
 class Connection:
     """One descriptor of libzmq's."""
@@ -79,7 +84,7 @@ class Connections:
         self._most = most
         self._tenants = tenants
         self._each = min(RESERVED, most // len(tenants))
-        self._most_handshakes = max(LEAST_HANDSHAKES, most // 2)
+        self._most_handshakes = most_handshakes(most)
         self._by_tenant: Counter[str] = Counter()
         self._handshakes: dict[int, Connection] = {}  # the oldest first
         self._open: dict[int, Connection] = {}

@@ -1,7 +1,7 @@
 """A put of many keys, whose slots are reserved a part at a time."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode
@@ -42,24 +42,38 @@ class PartedPut:
         self.num_keys = 0
         """Of the parts that are reserved."""
 
-    def reserve(self) -> Iterator[tuple[Reserved, int]]:
+    def reserve(self) -> Iterable[tuple[Reserved, int]]:
         """Each part, and of how many keys it is, when it has been reserved. Raises `RequestRefused`
         when the namespace was forgotten since: its blocks may have another size now."""
         keys, lengths, checksums = self._given
-        seen = set[bytes]() if len(keys) > KEYS_PER_STEP else None
+        if len(keys) <= KEYS_PER_STEP:  # at once: a generator costs as much as all the rest
+            return (self._reserve(keys, lengths, checksums, None),)
+        return self._reserve_parts(set())
+
+    def _reserve_parts(self, seen: set[bytes]) -> Iterator[tuple[Reserved, int]]:
+        keys, lengths, checksums = self._given
         each = zip(parts(keys), parts(lengths), parts(checksums), strict=True)
         for of_keys, of_lengths, of_checksums in each:
             if self.parts:
                 self._check_still_declared()
-            reserved = self._store.begin_put(
-                self._namespace, of_keys, of_lengths, of_checksums,
-                force=self._force, draining=self._draining, seen=seen,
-            )  # fmt: skip
-            self.parts.append(reserved)
-            self.bytes_of_part.append(sum(of_lengths))
-            self.num_blocks += len(reserved.blocks)
-            self.num_keys += len(of_keys)
-            yield reserved, len(of_keys)
+            yield self._reserve(of_keys, of_lengths, of_checksums, seen)
+
+    def _reserve(
+        self,
+        keys: Sequence[bytes],
+        lengths: Sequence[int],
+        checksums: Sequence[int | None],
+        seen: set[bytes] | None,
+    ) -> tuple[Reserved, int]:
+        reserved = self._store.begin_put(
+            self._namespace, keys, lengths, checksums,
+            force=self._force, draining=self._draining, seen=seen,
+        )  # fmt: skip
+        self.parts.append(reserved)
+        self.bytes_of_part.append(sum(lengths))
+        self.num_blocks += len(reserved.blocks)
+        self.num_keys += len(keys)
+        return reserved, len(keys)
 
     def _check_still_declared(self) -> None:
         info = self._store.namespaces.get(self._namespace)

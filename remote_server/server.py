@@ -15,6 +15,7 @@ import msgspec
 import zmq
 
 from remote_server.config import ServerConfig, check_memory_fits, format_bytes
+from remote_server.connections import most_handshakes
 from remote_server.copier import Copier, Gate
 from remote_server.desk import Desk
 from remote_server.door import Door
@@ -317,7 +318,8 @@ class Server:
         """How many descriptors may be needed beside those of TCP connections."""
         each = LOCAL_FILES if self.config.shared_memory else 0
         segments = [t.disk // segment_bytes_for(t.disk) for t in tenants if t.disk]
-        return OWN_FILES + each * len(tenants) + sum(segments)
+        handshakes = most_handshakes(self.config.max_connections)
+        return OWN_FILES + each * len(tenants) + sum(segments) + handshakes
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
 
