@@ -184,12 +184,13 @@ class Namespaces:
         what is being transferred leaves last.
         """
         declared = Counter(info.connection for info in self.known.values())
+        on_disk = {} if self._disk is None else self._disk.namespaces()
+        empty = {name for name in self._used if name not in on_disk and self._tier.is_empty(name)}
         coldest = sorted(
-            self._used,
-            key=lambda name: (-declared[self.known[name].connection], not self._is_empty(name)),
+            self._used, key=lambda name: (-declared[self.known[name].connection], name not in empty)
         )
         name = next((name for name in coldest if not self._tier.is_in_use(name)), "")
-        reason = "empty" if name and self._is_empty(name) else "idle"
+        reason = "empty" if name in empty else "idle"
         if not name:
             name, reason = coldest[0], "held"
         self._counters[f"namespaces_evicted_{reason}"] += 1
@@ -200,10 +201,6 @@ class Namespaces:
         )  # fmt: skip
         self._counters["removed"] += self._tier.clear(name)
         self.forget(name)
-
-    def _is_empty(self, name: str) -> bool:
-        on_disk = self._disk is not None and self._disk.block_bytes_of(name) is not None
-        return not on_disk and self._tier.is_empty(name)
 
     def _forget_texts(self) -> None:
         """Of the one that was declared the longest ago."""
