@@ -140,7 +140,7 @@ class Namespaces:
             self._forget_texts()
 
     def forget(self, name: str) -> None:
-        """As if nobody had declared it. Its blocks stay."""
+        """It is not declared any more. Its blocks stay."""
         self.text_bytes -= self._texts.pop(name, 0)
         self._used.pop(name, None)
         self.known.pop(name, None)
@@ -177,7 +177,7 @@ class Namespaces:
         return None if self._disk is None else self._disk.block_bytes_of(name)
 
     def _evict_one(self) -> None:
-        """Its client, if it ever comes back, is told UNKNOWN_NAMESPACE and says hello again.
+        """The next put of its client is answered UNKNOWN_NAMESPACE, and it says hello again.
 
         Of the connection that has declared most, so that one that declares without end loses its
         own; there one without blocks first, then the longest unused. What an operator keeps and
