@@ -12,7 +12,8 @@ from remote_server.copier import BlockJob, Job
 from remote_server.disk_stream import DiskStream
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.inflight import InFlight
-from remote_server.outbox import Outboxes, Parcel, Stream
+from remote_server.outbox import Outboxes
+from remote_server.parcels import Parcel, Stream
 from remote_server.parted_put import PartedPut
 from remote_server.payload import blocks_of, checksums_of, copy_in, stored_reply
 from remote_server.protocol import ErrorCode, Get, Got, Put

@@ -10,7 +10,8 @@ from remote_server.copier import Copier
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.frame_handlers import FrameHandlers
 from remote_server.inflight import InFlight
-from remote_server.outbox import Outboxes, Parcel, Stream
+from remote_server.outbox import Outboxes
+from remote_server.parcels import Parcel, Stream
 from remote_server.protocol import (
     Clear,
     Cleared,

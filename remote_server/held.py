@@ -51,7 +51,7 @@ class Allowances:
         self.gathered = Allowance(16 * MiB, 32 * MiB)
         """Copies of small blocks in frames of many, until libzmq has let go of them. One may have
         what our client asks for at a time: to wait in the middle of that costs a third."""
-        self.replies = Allowance(4 * MiB, 24 * MiB, always=64 * KiB)
+        self.replies = Allowance(4 * MiB, 24 * MiB, always=256 * KiB)
         """Headers that wait or that libzmq has, and what a frame costs beside its block."""
         self.streams = Allowance(8 * MiB, 32 * MiB, always=256 * KiB)
         """Rows of streams: which block comes next, where."""

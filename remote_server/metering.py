@@ -14,7 +14,7 @@ import msgspec
 
 from remote_server import protocol
 from remote_server.handlers import Handlers
-from remote_server.outbox import Parcel, Stream
+from remote_server.parcels import Parcel, Stream
 from remote_server.protocol import (
     Found,
     Get,

@@ -4,13 +4,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from time import monotonic
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import zmq
 
 from remote_server.config import KiB
 from remote_server.guard import Guard
 from remote_server.held import Allowances, HeldByOne
+from remote_server.parcels import FRAME_BYTES, ROW_BYTES, Parcel, Stream
 from remote_server.store.slabs import Block
 
 # What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a
@@ -20,15 +21,6 @@ SEND_HIGH_WATER_MARK = 64
 # Replies and streams that wait for one client. A client has far fewer requests unanswered; one
 # that asks and never reads is not answered beyond this.
 MAX_WAITING_PER_CLIENT = 1024
-
-# What a waiting message takes beside its header: its objects here, and later libzmq's.
-MESSAGE_BYTES = 512
-
-# What one zero-copy frame takes beside the block that it points to (pyzmq 27, libzmq 4.3.5).
-FRAME_BYTES = 2304
-
-# What a stream takes for each block that it began with.
-ROW_BYTES = 200
 
 # So much may be handed to libzmq before the next message shows when libzmq has let go of it. To
 # show that costs a message about 20 µs, and it holds for all before: they leave in order.
@@ -51,57 +43,6 @@ _LAST = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 Unpin = Callable[[Iterable[Block]], None]
-
-
-class Parcel:
-    """One message ready to go: all its frames, and the pinned blocks whose bytes it carries.
-
-    `gathered` of its `num_bytes` of blocks are copies; `held_bytes` is what it takes beside
-    blocks: its header, its objects, and those of `own_frames` frames that point into the arena.
-    """
-
-    __slots__ = ("blocks", "frames", "gathered", "held_bytes", "num_bytes")
-
-    def __init__(
-        self,
-        frames: list[bytes | zmq.Frame],
-        blocks: Sequence[Block] = (),
-        num_bytes: int = 0,
-        gathered: int = 0,
-        own_frames: int = 0,
-    ) -> None:
-        self.frames = frames
-        self.blocks = blocks
-        self.num_bytes = num_bytes
-        self.gathered = gathered
-        header = frames[1]
-        assert isinstance(header, bytes)
-        self.held_bytes = MESSAGE_BYTES + len(header) + own_frames * FRAME_BYTES
-
-
-class Stream(Protocol):
-    """Makes one parcel after another. Owns the pins of the blocks it has not yet parcelled."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Of these blocks."""
-
-    @property
-    def num_rows(self) -> int:
-        """Blocks that it began with."""
-
-    def go_on(self, last_resort: bool) -> bool:
-        """Prepare what comes next. Whether `next_parcel` may be called now.
-
-        `last_resort`: nothing that this client is being sent will free memory for it.
-        """
-
-    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
-        """The next message, which takes its blocks' pins along, or None when all have gone.
-        Small blocks go one by one, from where they lie, unless it `may_gather` them."""
-
-    def cancel(self) -> None:
-        """Unpin what is left."""
 
 
 class Sent(NamedTuple):

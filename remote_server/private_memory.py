@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ BYTES_PER_CONNECTION = 32 * MiB
 BYTES_PER_BLOCK = 1024
 
 LOOK_AGAIN_S = 0.05
+TRIM_SHARE = 10  # times as long as giving back took, until the next look
 GIVE_BACK_S = 10.0
 
 
@@ -47,7 +49,9 @@ class PrivateMemory:
         explained = SPARE_BYTES + num_connections * BYTES_PER_CONNECTION + accounted()
         if private_bytes() - self._at_start <= explained:
             return False
+        began = time.monotonic()
         _trim()  # the allocator keeps up to 256 MiB of a burst
+        self._look_at += TRIM_SHARE * (time.monotonic() - began)
         return private_bytes() - self._at_start > explained
 
     def given_back(self, now: float) -> None:

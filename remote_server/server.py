@@ -387,7 +387,7 @@ class Server:
     def _accounted(self) -> int:
         """What is known to lie in private memory."""
         known = sum(quarters.private_bytes for quarters in self.quarters.values())
-        return known + self._held.num_bytes
+        return known + self._held.num_bytes + self._serving.num_bytes
 
     def _check(self, store: Store) -> None:
         if sum(tier.blocks for tier in store.tier_stats().values()) > CHECK_MAX_BLOCKS:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import zmq
 
 from remote_server import protocol
-from remote_server.outbox import Parcel
+from remote_server.parcels import Parcel
 from remote_server.payload import checksums_of
 from remote_server.store.answers import Pinned
 from remote_server.store.slabs import Block

@@ -140,7 +140,7 @@ class Namespaces:
             self._forget_texts()
 
     def forget(self, name: str) -> None:
-        """As if nobody had declared it. Its blocks stay."""
+        """It is not declared any more. Its blocks stay."""
         self.text_bytes -= self._texts.pop(name, 0)
         self._used.pop(name, None)
         self.known.pop(name, None)
@@ -177,19 +177,20 @@ class Namespaces:
         return None if self._disk is None else self._disk.block_bytes_of(name)
 
     def _evict_one(self) -> None:
-        """Its client, if it ever comes back, is told UNKNOWN_NAMESPACE and says hello again.
+        """The next put of its client is answered UNKNOWN_NAMESPACE, and it says hello again.
 
         Of the connection that has declared most, so that one that declares without end loses its
         own; there one without blocks first, then the longest unused. What an operator keeps and
         what is being transferred leaves last.
         """
         declared = Counter(info.connection for info in self.known.values())
+        on_disk = {} if self._disk is None else self._disk.namespaces()
+        empty = {name for name in self._used if name not in on_disk and self._tier.is_empty(name)}
         coldest = sorted(
-            self._used,
-            key=lambda name: (-declared[self.known[name].connection], not self._is_empty(name)),
+            self._used, key=lambda name: (-declared[self.known[name].connection], name not in empty)
         )
         name = next((name for name in coldest if not self._tier.is_in_use(name)), "")
-        reason = "empty" if name and self._is_empty(name) else "idle"
+        reason = "empty" if name in empty else "idle"
         if not name:
             name, reason = coldest[0], "held"
         self._counters[f"namespaces_evicted_{reason}"] += 1
@@ -200,10 +201,6 @@ class Namespaces:
         )  # fmt: skip
         self._counters["removed"] += self._tier.clear(name)
         self.forget(name)
-
-    def _is_empty(self, name: str) -> bool:
-        on_disk = self._disk is not None and self._disk.block_bytes_of(name) is not None
-        return not on_disk and self._tier.is_empty(name)
 
     def _forget_texts(self) -> None:
         """Of the one that was declared the longest ago."""

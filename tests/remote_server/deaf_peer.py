@@ -58,7 +58,7 @@ class ServerProcess:
 
 
 class HandPeer:
-    """One connection. It reads when it is told to, and asks as much as it likes."""
+    """One connection. It reads on request alone, and asks as much as it likes."""
 
     def __init__(self, endpoint: str, small: bool = False) -> None:
         """A `small` one has hardly any room for what it does not read."""

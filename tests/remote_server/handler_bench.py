@@ -11,7 +11,8 @@ from shared_peer import TICKETS_BYTES, memfd
 from remote_server import protocol
 from remote_server.copier import Copier
 from remote_server.handlers import Handlers
-from remote_server.outbox import Outboxes, Parcel
+from remote_server.outbox import Outboxes
+from remote_server.parcels import Parcel
 from remote_server.shared.handlers import SharedHandlers
 from remote_server.shared.leases import Leases
 from remote_server.shared.puts import SharedPuts

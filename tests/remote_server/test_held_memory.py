@@ -118,7 +118,7 @@ def test_replies_that_nobody_reads_take_no_memory(server, connect, asked_for):
     assert server.most < MOST_GROWTH
     assert honest.stats()["type"] == "stats_reply"
     replies = 0
-    while deaf[0].readable():  # what it is told is in order, and then there is nothing more
+    while deaf[0].readable():  # the replies are in order, and then there is nothing more
         reply, _ = deaf[0].receive()
         replies += 1
         assert reply["request_id"] == replies

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from remote_server.config import MiB, ServerConfig
-from remote_server.outbox import Outboxes, Parcel, Sent
+from remote_server.outbox import Outboxes, Sent
+from remote_server.parcels import Parcel
 from remote_server.server import Server
 from remote_server.store.slabs import Block
 
