@@ -46,6 +46,8 @@ class Gets:
 
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:
         first = first_places(keys)
+        if len(first) > KEYS_PER_STEP:
+            yield  # that was a step
         pinned: list[Block | None] = []
         try:
             for part in parts([*reversed(first)]):
@@ -86,6 +88,8 @@ class Gets:
         if waterfall is None:
             return (yield from self.get(namespace, keys, check))
         first = first_places(keys)
+        if len(first) > KEYS_PER_STEP:
+            yield
         found: list[Block | bool] = []
         try:
             for part in parts([*reversed(first)]):

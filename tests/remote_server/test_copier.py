@@ -80,3 +80,21 @@ def test_behind_a_shut_gate_nothing_moves_and_its_opening_wakes_the_loop(copier)
     assert copier.wakeup.recv(1) == b"\0"
     copier.copy_some()
     assert seen[-1] == ("a", [True])
+
+
+def test_a_flood_of_one_connection_does_not_delay_the_small_put_of_another(copier):
+    """It was copied to its end before. Those of one connection keep their order."""
+    seen: list = []
+    for number in range(20):
+        copier.submit(job(f"flood {number}", 30, seen), b"flood")
+    for _ in range(5):
+        copier.copy_some()
+    before = len(seen)
+    copier.submit(job("small", 1, seen), b"other")
+    while ("small", [True]) not in seen:
+        copier.copy_some()
+    assert len(seen) - before <= 3 + 2, "one turn of the flood at most"
+    while copier.copy_some():
+        pass
+    ended = [name for name, verdicts in seen if isinstance(verdicts, list)]
+    assert ended == ["small", *(f"flood {number}" for number in range(20))]

@@ -1,5 +1,5 @@
-"""Gets of both tiers in steps of two keys: what they find and pin, and what those that end early
-leave: nothing."""
+"""Gets of both tiers in steps of two keys: what they find and pin, and what is left of those that
+end early: nothing."""
 
 from collections.abc import Iterator
 
