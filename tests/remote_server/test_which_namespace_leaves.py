@@ -4,6 +4,7 @@ import pytest
 
 from remote_server.config import MiB
 from remote_server.protocol import MAX_FINGERPRINT_BYTES
+from remote_server.steps import to_end
 from remote_server.store import namespaces
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
@@ -69,9 +70,9 @@ def test_what_is_kept_or_in_transfer_leaves_last(store: Store, use: str):
     fill(store, "a", "b", "c", "d")
     pinned = []
     if use == "kept":
-        store.keep("a", None)
+        to_end(store.keep("a", None))
     elif use == "pinned":
-        pinned = store.get("a", [b"key"]).blocks
+        pinned = to_end(store.get("a", [b"key"])).blocks
     else:
         reserved = store.begin_put("a", [b"2"], [8], [None], force=False, draining=False)
     declare(store, "e")
@@ -86,7 +87,7 @@ def test_when_all_have_something_kept_the_longest_unused_of_them_leaves(store: S
     declare(store, "a", "b", "c", "d")
     fill(store, "a", "b", "c", "d")
     for name in "abcd":
-        store.keep(name, None)
+        to_end(store.keep(name, None))
     declare(store, "e")
     assert [*store.namespaces] == ["b", "c", "d", "e"]
     assert store.all_counters()["namespaces_evicted_held"] == 1
