@@ -31,4 +31,4 @@ def look_for_gaps(
         for gap in gaps_of(namespace, engine, facts, reply.result().namespaces):
             logger.warning("%s", gap.line())
 
-    client.stats(timeout_s=TIMEOUT_S).add_done_callback(say)
+    client.stats(fingerprints=True, timeout_s=TIMEOUT_S).add_done_callback(say)

@@ -10,7 +10,7 @@ from enum import Enum, auto
 from itertools import islice
 
 from remote_server.config import MiB
-from remote_server.outbox import Parcel
+from remote_server.parcels import Parcel
 from remote_server.store.answers import Found
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
@@ -71,6 +71,7 @@ class DiskStream:
             for index, key, block in zip(found.indices, found.keys, found.blocks, strict=True)
         )
         self.num_bytes = sum(block.length for block in found.blocks if block is not None)
+        self.num_rows = len(self._places)
         memory = tier.stats().budget_bytes
         room = min(WINDOW_BYTES, memory // SHARE_OF_MEMORY)
         self._window = max(1, room // waterfall.block_bytes_of(namespace))
@@ -100,7 +101,7 @@ class DiskStream:
             self._drop_lost()
         return not self._places or self._places[0].state is State.HERE
 
-    def next_parcel(self) -> Parcel | None:
+    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
         if self._ended:
             return None
         here: deque[tuple[int, Block]] = deque()
@@ -108,7 +109,7 @@ class DiskStream:
             if place.block is None:
                 break
             here.append((place.index, place.block))
-        indices, blocks = next_batch(here)
+        indices, blocks = next_batch(here, may_gather)
         for _ in blocks:
             self._places.popleft()
         self._drop_lost()

@@ -90,6 +90,7 @@ def all_gaps(known: Mapping[str, NamespaceStats]) -> list[Gap]:
     return [
         gap
         for namespace, stats in known.items()
+        if not stats.forgotten
         for gap in gaps_of(namespace, stats.client, stats.fingerprint, known)
     ]
 

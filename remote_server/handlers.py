@@ -6,12 +6,12 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 
 from remote_server import protocol
-from remote_server.copier import Copier, Job
+from remote_server.copier import Copier
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.frame_handlers import FrameHandlers
 from remote_server.inflight import InFlight
-from remote_server.outbox import Outboxes, Parcel, Stream
-from remote_server.payload import is_intact
+from remote_server.outbox import Outboxes
+from remote_server.parcels import Parcel, Stream
 from remote_server.protocol import (
     Clear,
     Cleared,
@@ -35,8 +35,11 @@ from remote_server.protocol import (
     Welcome,
 )
 from remote_server.shared.handlers import SharedHandlers
+from remote_server.steps import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
+from remote_server.uncopied import waiting_bytes
+from remote_server.verifying import VerifyJob
 from remote_server.wall_clock import told_to_people
 
 log = logging.getLogger(__name__)
@@ -46,8 +49,15 @@ MAX_FINGERPRINT_FIELDS = 64
 
 MAX_ERROR_CHARS = 500  # it may quote what a peer sent
 
+Later = Callable[[bytes, Steps[None]], None]
+"""Gives the rest of a client's request its turns."""
+
 _BAD_MESSAGES = (ErrorCode.BAD_MAGIC, ErrorCode.BAD_MESSAGE, ErrorCode.BAD_REQUEST)
 """No correct client sends these; the other refusals happen to correct ones too."""
+
+
+def _at_once(_: bytes, steps: Steps[None]) -> None:
+    to_end(steps)
 
 
 def server_name() -> str:
@@ -61,7 +71,7 @@ class Handlers:
     """Answers requests from `store`, through `outboxes`; copies bytes through `copier`.
 
     Every request but a release is answered exactly once (a get may be followed by its blocks),
-    and a refused one changes nothing. No exception leaves `handle`.
+    and a refused one changes nothing. No exception leaves `handle`, nor the steps that it returns.
     """
 
     def __init__(
@@ -73,13 +83,17 @@ class Handlers:
         local_socket: str,
         local_secret: bytes = b"",
         *,
+        tenant: str = "",
         may_name: Callable[[str], bool] = lambda namespace: True,
         in_flight: InFlight | None = None,
         server_counters: Mapping[str, int] = {},
+        later: Later | None = None,
     ) -> None:
         """`local_socket` is where regions are attached, by who knows `local_secret`; empty when
-        they cannot be. `may_name` says which namespaces exist for these clients.
-        `server_counters` are shown beside those of `store`."""
+        they cannot be. `may_name` says which namespaces exist for these clients, who are those of
+        `tenant`. `server_counters` are shown beside those of `store`. `later` takes over what is
+        left of a request that waited for the disk; without it that is done at once."""
+        self._tenant = tenant
         self._local_secret = local_secret
         self._may_name = may_name
         self._server_counters = server_counters
@@ -92,11 +106,13 @@ class Handlers:
         self._server = server_name()
         in_flight = in_flight or InFlight(store.tier, 0)
         self._most_in_flight = in_flight.per_client
+        self._later = later or _at_once
         self._frames = FrameHandlers(
-            store, copier, outboxes, in_flight,
-            self._post, self._post_stream, self._answer_refusal,
+            store, partial(copier.submit, tenant=tenant), copier.is_full, outboxes, in_flight,
+            self._post, self._post_stream, self._go_on_later,
         )  # fmt: skip
-        self._by_type: dict[type, Callable[..., None]] = {
+        self.uncopied = self._frames.uncopied
+        self._by_type: dict[type, Callable[..., Steps[None] | None]] = {
             Hello: self._hello,
             Lookup: self._lookup,
             Put: self._put,
@@ -118,23 +134,51 @@ class Handlers:
         counters["clients_gone"] = self._outboxes.clients_gone
         return counters
 
-    def handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
-        """Answer one message: its frames without the routing id, which libzmq prepended.
+    def handle(
+        self, client: bytes, frames: Sequence[memoryview], arrived: float | None = None
+    ) -> Steps[None] | None:
+        """Answer one message: its frames without the routing id, which libzmq prepended. It
+        `arrived` at that time, or now.
 
-        The payload views stay in use until the put that they belong to has been copied.
+        None when that is done. Otherwise what is left of it: to be gone through to its end, or
+        closed when the client has gone; then it is not answered. The payload views stay in use
+        until the put that they belong to has been copied.
         """
         try:
-            self._handle(client, frames)
-        except RequestRefused as refusal:
-            self.refuse(client, frames, refusal)
-        except RemoteProtocolError as error:
-            self.refuse(client, frames, RequestRefused(ErrorCode.BAD_MESSAGE, str(error)))
-        except Exception as error:  # one request must never end the server for all others
-            log.exception("a request failed inside the server")
-            text = f"{type(error).__name__}: {error}"
-            self.refuse(client, frames, RequestRefused(ErrorCode.INTERNAL, text))
+            steps = self._handle(client, frames)
+            if steps is None:
+                return None
+            next(steps)
+        except StopIteration:
+            return None
+        except Exception as error:
+            self._failed(client, self._request_id_of(frames), error)
+            return None
+        return self._rest_of(client, self._request_id_of(frames), steps)
 
-    def _handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
+    def _rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
+        """`steps`, which answer the request whatever is raised in them."""
+        try:
+            yield from steps
+        except Exception as error:
+            self._failed(client, request_id, error)
+
+    def _failed(self, client: bytes, request_id: int, error: Exception) -> None:
+        """Answer with the error that ended the request."""
+        if isinstance(error, RequestRefused):
+            refusal = error
+        elif isinstance(error, RemoteProtocolError):
+            refusal = RequestRefused(ErrorCode.BAD_MESSAGE, str(error))
+        else:  # one request must never end the server for all others
+            log.error("a request failed inside the server", exc_info=error)
+            refusal = RequestRefused(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+        self._answer_refusal(client, request_id, refusal)
+
+    def _go_on_later(self, client: bytes, request_id: int, steps: Steps[None]) -> None:
+        """The disk has been read for a request: the rest of it in the client's turns."""
+        self._later(client, self._rest_of(client, request_id, steps))
+
+    def _handle(self, client: bytes, frames: Sequence[memoryview]) -> Steps[None] | None:
         if not frames or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
             raise RequestRefused(
                 ErrorCode.BAD_MAGIC,
@@ -156,12 +200,14 @@ class Handlers:
                 ErrorCode.FORBIDDEN_NAMESPACE,
                 f"your key does not allow the namespace {namespace!r}",
             )
-        self._dispatch(client, request, payload)
+        if namespace is not None:
+            self._store.use_namespace(namespace)
+        return self._dispatch(client, request, payload)
 
     def _dispatch(
         self, client: bytes, request: protocol.Request, payload: Sequence[memoryview]
-    ) -> None:
-        self._by_type[type(request)](client, request, payload)
+    ) -> Steps[None] | None:
+        return self._by_type[type(request)](client, request, payload)
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
@@ -190,6 +236,7 @@ class Handlers:
             block_bytes=request.block_bytes,
             client=request.client,
             fingerprint=request.fingerprint,
+            connection=client,
         )
         self._store.declare(request.namespace, info)
         welcome = Welcome(
@@ -207,8 +254,27 @@ class Handlers:
         )
         self._reply(client, welcome)
 
-    def _lookup(self, client: bytes, request: Lookup, _: Sequence[memoryview]) -> None:
-        states, prefix = self._store.lookup(request.namespace, request.keys)
+    def _lookup(
+        self, client: bytes, request: Lookup, _: Sequence[memoryview]
+    ) -> Steps[None] | None:
+        if len(request.keys) > LOOKUP_KEYS_PER_STEP:
+            return self._look_up_in_steps(client, request)
+        self._found(client, request, *self._store.lookup(request.namespace, request.keys))
+        return None
+
+    def _look_up_in_steps(self, client: bytes, request: Lookup) -> Steps[None]:
+        states = b""
+        prefix = 0
+        for part in parts(request.keys, LOOKUP_KEYS_PER_STEP):
+            if states:
+                yield
+            found = self._store.lookup(request.namespace, part)
+            if prefix == len(states):  # all before this part is readable
+                prefix += found.prefix
+            states += found.states
+        self._found(client, request, states, prefix)
+
+    def _found(self, client: bytes, request: Lookup, states: bytes, prefix: int) -> None:
         found = protocol.Found(
             request_id=request.request_id,
             epoch=self._store.epoch,
@@ -217,49 +283,36 @@ class Handlers:
         )
         self._reply(client, found)
 
-    def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> None:
-        self._frames.put(client, request, payload, draining=self.draining)
+    def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> Steps[None]:
+        return self._frames.put(client, request, payload, draining=self.draining)
 
-    def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> None:
-        self._frames.get(client, request)
+    def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> Steps[None]:
+        return self._frames.get(client, request)
 
-    def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> None:
-        touched = self._store.touch(request.namespace, request.keys)
+    def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> Steps[None]:
+        touched = yield from self._store.touch(request.namespace, request.keys)
         self._reply(
             client,
             Touched(request_id=request.request_id, epoch=self._store.epoch, touched=touched),
         )
 
     def _verify(self, client: bytes, request: Verify, _: Sequence[memoryview]) -> None:
-        tier = self._store.tier
-        blocks = self._store.pin_to_verify(request.namespace, request.keys)
+        waiting = waiting_bytes(len(request.keys))
+        self.uncopied.check(client, waiting)
 
-        def rehash(number: int) -> bool:
-            return is_intact(blocks[number], tier)
-
-        def finish(intact: list[bool] | None) -> None:
-            # A rehash that failed as a whole proves nothing against any block.
-            verdicts = intact if intact is not None else [True] * len(blocks)
-            for block, good in zip(blocks, verdicts, strict=True):
-                if not good:
-                    self._store.remove_corrupt(block)
-                tier.unpin(block)
-            in_memory = {block.key: ok for block, ok in zip(blocks, verdicts, strict=True)}
-            self._store.verify_on_disk(request.namespace, request.keys, partial(answer, in_memory))
-
-        def answer(in_memory: dict[bytes, bool], on_disk: dict[bytes, bool]) -> None:
-            keys = in_memory | on_disk
-            intact = sum(in_memory.get(key, True) and on_disk.get(key, True) for key in keys)
+        def answer(removed: int, intact: int) -> None:
+            self.uncopied.give_back(client, waiting)
             verified = Verified(
                 request_id=request.request_id,
                 epoch=self._store.epoch,
-                removed=len(keys) - intact,
+                removed=removed,
                 intact=intact,
             )
             self._reply(client, verified)
 
-        num_bytes = sum(block.length for block in blocks)
-        self._copier.submit(Job(rehash, len(blocks), num_bytes, finish))
+        job = VerifyJob(self._store, request.namespace, request.keys, answer)
+        self.uncopied.take(client, waiting)
+        self._copier.submit(job, client, self._tenant)
 
     def _stats(self, client: bytes, request: Stats, _: Sequence[memoryview]) -> None:
         reply = StatsReply(
@@ -269,7 +322,7 @@ class Handlers:
             uptime_s=self._store.uptime_s,
             time_s=told_to_people(),
             tiers=self._store.tier_stats(),
-            namespaces=self._store.namespace_stats(),
+            namespaces=self._store.namespace_stats(texts=request.fingerprints),
             counters=self.counters() | dict(self._server_counters),
         )
         self._reply(client, reply)
@@ -295,9 +348,9 @@ class Handlers:
 
         self._store.when_gone(answer)
 
-    def _keep(self, client: bytes, request: Keep, _: Sequence[memoryview]) -> None:
+    def _keep(self, client: bytes, request: Keep, _: Sequence[memoryview]) -> Steps[None]:
         act = self._store.keep if request.keep else self._store.let_go
-        now = act(request.namespace, request.keys)
+        now = yield from act(request.namespace, request.keys)
         reply = Kept(
             request_id=request.request_id,
             epoch=self._store.epoch,
@@ -307,12 +360,16 @@ class Handlers:
         )
         self._reply(client, reply)
 
-    def _put_shared(self, client: bytes, request: PutShared, _: Sequence[memoryview]) -> None:
-        self._shared.put(request, partial(self._reply, client), draining=self.draining)
+    def _put_shared(
+        self, client: bytes, request: PutShared, _: Sequence[memoryview]
+    ) -> Steps[None]:
+        return self._shared.put(request, partial(self._reply, client), draining=self.draining)
 
-    def _get_shared(self, client: bytes, request: GetShared, _: Sequence[memoryview]) -> None:
-        refuse = partial(self._answer_refusal, client, request.request_id)
-        self._shared.get(request, partial(self._reply, client), refuse)
+    def _get_shared(
+        self, client: bytes, request: GetShared, _: Sequence[memoryview]
+    ) -> Steps[None]:
+        go_on = partial(self._go_on_later, client, request.request_id)
+        return self._shared.get(request, partial(self._reply, client), go_on)
 
     def _release(self, _client: bytes, request: Release, _: Sequence[memoryview]) -> None:
         self._shared.release(request)

@@ -14,7 +14,7 @@ import msgspec
 
 from remote_server import protocol
 from remote_server.handlers import Handlers
-from remote_server.outbox import Parcel, Stream
+from remote_server.parcels import Parcel, Stream
 from remote_server.protocol import (
     Found,
     Get,
@@ -28,6 +28,7 @@ from remote_server.protocol import (
     Release,
     Stored,
 )
+from remote_server.steps import Steps
 
 BOUNDS_S = (
     50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5,
@@ -167,13 +168,21 @@ class MeteredHandlers(Handlers):
         self._operations = {kind: meters.histogram(_name(kind)) for kind in answered}
         self._streams = meters.histogram(STREAM)
 
-    def handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
-        self._arrived = self._clock()
-        super().handle(client, frames)
+    def handle(
+        self, client: bytes, frames: Sequence[memoryview], arrived: float | None = None
+    ) -> Steps[None] | None:
+        self._arrived = self._clock() if arrived is None else arrived
+        return super().handle(client, frames, arrived)
+
+    def _rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
+        arrived = self._arrived
+        for _ in super()._rest_of(client, request_id, steps):
+            yield
+            self._arrived = arrived
 
     def _dispatch(
         self, client: bytes, request: protocol.Request, payload: Sequence[memoryview]
-    ) -> None:
+    ) -> Steps[None] | None:
         meters, now, kind = self._meters, self._arrived, type(request)
         if kind is not Release:  # the one that is not answered
             traffic = None
@@ -184,7 +193,7 @@ class MeteredHandlers(Handlers):
             if len(meters.open) >= MAX_OPEN:
                 del meters.open[next(iter(meters.open))]
             meters.open[client, request.request_id] = self._operations[kind], now, traffic
-        super()._dispatch(client, request, payload)
+        return super()._dispatch(client, request, payload)
 
     def _post(self, client: bytes, message: protocol.Reply, parcel: Parcel) -> None:
         super()._post(client, message, parcel)
@@ -230,8 +239,12 @@ class MeteredStream:
     def num_bytes(self) -> int:
         return self._stream.num_bytes
 
-    def next_parcel(self) -> Parcel | None:
-        parcel = self._stream.next_parcel()
+    @property
+    def num_rows(self) -> int:
+        return self._stream.num_rows
+
+    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
+        parcel = self._stream.next_parcel(may_gather)
         if parcel is None:
             self._histogram.observe(self._clock() - self._began)
         else:

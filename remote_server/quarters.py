@@ -11,20 +11,24 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import zmq
 
 from remote_server.config import ServerConfig, format_bytes
 from remote_server.copier import Copier
 from remote_server.errors import ConfigError
 from remote_server.guard import Guard
+from remote_server.held import Allowances, HeldByOne
 from remote_server.inflight import InFlight
 from remote_server.metering import MeteredHandlers, Meters
 from remote_server.outbox import Outboxes
+from remote_server.private_memory import BYTES_PER_BLOCK
 from remote_server.shared.handlers import SharedHandlers
 from remote_server.shared.leases import Leases
 from remote_server.shared.local_socket import LocalSocket
 from remote_server.shared.puts import SharedPuts
-from remote_server.snapshot import Part, Queues, Recovery
+from remote_server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
+from remote_server.steps import Steps
 from remote_server.store.age import TimeToLive
 from remote_server.store.arena import Arena
 from remote_server.store.disk.admission import Admission, Admit, WriteBudget
@@ -53,10 +57,13 @@ class Quarters:
         server_counters: Mapping[str, int],
         guard: Guard,
         threads: Threads,
+        held: Allowances,
+        go_on_later: "Callable[[Quarters, bytes, Steps[None]], None]",
     ) -> None:
         """Takes the memory and the disk; ends with `close`. Raises `ConfigError`, and then
-        nothing is held. What ends a request, a copy or a region runs under `guard`; what reads
-        and writes the disk runs on `threads`."""
+        nothing is held. `held` is what connections of all tenants hold. What ends a request, a
+        copy or a region runs under `guard`; what reads and writes the disk runs on `threads`.
+        `go_on_later` gives turns to what is left of a request when the disk has been read."""
         self._guard = guard
         self.tenant = tenant
         self._poller = poller
@@ -74,7 +81,7 @@ class Quarters:
             ttl = TimeToLive(tenant.ttl_s, clock, *(() if disk is None else (disk.now_ns,)))
         self.store = Store(tier, clock, disk, self._admission(config, disk), ttl, guard)
         in_flight = InFlight(tier, config.max_inflight)
-        self.outboxes = Outboxes(router, tier.unpin_all, in_flight.per_client, guard)
+        self.outboxes = Outboxes(router, tier.unpin_all, held, guard)
         self.leases = Leases(tier.unpin_all, clock)
         self.shared_puts = SharedPuts(self.arena, copier.gate, guard)
         self.shared = SharedHandlers(
@@ -87,7 +94,8 @@ class Quarters:
             self.store, copier, self.outboxes, self.shared,
             self.local.name if self.local is not None else "",
             self.local.secret if self.local is not None else b"",
-            may_name=tenant.may_name, in_flight=in_flight, server_counters=server_counters,
+            tenant=tenant.name, may_name=tenant.may_name, in_flight=in_flight,
+            server_counters=server_counters, later=partial(go_on_later, self),
         )  # fmt: skip
 
     @property
@@ -107,13 +115,31 @@ class Quarters:
         )
 
     @property
-    def num_blocks(self) -> int:
-        """In its index, memory and disk."""
-        return sum(tier.blocks for tier in self.store.tier_stats().values())
+    def private_bytes(self) -> int:
+        """What lies beside the arena, and is not for replies: index, fingerprints, puts."""
+        rows = sum(tier.blocks for tier in self.store.tier_stats().values())
+        uncopied = self.handlers.uncopied.total
+        return rows * BYTES_PER_BLOCK + self.store.text_bytes + uncopied
 
     def full_name(self, namespace: str) -> str:
         """`namespace` as it is told from those of other tenants."""
         return f"{self.tenant.name}/{namespace}" if self.tenant.name else namespace
+
+    def _held(self) -> Held:
+        """By its connections, now."""
+        connections = self.outboxes.holders()
+        for client, uncopied in self.handlers.uncopied.items():
+            before = connections.get(client, HeldByOne(connection=client.hex()))
+            connections[client] = msgspec.structs.replace(before, uncopied=uncopied)
+        everybody = connections.values()
+        return Held(
+            gathered=sum(one.gathered for one in everybody),
+            replies=sum(one.replies for one in everybody),
+            streams=sum(one.streams for one in everybody),
+            uncopied=self.handlers.uncopied.total,
+            fingerprints=self.store.text_bytes,
+            largest=sorted(everybody, key=HeldByOne.total, reverse=True)[:MAX_HOLDERS],
+        )
 
     def look(self) -> Part:
         """On the loop thread: everything that can be seen of it now."""
@@ -136,6 +162,7 @@ class Quarters:
                 segments=disk.recovery.scanning if disk is not None else 0,
                 blocks=disk.num_unverified() if disk is not None else 0,
             ),
+            held={self.tenant.name: self._held()},
             tiers=store.tier_stats(),
             namespaces={self.full_name(name): one for name, one in store.namespace_stats().items()},
             traffic={self.full_name(name): one for name, one in traffic.items()},

@@ -14,26 +14,23 @@ from typing import Self
 import msgspec
 import zmq
 
-from remote_server import protocol
 from remote_server.config import ServerConfig, check_memory_fits, format_bytes
+from remote_server.connections import most_handshakes
 from remote_server.copier import Copier, Gate
 from remote_server.desk import Desk
-from remote_server.door import Door, KnownKeys
-from remote_server.errors import ConfigError, RequestRefused
+from remote_server.door import Door
 from remote_server.guard import Guard
 from remote_server.handlers import server_name
+from remote_server.held import Allowances
+from remote_server.intake import CannotBind, Intake, make_router
 from remote_server.keys import read_server_keys
-from remote_server.open_files import (
-    backlog,
-    check_file_sizes,
-    named_when_missing,
-    warn_if_too_few,
-)
-from remote_server.outbox import SEND_HIGH_WATER_MARK
+from remote_server.known_keys import KnownKeys
+from remote_server.open_files import check_file_sizes, named_when_missing, warn_if_too_few
 from remote_server.private_memory import PrivateMemory
-from remote_server.protocol import ErrorCode, TierStats
+from remote_server.protocol import TierStats
 from remote_server.quarters import Quarters
-from remote_server.receiving import Flooded, Message, next_message
+from remote_server.receiving import Flooded
+from remote_server.serving import Serving
 from remote_server.shared.leases import Leases
 from remote_server.shared.local_socket import MAX_PENDING, MAX_REGIONS
 from remote_server.snapshot import Snapshot, gather, tiers_of
@@ -47,22 +44,11 @@ from remote_server.tenants import Tenant, read_tenants
 
 log = logging.getLogger(__name__)
 
-# Requests taken in before replies and streams get their turn again.
-REQUESTS_PER_TURN = 16
-
-# A peer that is silent for this long is gone: its queue is freed and its pins with it. An idle
-# one is noticed by ZeroMQ's heartbeats. One that has stopped reading is not, because our ping
-# would wait behind what it ignores: there TCP counts how long its window has been shut.
-HEARTBEAT_INTERVAL_MS = 5_000
-SILENCE_MS = 30_000
-
 STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not tell us when it is not
 RELEASE_MS = 10  # when frames are on their way and nothing else happens
 PENDING_MS = 100  # when somebody's time to attach is running, or descriptors are short
 WATCH_MS = 100  # of what libzmq holds, while somebody is connected
 IDLE_MS = 1_000  # also how much later than promised a lease may end
-
-BIND_AGAIN_S = 5.0
 
 # Descriptors: of libzmq, the loop and the admin HTTP with its connections, roughly; and of one
 # local socket with as many regions and attaching clients as there may be.
@@ -83,7 +69,6 @@ class Server:
 
     def __init__(self, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self.config = config
-        self.endpoint = ""
         self._clock = clock
         self._leave = threading.Event()
         self._drain_until: float | None = None
@@ -127,21 +112,26 @@ class Server:
         self._population: Population | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._private_memory = PrivateMemory(self._clock())
-        self._router = self._make_router()
+        self._serving = Serving(len(tenants))
+        router = make_router(self._context, self.config.bind)
         self._poller = zmq.Poller()
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
-        self._poller.register(self._router, zmq.POLLIN)
+        self._held = Allowances()
         self.quarters: dict[str, Quarters] = {}
         """Of each tenant, by its name; without tenants of everybody, by an empty one."""
         try:
-            self._door = self._make_door([tenant.name for tenant in tenants])
+            self._door = self._make_door(router, [tenant.name for tenant in tenants])
             for tenant in tenants:
                 self.quarters[tenant.name] = Quarters(
-                    tenant, self.config, self._router, self._poller, self._copier, self._clock,
-                    ChainMap(self._guard.counters, self._door.counters), self._guard,
-                    self._disk_threads,
+                    tenant, self.config, router, self._poller, self._copier, self._clock,
+                    self._server_counters(tenant), self._guard, self._disk_threads, self._held,
+                    self._serving.go_on_later,
                 )  # fmt: skip
-            self._bind()
+            self._intake = Intake(
+                self._context, router, self._poller, self._door, self.quarters, self._serving,
+                self._clock,
+            )  # fmt: skip
+            self._intake.bind(self.config.bind)
         except BaseException:
             for quarters in self.quarters.values():
                 quarters.leave()
@@ -166,25 +156,35 @@ class Server:
             self.desk.close()
 
     def _serve(self) -> None:
-        """Each part of a turn under the guard: none of them may end the server for all others."""
-        more_to_do, run = False, self._guard.run
+        more_to_do = False
         while not self._leave.is_set() and not self._drained():
-            events = dict(self._poller.poll(self._patience_ms(more_to_do)))
-            if self._copier.wakeup.fileno() in events:
-                self._copier.drain_wakeup()
-                for quarters in self.quarters.values():
-                    quarters.finish_jobs()
-            run("the door", partial(self._door.handle, events), None)
+            more_to_do = self._turn(more_to_do)
+
+    def _turn(self, more_to_do: bool) -> bool:
+        """Each part under the guard: none of them may end the server for all others. True when
+        there is more to do at once, as there was before with `more_to_do`."""
+        run = self._guard.run
+        events = dict(self._poller.poll(self._patience_ms(more_to_do)))
+        if self._copier.wakeup.fileno() in events:
+            self._copier.drain_wakeup()
             for quarters in self.quarters.values():
-                quarters.handle_local(events)
-            if self._router in events:
-                run("taking in requests", self._handle_requests, None)
-            more_to_do = run("copying", self._copier.copy_some, False)
-            for quarters in self.quarters.values():
-                more_to_do |= quarters.take_turn()
-            self.desk.answer_one()
-            idle = not events and not more_to_do
-            run("looking after the books", partial(self._look_after, idle), None)
+                quarters.finish_jobs()
+        run("the door", partial(self._door.handle, events), None)
+        for quarters in self.quarters.values():
+            quarters.handle_local(events)
+        if self._intake.router in events:
+            run("taking in requests", self._take_in, None)
+        more_to_do = False
+        if self._serving.num_waiting:
+            more_to_do = run("serving requests", self._serve_requests, False)
+        if self._copier.busy:
+            more_to_do |= run("copying", self._copier.copy_some, False)
+        for quarters in self.quarters.values():
+            more_to_do |= quarters.take_turn()
+        self.desk.answer_one()
+        idle = not events and not more_to_do
+        run("looking after the books", partial(self._look_after, idle), None)
+        return more_to_do
 
     def drain(self) -> None:
         """From any thread or signal handler: decline puts, finish what is under way, return."""
@@ -202,15 +202,21 @@ class Server:
         """Close everything; the memory goes back to the machine."""
         drained = not self._leave.is_set()
         self._copier.stop()
+        self._serving.drop_all()
         for quarters in self.quarters.values():
             quarters.leave()
         self._door.close()
         # The last replies are still in libzmq when we drained; they get a moment to leave.
-        self._router.close(linger=200 if drained else 0)
+        self._intake.router.close(linger=200 if drained else 0)
         self._context.term()
         for quarters in self.quarters.values():
             quarters.close()
         self._disk_threads.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect, with the port that was found; from `start` on."""
+        return self._intake.endpoint
 
     # ── seeing inside, and changing things, through `desk` ───────────────────────────────
 
@@ -229,9 +235,13 @@ class Server:
             regions=seen.regions,
             leases=seen.leases,
             queues=msgspec.structs.replace(
-                seen.queues, copies=self._copier.num_jobs, copy_bytes=self._copier.queued_bytes
+                seen.queues,
+                turns=self._serving.num_waiting,
+                copies=self._copier.num_jobs,
+                copy_bytes=self._copier.queued_bytes,
             ),
             recovery=seen.recovery,
+            held=seen.held,
             tiers=seen.tiers,
             namespaces=seen.namespaces,
             traffic=seen.traffic,
@@ -240,7 +250,12 @@ class Server:
             counters=seen.counters
             | dict(self._door.counters)
             | dict(self._guard.counters)
-            | {"connections_opened": self._door.opened},
+            | {
+                "connections_opened": self._door.opened,
+                "connections_refused": sum(
+                    counters["connections_refused"] for counters in self._door.of_tenant.values()
+                ),
+            },
         )
 
     def _ended_threads(self) -> list[str]:
@@ -294,130 +309,46 @@ class Server:
         """Occupancy, all tenants together."""
         return tiers_of([quarters.store.tier_stats() for quarters in self.quarters.values()])
 
+    def _server_counters(self, tenant: Tenant) -> ChainMap[str, int]:
+        """Those beside its own that a tenant is shown."""
+        door = self._door
+        return ChainMap(self._guard.counters, door.counters, door.of_tenant[tenant.name])
+
     def _other_files(self, tenants: Sequence[Tenant]) -> int:
         """How many descriptors may be needed beside those of TCP connections."""
         each = LOCAL_FILES if self.config.shared_memory else 0
         segments = [t.disk // segment_bytes_for(t.disk) for t in tenants if t.disk]
-        return OWN_FILES + each * len(tenants) + sum(segments)
+        handshakes = most_handshakes(self.config.max_connections)
+        return OWN_FILES + each * len(tenants) + sum(segments) + handshakes
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
 
-    def _make_router(self) -> zmq.Socket[bytes]:
-        router = self._context.socket(zmq.ROUTER)
-        router.router_mandatory = True  # tell us when a peer is gone or full, drop nothing
-        router.linger = 0
-        router.sndhwm = SEND_HIGH_WATER_MARK
-        # A connection at its receive mark is dangerous: libzmq has stopped reading it, and when the
-        # peer resets it then, the next heartbeat fails an assertion (`!_io_error`) and ends the
-        # process. What a peer may have on its way is bounded by what the handlers refuse.
-        router.rcvhwm = 0
-        router.maxmsgsize = protocol.MAX_FRAME_BYTES
-        router.heartbeat_ivl = HEARTBEAT_INTERVAL_MS
-        router.heartbeat_timeout = SILENCE_MS
-        router.tcp_maxrt = SILENCE_MS
-        router.backlog = backlog()
-        router.ipv6 = "[" in self.config.bind
-        return router
-
-    def _make_door(self, tenants: list[str]) -> Door:
+    def _make_door(self, router: "zmq.Socket[bytes]", tenants: list[str]) -> Door:
         config = self.config
         return Door(
-            self._context, self._router, self._poller, self._clock, config.max_connections,
+            self._context, router, self._poller, self._clock, config.max_connections,
             read_server_keys(config.keys) if config.keys else None,
-            KnownKeys(config.tenants, tenants) if config.tenants else None, self._guard,
+            KnownKeys(config.tenants, tenants) if config.tenants else None, self._guard, tenants,
         )  # fmt: skip
 
-    def _bind(self) -> None:
+    def _serve_requests(self) -> bool:
+        self._intake.forget_gone()
+        return self._serving.serve()
+
+    def _take_in(self) -> None:
         try:
-            self._router.bind(self.config.bind)
-        except zmq.ZMQError as error:
-            hint = "choose another port, or :* for any free one"
-            if error.errno == zmq.EADDRINUSE:
-                hint = f"another process listens there; stop it, or {hint}"
-            raise ConfigError(f"bind: {self.config.bind}: {error.strerror}; {hint}") from error
-        self._door.bound()
-        self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-
-    def _handle_requests(self) -> None:
-        for _ in range(REQUESTS_PER_TURN):
-            try:
-                message = next_message(self._router)
-            except Flooded:
-                self._start_over("a message has more frames than can be read away")
-                return
-            if message is None:
-                return
-            self._handle_message(message)
-
-    def _handle_message(self, message: Message) -> None:
-        frames = message.frames
-        quarters = self._quarters_of(frames)
-        if quarters is None:
-            return
-        client = frames[0].bytes
-        if not quarters.outboxes.accepts(client):
-            quarters.store.counters["bad_messages_unread"] += 1
-            return
-        views = [frame.buffer for frame in frames[1:]]
-        if message.refusal is not None:
-            quarters.handlers.refuse(client, views, message.refusal)
-        else:
-            quarters.handlers.handle(client, views)
+            self._intake.take_in()
+        except Flooded:
+            self._start_over("a message has more frames than can be read away")
 
     def _start_over(self, why: str) -> None:
-        """Close the socket with all that libzmq has received on it, and take another one. Clients
-        connect again by themselves. What they had on its way is lost, blocks are not."""
         log.error("all connections are closed and the address is taken again: %s", why)
-        self._door.counters["sockets_replaced"] += 1
-        self._poller.unregister(self._router)
-        self._door.look_away()
-        self._router.close(linger=0)
-        self._router = self._make_router()
-        self._door.watch(self._router)
-        self._bind_again()
-        self._poller.register(self._router, zmq.POLLIN)
-        for quarters in self.quarters.values():
-            quarters.outboxes.start_over(self._router)
+        try:
+            self._intake.start_over()
+        except CannotBind as error:
+            log.error("%s; the server ends", error)
+            self.leave()
         self._private_memory.given_back(self._clock())
-
-    def _bind_again(self) -> None:
-        """libzmq's thread closes the address some time after `close` has returned."""
-        deadline = self._clock() + BIND_AGAIN_S
-        while True:
-            try:
-                self._router.bind(self.endpoint)
-            except zmq.ZMQError as error:
-                if self._clock() >= deadline:
-                    log.error("%s cannot be taken again, the server ends: %s", self.endpoint, error)
-                    self.leave()
-                    return
-                time.sleep(0.001)
-            else:
-                self._door.bound()
-                return
-
-    def _quarters_of(self, frames: list[zmq.Frame]) -> Quarters | None:
-        """Those of the tenant whose message this is, as libzmq knows it from the handshake."""
-        tenant = self._door.tenant_of(frames[-1])
-        if tenant is None:
-            self._refuse_revoked(frames)
-            return None
-        if tenant and not _is_given(frames[0].bytes):
-            # It could be what another tenant's connection was called that has just ended, and
-            # get the replies that still wait for that one.
-            self._door.counters["refused_routing_id"] += 1
-            return None
-        return self.quarters[tenant]
-
-    def _refuse_revoked(self, frames: list[zmq.Frame]) -> None:
-        """Its key was withdrawn: say so, and do nothing else for it."""
-        former = self.quarters.get(self._door.former_tenant_of(frames[-1]))
-        client = frames[0].bytes
-        if former is not None and former.outboxes.accepts(client):
-            refusal = RequestRefused(
-                ErrorCode.REVOKED_KEY, "your key is no longer one of your tenant's"
-            )
-            former.handlers.refuse(client, [frame.buffer for frame in frames[1:]], refusal)
 
     def _patience_ms(self, more_to_do: bool) -> int:
         if more_to_do:
@@ -436,12 +367,13 @@ class Server:
     def _drained(self) -> bool:
         if self._drain_until is None:
             return False
-        quiet = not (self._copier.busy or any(q.busy for q in self.quarters.values()))
+        busy = self._serving.num_waiting or self._copier.busy
+        quiet = not (busy or any(quarters.busy for quarters in self.quarters.values()))
         return quiet or self._clock() >= self._drain_until
 
     def _look_after(self, idle: bool) -> None:
         now = self._clock()
-        if self._private_memory.is_beyond(now, self._door.num_connections, self._num_blocks):
+        if self._private_memory.is_beyond(now, self._door.num_connections, self._accounted):
             self._start_over("clients made ZeroMQ hold more than any request explains")
         if idle and now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
@@ -452,8 +384,10 @@ class Server:
             for quarters in self.quarters.values():
                 self._report(quarters)
 
-    def _num_blocks(self) -> int:
-        return sum(quarters.num_blocks for quarters in self.quarters.values())
+    def _accounted(self) -> int:
+        """What is known to lie in private memory."""
+        known = sum(quarters.private_bytes for quarters in self.quarters.values())
+        return known + self._held.num_bytes + self._serving.num_bytes
 
     def _check(self, store: Store) -> None:
         if sum(tier.blocks for tier in store.tier_stats().values()) > CHECK_MAX_BLOCKS:
@@ -531,8 +465,3 @@ class Server:
         self.leave()
         self._thread.join()
         self.stop()
-
-
-def _is_given(routing_id: bytes) -> bool:
-    """Whether libzmq made it up, rather than the peer."""
-    return len(routing_id) == 5 and routing_id[0] == 0

@@ -5,8 +5,11 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from remote_server.held import HeldByOne
 from remote_server.metering import Timings, Traffic
 from remote_server.protocol import NamespaceStats, TierStats
+
+MAX_HOLDERS = 8
 
 
 class Queues(msgspec.Struct, frozen=True, kw_only=True):
@@ -14,6 +17,9 @@ class Queues(msgspec.Struct, frozen=True, kw_only=True):
 
     requests: int
     """Taken in and not answered: among them gets that wait for the disk."""
+
+    turns: int = 0
+    """Requests that were read and wait for their turn, or for the next part of it."""
 
     copies: int
     copy_bytes: int
@@ -35,6 +41,26 @@ class Recovery(msgspec.Struct, frozen=True, kw_only=True):
     blocks: int
 
 
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of the process beside the arena that connections hold, in bytes, now."""
+
+    gathered: int
+    """Copies of small blocks that ZeroMQ has not let go of."""
+
+    replies: int
+    streams: int
+    """Headers and frames on their way out; rows of streamed gets."""
+
+    uncopied: int
+    """Puts that are received and not copied yet."""
+
+    fingerprints: int
+    """What namespaces were declared with, and by whom."""
+
+    largest: list[HeldByOne]
+    """The connections that hold most, of all but fingerprints; at most `MAX_HOLDERS`."""
+
+
 class Part(msgspec.Struct, frozen=True, kw_only=True):
     """What one tenant has of a server. Its namespaces are named as nobody else's are."""
 
@@ -44,6 +70,9 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     """Without the copies, which wait in one queue for everybody."""
 
     recovery: Recovery
+    held: dict[str, Held]
+    """By tenant; without tenants of everybody, by an empty name."""
+
     tiers: dict[str, TierStats]
     namespaces: dict[str, NamespaceStats]
     traffic: dict[str, Traffic]
@@ -79,6 +108,7 @@ def gather(parts: Sequence[Part]) -> Part:
         leases=sum(part.leases for part in parts),
         queues=Queues(**_added(part.queues for part in parts)),
         recovery=Recovery(**_added(part.recovery for part in parts)),
+        held={tenant: one for part in parts for tenant, one in part.held.items()},
         tiers=tiers_of([part.tiers for part in parts]),
         namespaces={name: one for part in parts for name, one in part.namespaces.items()},
         traffic={name: one for part in parts for name, one in part.traffic.items()},

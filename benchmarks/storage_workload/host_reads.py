@@ -16,6 +16,7 @@ from benchmarks.storage_workload.turns import Turn
 from remote_server import protocol
 from remote_server.config import MiB
 from remote_server.protocol import KeyState
+from remote_server.steps import to_end
 from remote_server.store.answers import Pinned
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.store import Store
@@ -107,12 +108,15 @@ class HostReads:
         """What is there, pinned, and when the device read what came from disk."""
         found: list[Pinned] = []
         if self._disk is None:
-            self._store.fetch(self._namespace, window.keys, found.append)
-            return found[0], {}
+            at_once = to_end(self._store.fetch(self._namespace, window.keys, found.append))
+            assert at_once is not None, "there is nothing to be read"
+            return at_once, {}
         reads = self._disk.tier.reads
         reads.expect(window.keys)
         try:
-            self._store.fetch(self._namespace, window.keys, found.append)
+            at_once = to_end(self._store.fetch(self._namespace, window.keys, found.append))
+            if at_once is not None:
+                found.append(at_once)
             while not found:
                 yield False
         finally:

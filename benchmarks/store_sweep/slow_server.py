@@ -26,10 +26,11 @@ from remote_server.config import ServerConfig, parse_bytes
 from remote_server.errors import RemoteProtocolError
 from remote_server.malloc import keep_freed_memory
 from remote_server.server import Server
+from remote_server.steps import Steps, to_end
 
 MODULE = "benchmarks.store_sweep.slow_server"
 
-Handle = Callable[[bytes, Sequence[memoryview]], None]
+Handle = Callable[[bytes, Sequence[memoryview]], Steps[None] | None]
 
 
 class Channels:
@@ -67,14 +68,16 @@ class SlowGets:
         self._waiting: list[tuple[float, int, bytes, Sequence[memoryview]]] = []
         self._number = 0
 
-    def handle(self, client: bytes, frames: Sequence[memoryview]) -> None:
+    def handle(
+        self, client: bytes, frames: Sequence[memoryview], arrived: float | None = None
+    ) -> Steps[None] | None:
         num_blocks = _blocks_asked_for(frames)
         if not num_blocks:
-            self._handle(client, frames)
-            return
+            return self._handle(client, frames)
         self._number += 1
         due = self._channels.done_at(num_blocks, self._clock())
         heapq.heappush(self._waiting, (due, self._number, client, frames))
+        return None
 
     def go_on(self) -> int | None:
         """Answer what is due. Milliseconds that the loop may wait for messages now: none when
@@ -82,7 +85,9 @@ class SlowGets:
         answered = False
         while self._waiting and self._waiting[0][0] <= self._clock():
             _, _, client, frames = heapq.heappop(self._waiting)
-            self._handle(client, frames)
+            steps = self._handle(client, frames)
+            if steps is not None:
+                to_end(steps)
             answered = True
         if answered:
             return 0

@@ -211,10 +211,31 @@ def _tiers(snapshot: Snapshot) -> Iterator[Metric]:
 def _queues(snapshot: Snapshot) -> Iterator[Metric]:
     queues = snapshot.queues
     waiting = _labelled_gauge("waiting", "What waits now, by queue.", "queue")
-    for name in ("requests", "copies", "shared_puts", "replies", "streams", "demotions"):
+    for name in ("requests", "turns", "copies", "shared_puts", "replies", "streams", "demotions"):
         waiting.add_metric([name], getattr(queues, name))
     yield waiting
     yield _gauge("copy_waiting_bytes", "Bytes of the copies that wait.", queues.copy_bytes)
+    yield from _held(snapshot)
+
+
+def _held(snapshot: Snapshot) -> Iterator[Metric]:
+    labels = ["tenant", "kind"]
+    held = GaugeMetricFamily(
+        _P + "held_bytes",
+        "Memory beside the arena that connections hold: small blocks `gathered` into frames, "
+        "`replies` and `streams` on their way, puts `uncopied`, `fingerprints`.",
+        labels=labels,
+    )
+    most = GaugeMetricFamily(
+        _P + "held_by_one_bytes", "The same of the connection that holds most.", labels=labels
+    )
+    for tenant, one in snapshot.held.items():
+        for kind in ("gathered", "replies", "streams", "uncopied", "fingerprints"):
+            held.add_metric([tenant, kind], getattr(one, kind))
+        for kind in ("gathered", "replies", "streams", "uncopied"):
+            most.add_metric([tenant, kind], getattr(one.largest[0], kind) if one.largest else 0)
+    yield held
+    yield most
 
 
 def _namespaces(snapshot: Snapshot) -> Iterator[Metric]:

@@ -251,10 +251,13 @@ class RemoteClient:
         )
         return future
 
-    def stats(self, *, timeout_s: float = 1.0) -> "Future[protocol.StatsReply]":
-        """Ask for the server's occupancy and counters."""
+    def stats(
+        self, *, fingerprints: bool = False, timeout_s: float = 1.0
+    ) -> "Future[protocol.StatsReply]":
+        """Ask for the server's occupancy and counters. With `fingerprints` for what engines
+        declared as well, which is most of the reply."""
         future = _future(protocol.StatsReply)
-        ask = requests.stats(future, _seconds(timeout_s))
+        ask = requests.stats(future, _seconds(timeout_s), fingerprints=fingerprints)
         self._loop.mailbox.submit(ask)
         return future
 

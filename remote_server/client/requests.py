@@ -64,11 +64,9 @@ def check_hello(declaration: Declaration, client_name: str) -> None:
     """Raise `ConfigError` when its hello cannot be sent: it would fail again and again, and
     every other request with it."""
     try:
-        _, header = protocol.encode(_hello(declaration, client_name)(request_id=1))
+        protocol.encode(_hello(declaration, client_name)(request_id=1))
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"namespace {declaration.namespace!r:.80}: {error}") from error
-    if len(header) >= protocol.MAX_HEADER_BYTES:
-        raise ConfigError(f"fingerprint: more than {protocol.MAX_HEADER_BYTES} bytes")
     try:
         protocol.check_names(declaration.namespace, client_name, declaration.fingerprint)
     except (RemoteProtocolError, AttributeError, TypeError) as error:  # the two: it is no text
@@ -125,14 +123,15 @@ def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], timeout_
     )
 
 
-def stats(future: "Future[protocol.StatsReply]", timeout_s: float) -> Ask:
+def stats(future: "Future[protocol.StatsReply]", timeout_s: float, *, fingerprints: bool) -> Ask:
     """`future` gets the server's own account of itself."""
 
     def merge(replies: list[protocol.StatsReply]) -> protocol.StatsReply:
         return replies[0]
 
     fits = _is(protocol.StatsReply)
-    return Ask(Op.STATS, lambda _: [protocol.Stats], fits, _resolve(future, merge), timeout_s)
+    build = partial(protocol.Stats, fingerprints=fingerprints)
+    return Ask(Op.STATS, lambda _: [build], fits, _resolve(future, merge), timeout_s)
 
 
 def clear(

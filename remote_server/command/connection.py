@@ -89,9 +89,11 @@ def connected(flags: argparse.Namespace) -> Iterator[RemoteClient]:
         client.close()
 
 
-def ask_stats(client: RemoteClient, timeout_s: float) -> StatsReply:
-    """Raises `ServerUnavailable` or `DeadlineExceeded`."""
-    return client.stats(timeout_s=timeout_s).result(timeout_s + 1)
+def ask_stats(client: RemoteClient, timeout_s: float, *, fingerprints: bool = False) -> StatsReply:
+    """With `fingerprints` what engines declared as well. Raises `ServerUnavailable` or
+    `DeadlineExceeded`."""
+    asked = client.stats(fingerprints=fingerprints, timeout_s=timeout_s)
+    return asked.result(timeout_s + 1)
 
 
 def _wait_until_ready(client: RemoteClient, timeout_s: float) -> None:

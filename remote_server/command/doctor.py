@@ -62,7 +62,7 @@ def run(flags: argparse.Namespace) -> int:
     try:
         with connected(flags) as client:
             began = time.time()
-            reply = ask_stats(client, flags.timeout_s)
+            reply = ask_stats(client, flags.timeout_s, fingerprints=True)
             findings += server_findings(flags.server, reply, (began + time.time()) / 2)
         findings.append(_shared_memory(flags.server, flags.timeout_s))
     except NoServer as error:

@@ -47,10 +47,10 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _replies(client: RemoteClient, flags: argparse.Namespace) -> Iterator[StatsReply]:
-    yield ask_stats(client, flags.timeout_s)
+    yield ask_stats(client, flags.timeout_s, fingerprints=flags.json)
     while flags.watch:
         time.sleep(1)
-        yield ask_stats(client, flags.timeout_s)
+        yield ask_stats(client, flags.timeout_s, fingerprints=flags.json)
 
 
 def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:

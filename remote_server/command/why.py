@@ -25,7 +25,7 @@ def add(commands: Any) -> None:
 
 def run(flags: argparse.Namespace) -> int:
     with connected(flags) as client:
-        reply = ask_stats(client, flags.timeout_s)
+        reply = ask_stats(client, flags.timeout_s, fingerprints=True)
     chosen = flags.namespace or ""
     gaps = [gap for gap in all_gaps(reply.namespaces) if gap.namespace.startswith(chosen)]
     known = [name for name in reply.namespaces if name.startswith(chosen)]
@@ -49,6 +49,8 @@ def _told(reply: StatsReply, known: list[str], gaps: list[Gap]) -> list[str]:
     for name in known:
         stats = reply.namespaces[name]
         engine = stats.client or "not seen since the start"
+        if stats.forgotten:
+            engine = "no longer known: others have declared too much since"
         model = stats.fingerprint.get("model_name", "")
         runs = f"{engine}, of {model}" if model else engine
         lines.append(f"{name:<{width}}  {stats.blocks:>9,}  {stats.disk_blocks:>9,}  {runs}")

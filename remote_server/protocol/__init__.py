@@ -24,6 +24,7 @@ from remote_server.protocol.codec import (
 )
 from remote_server.protocol.limits import (
     MAGIC,
+    MAX_FINGERPRINT_BYTES,
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
     MAX_KEY_BYTES,
@@ -88,6 +89,7 @@ from remote_server.protocol.requests import (
 
 __all__ = [
     "MAGIC",
+    "MAX_FINGERPRINT_BYTES",
     "MAX_FRAME_BYTES",
     "MAX_HEADER_BYTES",
     "MAX_KEYS_PER_MESSAGE",

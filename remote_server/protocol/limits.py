@@ -19,6 +19,9 @@ MAX_KEY_BYTES = 128
 
 MAX_NAMESPACE_CHARS = 128
 
+MAX_FINGERPRINT_BYTES = 16 << 10
+"""Of the client's name and all names and values of a fingerprint, as UTF-8. Ours has 2 KiB."""
+
 SELF_TESTS = "kvferry/"
 """What the namespaces of self-tests begin with: the canary's, `bench`'s and `doctor`'s. Their
 blocks are kept in memory alone."""

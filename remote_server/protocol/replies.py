@@ -134,7 +134,8 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """`blocks` and `used_bytes` are those in memory."""
+    """`blocks` and `used_bytes` are those in memory. `fingerprint` and `engines` are there when
+    they are asked for; a server of before sends them to everybody."""
 
     block_bytes: int
     blocks: int
@@ -145,6 +146,8 @@ class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: dict[str, str]
     engines: dict[str, dict[str, str]] = {}
     """Who declared it, the last one last: where each differs from `fingerprint`."""
+    forgotten: bool = False
+    """It was declared, and the server no longer knows with what and by whom."""
 
 
 class StatsReply(_Reply, frozen=True, tag="stats_reply"):

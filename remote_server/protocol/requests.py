@@ -134,7 +134,10 @@ class Release(Message, frozen=True, tag="release"):
 
 
 class Stats(Message, frozen=True, tag="stats"):
-    """Ask for occupancy and counters."""
+    """Ask for occupancy and counters. `fingerprints` asks for what namespaces were declared with
+    as well, and by whom."""
+
+    fingerprints: bool = False
 
 
 class Clear(Message, frozen=True, tag="clear"):

@@ -5,8 +5,10 @@ from operator import add
 
 from remote_server.errors import RequestRefused
 from remote_server.inflight import InFlight
+from remote_server.parted_put import PartedPut
 from remote_server.payload import check_put, checksums_of
 from remote_server.protocol import (
+    MAX_KEYS_PER_MESSAGE,
     MAX_TICKETS,
     ErrorCode,
     GetShared,
@@ -18,6 +20,7 @@ from remote_server.protocol import (
 from remote_server.shared.leases import LEASE_MS, MAX_LEASES_PER_REGION, Leases
 from remote_server.shared.puts import SharedPut, SharedPuts
 from remote_server.shared.region import Region
+from remote_server.steps import Steps, parts
 from remote_server.store.answers import Pinned
 from remote_server.store.arena import WORD_BYTES, Arena
 from remote_server.store.store import Store
@@ -25,11 +28,14 @@ from remote_server.store.store import Store
 # Of all clients. Each has at most that many tickets, and far fewer puts under way.
 MAX_PUTS = MAX_TICKETS
 
+# Of these puts together: each takes some 500 bytes beside the arena while it waits.
+MAX_BLOCKS_OF_PUTS = 8 * MAX_KEYS_PER_MESSAGE
+
 Answer = Callable[[Reply], None]
 """Sends a reply to the client that asked."""
 
-Refuse = Callable[[RequestRefused], None]
-"""Sends an error instead, and counts it."""
+GoOnLater = Callable[[Steps[None]], None]
+"""Gives what is left of a request its turns, and answers with what is raised in them."""
 
 
 class SharedHandlers:
@@ -70,7 +76,7 @@ class SharedHandlers:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
-    def put(self, request: PutShared, answer: Answer, *, draining: bool) -> None:
+    def put(self, request: PutShared, answer: Answer, *, draining: bool) -> Steps[None]:
         """Answered when the blocks are readable, deferred or not: hashing and publishing add
         a tenth to the time of the copy, and until that is over the rows are in use anyway."""
         region = self._region(request.region)
@@ -85,6 +91,11 @@ class SharedHandlers:
         end = max(map(add, request.offsets, request.lengths), default=0)
         if len(self._puts) >= MAX_PUTS:
             raise RequestRefused(ErrorCode.TOO_LARGE, f"{MAX_PUTS} puts are waiting already")
+        if self._puts.num_blocks + len(request.keys) > MAX_BLOCKS_OF_PUTS:
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                f"{self._puts.num_blocks} blocks wait to be copied, at most {MAX_BLOCKS_OF_PUTS}",
+            )
         if end > region.num_bytes:
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST,
@@ -93,22 +104,25 @@ class SharedHandlers:
         num_bytes = sum(request.lengths)
         self._in_flight.check_waiting(self._puts.bytes_of(region), num_bytes)
         self._store.counters["shared_bytes_in"] += num_bytes
-        reserved = self._store.begin_put(
-            request.namespace,
-            request.keys,
-            request.lengths,
-            checksums,
-            force=request.force,
-            draining=draining,
-        )
-        put = SharedPut(request, region, reserved, self._store, answer)
-        if reserved.blocks:
+        parted = PartedPut(
+            self._store, request.namespace, request.keys, request.lengths, checksums,
+            force=request.force, draining=draining,
+        )  # fmt: skip
+        try:
+            for _ in parted.reserve():
+                if parted.num_keys < len(request.keys):
+                    yield
+        except BaseException:
+            parted.give_up()
+            raise
+        put = SharedPut(request, region, parted, self._store, answer)
+        if parted.num_blocks:
             self._puts.add(put)
         else:
-            put.finish()
+            put.end()
 
-    def get(self, request: GetShared, answer: Answer, refuse: Refuse) -> None:
-        """Answered, or refused, when what is on disk has been read."""
+    def get(self, request: GetShared, answer: Answer, go_on_later: GoOnLater) -> Steps[None]:
+        """What is left when the disk has been read goes to `go_on_later`."""
         region = self._region(request.region)
         for number in request.release:
             self._release(number)
@@ -117,26 +131,33 @@ class SharedHandlers:
                 ErrorCode.TOO_LARGE, f"{MAX_LEASES_PER_REGION} leases are held: release some"
             )
 
-        def lease(found: Pinned) -> None:
-            if not region.live:  # its client left while the disk was read
-                self._store.tier.unpin_all(found.blocks)
-                gone = "the local connection ended while the disk was read"
-                refuse(RequestRefused(ErrorCode.UNKNOWN_REGION, gone))
-                return
-            num_bytes = sum(block.length for block in found.blocks)
-            try:
-                self._in_flight.check(self._leases.bytes_of(region.token), num_bytes)
-            except RequestRefused as refusal:
-                self._store.tier.unpin_all(found.blocks)
-                refuse(refusal)
-                return
-            self._lease(request, region, found, answer)
+        def on_found(found: Pinned) -> None:
+            go_on_later(self._lease(request, region, found, answer))
 
-        self._store.fetch(request.namespace, request.keys, lease)
+        found = yield from self._store.fetch(request.namespace, request.keys, on_found)
+        if found is not None:
+            yield from self._lease(request, region, found, answer)
 
-    def _lease(self, request: GetShared, region: Region, found: Pinned, answer: Answer) -> None:
+    def _lease(
+        self, request: GetShared, region: Region, found: Pinned, answer: Answer
+    ) -> Steps[None]:
+        """Takes over the pins of `found`."""
         blocks = found.blocks
         lengths = [block.length for block in blocks]
+        checksums: list[int] = []
+        try:
+            if request.checked:
+                for part in parts(blocks):
+                    if checksums:
+                        yield
+                    checksums += checksums_of(part, self._store.tier)
+            if not region.live:  # its client left meanwhile
+                gone = "the local connection ended before the blocks were found"
+                raise RequestRefused(ErrorCode.UNKNOWN_REGION, gone)
+            self._in_flight.check(self._leases.bytes_of(region.token), sum(lengths))
+        except BaseException:
+            self._store.tier.unpin_all(blocks)
+            raise
         words_offset = self._arena.words_offset
         self._store.counters["shared_bytes_out"] += sum(lengths)
         leased = Leased(
@@ -151,7 +172,7 @@ class SharedHandlers:
             found=found.indices,
             offsets=[block.offset for block in blocks],
             lengths=lengths,
-            checksums=checksums_of(blocks, self._store.tier) if request.checked else [],
+            checksums=checksums,
             words=[words_offset + block.word * WORD_BYTES for block in blocks],
             generations=[block.generation for block in blocks],
         )

@@ -25,6 +25,9 @@ _libc.mmap.argtypes = [
 ]  # fmt: skip
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 
+_libc_holding_the_gil = ctypes.PyDLL(None)
+_libc_holding_the_gil.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
@@ -45,6 +48,20 @@ def unmap(address: int, num_bytes: int) -> None:
     # In pieces: for as long as one takes, no other thread of this process gets memory mapped.
     for start in range(0, num_bytes, _UNMAP_BYTES):
         _libc.munmap(address + start, min(_UNMAP_BYTES, num_bytes - start))
+
+
+def has_pages(address: int, num_bytes: int) -> bool:
+    """Whether every page of a part of a map exists, and lies in memory: reading it allocates none.
+
+    Of a file of another user the kernel always says yes, unless this process is root's. Costs 2
+    to 3 µs, and as much for each MiB.
+    """
+    first = address // mmap.PAGESIZE
+    number = -(-(address + num_bytes) // mmap.PAGESIZE) - first
+    pages = (ctypes.c_ubyte * number)()
+    if _libc_holding_the_gil.mincore(first * mmap.PAGESIZE, number * mmap.PAGESIZE, pages):
+        return False
+    return 0 not in memoryview(pages).cast("B").tobytes()
 
 
 def touch(address: int, num_bytes: int) -> None:

@@ -6,6 +6,7 @@ import mmap
 import os
 import secrets
 import stat
+from collections.abc import Sequence
 
 from remote_server import protocol
 from remote_server.errors import KVFerryError
@@ -50,6 +51,14 @@ class Region:
         self.address = self._map.address
         words = ctypes.c_uint64 * protocol.MAX_TICKETS
         self._tickets = words.from_address(self._tickets_map.address)
+
+    def has_pages(self, offsets: Sequence[int], lengths: Sequence[int]) -> bool:
+        """Whether blocks at `offsets` can be copied from `address` without allocating anything."""
+        return self._map.has_pages(offsets, lengths)
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Copy a block from the file instead: slower, and a hole in it stays one."""
+        self._map.read_into(target, offset)
 
     def ticket(self, number: int) -> int:
         """What the client's ticket says now."""

@@ -39,6 +39,18 @@ class BeingWritten:
         if not by_key:
             del self._blocks[block.namespace]
 
+    def publish(self, block: Block) -> Sequence[Block]:
+        """It is published. Returns the blocks of its key that were begun before it and are still
+        being written, which are removed as well: it has replaced them already."""
+        same_key = self._blocks[block.namespace][block.key]
+        older: Sequence[Block] = ()
+        if len(same_key) > 1:
+            older = same_key[: same_key.index(block)]
+            for one in older:
+                self.remove(one)
+        self.remove(block)
+        return older
+
     def take(self, namespace: str | None) -> list[Block]:
         """Remove all of one namespace, or of all."""
         names = [*self._blocks] if namespace is None else [namespace]

@@ -1,9 +1,11 @@
-"""What is asked for: lookups, gets from one tier or both, touches."""
+"""What is asked for: lookups, gets from one tier or both, touches; in steps where keys are many."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from remote_server.protocol import KeyState
+from remote_server.steps import KEYS_PER_STEP, Steps, parts
 from remote_server.store.answers import Found, KeyStates, Pinned
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block
@@ -11,6 +13,15 @@ from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
 
 _READABLE = bytes([KeyState.READABLE])
+
+Place = TypeVar("Place")
+
+Check = Callable[[Sequence[Block]], None]
+"""Given the blocks that a step of a get has pinned. What it raises ends the get."""
+
+
+def _anything(_: Sequence[Block]) -> None:
+    pass
 
 
 class Gets:
@@ -33,52 +44,77 @@ class Gets:
         self._counters["lookup_hits"] += hits
         return KeyStates(states, prefix)
 
-    def get(self, namespace: str, keys: Sequence[bytes]) -> Pinned:
-        self._expiry.expire(namespace, keys)
+    def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:
         first = first_places(keys)
-        # From the last key to the first, so that the head of a prefix is the most recently
-        # used: without its head the rest of a prefix is worth nothing.
-        pinned = self._tier.pin_all(namespace, [*reversed(first)])
-        return self._found_in_memory(keys, first, pinned)
+        if len(first) > KEYS_PER_STEP:
+            yield  # that was a step
+        pinned: list[Block | None] = []
+        try:
+            for part in parts([*reversed(first)]):
+                if pinned:
+                    yield
+                self._pin(namespace, part, pinned, self._tier.pin_all, check)
+            return self._found_in_memory(keys, first, pinned)
+        except BaseException:
+            self._unpin(pinned)
+            raise
 
     def fetch(
         self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
-    ) -> None:
+    ) -> Steps[Pinned | None]:
         if self._waterfall is None:
-            on_found(self.get(namespace, keys))
-            return
-        self._expiry.expire(namespace, keys)
+            return (yield from self.get(namespace, keys))
         first = first_places(keys)
+        gathering = Gathering(len(first), self._tier.unpin_all)
+        last_first = [*reversed(first)]
+        try:
+            for part in parts(last_first):
+                if gathering.num_asked:
+                    yield
+                self._expiry.expire(namespace, part)
+                self._waterfall.fetch(namespace, part, gathering.ask(len(part)))
+        except BaseException:
+            gathering.give_up()
+            raise
+        if gathering.is_whole:
+            return self._found(keys, first, gathering.blocks)
+        gathering.when_whole(lambda: on_found(self._found(keys, first, gathering.blocks)))
+        return None
 
-        def fetched(pinned: list[Block | None]) -> None:
-            on_found(self._found(keys, first, pinned))
-
-        self._waterfall.fetch(namespace, [*reversed(first)], fetched)
-
-    def find(self, namespace: str, keys: Sequence[bytes]) -> Pinned | Found:
-        if self._waterfall is None:
-            return self.get(namespace, keys)
-        self._expiry.expire(namespace, keys)
+    def find(
+        self, namespace: str, keys: Sequence[bytes], check: Check = _anything
+    ) -> Steps[Pinned | Found]:
+        waterfall = self._waterfall
+        if waterfall is None:
+            return (yield from self.get(namespace, keys, check))
         first = first_places(keys)
-        found = self._waterfall.find(namespace, [*reversed(first)])
-        if True not in found:
-            pinned = [block if isinstance(block, Block) else None for block in found]
-            return self._found_in_memory(keys, first, pinned)
-        found.reverse()
-        places = [
-            (index, key, block if isinstance(block, Block) else None)
-            for (key, index), block in zip(first.items(), found, strict=True)
-            if block
-        ]
-        miss, duplicate = len(first) - len(places), len(keys) - len(first)
-        self._count_get(len(keys), len(places), miss, duplicate)
-        indices, wanted, blocks = zip(*places, strict=True)
-        return Found([*indices], [*wanted], [*blocks], miss, duplicate)
+        if len(first) > KEYS_PER_STEP:
+            yield
+        found: list[Block | bool] = []
+        try:
+            for part in parts([*reversed(first)]):
+                if found:
+                    yield
+                self._pin(namespace, part, found, waterfall.find, check)
+            if True not in found:
+                pinned = [block if isinstance(block, Block) else None for block in found]
+                return self._found_in_memory(keys, first, pinned)
+            if len(found) > KEYS_PER_STEP:
+                yield from self._spare(namespace, first, found)
+            return self._found_to_read(keys, first, found)
+        except BaseException:
+            self._unpin(found)
+            raise
 
-    def touch(self, namespace: str, keys: Sequence[bytes]) -> int:
-        self._expiry.expire(namespace, keys)
+    def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
         place = self._waterfall or self._tier
-        return sum(place.touch(namespace, key) for key in reversed(first_places(keys)))
+        touched = -1
+        for part in parts([*reversed(first_places(keys))]):
+            if touched >= 0:
+                yield
+            self._expiry.expire(namespace, part)
+            touched = max(touched, 0) + sum([place.touch(namespace, key) for key in part])
+        return touched
 
     def states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """Of each key the better of what the tiers say, a byte each."""
@@ -91,6 +127,54 @@ class Gets:
         return self._waterfall.known_states(namespace, keys)
 
     # ── in parts ─────────────────────────────────────────────────────────────────────────
+
+    def _pin(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        pinned: list[Place],
+        pin_all: Callable[[str, Sequence[bytes]], Sequence[Place]],
+        check: Check,
+    ) -> None:
+        """Append to `pinned` what `pin_all` has for each of `keys`.
+
+        They come from the last key of a get to the first, so that the head of a prefix is the most
+        recently used: without its head the rest of a prefix is worth nothing.
+        """
+        self._expiry.expire(namespace, keys)
+        places = pin_all(namespace, keys)
+        pinned += places
+        check([block for block in places if isinstance(block, Block)])
+
+    def _unpin(self, found: "Sequence[Block | bool | None]") -> None:
+        self._tier.unpin_all([block for block in found if isinstance(block, Block)])
+
+    def _spare(
+        self, namespace: str, first: dict[bytes, int], found: list[Block | bool]
+    ) -> Steps[None]:
+        """Something must be read from disk, which was not known of the first parts: what the
+        disk has as well need not be pinned in memory."""
+        assert self._waterfall is not None
+        last_first = [*reversed(first)]
+        for start in range(0, len(found), KEYS_PER_STEP):
+            yield
+            part = slice(start, start + KEYS_PER_STEP)
+            found[part] = self._waterfall.spare(namespace, last_first[part], found[part])
+
+    def _found_to_read(
+        self, keys: Sequence[bytes], first: dict[bytes, int], found: list[Block | bool]
+    ) -> Found:
+        """`found` are those of `first`, from the last to the first, and something is on disk."""
+        found.reverse()
+        places = [
+            (index, key, block if isinstance(block, Block) else None)
+            for (key, index), block in zip(first.items(), found, strict=True)
+            if block
+        ]
+        miss, duplicate = len(first) - len(places), len(keys) - len(first)
+        self._count_get(len(keys), len(places), miss, duplicate)
+        indices, wanted, blocks = zip(*places, strict=True)
+        return Found([*indices], [*wanted], [*blocks], miss, duplicate)
 
     def _found_in_memory(
         self, keys: Sequence[bytes], first: dict[bytes, int], pinned: list[Block | None]
@@ -124,6 +208,47 @@ class Gets:
         self._counters["get_hit"] += hit
         self._counters["get_miss"] += miss
         self._counters["get_duplicate"] += duplicate
+
+
+class Gathering:
+    """Blocks that a get asked of both tiers, a part after the other, until all have come."""
+
+    def __init__(self, num_blocks: int, unpin_all: Callable[[Iterable[Block]], None]) -> None:
+        self.blocks: list[Block | None] = [None] * num_blocks
+        self.num_asked = 0
+        self._num_left = num_blocks
+        self._unpin_all = unpin_all
+        self._is_given_up = False
+        self._then: Callable[[], None] | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return not self._num_left
+
+    def ask(self, num_blocks: int) -> Callable[[list[Block | None]], None]:
+        """What takes the next `num_blocks` over when they come."""
+        start = self.num_asked
+        self.num_asked += num_blocks
+
+        def came(blocks: list[Block | None]) -> None:
+            if self._is_given_up:
+                self._unpin_all([block for block in blocks if block is not None])
+                return
+            self.blocks[start : start + num_blocks] = blocks
+            self._num_left -= num_blocks
+            if not self._num_left and self._then is not None:
+                self._then()
+
+        return came
+
+    def when_whole(self, then: Callable[[], None]) -> None:
+        """Call `then` when the last of them has come; they have not all come."""
+        self._then = then
+
+    def give_up(self) -> None:
+        """Unpin those that came, and those that come."""
+        self._is_given_up = True
+        self._unpin_all([block for block in self.blocks if block is not None])
 
 
 def first_places(keys: Sequence[bytes]) -> dict[bytes, int]:

@@ -113,7 +113,8 @@ class MemoryTier:
                 self.unpin(block)
                 continue
             key, slab = block.key, block.slab
-            self._writing.remove(block)
+            for older in self._writing.publish(block):
+                self._set_detached(older)
             was_kept = False
             if key in index:
                 replaced = index.pop(key)  # popped, so that the oldest stay the first
@@ -255,6 +256,13 @@ class MemoryTier:
     @property
     def pinned_bytes(self) -> int:
         return sum(slab.num_pinned * slab.slot_bytes for slab in self.slabs.slabs)
+
+    def is_empty(self, namespace: str) -> bool:
+        return not self._index.get(namespace) and not self._writing.of(namespace)
+
+    def is_in_use(self, namespace: str) -> bool:
+        readable = self._index.get(namespace, {}).values()
+        return bool(self._writing.of(namespace)) or any(block.pins for block in readable)
 
     def num_blocks(self, namespace: str) -> int:
         return len(self._index.get(namespace, ()))

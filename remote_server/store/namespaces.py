@@ -1,14 +1,24 @@
 """Which namespaces there are, what each was declared with, and by whom."""
 
+import logging
+import time
+from collections import Counter, OrderedDict
+from collections.abc import Callable
+from sys import getsizeof
+
 import msgspec
 
-from remote_server.config import format_bytes
+from remote_server.config import MiB, format_bytes
 from remote_server.errors import RequestRefused
+from remote_server.few_lines import FewLines
 from remote_server.gaps import compare
+from remote_server.plain_text import plain
 from remote_server.protocol import ErrorCode, NamespaceStats
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.slabs import memory_for_block
 from remote_server.store.tier import Tier
+
+log = logging.getLogger(__name__)
 
 # A deployment has one namespace per model and setting; each weight update makes another. This
 # only bounds what a broken client can make us remember.
@@ -16,6 +26,17 @@ MAX_NAMESPACES = 1024
 
 # Of one namespace, for whoever asks why two of them share nothing.
 MAX_ENGINES_REMEMBERED = 16
+
+# Of all namespaces of a tenant: fingerprints and names of engines, as they lie in memory.
+MAX_TEXT_BYTES = 4 * MiB
+
+TEXT_BYTES = 100
+"""What a text takes beside itself: its place in a map."""
+
+COUNTERS = (
+    "namespaces_evicted_empty", "namespaces_evicted_idle", "namespaces_evicted_held",
+    "fingerprints_forgotten",
+)  # fmt: skip
 
 
 class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +47,10 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: dict[str, str] = {}
     engines: dict[str, dict[str, str]] = {}
     """Who declared it, the last one last: where each differs from `fingerprint`."""
+    connection: bytes = b""
+    """Which connection declared it last."""
+    forgotten: bool = False
+    """Its texts were too much beside newer ones."""
 
     def after(self, known: "NamespaceInfo | None") -> "NamespaceInfo":
         """This, remembering who declared `known` before."""
@@ -41,13 +66,36 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
         }
         return msgspec.structs.replace(self, engines=engines)
 
+    @property
+    def text_bytes(self) -> int:
+        """What its texts take."""
+        texts = [self.client, *self.fingerprint, *self.fingerprint.values()]
+        for name, differs in self.engines.items():
+            texts += [name, *differs, *differs.values()]
+        return sum(map(getsizeof, texts)) + TEXT_BYTES * len(texts)
+
+    def without_texts(self) -> "NamespaceInfo":
+        return msgspec.structs.replace(self, client="", fingerprint={}, engines={}, forgotten=True)
+
 
 class Namespaces:
     """Those declared since the start, and those that only the disk knows."""
 
-    def __init__(self, tier: Tier, disk: DiskTier | None) -> None:
+    def __init__(
+        self,
+        tier: Tier,
+        disk: DiskTier | None,
+        counters: Counter[str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.known: dict[str, NamespaceInfo] = {}
-        """Most recently declared last."""
+        """Most recently declared last. Changed here alone."""
+        self.text_bytes = 0
+        """What their texts take."""
+        self._texts: dict[str, int] = {}  # of each that has any; the oldest is first
+        self._used: OrderedDict[str, None] = OrderedDict()  # of `known`, the longest unused first
+        self._counters = Counter() if counters is None else counters
+        self._lines = FewLines(log, clock)
         self._tier = tier
         self._disk = disk
 
@@ -55,12 +103,18 @@ class Namespaces:
         """Of one that was declared."""
         return self.known[name].block_bytes
 
+    def use(self, name: str) -> None:
+        """A request is about `name`, declared or not."""
+        if name in self._used:
+            self._used.move_to_end(name)
+
     def declare(self, name: str, info: NamespaceInfo) -> None:
-        """Make `name` known, or refresh who it is. Raises `RequestRefused`, changing nothing."""
+        """Make `name` known, or refresh who it is. Raises `RequestRefused`, changing nothing.
+
+        One that is empty may be declared with another `block_bytes`. Where as many are known as
+        may be, another one leaves, with its blocks in memory."""
         known = self.known.get(name)
-        known_bytes = known.block_bytes if known is not None else None
-        if known_bytes is None and self._disk is not None:
-            known_bytes = self._disk.block_bytes_of(name)
+        known_bytes = self._block_bytes_in_use(name)
         if known_bytes is not None and known_bytes != info.block_bytes:
             raise RequestRefused(
                 ErrorCode.BLOCK_BYTES_MISMATCH,
@@ -76,22 +130,24 @@ class Namespaces:
                 f"({format_bytes(memory_for_block(info.block_bytes))}) would be enough",
             )
         if known is None and len(self.known) >= MAX_NAMESPACES:
-            self._forget_an_empty_namespace()
-        self.known[name] = info.after(self.known.pop(name, None))
+            self._evict_one()
+        self.forget(name)
+        self.known[name] = info.after(known)
+        self._used[name] = None
+        self._texts[name] = self.known[name].text_bytes
+        self.text_bytes += self._texts[name]
+        while self.text_bytes > MAX_TEXT_BYTES:
+            self._forget_texts()
 
-    def _forget_an_empty_namespace(self) -> None:
-        """Its client, if it ever comes back, is told UNKNOWN_NAMESPACE and says hello again."""
-        for name in self.known:
-            on_disk = self._disk is not None and self._disk.block_bytes_of(name) is not None
-            if self._tier.num_blocks(name) == 0 and not on_disk:
-                del self.known[name]
-                return
-        raise RequestRefused(
-            ErrorCode.TOO_LARGE, f"{MAX_NAMESPACES} namespaces hold blocks already: clear some"
-        )
+    def forget(self, name: str) -> None:
+        """It is not declared any more. Its blocks stay."""
+        self.text_bytes -= self._texts.pop(name, 0)
+        self._used.pop(name, None)
+        self.known.pop(name, None)
 
-    def stats(self) -> dict[str, NamespaceStats]:
-        """Those declared, and those found on disk that nobody has declared since the start."""
+    def stats(self, *, texts: bool = True) -> dict[str, NamespaceStats]:
+        """Those declared, and those found on disk that nobody has declared since the start;
+        without `texts` what each was declared with is left out."""
         found = {} if self._disk is None else self._disk.namespaces()
         undeclared = {
             name: NamespaceInfo(block_bytes=block_bytes) for name, block_bytes in found.items()
@@ -104,8 +160,56 @@ class Namespaces:
                 disk_blocks=0 if self._disk is None else self._disk.num_blocks(name),
                 disk_used_bytes=0 if self._disk is None else self._disk.used_bytes(name),
                 client=info.client,
-                fingerprint=info.fingerprint,
-                engines=info.engines,
+                fingerprint=info.fingerprint if texts else {},
+                engines=info.engines if texts else {},
+                forgotten=info.forgotten,
             )
             for name, info in (undeclared | self.known).items()
         }
+
+    # ── in parts ─────────────────────────────────────────────────────────────────────────
+
+    def _block_bytes_in_use(self, name: str) -> int | None:
+        """What the blocks of `name` are declared with; None when it has none."""
+        known = self.known.get(name)
+        if known is not None and not self._tier.is_empty(name):
+            return known.block_bytes
+        return None if self._disk is None else self._disk.block_bytes_of(name)
+
+    def _evict_one(self) -> None:
+        """The next put of its client is answered UNKNOWN_NAMESPACE, and it says hello again.
+
+        Of the connection that has declared most, so that one that declares without end loses its
+        own; there one without blocks first, then the longest unused. What an operator keeps and
+        what is being transferred leaves last.
+        """
+        declared = Counter(info.connection for info in self.known.values())
+        on_disk = {} if self._disk is None else self._disk.namespaces()
+        empty = {name for name in self._used if name not in on_disk and self._tier.is_empty(name)}
+        coldest = sorted(
+            self._used, key=lambda name: (-declared[self.known[name].connection], name not in empty)
+        )
+        name = next((name for name in coldest if not self._tier.is_in_use(name)), "")
+        reason = "empty" if name in empty else "idle"
+        if not name:
+            name, reason = coldest[0], "held"
+        self._counters[f"namespaces_evicted_{reason}"] += 1
+        self._lines.say(
+            logging.WARNING,
+            "%d namespaces are declared, so %s leaves for a new one, with %d blocks in memory (%s)",
+            len(self.known), plain(name), self._tier.num_blocks(name), reason,
+        )  # fmt: skip
+        self._counters["removed"] += self._tier.clear(name)
+        self.forget(name)
+
+    def _forget_texts(self) -> None:
+        """Of the one that was declared the longest ago."""
+        oldest = next(iter(self._texts))
+        self.text_bytes -= self._texts.pop(oldest)
+        self.known[oldest] = self.known[oldest].without_texts()
+        self._counters["fingerprints_forgotten"] += 1
+        self._lines.say(
+            logging.WARNING,
+            "what %s was declared with is forgotten: the texts of all namespaces may take %s",
+            plain(oldest), format_bytes(MAX_TEXT_BYTES),
+        )  # fmt: skip

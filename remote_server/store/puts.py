@@ -47,6 +47,7 @@ class Puts:
         *,
         force: bool,
         draining: bool,
+        seen: set[bytes] | None,
     ) -> Reserved:
         self._expiry.expire(namespace, keys)
         all_keys = keys
@@ -54,14 +55,17 @@ class Puts:
         reasons: Counter[str] = Counter()
         outcomes = bytearray([PutOutcome.CREATED]) * len(keys)
         indices: Sequence[int] = range(len(keys))
-        if any(states) or draining or len(set(keys)) < len(keys):
-            outcomes = _outcomes(keys, states, force=force, draining=draining)
+        repeated = len(set(keys)) < len(keys) or (seen and not seen.isdisjoint(keys))
+        if any(states) or draining or repeated:
+            outcomes = _outcomes(keys, states, seen or set(), force=force, draining=draining)
             indices = [index for index, outcome in enumerate(outcomes) if outcome in _TO_WRITE]
             keys = [keys[index] for index in indices]
             lengths = [lengths[index] for index in indices]
             checksums = [checksums[index] for index in indices]
             if declined := outcomes.count(PutOutcome.DECLINED):
                 reasons[Declined.DRAINING] = declined
+        if seen is not None:
+            seen.update(all_keys)
         block_bytes = self._namespaces.block_bytes_of(namespace)
         blocks = self._tier.begin_puts(namespace, keys, block_bytes, lengths, checksums)
         if refused := indices[len(blocks) :]:
@@ -112,10 +116,12 @@ class Puts:
             self._counters[f"put_declined_{reason}"] += count
 
 
-def _outcomes(keys: Sequence[bytes], states: bytes, *, force: bool, draining: bool) -> bytearray:
-    """What becomes of each key of a put, if there is room."""
+def _outcomes(
+    keys: Sequence[bytes], states: bytes, earlier: set[bytes], *, force: bool, draining: bool
+) -> bytearray:
+    """What becomes of each key of a put, if there is room. `earlier` keys came before in it."""
     outcomes = bytearray()
-    seen: set[bytes] = set()
+    seen = {key for key in keys if key in earlier}
     for key, state in zip(keys, states, strict=True):
         if key in seen:
             outcome = PutOutcome.DUPLICATE

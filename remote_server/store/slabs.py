@@ -119,12 +119,15 @@ class Slabs:
         self.used_bytes = 0
 
     def size_class(self, block_bytes: int) -> SizeClass:
+        """Of blocks of that size. It is one of `classes` while it has slabs: who declares one size
+        after the other leaves nothing behind."""
         slot_bytes = slot_bytes_for(block_bytes)
-        return self.classes.setdefault(slot_bytes, SizeClass(slot_bytes))
+        return self.classes.get(slot_bytes) or SizeClass(slot_bytes)
 
     def cut(self, size_class: SizeClass) -> None:
         """Give a free slab to `size_class`. There must be one."""
         slab = self.free.pop()
+        self.classes[size_class.slot_bytes] = size_class
         slab.slot_bytes = size_class.slot_bytes
         slab.num_slots = self.slab_bytes // size_class.slot_bytes
         # Handed out from the first on: neighbours in time become neighbours in memory, and a
@@ -159,6 +162,8 @@ class Slabs:
         if not slab.blocks:
             del size_class.open[slab]
             size_class.slabs.remove(slab)
+            if not size_class.slabs:
+                del self.classes[size_class.slot_bytes]
             slab.slot_bytes = slab.num_slots = 0
             slab.free = []
             self.free.append(slab)
@@ -195,5 +200,6 @@ class Slabs:
         for slot_bytes, size_class in self.classes.items():
             assert all(slab.slot_bytes == slot_bytes for slab in size_class.slabs)
             assert all(slab.blocks for slab in size_class.slabs), "an empty slab is kept"
+            assert size_class.slabs, "a size class without a slab is kept"
             assert set(size_class.open) == {slab for slab in size_class.slabs if slab.free}
         assert self.used_bytes == sum(block.slab.slot_bytes for block in blocks)

@@ -4,16 +4,19 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import add
 
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, TierStats
+from remote_server.steps import Steps, parts
 from remote_server.store.age import TimeToLive
 from remote_server.store.answers import Found, KeyStates, Pinned, Removed, Reserved
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.expiry import Expiry
-from remote_server.store.gets import Gets, first_places
+from remote_server.store.gets import Check, Gets, first_places
 from remote_server.store.kept import KeptNow
+from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import NamespaceInfo, Namespaces
 from remote_server.store.puts import Puts
 from remote_server.store.slabs import Block
@@ -29,6 +32,7 @@ COUNTERS = (
     "removed", "expired", "integrity_checksum", "integrity_length", "bytes_in", "bytes_out",
     "shared_bytes_in", "shared_bytes_out", "regions_attached", "regions_gone",
     "regions_refused", "leases_expired", "releases_unknown",
+    "requests_refused_waiting", "requests_dropped_gone", *OF_NAMESPACES,
 )  # fmt: skip
 """Always present in Stats, from zero, with the tier's own. PROTOCOL.md says what each counts."""
 
@@ -51,7 +55,7 @@ class Store:
         self.disk = disk
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._namespaces = Namespaces(tier, disk)
+        self._namespaces = Namespaces(tier, disk, self.counters, clock)
         self.waterfall = (
             None
             if disk is None
@@ -80,44 +84,74 @@ class Store:
         """Make `name` known, or refresh who it is. Raises `RequestRefused`, changing nothing."""
         self._namespaces.declare(name, info)
 
+    def use_namespace(self, name: str) -> None:
+        """A request is about `name`, declared or not: the longest unused one leaves first."""
+        self._namespaces.use(name)
+
+    @property
+    def text_bytes(self) -> int:
+        """What fingerprints and names of engines take."""
+        return self._namespaces.text_bytes
+
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
     def lookup(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
         """Where each of `keys` stands. No block is used by that."""
         return self._gets.lookup(namespace, keys)
 
-    def get(self, namespace: str, keys: Sequence[bytes]) -> Pinned:
+    def get(self, namespace: str, keys: Sequence[bytes]) -> Steps[Pinned]:
         """Pin what is readable of `keys` in memory, for the caller to unpin."""
         return self._gets.get(namespace, keys)
 
     def fetch(
         self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
-    ) -> None:
-        """`get` from both tiers: `on_found` is called once, at once when nothing has to be read
-        from disk. It gets what could be read; the rest is counted as missed."""
-        self._gets.fetch(namespace, keys, on_found)
+    ) -> Steps[Pinned | None]:
+        """`get` from both tiers. None when something has to be read from disk: then `on_found` is
+        called once, later, with what could be read; the rest is counted as missed."""
+        return self._gets.fetch(namespace, keys, on_found)
 
-    def find(self, namespace: str, keys: Sequence[bytes]) -> Pinned | Found:
+    def find(self, namespace: str, keys: Sequence[bytes], check: Check) -> Steps[Pinned | Found]:
         """`get`, when all of it is in memory or there is no disk; else what is to be streamed
-        as it comes from there. Counted as hits are those that were found."""
-        return self._gets.find(namespace, keys)
+        as it comes from there. Counted as hits are those that were found. `check` is given what
+        each step has pinned; what it raises ends the get, with nothing pinned."""
+        return self._gets.find(namespace, keys, check)
 
-    def touch(self, namespace: str, keys: Sequence[bytes]) -> int:
+    def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
         """How many distinct keys were readable, and are the most recently used now."""
         return self._gets.touch(namespace, keys)
 
     # ── keeping ──────────────────────────────────────────────────────────────────────────
 
-    def keep(self, namespace: str, keys: Sequence[bytes] | None) -> KeptNow:
+    def keep(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[KeptNow]:
         """Keep the readable ones of `keys` in memory, or all that are there now."""
         if keys is None:
             keys = self.tier.readable_keys(namespace)
-        self._expiry.expire(namespace, keys)
-        return self.tier.keep(namespace, keys)
+        return self._keeping(namespace, keys, self.tier.keep, expire=True)
 
-    def let_go(self, namespace: str, keys: Sequence[bytes] | None) -> KeptNow:
+    def let_go(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[KeptNow]:
         """Undo `keep`, for all of `namespace` without `keys`."""
-        return self.tier.let_go(namespace, self.tier.kept_keys(namespace) if keys is None else keys)
+        if keys is None:
+            keys = self.tier.kept_keys(namespace)
+        return self._keeping(namespace, keys, self.tier.let_go, expire=False)
+
+    def _keeping(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        act: Callable[[str, Sequence[bytes]], KeptNow],
+        *,
+        expire: bool,
+    ) -> Steps[KeptNow]:
+        total: KeptNow | None = None
+        for part in parts([*dict.fromkeys(keys)]):
+            if total is not None:
+                yield
+            if expire:
+                self._expiry.expire(namespace, part)
+            now = act(namespace, part)
+            total = now if total is None else KeptNow(*map(add, total, now))
+        assert total is not None, "there is one part at least"
+        return total
 
     # ── writing ──────────────────────────────────────────────────────────────────────────
 
@@ -130,9 +164,15 @@ class Store:
         *,
         force: bool,
         draining: bool,
+        seen: set[bytes] | None = None,
     ) -> Reserved:
-        """Reserve a slot for each key worth writing. The namespace must be declared."""
-        return self._puts.begin(namespace, keys, lengths, checksums, force=force, draining=draining)
+        """Reserve a slot for each key worth writing. The namespace must be declared.
+
+        `seen` has the keys of the same put that were reserved in an earlier step; these join them.
+        """
+        return self._puts.begin(
+            namespace, keys, lengths, checksums, force=force, draining=draining, seen=seen
+        )
 
     def end_put(
         self,
@@ -191,7 +231,7 @@ class Store:
         """
         from_memory = self.tier.clear(namespace)
         if forget and namespace is not None:
-            self.namespaces.pop(namespace, None)
+            self._namespaces.forget(namespace)
         from_disk = 0 if self.waterfall is None else self.waterfall.clear(namespace)
         self.counters["removed"] += from_memory
         return Removed(from_memory, from_disk)
@@ -210,9 +250,10 @@ class Store:
         memory = {"memory": self.tier.stats()}
         return memory if self.disk is None else {**memory, "disk": self.disk.stats()}
 
-    def namespace_stats(self) -> dict[str, NamespaceStats]:
-        """Those declared, and those found on disk that nobody has declared since the start."""
-        return self._namespaces.stats()
+    def namespace_stats(self, *, texts: bool = True) -> dict[str, NamespaceStats]:
+        """Those declared, and those found on disk that nobody has declared since the start;
+        without `texts` what each was declared with is left out."""
+        return self._namespaces.stats(texts=texts)
 
     def all_counters(self) -> dict[str, int]:
         counters = {**self.counters, **self.tier.counters()}

@@ -108,6 +108,12 @@ class Tier(Protocol):
         Returns how many readable blocks left.
         """
 
+    def is_empty(self, namespace: str) -> bool:
+        """Nothing of it is readable or being written."""
+
+    def is_in_use(self, namespace: str) -> bool:
+        """Something of it is kept, being written or being transferred."""
+
     def num_blocks(self, namespace: str) -> int:
         """Readable blocks of one namespace."""
 

@@ -257,15 +257,26 @@ class Waterfall:
         found: list[Block | bool] = [block or False for block in blocks]
         if False not in found:
             return found
-        states = self._disk.lookup_all(namespace, keys)
-        on_disk = [state == KeyState.READABLE for state in states]
+        on_disk = self._on_disk(namespace, keys)
         if not any(here for block, here in zip(blocks, on_disk, strict=True) if block is None):
             return found
-        for place, here in enumerate(on_disk):
-            if here:
-                self._memory.unpin_all(block for block in blocks[place : place + 1] if block)
-                found[place] = True
-        return found
+        return self._left_to_disk(found, on_disk)
+
+    def spare(
+        self, namespace: str, keys: Sequence[bytes], found: list[Block | bool]
+    ) -> list[Block | bool]:
+        """`find` of another part of the get has shown that something must be read: those of `found`
+        that the disk has as well are not pinned any more."""
+        return self._left_to_disk(found, self._on_disk(namespace, keys))
+
+    def _on_disk(self, namespace: str, keys: Sequence[bytes]) -> list[bool]:
+        states = self._disk.lookup_all(namespace, keys)
+        return [state == KeyState.READABLE for state in states]
+
+    def _left_to_disk(self, found: list[Block | bool], on_disk: list[bool]) -> list[Block | bool]:
+        both = [one for one, here in zip(found, on_disk, strict=True) if here]
+        self._memory.unpin_all([block for block in both if isinstance(block, Block)])
+        return [here or one for one, here in zip(found, on_disk, strict=True)]
 
     def is_readable(self, namespace: str, key: bytes) -> bool:
         """In either tier."""

@@ -87,7 +87,7 @@ class ScriptedClient:
     def touch(self, namespace: str, keys: Sequence[bytes]) -> "Future[Any]":
         return self._ask("touch", namespace, keys)
 
-    def stats(self, *, timeout_s: float) -> "Future[Any]":
+    def stats(self, *, fingerprints: bool = False, timeout_s: float) -> "Future[Any]":
         self.stats_asked.append(Future())
         return self.stats_asked[-1]
 

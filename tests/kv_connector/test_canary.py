@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from kv_connector.namespace import namespace_of
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.config import MiB, ServerConfig
 from remote_server.server import Server
+from remote_server.steps import Steps
+from remote_server.store.answers import Found, Pinned
 
 BLOCKS, ROWS, PAGE, STRIDE = 24, 12, 96, 4096
 
@@ -178,8 +181,9 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
     """With checksums they name the fault, and without them the comparison finds it."""
     find = server.store.find
 
-    def damaged(namespace: str, keys: list[bytes]) -> object:
-        found = find(namespace, keys)
+    def damaged(*asked: Any) -> Steps[Pinned | Found]:
+        found = yield from find(*asked)
+        assert isinstance(found, Pinned)
         for block in found.blocks:
             server.store.tier.view(block)[5] ^= 1
         return found

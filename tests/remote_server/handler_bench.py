@@ -11,11 +11,13 @@ from shared_peer import TICKETS_BYTES, memfd
 from remote_server import protocol
 from remote_server.copier import Copier
 from remote_server.handlers import Handlers
-from remote_server.outbox import Outboxes, Parcel
+from remote_server.outbox import Outboxes
+from remote_server.parcels import Parcel
 from remote_server.shared.handlers import SharedHandlers
 from remote_server.shared.leases import Leases
 from remote_server.shared.puts import SharedPuts
 from remote_server.shared.region import Region
+from remote_server.steps import to_end
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Store
@@ -81,7 +83,9 @@ class HandlerBench:
         return self.now
 
     def handle(self, client: bytes, frames: Sequence[bytes]) -> None:
-        self.handlers.handle(client, [memoryview(frame) for frame in frames])
+        steps = self.handlers.handle(client, [memoryview(frame) for frame in frames])
+        if steps is not None:
+            to_end(steps)
 
     def attach(self, token: int) -> None:
         """A client's region, by a name that the test can repeat."""

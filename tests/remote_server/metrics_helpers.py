@@ -1,8 +1,9 @@
 """A server with something in every part of it, as a snapshot, without a server."""
 
+from remote_server.held import HeldByOne
 from remote_server.metering import BOUNDS_S, Timings, Traffic
 from remote_server.protocol import NamespaceStats, TierStats
-from remote_server.snapshot import Queues, Recovery, Snapshot
+from remote_server.snapshot import Held, Queues, Recovery, Snapshot
 from remote_server.store.disk.tier import COUNTERS as DISK_COUNTERS
 from remote_server.store.store import COUNTERS
 from remote_server.store.waterfall import COUNTERS as WATERFALL_COUNTERS
@@ -33,6 +34,11 @@ def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
             requests=1, copies=1, copy_bytes=4096, shared_puts=0, replies=0, streams=1, demotions=3
         ),
         "recovery": Recovery(segments=1, blocks=100),
+        "held": {
+            "": Held(gathered=5, replies=4, streams=3, uncopied=2, fingerprints=1, largest=[
+                HeldByOne(connection="00a1", gathered=5, replies=4, streams=3, uncopied=2),
+            ]),
+        },
         "tiers": {"memory": TIER, "disk": TIER},
         "namespaces": {
             name: NamespaceStats(

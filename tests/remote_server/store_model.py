@@ -112,6 +112,8 @@ class StoreModel:
             if copy.cleared:
                 self.copies.remove(copy)
                 continue
+            for older in self.copies[: self.copies.index(copy)]:  # what came later stays
+                older.cleared |= older.writing and older.place == copy.place
             previous = self.readable.get(copy.place)
             was_kept = previous is not None and previous.kept
             self.unreadable(copy.place)

@@ -235,9 +235,9 @@ async def test_drain_declines_puts_and_ends_the_server_and_then_nothing_is_alive
 
 
 def _endless(server):
-    from remote_server.copier import Job
+    from remote_server.copier import BlockJob
 
-    return Job(lambda _: True, 1, 1, lambda _: None)
+    return BlockJob(lambda _: True, 1, 1, lambda _: None)
 
 
 async def test_where_others_can_reach_it_seeing_takes_the_token_too(tmp_path):

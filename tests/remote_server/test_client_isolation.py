@@ -67,7 +67,7 @@ def test_what_cannot_be_a_namespace_is_refused_and_ends_that_request_alone(
         ("\ud800", {}),
         ("another", {"model": "\ud800"}),
         ("another", {"model": object()}),
-        ("another", {"model": "x" * protocol.MAX_HEADER_BYTES}),
+        ("another", {"model": "x" * protocol.MAX_FINGERPRINT_BYTES}),
     ],
     ids=["namespace", "text", "object", "size"],
 )

@@ -117,9 +117,9 @@ def test_a_client_that_holds_another_servers_key_says_so(tenancy, make_client, t
 def test_a_client_above_the_limit_of_connections_says_so_and_comes_in_when_there_is_room(
     tenancy, make_client, context
 ):
-    server = tenancy.start(max_connections=4)
+    server = tenancy.start(max_connections=8)
     first = tenancy.peer("a")
-    others = [tenancy.peer("a") for _ in range(3)]
+    others = [tenancy.peer(name) for name in "aaabbbb"]
     for peer in (first, *others):
         peer.stats()
     client = connect(make_client, tenancy, "b", wait=False)

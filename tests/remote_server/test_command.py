@@ -15,6 +15,7 @@ from remote_server.command import doctor as doctor_module
 from remote_server.command.stats import picture
 from remote_server.command.watch import events
 from remote_server.protocol import StatsReply
+from remote_server.store import namespaces
 
 FACTS = {"model": "m", "dtype": "bfloat16", "hash_algo": "sha256", "hash_seed": "0"}
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -79,6 +80,15 @@ def test_why_shows_each_model_and_blames_no_folder_for_a_gap(kvferry, engine):
     assert "first, of /models/one" in out and "second, of /models/two" in out
     (gap,) = (line for line in out.splitlines() if "cannot use" in line)
     assert "/models" not in gap
+
+
+def test_why_shows_of_which_engines_the_server_knows_no_more(kvferry, engine, monkeypatch):
+    engine("first", "m@1", blocks=3)
+    monkeypatch.setattr(namespaces, "MAX_TEXT_BYTES", 4_000)
+    engine("second", "m@2", dtype="half", one="x" * 1_000, other="x" * 1_000)
+    status, out, _ = kvferry("why")
+    assert "no longer known" in next(line for line in out.splitlines() if "m@1" in line)
+    assert (status, "nothing keeps them apart" in out) == (0, True)
 
 
 def test_why_finds_nothing_between_equals(kvferry, engine):

@@ -3,7 +3,7 @@
 import pytest
 
 from remote_server import copier as copier_module
-from remote_server.copier import Copier, Job
+from remote_server.copier import BlockJob, Copier
 
 
 @pytest.fixture
@@ -14,7 +14,7 @@ def copier(monkeypatch):
     made.stop()
 
 
-def job(name: str, num_blocks: int, seen: list, *, bad: int = -1, broken: int = -1) -> Job:
+def job(name: str, num_blocks: int, seen: list, *, bad: int = -1, broken: int = -1) -> BlockJob:
     """A job of blocks of 10 bytes; `bad` is one that did not land, `broken` one that raises."""
 
     def work(number: int) -> bool:
@@ -23,7 +23,9 @@ def job(name: str, num_blocks: int, seen: list, *, bad: int = -1, broken: int = 
         seen.append((name, number))
         return number != bad
 
-    return Job(work, num_blocks, 10 * num_blocks, lambda verdicts: seen.append((name, verdicts)))
+    return BlockJob(
+        work, num_blocks, 10 * num_blocks, lambda verdicts: seen.append((name, verdicts))
+    )
 
 
 def test_a_large_job_takes_turns_and_is_finished_once(copier):
@@ -62,7 +64,7 @@ def test_a_job_that_breaks_ends_as_a_whole_and_costs_no_other(copier):
 
 def test_a_block_larger_than_a_turn_is_one_turn(copier):
     seen: list = []
-    copier.submit(Job(lambda number: seen.append(number) or True, 2, 200, seen.append))
+    copier.submit(BlockJob(lambda number: seen.append(number) or True, 2, 200, seen.append))
     assert copier.copy_some()
     assert seen == [0]
     assert not copier.copy_some()
@@ -78,3 +80,21 @@ def test_behind_a_shut_gate_nothing_moves_and_its_opening_wakes_the_loop(copier)
     assert copier.wakeup.recv(1) == b"\0"
     copier.copy_some()
     assert seen[-1] == ("a", [True])
+
+
+def test_a_flood_of_one_connection_does_not_delay_the_small_put_of_another(copier):
+    """It was copied to its end before. Those of one connection keep their order."""
+    seen: list = []
+    for number in range(20):
+        copier.submit(job(f"flood {number}", 30, seen), b"flood")
+    for _ in range(5):
+        copier.copy_some()
+    before = len(seen)
+    copier.submit(job("small", 1, seen), b"other")
+    while ("small", [True]) not in seen:
+        copier.copy_some()
+    assert len(seen) - before <= 3 + 2, "one turn of the flood at most"
+    while copier.copy_some():
+        pass
+    ended = [name for name, verdicts in seen if isinstance(verdicts, list)]
+    assert ended == ["small", *(f"flood {number}" for number in range(20))]

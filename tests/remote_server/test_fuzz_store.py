@@ -15,6 +15,7 @@ from remote_server.errors import RequestRefused
 from remote_server.payload import copy_in, is_intact
 from remote_server.protocol import Declined, KeyState, PutOutcome
 from remote_server.shared.leases import LEASE_MS, Leases
+from remote_server.steps import to_end
 from remote_server.store.answers import Reserved
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
@@ -92,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
         for region in REGIONS:
             self.leases.end_all(region)
         for name in BLOCK_BYTES:
-            self.store.let_go(name, None)
+            to_end(self.store.let_go(name, None))
         assert len(self.leases) == 0
         self.store.check()
         self.assert_every_slot_can_be_had()
@@ -224,7 +225,7 @@ class StoreMachine(RuleBasedStateMachine):
     # ── gets, pins and leases ────────────────────────────────────────────────────────────
 
     def get(self, name: str, keys: Sequence[bytes]) -> list[Copy]:
-        found = self.store.get(name, keys)
+        found = to_end(self.store.get(name, keys))
         first = list(dict.fromkeys(keys))
         hits = [key for key in first if (name, key) in self.model.readable]
         copies = [self.model.readable[name, key] for key in hits]
@@ -297,7 +298,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(name=namespaces, keys=keys)
     def touch(self, name, keys):
         there = [key for key in dict.fromkeys(keys) if (name, key) in self.model.readable]
-        assert self.store.touch(name, keys) == len(there)
+        assert to_end(self.store.touch(name, keys)) == len(there)
         for key in reversed(there):
             self.model.use([self.model.readable[name, key]])
 
@@ -315,13 +316,13 @@ class StoreMachine(RuleBasedStateMachine):
         kept = [copy for copy in copies if self.model.keep(copy)]
         num_bytes = sum(copy.slot_bytes for copy in kept)
         now = (len(kept), num_bytes, len(copies) - len(kept))
-        assert self.store.keep(name, keys) == now
+        assert to_end(self.store.keep(name, keys)) == now
 
     @rule(name=namespaces, keys=st.one_of(keys, st.none()))
     def let_go(self, name, keys):
         copies = [copy for copy in self.readable_of(name, keys) if copy.kept]
         num_bytes = sum(copy.slot_bytes for copy in copies)
-        assert self.store.let_go(name, keys) == (len(copies), num_bytes, 0)
+        assert to_end(self.store.let_go(name, keys)) == (len(copies), num_bytes, 0)
         for copy in copies:
             copy.kept = False
             self.model.unpin(copy)
@@ -375,12 +376,20 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=namespaces, more=st.integers(-1, 1))
     def say_hello_again(self, name, more):
+        """With another block size it is refused while there is any block."""
         info = NamespaceInfo(block_bytes=BLOCK_BYTES[name] + more)
-        if more:
+        too_large = info.block_bytes > self.store.tier.largest_block_bytes
+        if too_large or (more and not self._is_empty(name)):
             with pytest.raises(RequestRefused):
                 self.store.declare(name, info)
-        else:
-            self.store.declare(name, info)
+            return
+        self.store.declare(name, info)
+        self.store.declare(name, NamespaceInfo(block_bytes=BLOCK_BYTES[name]))
+
+    def _is_empty(self, name):
+        written = (copy for copy in self.model.copies if copy.writing and not copy.cleared)
+        places = [*self.model.readable, *(copy.place for copy in written)]
+        return all(namespace != name for namespace, _ in places)
 
     # ── what holds after every step ──────────────────────────────────────────────────────
 

@@ -12,9 +12,9 @@ from shared_peer import SharedPeer
 from tenancy import Tenancy
 from wire_peer import Peer, block, key
 
-from remote_server import door, guard
+from remote_server import guard, known_keys
 from remote_server.config import MiB, ServerConfig
-from remote_server.copier import Copier, Job
+from remote_server.copier import BlockJob, Copier
 from remote_server.guard import MANY_FAILURES, Guard
 from remote_server.server import Server
 from remote_server.store.disk import threads as threads_module
@@ -103,7 +103,9 @@ def test_the_end_of_one_copy_that_fails_leaves_the_others_theirs():
         ended.append(number)
 
     for number in range(3):
-        copier.submit(Job(lambda _: True, 1, 10, lambda verdicts, n=number: finish(n, verdicts)))
+        copier.submit(
+            BlockJob(lambda _: True, 1, 10, lambda verdicts, n=number: finish(n, verdicts))
+        )
     while copier.copy_some():
         pass
     assert (ended, copier.queued_bytes) == ([0, 2], 0)
@@ -221,7 +223,7 @@ def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
     server = tenancy.start()
     peer = tenancy.peer("a")
     peer.hello()
-    monkeypatch.setattr(door, "keys_of_tenants", lambda path: fail())
+    monkeypatch.setattr(known_keys, "keys_of_tenants", lambda path: fail())
     tenancy.write(a="", b="")
     server._door._reload_at = 0.0
     assert peer.put([1]).created == 1

@@ -29,7 +29,7 @@ class Machine(RuleBasedStateMachine):
         self.readable = {}  # what the model expects, until it is evicted
         self.patterns = {}  # block -> bytes it must hold as long as it is writing or readable
         self.writing = []
-        self.cleared = set()  # of `writing`
+        self.cleared = set()  # of `writing`: cleared, or begun before a copy that was published
         self.pinned = []
         self.evicted = 0
         self.copies = 0
@@ -61,10 +61,13 @@ class Machine(RuleBasedStateMachine):
     def complete(self, choice):
         if not self.writing:
             return
-        block = self.writing.pop(choice % len(self.writing))
+        index = choice % len(self.writing)
+        block = self.writing.pop(index)
         published = self.tier.complete_put(block)
         assert published == (block not in self.cleared)
         if published:
+            place = block.namespace, block.key
+            self.cleared |= {b for b in self.writing[:index] if (b.namespace, b.key) == place}
             self.readable[block.namespace, block.key] = block
 
     @rule(choice=choices)

@@ -27,6 +27,7 @@ from remote_server.metering import (
     Traffic,
 )
 from remote_server.protocol import Get, Hello, Lookup, NamespaceStats, Put, Release
+from remote_server.snapshot import Held
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
@@ -289,6 +290,24 @@ def test_a_tier_is_shown_with_every_figure_that_it_has():
         if family.name.startswith("kvferry_server_tier_") and family.type == "gauge"
     }
     assert shown == {name: getattr(TIER, name) for name in type(TIER).__struct_fields__}
+
+
+def test_what_connections_hold_is_shown_with_every_kind_that_it_has():
+    shown = samples(a_snapshot())
+    kinds = {"gathered": 5, "replies": 4, "streams": 3, "uncopied": 2}
+    for kind, value in kinds.items():
+        for name in ("held_bytes", "held_by_one_bytes"):
+            assert shown[f"kvferry_server_{name}", "", kind] == value
+    assert shown["kvferry_server_held_bytes", "", "fingerprints"] == 1
+    assert {*Held.__struct_fields__} == {*kinds, "fingerprints", "largest"}
+
+
+def samples(snapshot):
+    return {
+        (sample.name, *(sample.labels.get(label) for label in ("tenant", "kind"))): sample.value
+        for family in families(snapshot, {})
+        for sample in family.samples
+    }
 
 
 def test_every_counter_of_the_server_is_shown_somewhere():

@@ -108,7 +108,7 @@ def test_the_second_signal_leaves_at_once(start, context):
     reader.put(range(16), length=1 << 20)
     for _ in range(20):
         reader.send_get(range(16))  # and never reads, so that draining cannot end
-    Peer(context, process.endpoint).stats_once(lambda stats: stats.counters["get_total"] >= 320)
+    Peer(context, process.endpoint).stats_once(lambda stats: stats.counters["get_total"] > 0)
     process.signal(signal.SIGTERM)
     assert "draining" in process.popen.stderr.readline()
     assert process.popen.poll() is None

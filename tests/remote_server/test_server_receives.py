@@ -6,7 +6,7 @@ import pytest
 import zmq
 from wire_peer import BLOCK_BYTES, Peer, key
 
-from remote_server import copier, frame_handlers, private_memory, protocol, receiving
+from remote_server import copier, private_memory, protocol, receiving, uncopied
 from remote_server.config import KiB, MiB, ServerConfig
 from remote_server.protocol import Error, Lookup
 from remote_server.server import Server
@@ -109,7 +109,8 @@ def taken(peer: socket.socket, piece: bytes, *, at_most: int) -> int:
 def test_puts_beyond_what_a_connection_may_have_waiting_are_refused_and_others_are_taken(
     server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(frame_handlers, "MAX_UNCOPIED_BYTES", 4 * BLOCK_BYTES)
+    four = uncopied.waiting_bytes(4, 4 * BLOCK_BYTES)
+    monkeypatch.setattr(uncopied, "MAX_UNCOPIED_BYTES", four)
     greedy, other = Peer(context, server.endpoint), Peer(context, server.endpoint)
     greedy.hello()
     with server.copy_gate.shut():
@@ -133,7 +134,8 @@ def other_put(peer: Peer):
 def test_puts_of_all_connections_beyond_what_may_wait_are_refused(
     server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(server.quarters[""].handlers._frames, "_most_uncopied", 2 * BLOCK_BYTES)
+    two = uncopied.waiting_bytes(2, 2 * BLOCK_BYTES)
+    monkeypatch.setattr(server.quarters[""].handlers.uncopied, "_most", two)
     peers = [Peer(context, server.endpoint) for _ in range(3)]
     peers[0].hello()
     with server.copy_gate.shut():

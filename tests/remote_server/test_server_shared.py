@@ -108,9 +108,9 @@ def test_a_long_put_is_copied_a_turn_at_a_time(shared, monkeypatch):
     monkeypatch.setattr(shared_puts, "TURN_BYTES", 2 * BLOCK_BYTES)
     copy, turns = shared_puts.copy_shared, []
 
-    def counting_copy(namespace, blocks, sources, arena):
+    def counting_copy(namespace, blocks, *others):
         turns.append(len(blocks))
-        return copy(namespace, blocks, sources, arena)
+        return copy(namespace, blocks, *others)
 
     monkeypatch.setattr(shared_puts, "copy_shared", counting_copy)
     assert shared.put(range(7)).created == 7
@@ -118,28 +118,45 @@ def test_a_long_put_is_copied_a_turn_at_a_time(shared, monkeypatch):
     assert shared.get(range(7)) == [block(n) for n in range(7)]
 
 
+class TurnByTurn:
+    """A put of a region, as far as its turns go."""
+
+    num_bytes = 0
+    num_keys = 1
+
+    def __init__(self, log, name, region, turns):
+        self.log, self.name, self.region, self.turns = log, name, region, turns
+
+    def copy_some(self, _):
+        self.turns -= 1
+        self.log.append(self.name)
+        return self.turns == 0
+
+    def end_some(self):
+        self.log.append(f"{self.name} done")
+        return True
+
+
 def test_each_call_gives_one_put_one_turn_and_keeps_their_order():
-    log = []
-
-    class Put:
-        region = object()
-
-        def __init__(self, name, turns):
-            self.name, self.turns = name, turns
-
-        def copy_some(self, _):
-            self.turns -= 1
-            log.append(self.name)
-            return self.turns == 0
-
-        def finish(self):
-            log.append(f"{self.name} done")
-
+    log, region = [], object()
     puts = shared_puts.SharedPuts(None, Gate(lambda: None))
-    puts.add(Put("a", 2))
-    puts.add(Put("b", 1))
+    puts.add(TurnByTurn(log, "a", region, 2))
+    puts.add(TurnByTurn(log, "b", region, 1))
     assert [puts.copy_some() for _ in range(4)] == [True, True, False, False]
     assert log == ["a", "a", "a done", "b", "b done"]
+
+
+def test_a_long_put_of_one_region_is_not_ahead_of_a_short_one_of_another():
+    """It was copied to its end before."""
+    log = []
+    puts = shared_puts.SharedPuts(None, Gate(lambda: None))
+    puts.add(TurnByTurn(log, "long", object(), 100))
+    puts.add(TurnByTurn(log, "longer", object(), 100))
+    puts.copy_some()
+    puts.add(TurnByTurn(log, "short", object(), 1))
+    while "short done" not in log:
+        puts.copy_some()
+    assert len(log) <= 5, log
 
 
 @pytest.mark.parametrize("deferred", [True, False])
@@ -238,6 +255,25 @@ def test_only_so_many_puts_wait(shared, peer, server, monkeypatch):
             peer.send(shared.put_message([number], checksums=[], ticket_value=1))
         assert shared.put([3], ticket_value=1).code == "too_large"
     shared.tickets[3] = 0
+
+
+def test_puts_of_more_blocks_than_may_wait_are_refused_however_small(
+    shared, peer, connect, server, monkeypatch
+):
+    monkeypatch.setattr(shared_handlers, "MAX_BLOCKS_OF_PUTS", 5)
+    with server.copy_gate.shut():
+        peer.send(shared.put_message([0, 1, 2], length=8))
+        refused = shared.put_message([0, 1, 2], length=8)
+        shared.tickets[3] -= 1  # the first one stands
+        assert peer.ask(refused).code == "too_much_in_flight"
+    assert peer.receive()[0].created == 3
+    assert shared.put([3, 4, 5], length=8).created == 3
+    with server.copy_gate.shut():
+        peer.send(shared.put_message([6, 7, 8], length=8))
+        peer.stats_once(lambda stats: stats.tiers["memory"].pending == 3)
+        shared.close()
+        connect().stats_once(lambda stats: stats.counters["regions_gone"] == 1)
+    assert server.quarters[""].shared_puts.num_blocks == 0
 
 
 def test_a_lease_needs_a_live_region(shared, peer):

@@ -4,8 +4,8 @@ import pytest
 from wire_peer import Peer, block, key
 
 from remote_server import copier as copier_module
+from remote_server import intake, protocol
 from remote_server import outbox as outbox_module
-from remote_server import protocol
 from remote_server import server as server_module
 from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Blocks, Found, KeyState, Lookup
@@ -99,7 +99,7 @@ def test_a_reader_that_leaves_lets_go_of_everything(connect, loaded):
 
 def test_a_reader_that_stays_but_stops_reading_lets_go_after_a_while(context, monkeypatch):
     """Nothing but TCP notices this one: it is connected, and its heartbeats wait behind data."""
-    monkeypatch.setattr(server_module, "SILENCE_MS", 300)
+    monkeypatch.setattr(intake, "SILENCE_MS", 300)
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
     with server_module.Server(config) as server:
         peer, frozen = (Peer(context, server.endpoint, rcvhwm=1) for _ in range(2))

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from remote_server.config import MiB, ServerConfig
-from remote_server.outbox import Outboxes, Parcel
+from remote_server.outbox import Outboxes, Sent
+from remote_server.parcels import Parcel
 from remote_server.server import Server
 from remote_server.store.slabs import Block
 
@@ -35,7 +36,7 @@ class RoomInMemory:
 class WaitsForRoom:
     """A stream that goes on once there is `room`."""
 
-    num_bytes = 0
+    num_bytes = num_rows = 0
 
     def __init__(self, room: RoomInMemory) -> None:
         self._room = room
@@ -45,7 +46,7 @@ class WaitsForRoom:
         self.went_on = self._room.is_free
         return self.went_on
 
-    def next_parcel(self) -> Parcel | None:
+    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
         return None
 
     def cancel(self) -> None:
@@ -57,9 +58,9 @@ def test_a_stream_goes_on_at_once_when_what_left_memory_makes_room_for_it(idle_s
     quarters = idle_server.quarters[""]
     room = RoomInMemory()
     stream = WaitsForRoom(room)
-    quarters.outboxes = Outboxes(idle_server._router, room.leave)
+    quarters.outboxes = Outboxes(idle_server._intake.router, room.leave)
     quarters.outboxes.post_stream(b"client", stream)
-    quarters.outboxes._outbox(b"client").in_flight.append((room.tracker, [], 0))
+    quarters.outboxes._outbox(b"client").in_flight.append(Sent(room.tracker, [], 0, 0, 0))
     assert not quarters.take_turn(), "nothing has changed"
     room.tracker.done = True
     assert quarters.take_turn()

@@ -356,3 +356,12 @@ def test_many_tenants_on_one_server_each_find_their_own(tenancy):
     for number, peer in enumerate(peers):
         states = peer.lookup(range(12)).states
         assert states == ABSENT * number + READABLE + ABSENT * (11 - number)
+
+
+def test_what_connections_hold_is_shown_by_tenant(tenancy):
+    tenancy.write(a='memory = "4MiB"', b='memory = "4MiB"')
+    server = tenancy.start()
+    tenancy.peer("a").hello(fingerprint={"model": "m"})
+    tenancy.peer("b").stats()
+    held = server.desk.ask(server.snapshot).result(5).held
+    assert held["a"].fingerprints > held["b"].fingerprints == 0

@@ -1,0 +1,294 @@
+"""Places among the connections: whose they are, and that nobody takes all of them."""
+
+import socket
+import time
+
+import pytest
+import zmq
+from tenancy import tenancy
+from wire_peer import Peer
+
+from remote_server import connections, protocol
+from remote_server.config import MiB, ServerConfig
+from remote_server.connections import Connections
+from remote_server.server import Server
+
+assert tenancy
+
+PATIENCE_S = 5.0
+
+
+class Sockets:
+    """Pairs of connected sockets; the descriptors of one side stand for libzmq's."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._pairs: dict[int, tuple[socket.socket, socket.socket]] = {}
+
+    def connect(self) -> int:
+        peer = socket.create_connection(self._listener.getsockname())
+        ours, _ = self._listener.accept()
+        self._pairs[ours.fileno()] = ours, peer
+        return ours.fileno()
+
+    def finish(self, fd: int) -> None:
+        """As many bytes as a handshake takes."""
+        ours, peer = self._pairs[fd]
+        ours.sendall(bytes(300))
+        peer.recv(300, socket.MSG_WAITALL)
+        self.peer_sends(fd, 10)
+
+    def peer_sends(self, fd: int, num_bytes: int) -> None:
+        ours, peer = self._pairs[fd]
+        peer.sendall(bytes(num_bytes))
+        assert len(ours.recv(num_bytes, socket.MSG_PEEK | socket.MSG_WAITALL)) == num_bytes
+
+    def is_shut(self, fd: int) -> bool:
+        _, peer = self._pairs[fd]
+        peer.settimeout(0.2)
+        try:
+            return peer.recv(1000, socket.MSG_PEEK) == b""
+        except TimeoutError:
+            return False
+
+    def close(self) -> None:
+        for pair in self._pairs.values():
+            for one in pair:
+                one.close()
+        self._listener.close()
+
+
+@pytest.fixture
+def sockets():
+    made = Sockets()
+    yield made
+    made.close()
+
+
+def opened(places: Connections, sockets: Sockets, tenant: str, number: int = 1) -> list[int]:
+    fds = [sockets.connect() for _ in range(number)]
+    for fd in fds:
+        assert places.has_room(tenant)
+        places.accepted(fd)
+        places.let_in(tenant)
+        sockets.finish(fd)
+        places.succeeded()
+        assert places.place() == []
+    return fds
+
+
+def make(most: int, *tenants: str) -> Connections:
+    return Connections(most, tenants, (270, 10))
+
+
+def test_a_tenant_may_have_all_but_what_is_kept_for_the_others(sockets, monkeypatch):
+    monkeypatch.setattr(connections, "RESERVED", 2)
+    places = make(10, "a", "b", "c")
+    opened(places, sockets, "a", 6)
+    assert not places.has_room("a")
+    opened(places, sockets, "b", 2)
+    assert not places.has_room("b"), "the last two are kept for c"
+    opened(places, sockets, "c", 2)
+    assert not any(map(places.has_room, "abc"))
+
+
+def test_a_place_that_gets_free_is_anybodys(sockets, monkeypatch):
+    monkeypatch.setattr(connections, "RESERVED", 2)
+    places = make(6, "a", "b")
+    fds = opened(places, sockets, "a", 4)
+    assert not places.has_room("a")
+    places.closed(fds[0])
+    assert places.has_room("a")
+    assert (len(places), places.by_tenant) == (3, {"a": 3, "b": 0})
+
+
+def test_without_tenants_all_places_are_everybodys(sockets):
+    places = make(3, "")
+    opened(places, sockets, "", 3)
+    assert not places.has_room("")
+
+
+def test_more_tenants_than_places_leave_the_first_ones_in(sockets):
+    places = make(2, "a", "b", "c")
+    opened(places, sockets, "a", 2)
+    assert not places.has_room("b")
+
+
+def test_handshakes_have_a_share_of_their_own_and_the_oldest_gives_way(sockets, monkeypatch):
+    """Those past their handshake are not among them, even when nothing has shown it yet."""
+    monkeypatch.setattr(connections, "LEAST_HANDSHAKES", 3)
+    places = make(4, "a")
+    first = sockets.connect()
+    places.accepted(first)
+    sockets.finish(first)
+    unfinished = [sockets.connect() for _ in range(3)]
+    for fd in unfinished:
+        assert places.accepted(fd) is None
+    assert places.has_room("a"), "a handshake takes no place of those that are open"
+    oldest = places.accepted(sockets.connect())
+    assert oldest is not None and oldest.fd == unfinished[0]
+    oldest.shut()
+    assert sockets.is_shut(unfinished[0])
+    assert not sockets.is_shut(unfinished[1])
+    assert places.by_tenant == {"a": 1}
+
+
+def test_handshakes_that_wait_for_the_server_are_left_alone(sockets, monkeypatch):
+    """A burst of honest ones would be closed one after the other, and come again for ever."""
+    monkeypatch.setattr(connections, "LEAST_HANDSHAKES", 3)
+    places = Connections(4, ["a"], (270, 100))
+    for _ in range(10):
+        fd = sockets.connect()
+        sockets.peer_sends(fd, 100)
+        assert places.accepted(fd) is None
+
+
+def test_the_handshake_that_ended_is_the_one_whose_bytes_went_out(sockets):
+    """Not the oldest, which stands still: it would be taken for the tenant's that was let in."""
+    places = make(8, "a", "b")
+    slow = sockets.connect()
+    places.accepted(slow)
+    (quick,) = opened(places, sockets, "b")
+    assert places.by_tenant == {"a": 0, "b": 1}
+    places.closed(slow)
+    assert places.by_tenant == {"a": 0, "b": 1}
+    places.closed(quick)
+    assert places.by_tenant == {"a": 0, "b": 0}
+
+
+def test_an_end_that_libzmq_tells_of_before_its_bytes_are_sent_is_found_afterwards(sockets):
+    places = make(8, "a", "b")
+    fd = sockets.connect()
+    places.accepted(fd)
+    places.let_in("b")
+    places.succeeded()
+    assert places.place() == []
+    assert places.has_to_place()
+    sockets.finish(fd)
+    places.place()
+    assert not places.has_to_place()
+    assert places.by_tenant == {"a": 0, "b": 1}
+
+
+def test_a_message_shows_whose_a_connection_is(sockets):
+    """Whatever it was taken for until then."""
+    places = make(8, "a", "b")
+    (fd,) = opened(places, sockets, "a")
+    assert not places.knows(b"one")
+    assert places.met(b"one", fd, "b")
+    assert places.knows(b"one")
+    assert places.by_tenant == {"a": 0, "b": 1}
+    assert places.closed(fd) == b"one"
+    assert not places.knows(b"one")
+    assert places.by_tenant == {"a": 0, "b": 0}
+
+
+def test_a_connection_that_shows_to_be_one_too_many_is_shut(sockets, monkeypatch):
+    monkeypatch.setattr(connections, "RESERVED", 1)
+    places = make(4, "a", "b")
+    opened(places, sockets, "a", 3)
+    (disguised,) = opened(places, sockets, "b")
+    assert places.met(b"one", disguised, "a")
+    assert sockets.is_shut(disguised)
+
+
+def test_a_message_of_a_connection_that_has_ended_is_known_for_one(sockets):
+    places = make(8, "a")
+    (fd,) = opened(places, sockets, "a")
+    places.closed(fd)
+    assert not places.met(b"late", fd, "a")
+
+
+def test_a_descriptor_that_is_anothers_now_is_left_alone(sockets):
+    places = make(8, "a")
+    fd = sockets.connect()
+    connection = connections.Connection(fd, "('127.0.0.1', 1)")
+    connection.shut()
+    assert not sockets.is_shut(fd)
+    assert len(places) == 0
+
+
+# ── with a server ────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_tenant_that_takes_every_place_it_can_leaves_the_others_theirs(tenancy):
+    """It took all of them before, and no other tenant could connect."""
+    tenancy.write(a="", b="")
+    server = tenancy.start(max_connections=24)
+    greedy = [tenancy.peer("a", immediate=True) for _ in range(24)]
+    deadline = time.monotonic() + PATIENCE_S
+    while server._door.counters["peers_refused_share"] < 8:
+        assert time.monotonic() < deadline, server._door.counters
+        time.sleep(0.01)
+    others = [tenancy.peer("b") for _ in range(8)]
+    for peer in others:
+        peer.hello()
+    assert others[0].stats().counters["connections_refused"] == 0
+    assert server._door.of_tenant["a"]["connections_refused"] >= 8
+    assert server._door.connections.by_tenant == {"a": 16, "b": 8}
+    for peer in greedy:
+        peer.socket.close()
+    while server._door.connections.by_tenant["a"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_silent_connections_of_two_tenants_are_counted_for_their_own(tenancy):
+    """None of them has sent anything but its handshake."""
+    tenancy.write(a="", b="")
+    server = tenancy.start(max_connections=64)
+    peers = [tenancy.peer(name) for name in "aab" * 8]
+    deadline = time.monotonic() + PATIENCE_S
+    while server._door.connections.by_tenant != {"a": 16, "b": 8}:
+        assert time.monotonic() < deadline, server._door.connections.by_tenant
+        time.sleep(0.01)
+    for peer in peers:
+        peer.stats()
+    assert server._door.connections.by_tenant == {"a": 16, "b": 8}
+
+
+@pytest.mark.parametrize("greeting", [b"", b"\xff" + bytes(8) + b"\x7f\x03\x00NULL"])
+def test_peers_that_never_finish_their_handshake_keep_nobody_out(
+    context: zmq.Context, greeting: bytes
+):
+    """A connection that says nothing counted against the limit for five seconds."""
+    config = ServerConfig(
+        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_connections=8
+    )
+    with Server(config) as server:
+        host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
+        silent = []
+        for _ in range(150):
+            peer = socket.create_connection((host, int(port)), timeout=5)
+            peer.sendall(greeting)
+            silent.append(peer)
+        honest = [Peer(context, server.endpoint) for _ in range(8)]
+        for peer in honest:
+            peer.hello()
+        stats = honest[0].stats()
+        assert stats.counters["peers_refused_connections"] == 0
+        assert stats.counters["peers_refused_unfinished"] >= 150 - connections.LEAST_HANDSHAKES
+        assert server._door.num_connections <= 8 + connections.LEAST_HANDSHAKES
+        for peer in silent:
+            peer.close()
+
+
+def test_connections_of_one_moment_are_no_more_than_may_be(context: zmq.Context):
+    """Each was let in while there was room for one; those beyond are closed, and refused when
+    they come again."""
+    config = ServerConfig(
+        bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_connections=4
+    )
+    with Server(config) as server:
+        own = zmq.Context()
+        peers = [Peer(own, server.endpoint) for _ in range(12)]
+        for peer in peers:
+            peer.send(protocol.Stats(request_id=1))
+        deadline = time.monotonic() + PATIENCE_S
+        while server._door.counters["peers_refused_connections"] < 8:
+            assert time.monotonic() < deadline, server._door.counters
+            time.sleep(0.01)
+        while sum(server._door.connections.by_tenant.values()) != 4:
+            assert time.monotonic() < deadline, server._door.connections.by_tenant
+            time.sleep(0.01)
+        own.destroy(linger=0)

@@ -1,0 +1,145 @@
+"""Requests cut into steps of two keys, and the steps of two clients mixed in every order: each is
+answered once, the store's books are right after every step, and nothing is left behind."""
+
+import types
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mutations import spoil
+from test_fuzz_server import CLIENTS, Conversation, Do, Raw, Say, request_in, scripts
+
+from remote_server import (
+    frame_handlers,
+    handlers,
+    parted_put,
+    serving,
+    steps,
+    streams,
+    verifying,
+)
+from remote_server.protocol import Leased, Release
+from remote_server.serving import Serving
+from remote_server.store import gets
+
+pytest_plugins = ["fuzzing"]
+
+FEW = 2
+
+
+@pytest.fixture(autouse=True)
+def few_keys_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (steps, gets, verifying, parted_put, frame_handlers):
+        monkeypatch.setattr(module, "KEYS_PER_STEP", FEW)
+    monkeypatch.setattr(handlers, "LOOKUP_KEYS_PER_STEP", FEW)
+    monkeypatch.setattr(streams, "MAX_SHARING", FEW)
+    monkeypatch.setattr(serving, "TURN_S", 0.0)
+
+
+class InTurns(Conversation):
+    """What is heard waits for its turn."""
+
+    def __init__(self) -> None:
+        self.serving: Serving | None = None
+        super().__init__()
+        self.serving = Serving(num_tenants=2)  # with one, small requests would not wait
+        bench = self.bench
+        self.quarters = types.SimpleNamespace(
+            tenant=types.SimpleNamespace(name=""), outboxes=bench.outboxes,
+            handlers=bench.handlers, store=bench.store,
+        )  # fmt: skip
+        bench.handlers._later = self.later
+        turn = bench.turn
+
+        def turn_of_all() -> None:
+            self.step(1 << 20)
+            turn()
+            self.step(1 << 20)
+
+        bench.turn = turn_of_all
+
+    def later(self, client, rest) -> None:
+        self.serving.go_on_later(self.quarters, client, rest)
+
+    def hear(self, client: bytes, frames: list[bytes]) -> None:
+        if self.serving is None:  # what is said before the beginning
+            super().hear(client, frames)
+            return
+        request = request_in(frames)
+        if request is not None:
+            self.asked.setdefault(request.request_id, []).append(request)
+        if not isinstance(request, Release):
+            self.expected[client] += 1
+        views = [memoryview(frame) for frame in frames]
+        self.serving.take(self.quarters, client, views)
+
+    def step(self, number: int) -> None:
+        """So many steps of whoever's turn it is."""
+        bench = self.bench
+        while number and self.serving.num_waiting:
+            known = len(bench.outboxes.replies)
+            self.serving.serve()
+            bench.store.check()
+            for _, reply in bench.outboxes.replies[known:]:
+                if isinstance(reply, Leased) and reply.lease:
+                    self.leases.append(reply.lease)
+                    if len(self.asked[reply.request_id]) == 1:
+                        self.check_lease(reply)
+            number -= 1
+
+
+@given(scripts, st.lists(st.integers(0, 3), min_size=30, max_size=30), st.booleans())
+def converse(script, numbers, leave):
+    conversation = InTurns()
+    try:
+        for act, number in zip(script, numbers, strict=False):
+            match act:
+                case Say():
+                    conversation.hear(act.client, spoil(conversation.build(act), act.program))
+                case Raw(client, frames):
+                    conversation.hear(client, frames)
+                case Do("detach", _):
+                    pass  # its rows would be another's: what waits is refused, which is no news
+                case Do(what, a):
+                    conversation.do(what, a)
+            conversation.step(number)
+        if leave:
+            conversation.leave()
+        conversation.end()
+        assert conversation.serving.num_bytes == 0
+    finally:
+        conversation.bench.close()
+
+
+def test_requests_in_steps_are_answered_once_and_leave_nothing_behind(fuzz):
+    fuzz.run(converse, examples=300)
+
+
+@given(scripts, st.integers(0, 40))
+def converse_and_drop(script, number):
+    """Both clients end amid their requests."""
+    conversation = InTurns()
+    try:
+        for act in script:
+            if isinstance(act, Say):
+                conversation.hear(act.client, conversation.build(act))
+        conversation.step(number)
+        for client in CLIENTS:
+            conversation.serving.drop(client)
+        assert (conversation.serving.num_waiting, conversation.serving.num_bytes) == (0, 0)
+        bench = conversation.bench
+        bench.router.gone |= {*CLIENTS}
+        bench.settle()
+        bench.detach()
+        bench.now += 1000
+        bench.shared.expire_leases()
+        for name in ("ns", "large", "slab"):
+            steps.to_end(bench.store.let_go(name, None))
+        assert (bench.tier.stats().pinned, bench.tier.stats().pending) == (0, 0)
+        bench.store.check()
+    finally:
+        conversation.bench.close()
+
+
+def test_what_is_dropped_amid_its_steps_leaves_nothing_behind(fuzz):
+    fuzz.run(converse_and_drop, examples=300)

@@ -1,0 +1,139 @@
+"""Regions that are not wholly there: the server reads what exists, and allocates nothing."""
+
+import ctypes
+import mmap
+import os
+
+import pytest
+import zmq
+from shared_peer import BLOCK_BYTES, SharedPeer, memfd
+from wire_peer import Peer, block, key
+
+from remote_server import protocol
+from remote_server.config import MiB, ServerConfig
+from remote_server.protocol import PutShared
+from remote_server.server import Server
+from remote_server.shared.mapping import has_pages, map_read_only, unmap
+from remote_server.shared.read_only_map import ReadOnlyMap
+
+REGION = 256 * MiB
+PAGE = mmap.PAGESIZE
+
+
+@pytest.fixture
+def server():
+    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=64 * MiB, populate=False)
+    with Server(config) as server:
+        yield server
+        server.store.check()
+
+
+class SparsePeer(SharedPeer):
+    """With a descriptor of its region, so that pages can be counted and given back."""
+
+    region: int
+
+    @property
+    def allocated(self) -> int:
+        return os.fstat(self.region).st_blocks * 512
+
+    def punch(self) -> None:
+        """Give all pages back, and keep the size."""
+        keep_size, punch_hole = 1, 2
+        libc = ctypes.CDLL(None, use_errno=True)
+        size = ctypes.c_long(REGION)
+        assert not libc.fallocate(self.region, keep_size | punch_hole, ctypes.c_long(0), size)
+
+    def put_at(self, offsets: range, data: bytes, **fields):
+        """Blocks of `data`, which are in the region already or are a hole of it."""
+        keys = [key(number) for number in range(len(offsets))]
+        self.tickets[3] = ticket = self.tickets[3] + 1
+        fields.setdefault("checksums", [protocol.checksum("ns", one, data) for one in keys])
+        put = PutShared(
+            request_id=self.peer.next_id(), namespace="ns", keys=keys, region=self.token,
+            offsets=[*offsets], lengths=[len(data)] * len(keys), ticket=3, ticket_value=ticket,
+            **fields,
+        )  # fmt: skip
+        return self.peer.ask(put)
+
+
+@pytest.fixture
+def sparse(server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch):
+    kept: list[int] = []
+
+    def kept_memfd(num_bytes: int) -> int:
+        fd = memfd(num_bytes)
+        kept.append(os.dup(fd))
+        return fd
+
+    monkeypatch.setattr("shared_peer.memfd", kept_memfd)
+    peer = Peer(context, server.endpoint)
+    peer.hello(block_bytes=1 * MiB)
+    shared = SparsePeer(peer, REGION)
+    shared.region = kept[0]
+    yield shared
+    for fd in kept:
+        os.close(fd)
+
+
+@pytest.mark.parametrize("length", [PAGE, 64 * 1024, 1 * MiB])
+def test_blocks_put_from_holes_are_zeros_and_allocate_nothing(sparse: SparsePeer, length: int):
+    number = 32
+    stored = sparse.put_at(range(0, 4 * number * length, 4 * length), bytes(length))
+    assert stored.created == number
+    assert sparse.allocated == 0
+    assert sparse.get([0, number - 1]) == [bytes(length)] * 2
+
+
+def test_a_block_that_lies_partly_in_a_hole_is_stored_as_it_is(sparse: SparsePeer):
+    sparse.rows[PAGE : 2 * PAGE] = b"x" * PAGE
+    data = bytes(PAGE) + b"x" * PAGE + bytes(2 * PAGE)
+    assert sparse.put_at(range(0, 1), data).created == 1
+    assert sparse.get([0]) == [data]
+    assert sparse.allocated == PAGE
+
+
+def test_a_hole_that_is_not_what_was_announced_is_declined(sparse: SparsePeer):
+    stored = sparse.put_at(range(0, PAGE, PAGE), bytes(PAGE), checksums=[7])
+    assert stored.declined == {"checksum": 1}
+
+
+def test_pages_that_were_given_back_after_a_put_are_not_allocated_by_the_next(sparse: SparsePeer):
+    sparse.rows[: 8 * MiB] = b"x" * (8 * MiB)
+    assert sparse.put_at(range(0, 8 * MiB, 1 * MiB), b"x" * (1 * MiB)).created == 8
+    sparse.punch()
+    zeros = bytes(1 * MiB)
+    assert sparse.put_at(range(0, 8 * MiB, 1 * MiB), zeros, force=True).forced == 8
+    assert sparse.allocated == 0
+    assert sparse.get([0]) == [zeros]
+
+
+def test_what_exists_is_not_read_from_the_file(sparse: SparsePeer, monkeypatch):
+    """That is slower, and for holes alone."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("read from the file")
+
+    monkeypatch.setattr(ReadOnlyMap, "read_into", never)
+    numbers = range(16)
+    assert sparse.put(numbers).created == 16
+    assert sparse.get(numbers) == [block(number) for number in numbers]
+    far = [0, 200 * MiB]
+    for start in far:
+        sparse.rows[start : start + BLOCK_BYTES] = b"y" * BLOCK_BYTES
+    assert sparse.put_at(far, b"y" * BLOCK_BYTES, force=True).forced == 2
+
+
+def test_pages_are_seen_from_anywhere_in_them():
+    fd = memfd(8 * PAGE)
+    os.pwrite(fd, b"x", 3 * PAGE + 5)
+    address = map_read_only(fd, 8 * PAGE)
+    try:
+        there = [has_pages(address + number * PAGE, PAGE) for number in range(8)]
+        assert there == [False] * 3 + [True] + [False] * 4
+        assert has_pages(address + 3 * PAGE + 100, 10)
+        assert not has_pages(address + 3 * PAGE + 100, PAGE), "its end is in the next page"
+        assert os.fstat(fd).st_blocks * 512 == PAGE
+    finally:
+        unmap(address, 8 * PAGE)
+        os.close(fd)
