@@ -47,6 +47,9 @@ log = logging.getLogger(__name__)
 # Nobody needs more to say who they are; `doctor` compares about twenty.
 MAX_FINGERPRINT_FIELDS = 64
 
+# To decode a longer header, of some 2,000 keys, is a step of its own: 1 ms for 16,384 keys.
+LARGE_HEADER_BYTES = 64 << 10
+
 MAX_ERROR_CHARS = 500  # it may quote what a peer sent
 
 Later = Callable[[bytes, Steps[None]], None]
@@ -148,7 +151,8 @@ class Handlers:
             steps = self._handle(client, frames)
             if steps is None:
                 return None
-            next(steps)
+            if frames[1].nbytes <= LARGE_HEADER_BYTES:
+                next(steps)
         except StopIteration:
             return None
         except Exception as error:

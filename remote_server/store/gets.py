@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from remote_server.protocol import KeyState
-from remote_server.steps import KEYS_PER_STEP, Steps, parts
+from remote_server.steps import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts
 from remote_server.store.answers import Found, KeyStates, Pinned
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block
@@ -64,7 +64,7 @@ class Gets:
     ) -> Steps[Pinned | None]:
         if self._waterfall is None:
             return (yield from self.get(namespace, keys))
-        first = first_places(keys)
+        first = yield from _first_places_in_steps(keys)
         gathering = Gathering(len(first), self._tier.unpin_all)
         last_first = [*reversed(first)]
         try:
@@ -87,9 +87,7 @@ class Gets:
         waterfall = self._waterfall
         if waterfall is None:
             return (yield from self.get(namespace, keys, check))
-        first = first_places(keys)
-        if len(first) > KEYS_PER_STEP:
-            yield
+        first = yield from _first_places_in_steps(keys)
         found: list[Block | bool] = []
         try:
             for part in parts([*reversed(first)]):
@@ -107,14 +105,17 @@ class Gets:
             raise
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
+        """From the last key to the first, as `_pin` does; one that comes twice counts once."""
         place = self._waterfall or self._tier
-        touched = -1
-        for part in parts([*reversed(first_places(keys))]):
-            if touched >= 0:
+        touched: set[bytes] = set()
+        is_first = True
+        for part in parts([*reversed(keys)]):
+            if not is_first:
                 yield
+            is_first = False
             self._expiry.expire(namespace, part)
-            touched = max(touched, 0) + sum([place.touch(namespace, key) for key in part])
-        return touched
+            touched.update([key for key in part if place.touch(namespace, key)])
+        return len(touched)
 
     def states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """Of each key the better of what the tiers say, a byte each."""
@@ -258,4 +259,16 @@ def first_places(keys: Sequence[bytes]) -> dict[bytes, int]:
         places = {}
         for index, key in enumerate(keys):
             places.setdefault(key, index)
+    return places
+
+
+def _first_places_in_steps(keys: Sequence[bytes]) -> Steps[dict[bytes, int]]:
+    """The same in steps: 16,384 keys whose hashes are not known yet take 3 ms."""
+    if len(keys) <= LOOKUP_KEYS_PER_STEP:
+        return first_places(keys)
+    places: dict[bytes, int] = {}
+    for part in parts(range(len(keys)), LOOKUP_KEYS_PER_STEP):
+        for index in part:
+            places.setdefault(keys[index], index)
+        yield
     return places
