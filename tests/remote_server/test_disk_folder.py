@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from disk_helpers import RealDisk, budget_for
 from disk_server import put_all, small_server
+from shared_peer import open_fds
 from wire_peer import Peer
 
 from remote_server.config import MiB
@@ -143,10 +144,10 @@ def test_a_folder_that_is_renamed_under_a_server_stays_the_servers(tmp_path):
 
 def test_a_refused_folder_leaves_no_descriptor(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_fds()
     with pytest.raises(ConfigError):
         TakenFolder(tmp_path)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_fds() == before
 
 
 # ── the clock ────────────────────────────────────────────────────────────────────────────────

@@ -426,7 +426,7 @@ def test_where_there_are_no_abstract_sockets_everything_stays_on_tcp(context, mo
         assert peer.put([1]).created == 1
         peer.socket.close()
     assert "clients on this host use TCP" in caplog.text
-    assert open_fds() <= before + 8  # what ZeroMQ's own threads keep until the context ends
+    assert open_fds() <= before
 
 
 def test_a_server_that_stops_waits_for_the_maps_of_clients_that_left_before(context, monkeypatch):

@@ -346,8 +346,8 @@ def test_close_leaves_nothing_mapped_and_no_descriptor(near):
     shared.region.close()
     near.hang_up()
     near.forget_region()
-    assert open_fds() <= before[0]
-    assert _num_maps() <= before[1]
+    eventually(lambda: open_fds() <= before[0], "no descriptor is left behind")
+    eventually(lambda: _num_maps() <= before[1], "nothing is left mapped")
 
 
 def test_close_waits_for_the_arenas_of_all_earlier_attachments(near, monkeypatch):

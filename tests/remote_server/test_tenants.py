@@ -4,6 +4,7 @@ import os
 
 import pytest
 import zmq
+from shared_peer import open_fds
 from tenancy import Guest, tenancy
 from wire_peer import BLOCK_BYTES, Peer, block, key
 
@@ -338,10 +339,10 @@ def test_a_tenants_disk_is_its_own_and_comes_back_to_it_alone(tenancy, tmp_path)
 def test_a_server_that_cannot_start_for_one_tenant_holds_nothing_of_the_others(tenancy, tmp_path):
     tenancy.write(a='disk = "16MiB"', b='disk = "1MiB"')
     config = tenancy.config(disk=str(tmp_path / "disk"), disk_bytes=32 * MiB)
-    before = len(os.listdir("/proc/self/fd"))
+    before = open_fds()
     with pytest.raises(ConfigError, match="below the least"):
         Server(config).start()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_fds() == before
 
 
 def test_many_tenants_on_one_server_each_find_their_own(tenancy):
