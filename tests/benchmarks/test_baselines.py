@@ -61,7 +61,10 @@ def test_the_server(
 ):
     monkeypatch.setattr(small_operations, "NUM_STREAMS", 1)  # processes take their time to start
     monkeypatch.setattr(saturation, "ROUNDS_PER_TRIAL", 2)
-    record, rows = run(server, tmp_path, "--sizes-bytes", "4MiB", "--directory", str(tmp_path))
+    only = ",".join(section for section in server.SECTIONS if section != "one-batch")
+    record, rows = run(
+        server, tmp_path, "--sizes-bytes", "4MiB", "--directory", str(tmp_path), "--only", only
+    )
     for integrity in (True, False):
         for operation in (
             "set deferred=False", "set deferred=True", "set deferred=True, until readable", "get",
@@ -98,6 +101,27 @@ def test_the_server(
         "left behind"
     )
     assert "delta-stream_get" in capsys.readouterr().out
+
+
+def test_one_batch_at_a_time(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    record, _ = run(server, tmp_path, "--only", "one-batch")
+    rows = {
+        (row["operation"], row["transport"], row["integrity"]): row["seconds"]
+        for row in record["rows"] if row["model"] == "tiny, one batch at a time"
+    }  # fmt: skip
+    for integrity in (True, False):
+        for transport in ("tcp", "shm"):
+            for operation in ("set deferred=False", "set deferred=True",
+                              "set deferred=True, until readable"):  # fmt: skip
+                assert rows[operation, transport, integrity], operation
+        for operation, transport in (
+            ("get", "tcp"), ("stream_get", "tcp"), ("client's get", "tcp"), ("client's get", "shm"),
+        ):  # fmt: skip
+            last = rows[operation, transport, integrity]["median"]
+            assert 0 < rows[f"{operation}, first block", transport, integrity]["median"] < last
+    printed = capsys.readouterr().out
+    assert "deferred, of not" in printed
+    assert "streamed, of get" in printed
 
 
 def test_sigterm_keeps_what_a_run_has_measured(tmp_path: Path):

@@ -17,7 +17,7 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, FerryWo
 from benchmarks.remote_kv_cache.baseline.receivers import RawReceiver
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from benchmarks.remote_kv_cache.baseline.sender import Sender
-from benchmarks.remote_kv_cache.baseline.whole_get import WholeGets
+from benchmarks.remote_kv_cache.baseline.socket_gets import SocketGets
 
 NAIVE = Variant("b2b naive")
 TCP_WALL = Variant("raw sockets, two connections", "tcp")
@@ -84,7 +84,7 @@ def ferry_cases(
             ferry = FerryWork(client, namespace, work)
             cases += _one_client(ferry, check, source, target, transport, integrity, work)
             if transport == "tcp":
-                whole = WholeGets(endpoint, namespace, work, target.pool, integrity=integrity)
+                whole = SocketGets(endpoint, namespace, work, target.pool, integrity=integrity)
                 stack.callback(whole.close)
                 variant = Variant(GET, transport, integrity)
                 cases.append(_get(variant, whole.get, check, source, target, work))

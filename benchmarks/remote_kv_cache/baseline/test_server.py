@@ -2,7 +2,8 @@
 
 A real server process; one client; each model's blocks put, got and asked for, over each transport,
 with checksums and without, every byte verified. In the same run: a plain copy, two bare TCP
-connections, a copy between two shared maps, and a real Redis. Then what is small: lookups, small
+connections, a copy between two shared maps, and a real Redis. Then with one batch outstanding:
+to the acknowledgement, to the first block, to the last. Then what is small: lookups, small
 blocks, and lookups while others stream. Ratios are to a plain copy of the same blocks.
 """
 
@@ -21,6 +22,7 @@ from benchmarks.remote_kv_cache.baseline import (
     blocks,
     encryption,
     lookups,
+    one_batch,
     redis_work,
     results,
     saturation,
@@ -36,7 +38,7 @@ from remote_server.malloc import keep_freed_memory
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
 
-SECTIONS = ("models", "lookups", "sizes", "fairness", "tiers", "keys")
+SECTIONS = ("models", "one-batch", "lookups", "sizes", "fairness", "tiers", "keys")
 SOURCE_OPERATIONS = (
     server_cases.SET, server_cases.SET_DEFERRED, server_cases.GET, server_cases.STREAM_GET
 )  # fmt: skip
@@ -73,8 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         record.versions["redis-server"] = redis_work.version()
     except Skipped as reason:
         record.parameters["redis-server"] = str(reason)
-    models = arguments.models if "models" in arguments.only else ()
-    total = blocks.total_bytes(models, arguments.batches)  # all else is short
+    parts = len({"models", "one-batch"}.intersection(arguments.only))
+    total = parts * blocks.total_bytes(arguments.models, arguments.batches)  # all else is short
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
         _measure(runner, record, arguments)
     options.write(record, runner, arguments, partial(results.chart, CHARTED))
@@ -86,6 +88,11 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> N
     for model in arguments.models if "models" in arguments.only else ():
         work = blocks.plan(model, arguments.batches)
         measure_model(runner, record, work, arguments.memory)
+        if runner.interrupted:
+            return
+    for model in arguments.models if "one-batch" in arguments.only else ():
+        work = blocks.plan(model, arguments.batches)
+        one_batch.measure(runner, record, work, arguments.memory)
         if runner.interrupted:
             return
     if "sizes" in arguments.only:
@@ -145,6 +152,8 @@ def show(record: Record, heading: str) -> None:
         rows = [row for row in record.rows if row.model == model]
         if not any(row.operation == server_cases.SET_DEFERRED for row in rows):
             continue  # not one of the source's
+        if model.endswith(one_batch.SUFFIX):
+            continue  # with a table of its own
         ways = dict.fromkeys((row.transport, row.integrity) for row in rows
                              if row.integrity is not None and not row.reason)  # fmt: skip
         for transport, integrity in ways:
@@ -166,6 +175,8 @@ def show(record: Record, heading: str) -> None:
                *(f"delta-{operation}" for operation in SOURCE_OPERATIONS)]  # fmt: skip
     if lines:
         print(f"{heading}\n{table.render(headers, lines)}")
+    if text := one_batch.describe(record.rows):
+        print(f"\n{text}")
     show_tiers(record)
     if record.rows:
         print(f"\n{results.details(record.rows)}")
