@@ -125,8 +125,8 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     free one, `off` does without. The default one, when it is taken, is done without as well."""
 
     admin_token_file: str = ""
-    """A file with the token that `POST /clear` and `/drain` take, and everything where other
-    machines can reach it. Empty: these two are refused."""
+    """A file with the token that `POST /clear`, `/prefetch` and `/drain` take, and everything
+    where other machines can reach it. Empty: these three are refused."""
 
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""

@@ -26,6 +26,7 @@ from remote_server.intake import CannotBind, Intake, make_router
 from remote_server.keys import read_server_keys
 from remote_server.known_keys import KnownKeys
 from remote_server.open_files import check_file_sizes, named_when_missing, warn_if_too_few
+from remote_server.prefetches import Prefetches
 from remote_server.private_memory import PrivateMemory
 from remote_server.protocol import TierStats
 from remote_server.quarters import Quarters
@@ -144,6 +145,7 @@ class Server:
         if self.config.populate:
             self._population = Population([each.arena for each in self.quarters.values()])
         self.desk = Desk(self._copier.wake)
+        self.prefetches = Prefetches(self.quarters, self._guard, self._copier.wake)
         self._next_check = self._clock() + CHECK_INTERVAL_S
         self._next_report = self._clock() + REPORT_INTERVAL_S
         self._reported: dict[str, dict[str, int]] = {}
@@ -181,6 +183,7 @@ class Server:
             more_to_do |= run("copying", self._copier.copy_some, False)
         for quarters in self.quarters.values():
             more_to_do |= quarters.take_turn()
+        more_to_do |= self.prefetches.take_turn()
         self.desk.answer_one()
         idle = not events and not more_to_do
         run("looking after the books", partial(self._look_after, idle), None)

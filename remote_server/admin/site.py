@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from importlib.resources import files
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
@@ -27,6 +27,7 @@ from remote_server.admin.token import Token
 from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
 from remote_server.few_lines import FewLines
+from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE
 from remote_server.server import Server
 from remote_server.snapshot import Snapshot
 
@@ -37,6 +38,9 @@ ALIVE_S = 2.0
 
 # Removing large files takes some file systems long. Less than the `PATIENCE_S` of a connection.
 GONE_S = 8.0
+
+# The same of a prefetch, which goes on after the answer.
+READ_S = 8.0
 
 # A snapshot serves all who ask within this time: however many ask, the loop makes ten a second.
 SNAPSHOT_S = 0.1
@@ -54,6 +58,7 @@ PATIENCE_S = 10.0
 LOOK_S = 1.0  # between two looks at that
 
 MAX_BODY_BYTES = 4096
+MAX_KEYS_BODY_BYTES = MAX_KEYS_PER_MESSAGE * (2 * MAX_KEY_BYTES + 4) + MAX_BODY_BYTES
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -63,6 +68,24 @@ class ClearRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     namespace: str | None = None
     all: bool = False
+
+
+class PrefetchRequest(msgspec.Struct, forbid_unknown_fields=True):
+    """A prefix, its first key first, each in hexadecimal."""
+
+    namespace: str
+    keys: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_KEYS_PER_MESSAGE)]
+
+
+def read_key(text: str) -> bytes:
+    """Raises `ValueError`, saying what is wrong."""
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        raise ValueError(f"{text!r:.80} is not hexadecimal") from None
+    if not 0 < len(key) <= MAX_KEY_BYTES:
+        raise ValueError(f"a key of {len(key)} bytes: 1 to {MAX_KEY_BYTES}")
+    return key
 
 
 class Site:
@@ -90,6 +113,7 @@ class Site:
         app.router.add_get("/stats", self._stats)
         app.router.add_get("/settings", self._settings)
         app.router.add_post("/clear", self._clear)
+        app.router.add_post("/prefetch", self._prefetch)
         app.router.add_post("/drain", self._drain)
         return app
 
@@ -173,6 +197,23 @@ class Site:
             text = "cleared until the next start; the disk failed, and the files may be back then\n"
             raise web.HTTPInternalServerError(text=text)
 
+    async def _prefetch(self, request: web.Request) -> web.Response:
+        keys_in = request.clone(client_max_size=MAX_KEYS_BODY_BYTES)
+        try:
+            wanted = msgspec.json.decode(await keys_in.read(), type=PrefetchRequest)
+            keys = [*map(read_key, wanted.keys)]
+        except (msgspec.DecodeError, ValueError) as error:
+            raise web.HTTPBadRequest(text=f"{_PREFETCH_HELP}: {error}\n") from error
+        begun = await self._ask(partial(self._server.prefetches.begin, wanted.namespace, keys))
+        if begun is None:
+            raise web.HTTPNotFound(text=f"there is no namespace {wanted.namespace!r}\n")
+        prefetch, end = begun
+        log.info("admin: %s prefetches %d keys of %r", request.remote, len(keys), wanted.namespace)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(end)), READ_S)
+        done = await self._ask(lambda: prefetch.so_far)
+        return _json(done._asdict(), status=202 if done.coming else 200)
+
     async def _drain(self, request: web.Request) -> web.Response:
         await self._ask(self._server.drain)
         self._taken = None
@@ -250,6 +291,8 @@ _OPEN = ("/", *_PROBES)
 """Say nothing that a stranger could use: the page itself is the same everywhere."""
 
 _CLEAR_HELP = 'send {"namespace": NAME}, or {"all": true}'
+
+_PREFETCH_HELP = 'send {"namespace": NAME, "keys": [HEX, ...]}'
 
 _HEADERS = {
     "Cache-Control": "no-store",

@@ -18,6 +18,7 @@ from remote_server.store.gets import Check, Gets, first_places
 from remote_server.store.kept import KeptNow
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import NamespaceInfo, Namespaces
+from remote_server.store.prefetch import Prefetch, Prefetched
 from remote_server.store.puts import Puts
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
@@ -119,6 +120,18 @@ class Store:
     def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
         """How many distinct keys were readable, and are the most recently used now."""
         return self._gets.touch(namespace, keys)
+
+    def prefetch(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        go_on_later: Callable[[Callable[[], None]], object],
+        on_end: Callable[[Prefetched], None],
+    ) -> Prefetch:
+        """Bring what is on disk of `keys` into memory; the caller calls its `go_on` once."""
+        return Prefetch(
+            self.tier, self.waterfall, self._expiry, namespace, keys, go_on_later, on_end
+        )
 
     # ── keeping ──────────────────────────────────────────────────────────────────────────
 

@@ -287,19 +287,27 @@ class Waterfall:
         return self._disk.block_bytes_of(namespace) or self._block_bytes_of(namespace)
 
     def fetch(
-        self, namespace: str, keys: Sequence[bytes], on_fetched: OnFetched, *, final: bool = True
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        on_fetched: OnFetched,
+        *,
+        final: bool = True,
+        for_get: bool = True,
     ) -> bool:
         """`pin_all`, reading into memory what only the disk has.
 
         `keys` are distinct. `on_fetched` gets a pinned block of memory, or None, for each; at
         once, and then this returns True, when nothing has to be read. Ask for no more at a time
         than memory can hold beside what else is pinned: what finds no place is a miss, and
-        counted unless the caller will ask again (not `final`) or call `gave_up`.
+        counted unless the caller will ask again (not `final`) or call `gave_up`. What is fetched
+        before anybody gets it (not `for_get`) is no hit.
         """
         self.asked_again(namespace, keys)
         blocks = self._memory.pin_all(namespace, keys)
         missing = [place for place, block in enumerate(blocks) if block is None]
-        self.hits_memory += len(blocks) - len(missing)
+        if for_get:
+            self.hits_memory += len(blocks) - len(missing)
         waiting = 1
 
         def one_is_here() -> None:
@@ -314,7 +322,7 @@ class Waterfall:
 
             def here(block: Block | None) -> None:
                 blocks[place] = block
-                self.hits_disk += block is not None
+                self.hits_disk += for_get and block is not None
                 one_is_here()
 
             self._fetching[namespace, keys[place]].append(here)

@@ -1,0 +1,123 @@
+"""Blocks that somebody will soon get, read from disk into memory before that."""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from remote_server.config import MiB
+from remote_server.protocol import KeyState
+from remote_server.steps import KEYS_PER_STEP
+from remote_server.store.expiry import Expiry
+from remote_server.store.slabs import Block
+from remote_server.store.tier import Tier
+from remote_server.store.waterfall import Waterfall
+
+# Read at a time, of one prefetch: gets share the disk with it.
+WINDOW_BYTES = 16 * MiB
+
+# Of memory, one prefetch fills at most a half: more would push its own beginning out.
+SHARE_OF_MEMORY = 2
+
+
+class Prefetched(NamedTuple):
+    """What became of the distinct keys of a prefetch. They add up to all of them."""
+
+    in_memory: int = 0
+    """Were there before."""
+    read: int = 0
+    """Came from the disk."""
+    absent: int = 0
+    """Are in neither tier, or were lost while they were read."""
+    no_room: int = 0
+    """Were not read: memory is full of pinned blocks, or what is before them fills half of it."""
+    coming: int = 0
+    """Have not been looked at yet, or are being read."""
+
+
+class Prefetch:
+    """One request to bring `keys` into memory. One thread calls it.
+
+    The keys are a prefix, the first one first. They are read from the last to the first, as gets
+    pin them, so that the head is the most recently used. Nothing stays pinned.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        waterfall: Waterfall | None,
+        expiry: Expiry,
+        namespace: str,
+        keys: Sequence[bytes],
+        go_on_later: Callable[[Callable[[], None]], object],
+        on_end: Callable[[Prefetched], None],
+    ) -> None:
+        """`go_on_later` has the loop call something in another turn; `on_end` is called once."""
+        self._tier = tier
+        self._waterfall = waterfall
+        self._expiry = expiry
+        self._namespace = namespace
+        self._left = [*dict.fromkeys(keys)]
+        most = len(self._left)
+        if waterfall is not None:
+            share = tier.stats().budget_bytes // SHARE_OF_MEMORY
+            most = min(most, share // waterfall.block_bytes_of(namespace))
+        self._done = Prefetched(no_room=len(self._left) - most)
+        del self._left[most:]
+        self._go_on_later = go_on_later
+        self._on_end = on_end
+        self._num_reading = 0
+
+    @property
+    def so_far(self) -> Prefetched:
+        return self._done._replace(coming=len(self._left) + self._num_reading)
+
+    def go_on(self) -> None:
+        """A part of the keys; the next one when what it reads is here, or in another turn."""
+        if not self._left:
+            self._on_end(self.so_far)
+            return
+        part = self._take_part()
+        self._expiry.expire(self._namespace, part)
+        states = self._tier.lookup_all(self._namespace, part)
+        below = [key for key, state in zip(part, states, strict=True)
+                 if state != KeyState.READABLE]  # fmt: skip
+        self._count(in_memory=len(part) - len(below))
+        on_disk = self._on_disk(below)
+        self._count(absent=len(below) - len(on_disk))
+        if on_disk and self._waterfall is not None:
+            self._read(self._waterfall, on_disk)
+        else:
+            self._go_on_later(self.go_on)
+
+    def _take_part(self) -> list[bytes]:
+        size = KEYS_PER_STEP
+        if self._waterfall is not None:
+            block_bytes = self._waterfall.block_bytes_of(self._namespace)
+            size = max(1, min(size, WINDOW_BYTES // block_bytes))
+        part, self._left = self._left[-size:], self._left[:-size]
+        part.reverse()
+        return part
+
+    def _on_disk(self, keys: Sequence[bytes]) -> list[bytes]:
+        if self._waterfall is None:
+            return []
+        states = self._waterfall.lookup_all(self._namespace, keys)
+        return [key for key, state in zip(keys, states, strict=True)
+                if state == KeyState.READABLE]  # fmt: skip
+
+    def _read(self, waterfall: Waterfall, keys: list[bytes]) -> None:
+        self._num_reading = len(keys)
+
+        def came(blocks: list[Block | None]) -> None:
+            self._num_reading = 0
+            here = [block for block in blocks if block is not None]
+            self._tier.unpin_all(here)
+            not_here = [key for key, block in zip(keys, blocks, strict=True) if block is None]
+            no_room = len(self._on_disk(not_here))
+            self._count(read=len(here), no_room=no_room, absent=len(not_here) - no_room)
+            self._go_on_later(self.go_on)
+
+        waterfall.fetch(self._namespace, keys, came, final=False, for_get=False)
+
+    def _count(self, **more: int) -> None:
+        old = self._done._asdict()
+        self._done = self._done._replace(**{name: old[name] + n for name, n in more.items()})
