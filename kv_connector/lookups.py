@@ -23,7 +23,7 @@ from kv_connector.lookup_pause import LookupPause
 from kv_connector.patience import Patience
 from kv_connector.pool_room import PoolRoom, Room
 from kv_connector.pool_rows import PoolRows
-from kv_connector.request_options import bypass_of
+from kv_connector.request_options import bypass_of, prefetches
 from kv_connector.tier_metrics import TierCounters
 from kv_connector.waiting import LOOKS_TO_USE_AN_ANSWER, Missed, Waiting
 from remote_server.client import RemoteClient
@@ -117,9 +117,11 @@ class Lookups:
     # ── a request, from its first lookup to its end ──────────────────────────────────────
 
     def begin(self, req_context: ReqContext) -> None:
+        params = req_context.kv_transfer_params
+        prefetch = prefetches(params)
+        budget_ms = self._config.load_timeout_ms if prefetch else self._config.wait_budget_ms
         self._waits[req_context.req_id] = Waiting(
-            budget_s=self._config.wait_budget_ms / 1000,
-            bypass=bypass_of(req_context.kv_transfer_params) is not None,
+            budget_s=budget_ms / 1000, bypass=bypass_of(params) is not None, prefetch=prefetch
         )
 
     def still_waits(self, request_id: str, loading: Collection[bytes]) -> bool:
@@ -311,7 +313,7 @@ class Lookups:
             if now_s - self._held_since_s > self._config.load_timeout_ms / 1000:
                 wait.give_up(readable, Missed.POOL_BUSY)
             return
-        if not wait.judged and not self._worth_fetching(readable, round_trips=1):
+        if not wait.judged and not self._worth_fetching(wait, readable, round_trips=1):
             wait.give_up(readable, Missed.BREAK_EVEN)
         elif wait.loads_too_often:
             wait.give_up(readable, Missed.EVICTED_AGAIN)
@@ -389,7 +391,7 @@ class Lookups:
         keys = wait.take_wanted()
         if namespace is None:
             wait.give_up(keys, Missed.UNAVAILABLE)
-        elif not wait.asked and not self._worth_fetching(keys, round_trips=2):
+        elif not wait.asked and not self._worth_fetching(wait, keys, round_trips=2):
             wait.give_up(keys, Missed.BREAK_EVEN)
         else:
             now_s = self._clock()
@@ -409,7 +411,9 @@ class Lookups:
                 partial(self._on_found, None, 0, [key], self._clock())
             )
 
-    def _worth_fetching(self, keys: list[bytes], *, round_trips: int) -> bool:
+    def _worth_fetching(self, wait: Waiting, keys: list[bytes], *, round_trips: int) -> bool:
+        if wait.prefetch:
+            return True
         num_bytes = len(keys) * self._rows.block_bytes
         num_tokens = self._rows.tokens_of(len(keys))
         return self._break_even.admits(num_bytes, num_tokens, round_trips=round_trips)

@@ -1,9 +1,11 @@
 """What one request may ask for over HTTP, in `kv_transfer_params`.
 
-    {"kv_transfer_params": {"kvferry": {"load": false, "store": false}}}
+    {"kv_transfer_params": {"kvferry": {"load": false, "store": false, "prefetch": true}}}
 
 `load: false` computes the prompt although it is cached below the engine, `store: false` leaves
-the request's blocks out of the CPU pool and the server. Options that cannot be read keep the
+the request's blocks out of the CPU pool and the server. `prefetch: true` is for a request of one
+token that is sent ahead of the real one, while nobody waits for an answer: it brings all that the
+server holds of its prompt into the pool, without break-even and without `wait_budget_ms`. Options that cannot be read keep the
 request from the server: they may have been meant as an opt-out. A request that uses a LoRA
 adapter keeps to the CPU pool: vLLM's block hash knows adapters by name and path, which says
 nothing about their weights on another host. A request whose prompt another connector brings from
@@ -29,11 +31,15 @@ OPTIONS_KEY = "kvferry"
 BYPASS_KEY = "kvferry_bypass"
 """In a request's `kv_transfer_params`: a `Bypass`. Anything else under it is a client's text."""
 
+PREFETCH_KEY = "kvferry_prefetch"
+"""In a request's `kv_transfer_params`: there, and True, for a request that prefetches."""
+
 PROMPT_COMES_KEY = "do_remote_prefill"
 """vLLM's word, in a request to a decoding engine: its whole prompt was computed elsewhere."""
 
 # vLLM's limits, which are 0 for "nothing of this request".
-_VLLM_LIMITS = {"load": "max_load_tokens", "store": "max_offload_tokens"}
+_VLLM_LIMITS: dict[Any, str] = {"load": "max_load_tokens", "store": "max_offload_tokens"}
+PREFETCH = "prefetch"
 
 
 class Bypass(StrEnum):
@@ -49,6 +55,11 @@ def bypass_of(params: object) -> Bypass | None:
     return reason if isinstance(reason, Bypass) else None
 
 
+def prefetches(params: object) -> bool:
+    """Whether a request is there to bring its prompt's blocks into the pool."""
+    return isinstance(params, Mapping) and params.get(PREFETCH_KEY) is True
+
+
 def apply_request_options(request: "Request") -> None:
     """Translate the request's options for vLLM and the remote tier, in place.
 
@@ -56,14 +67,15 @@ def apply_request_options(request: "Request") -> None:
     """
     given: object = request.kv_transfer_params
     params: dict[Any, Any] = dict(given) if isinstance(given, Mapping) else {}
-    params.pop(BYPASS_KEY, None)
+    for ours in (BYPASS_KEY, PREFETCH_KEY):
+        params.pop(ours, None)
     options = params.get(OPTIONS_KEY) if isinstance(given, Mapping) else given
-    limits, unread = _read(options)
-    params |= limits
+    translated, unread = _read(options)
+    params |= translated
     if unread is not None:
         logger.warning(
             "request %s does not use the server: cannot read %s in kv_transfer_params; known: "
-            '{"%s": {"load": ..., "store": ...}}, each true or false',
+            '{"%s": {"load": ..., "store": ..., "prefetch": ...}}, each true or false',
             request.request_id,
             reprlib.repr(unread),  # a client chooses the length of its body
             OPTIONS_KEY,
@@ -92,17 +104,20 @@ def keep_to_pool(request: "Request") -> None:
     request.kv_transfer_params = {**others, BYPASS_KEY: Bypass.OPTIONS_UNREAD}
 
 
-def _read(options: object) -> tuple[dict[str, int], object]:
-    """vLLM's limits for what can be read of `options`, and what cannot, None without any."""
+def _read(options: object) -> tuple[dict[str, int | bool], object]:
+    """What can be read of `options`, as vLLM's limits and our own key; and what cannot, None
+    without any."""
     if options is None:
         return {}, None
     if not isinstance(options, Mapping):
         return {}, options
-    limits, unread = {}, {}
-    for name, allowed in options.items():
-        limit = _VLLM_LIMITS.get(name)
-        if limit is None or not isinstance(allowed, bool):
-            unread[name] = allowed
-        elif not allowed:
-            limits[limit] = 0
-    return limits, unread or None
+    translated: dict[str, int | bool] = {}
+    unread: dict[Any, Any] = {}
+    for name, wanted in options.items():
+        if not isinstance(wanted, bool) or name not in (*_VLLM_LIMITS, PREFETCH):
+            unread[name] = wanted
+        elif name == PREFETCH:
+            translated[PREFETCH_KEY] = wanted
+        elif not wanted:
+            translated[_VLLM_LIMITS[name]] = 0
+    return translated, unread or None

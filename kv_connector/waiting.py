@@ -54,6 +54,8 @@ class Waiting:
 
     budget_s: float
     bypass: bool = False
+    prefetch: bool = False
+    """Nobody waits for its answer: what the server holds is worth loading however long it takes."""
     step: int = -2
     """Of the last look."""
     looks: int = 0

@@ -5,6 +5,7 @@ from scripted_client import ScriptedClient
 from tiered_engine import TieredEngine
 
 from kv_connector import tier_metrics as metrics
+from kv_connector.request_options import PREFETCH_KEY
 from kv_connector.tier_transfers import OVERDUE_AFTER_LOOKS, OVERDUE_AFTER_S
 from remote_server.protocol import KeyState
 
@@ -72,6 +73,18 @@ def test_a_lookup_that_is_never_answered_is_a_miss_when_the_budget_is_spent(engi
     assert engine.lookup(context, keys) == ["MISS"] * 3
     assert engine.counted(metrics.MISSED_BLOCKS, "budget_spent") == 3
     assert not engine.manager.has_pending_work()
+
+
+def test_a_request_that_prefetches_waits_as_long_as_a_load_may_take(engine: TieredEngine):
+    config = engine.tier._lookups._config
+    waits, keys = engine.request("r", range(3), **{PREFETCH_KEY: True})
+    for seconds in (0.0, 2 * config.wait_budget_ms / 1000, 0.0, 0.0):
+        engine.clock.now += seconds
+        assert engine.lookup(waits, keys) == ["RETRY"] * 3
+        engine.step()
+    engine.clock.now += config.load_timeout_ms / 1000
+    assert engine.lookup(waits, keys) == ["MISS"] * 3, "and no longer"
+    engine.check()
 
 
 @pytest.mark.parametrize("what", ["load", "store", "both"])

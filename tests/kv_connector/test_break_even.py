@@ -8,6 +8,7 @@ from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 from kv_connector import tier_metrics as metrics
 from kv_connector.break_even import PROBE_AFTER_S, PROBE_EVERY, BreakEven, worth_loading
 from kv_connector.patience import Patience
+from kv_connector.request_options import PREFETCH_KEY
 from kv_connector.speeds import KEPT_SAMPLES, LEAST_SAMPLES, EngineSpeed, LinkSpeed, Recent
 from remote_server.protocol import KeyState
 
@@ -213,6 +214,16 @@ def test_a_prefix_that_would_load_slower_than_it_computes_is_not_asked_for(engin
     assert engine.lookup(context, keys) == ["MISS"] * 8
     assert engine.client.count("lookup") == asked
     assert engine.tier.totals()[metrics.MISSED_BLOCKS, "break_even"] == 8
+
+
+def test_a_request_that_prefetches_loads_what_is_slower_than_computing(engine: Engine):
+    """32 ms to compute, 50 ms to load: nobody waits for its answer."""
+    measured(engine, load_s=0.05)
+    context, keys = engine.request("r", 8, **{PREFETCH_KEY: True})
+    assert engine.lookup(context, keys) == ["RETRY"] * 8
+    engine.step()
+    engine.client.last("lookup").found(*[READABLE] * 8)
+    assert engine.lookup(context, keys) == ["HIT"] * 8
 
 
 def test_a_prefix_that_loads_sooner_is_fetched(engine: Engine):

@@ -12,7 +12,14 @@ from vllm.v1.kv_offload.base import ReqContext
 
 from kv_connector import tier_metrics as metrics
 from kv_connector.connector import KVFerryConnector
-from kv_connector.request_options import BYPASS_KEY, OPTIONS_KEY, Bypass, apply_request_options
+from kv_connector.request_options import (
+    BYPASS_KEY,
+    OPTIONS_KEY,
+    PREFETCH_KEY,
+    Bypass,
+    apply_request_options,
+    prefetches,
+)
 
 
 def request(params: Any = None, *, adapter: bool = False) -> Any:
@@ -34,6 +41,9 @@ def applied(params: Any, *, adapter: bool = False) -> Any:
         ({"load": True, "store": True}, {}),
         ({"load": False}, {"max_load_tokens": 0}),
         ({"store": False}, {"max_offload_tokens": 0}),
+        ({"prefetch": True}, {PREFETCH_KEY: True}),
+        ({"prefetch": False}, {PREFETCH_KEY: False}),
+        ({"prefetch": True, "store": False}, {PREFETCH_KEY: True, "max_offload_tokens": 0}),
     ],
 )
 def test_options_become_vllms_limits(options: dict[str, bool], limits: dict[str, int]):
@@ -53,7 +63,7 @@ def test_a_request_without_options_uses_everything(nothing: Any):
         *("text", 7, ["a", "b"], [["kvferry", {"store": False}]], "", 0, []),
         *({OPTIONS_KEY: "off"}, {OPTIONS_KEY: 0}, {OPTIONS_KEY: []}),
         *({OPTIONS_KEY: {"store": "false"}}, {OPTIONS_KEY: {"stroe": False}}),
-        {OPTIONS_KEY: {"load": 0}},
+        *({OPTIONS_KEY: {"load": 0}}, {OPTIONS_KEY: {"prefetch": 1}}),
     ],
     ids=str,
 )
@@ -90,6 +100,14 @@ def test_a_clients_own_bypass_is_no_reason(text: Any):
     assert {key for key in totals if key[0] in (metrics.DECLINED_BLOCKS, metrics.HOOK_ERRORS)} == (
         set()
     )
+
+
+@pytest.mark.parametrize("text", [True, 1, "yes", {"a": 1}])
+def test_only_the_option_makes_a_request_one_that_prefetches(text: Any):
+    assert not prefetches(applied({PREFETCH_KEY: text}))
+    assert prefetches(applied({OPTIONS_KEY: {"prefetch": True}, PREFETCH_KEY: text}))
+    for params in (None, "text", 7, {OPTIONS_KEY: {"prefetch": False}}):
+        assert not prefetches(applied(params))
 
 
 @pytest.mark.parametrize("params", ["text", 7, ["a"]])

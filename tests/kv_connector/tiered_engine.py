@@ -74,8 +74,10 @@ class TieredEngine:
 
     # ── what a scheduler does ────────────────────────────────────────────────────────────
 
-    def request(self, name: str, numbers: Sequence[int]) -> tuple[ReqContext, list[OffloadKey]]:
-        context = ReqContext(name)
+    def request(
+        self, name: str, numbers: Sequence[int], **params: Any
+    ) -> tuple[ReqContext, list[OffloadKey]]:
+        context = ReqContext(name, kv_transfer_params=params or None)
         keys = [key_of(number) for number in numbers]
         for i, key in enumerate(keys):
             context.set_offload_key_position(key, (i + 1) * TOKENS_PER_BLOCK)
