@@ -65,6 +65,10 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the connector, `kv_connector_extra_config`. None: an engine without one.
     Without `server` in it, the CPU pool works alone."""
 
+    async_scheduling: bool = False
+    """Schedule a step while the one before it is computed. `start` raises `Skipped` where vLLM
+    does not."""
+
     watch: bool = False
     """Keep when the worker computed and copied, for `take_spans`, and time the connector's hooks.
     Costs some ten microseconds a step."""

@@ -44,6 +44,8 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
     """The order was not carried out; `reason` is for people."""
 
     reason: str
+    skipped: bool = False
+    """It cannot be carried out here, which is no failure."""
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):

@@ -82,7 +82,7 @@ class Site:
 
     def settings(
         self, max_batched_tokens: int, *, pool: bool = True, server: bool = True,
-        engine_cache: bool = True, watch: bool = False,
+        engine_cache: bool = True, async_scheduling: bool = False, watch: bool = False,
     ) -> EngineSettings:  # fmt: skip
         """Of an engine with these levels. Engines of one site differ in nothing else."""
         numbers = self._numbers
@@ -103,6 +103,7 @@ class Site:
             max_num_seqs=numbers.max_num_requests,
             block_tokens=numbers.block_size,
             engine_cache=engine_cache,
+            async_scheduling=async_scheduling,
             connector=connector,
             watch=watch,
             extra=extra,
@@ -115,12 +116,16 @@ class Site:
         return engine
 
     def engines(self, settings: Sequence[EngineSettings]) -> list[Engine]:
-        """Several, started side by side; each is then warmed alone."""
+        """Several, started side by side; each is then warmed alone. `Skipped` where they cannot
+        be had."""
         made = [kinds.make(self._kind, each) for each in settings]
         for engine in made:
             self._stack.callback(engine.stop)
+        alone = [engine for engine in made[:1] if engine.settings.async_scheduling]
+        for engine in alone:
+            engine.start()  # may be skipped, which the others need not find out as well
         with ThreadPoolExecutor(len(made)) as starters:
-            for start in [starters.submit(engine.start) for engine in made]:
+            for start in [starters.submit(engine.start) for engine in made[len(alone) :]]:
                 start.result()
         for engine in made:
             self.warm(engine)

@@ -35,6 +35,7 @@ from benchmarks.engine.messages import (
     decode_reply,
     encode,
 )
+from benchmarks.harness.runner import Skipped
 from examples.engine import engine_environment
 from examples.processes import LoggedProcess, StartFailed
 
@@ -140,6 +141,8 @@ class VllmEngine:
                     f"{self._process.log_tail()}"
                 )
         reply = decode_reply(self._orders.recv())
+        if isinstance(reply, Failed) and reply.skipped:
+            raise Skipped(reply.reason)
         if isinstance(reply, Failed):
             raise EngineFailed(f"{reply.reason}\n{self._process.log_tail(15)}")
         assert isinstance(reply, expected), reply

@@ -47,6 +47,7 @@ from benchmarks.engine.messages import (
     encode,
 )
 from benchmarks.engine.presets import gpu_is_here
+from benchmarks.harness.runner import Skipped
 from benchmarks.remote_kv_cache.baseline.hook_timer import HookTimer
 from benchmarks.remote_kv_cache.baseline.stepped_engine import time_hooks
 
@@ -92,7 +93,11 @@ class VllmInThisProcess:
             }
         if settings.watch:
             arguments["worker_extension_cls"] = "benchmarks.engine.worker_watch.WorkerWatch"
-        llm: Any = LLM(**(arguments | dict(settings.extra)))
+        arguments |= settings.extra
+        if settings.async_scheduling:
+            arguments["async_scheduling"] = True
+            _skip_unless_async(arguments)
+        llm: Any = LLM(**arguments)
         self._engine: Any = llm.llm_engine
         self._core: Any = self._engine.engine_core.engine_core
         self._scheduler: Any = self._core.scheduler
@@ -343,6 +348,19 @@ def _carry_out(engine: VllmInThisProcess, order: Order) -> Reply:
     return Done(time.perf_counter() - began)
 
 
+def _skip_unless_async(arguments: dict[str, Any]) -> None:
+    """Raise `Skipped` where vLLM takes `async_scheduling` and schedules synchronously all the
+    same, as it does on a CPU."""
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
+
+    config = EngineArgs(**arguments).create_engine_config()
+    if not config.scheduler_config.async_scheduling:
+        raise Skipped(
+            f"vLLM sets async_scheduling to False on the platform {current_platform.device_name}"
+        )
+
+
 def main() -> int:
     """Say where orders are taken, take the first, which starts the engine, and then the others."""
     parent = os.getppid()
@@ -365,6 +383,8 @@ def main() -> int:
                         reply: Reply = Done(time.perf_counter() - began)
                     else:
                         reply = carry_out(engine, order)
+                except Skipped as reason:
+                    reply = Failed(str(reason), skipped=True)
                 except Exception as error:  # told to the benchmark, which ends this process
                     traceback.print_exc()
                     reply = Failed(f"{type(error).__name__}: {error}")

@@ -71,7 +71,7 @@ SERVER = {
 
 
 class TransferOut(NamedTuple):
-    """Requests a second; the engine's scheduling was synchronous."""
+    """Requests a second: CPU pool alone and with the server, scheduled as the key says."""
 
     swap_out: float
     transfer_out: float
@@ -81,18 +81,34 @@ class TransferOut(NamedTuple):
         return self.transfer_out / self.swap_out
 
 
-TRANSFER_OUT = {
-    ("on", 1024): TransferOut(2.45, 2.37), ("on", 768): TransferOut(2.28, 2.21),
-    ("on", 512): TransferOut(2.31, 2.24), ("on", 384): TransferOut(2.03, 1.95),
-    ("on", 256): TransferOut(1.74, 1.69), ("on", 128): TransferOut(1.08, 1.06),
-    ("on", 64): TransferOut(0.56, 0.55), ("on", 32): TransferOut(0.29, 0.29),
-    ("off", 1024): TransferOut(2.44, 2.40), ("off", 768): TransferOut(2.29, 2.23),
-    ("off", 512): TransferOut(2.37, 2.25), ("off", 384): TransferOut(2.07, 1.95),
-    ("off", 256): TransferOut(1.74, 1.69), ("off", 128): TransferOut(1.08, 1.07),
-    ("off", 64): TransferOut(0.56, 0.56), ("off", 32): TransferOut(0.29, 0.28),
+_TOKENS = (1024, 768, 512, 384, 256, 128, 64, 32)
+
+_TRANSFER_OUT = {
+    ("on", "sync"): (
+        (2.45, 2.37), (2.28, 2.21), (2.31, 2.24), (2.03, 1.95),
+        (1.74, 1.69), (1.08, 1.06), (0.56, 0.55), (0.29, 0.29),
+    ),
+    ("on", "async"): (
+        (2.59, 2.46), (2.53, 2.41), (2.50, 2.51), (2.31, 2.32),
+        (2.20, 2.14), (1.42, 1.38), (0.74, 0.73), (0.38, 0.38),
+    ),
+    ("off", "sync"): (
+        (2.44, 2.40), (2.29, 2.23), (2.37, 2.25), (2.07, 1.95),
+        (1.74, 1.69), (1.08, 1.07), (0.56, 0.56), (0.29, 0.28),
+    ),
+    ("off", "async"): (
+        (2.57, 2.47), (2.51, 2.41), (2.52, 2.52), (2.30, 2.34),
+        (2.10, 2.01), (1.41, 1.39), (0.74, 0.73), (0.38, 0.38),
+    ),
 }  # fmt: skip
-"""By the engine's cache and the tokens of a step, on Qwen2.5-3B: CPU pool and server over CPU pool
-alone. Its other columns, with two steps scheduled ahead, are 0.94 to 1.02 as well."""
+
+TRANSFER_OUT = {
+    (cache, scheduling, tokens): TransferOut(*pair)
+    for (cache, scheduling), pairs in _TRANSFER_OUT.items()
+    for tokens, pair in zip(_TOKENS, pairs, strict=True)
+}
+"""By the engine's cache, its scheduling and the tokens of a step, on Qwen2.5-3B. Its `async-2`, two
+steps in flight, is the nearest to vLLM's async scheduling."""
 
 LONG_PREFILL = {
     "on": {

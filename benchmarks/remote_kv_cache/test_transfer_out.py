@@ -1,8 +1,10 @@
 """What does it cost an engine to hand its KV cache out, to a CPU pool and on to the server?
 
-Different long prompts, one token of answer, nothing cached. Three engines take turns at the same
-prompts' lengths: one without a connector, one with the CPU pool alone, one with pool and server.
-Swept over how many tokens a step computes, with the engine's own prefix cache and without.
+Different long prompts, one token of answer, nothing cached. Four engines take turns at the same
+prompts' lengths: one without a connector and another one like it, whose difference is what this
+machine cannot tell; one with the CPU pool alone, one with pool and server. Swept over how many
+tokens a step computes, with the engine's own prefix cache and without, scheduled synchronously and,
+where vLLM can, asynchronously.
 """
 
 import argparse
@@ -23,7 +25,7 @@ from benchmarks.engine.prompts import Expected, check_length, distinct, whole_bl
 from benchmarks.engine.session import Checked, Site, conduct, needed_bytes
 from benchmarks.harness import options, plot, table
 from benchmarks.harness.record import Figure, Record, Row
-from benchmarks.harness.runner import Case, Runner, Sample
+from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.harness.statistics import compare_pairs
 from benchmarks.remote_kv_cache.source_figures import TRANSFER_OUT
 from remote_server.errors import ConfigError
@@ -31,7 +33,9 @@ from remote_server.errors import ConfigError
 MODULE = "benchmarks.remote_kv_cache.test_transfer_out"
 
 NONE, POOL, SERVER = "no connector", "CPU pool", "CPU pool + server"
-VARIANTS = (NONE, POOL, SERVER)
+CONTROL = "no connector, again"
+VARIANTS = (NONE, CONTROL, POOL, SERVER)
+SYNC, ASYNC = "sync", "async"
 
 GOAL = 0.95
 """Requests a second with the connector, of those without."""
@@ -42,12 +46,13 @@ class TransferOut(Numbers):
     output_len: int
     max_num_batched_tokens: tuple[int, ...]
     engine_cache: tuple[str, ...] = ("on", "off")
+    scheduling: tuple[str, ...] = (SYNC, ASYNC)
 
 
 PRESETS: Mapping[str, TransferOut] = {
     LAPTOP: TransferOut(
         model="small", input_len=2049, output_len=1, num_prompts=4, max_num_requests=1,
-        max_num_batched_tokens=(1024, 512, 256, 128), max_model_len=4096,
+        max_num_batched_tokens=(1024, 768, 512, 384, 256, 128, 64, 32), max_model_len=4096,
         block_size=32, cpu_pool="256MiB", memory_space="1GiB", kv_cache="128MiB", trials=7,
     ),
     PAPER: TransferOut(
@@ -65,9 +70,19 @@ class Key(NamedTuple):
     cache: str
     tokens: int
     variant: str
+    scheduling: str = SYNC
 
     def __str__(self) -> str:
-        return f"engine cache {self.cache}, {self.tokens} tokens a step, {self.variant}"
+        return f"{self.condition}, {self.tokens} tokens a step, {self.variant}"
+
+    @property
+    def condition(self) -> str:
+        """What all of the engines that take turns have in common."""
+        return condition(self.cache, self.scheduling)
+
+
+def condition(cache: str, scheduling: str) -> str:
+    return f"engine cache {cache}" + (", async" if scheduling == ASYNC else "")
 
 
 class Trial(NamedTuple):
@@ -88,7 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         parser.exit(2, f"{MODULE}: {error}\n")
     record = Record.begin(MODULE, argv)
     bench = TransferOutBench(numbers, arguments)
-    runner = Runner(numbers.trials, arguments.warm_ups, total=len(numbers.engine_cache))
+    conditions = len(numbers.engine_cache) * len(numbers.scheduling)
+    runner = Runner(numbers.trials, arguments.warm_ups, total=conditions)
     needed = needed_bytes(numbers, engines=len(VARIANTS))
     measure = partial(bench.measure, record, runner)
     conduct(record, runner, bench.title, "engine", needed, arguments.memory, measure)
@@ -118,15 +134,20 @@ class TransferOutBench:
 
     def measure(self, record: Record, runner: Runner, stack: ExitStack) -> None:
         model = presets.model_path(self._numbers, self._arguments.models)
-        for cache in self._numbers.engine_cache:
+        caches, schedulings = self._numbers.engine_cache, self._numbers.scheduling
+        for scheduling, cache in itertools.product(schedulings, caches):
+            shared = condition(cache, scheduling)
             with ExitStack() as engines:
                 site = Site(engines, self._numbers, self._arguments.engine, model)
-                runner.say(f"engine cache {cache}: starting a server and three engines")
-                chosen = self._engines(site, cache)
-                samples = runner.measure(
-                    f"engine cache {cache}", self._cases(cache, chosen), weight=1.0
-                )
-                if cache == self._numbers.engine_cache[-1] and not runner.interrupted:
+                runner.say(f"{shared}: starting a server and four engines")
+                try:
+                    chosen = self._engines(site, cache, scheduling)
+                except Skipped as reason:
+                    record.rows.append(Row(self.title, shared, 0, Sample(skipped=str(reason))))
+                    continue
+                samples = runner.measure(shared, self._cases(cache, scheduling, chosen), weight=1.0)
+                last = (scheduling, cache) == (schedulings[0], caches[-1])
+                if last and not runner.interrupted:
                     chosen[SERVER].limit_step(max(self._numbers.max_num_batched_tokens))
                     record.figures += transfer_ratio.figures(
                         site, chosen[SERVER], self._numbers.input_len
@@ -137,21 +158,22 @@ class TransferOutBench:
             if runner.interrupted:
                 break
 
-    def _engines(self, site: Site, cache: str) -> dict[str, Engine]:
+    def _engines(self, site: Site, cache: str, scheduling: str) -> dict[str, Engine]:
         site.start_server()
         most = max(self._numbers.max_num_batched_tokens)
         settings = [
-            site.settings(most, pool=variant != NONE, server=variant == SERVER,
-                          engine_cache=cache == "on", watch=True)
+            site.settings(most, pool=variant in (POOL, SERVER), server=variant == SERVER,
+                          engine_cache=cache == "on", async_scheduling=scheduling == ASYNC,
+                          watch=True)
             for variant in VARIANTS
         ]  # fmt: skip
         return dict(zip(VARIANTS, site.engines(settings), strict=True))
 
-    def _cases(self, cache: str, engines: Mapping[str, Engine]) -> list[Case]:
+    def _cases(self, cache: str, scheduling: str, engines: Mapping[str, Engine]) -> list[Case]:
         cases = []
         for tokens in self._numbers.max_num_batched_tokens:
             for variant, engine in engines.items():
-                key = Key(cache, tokens, variant)
+                key = Key(cache, tokens, variant, scheduling)
                 turn = _Turn(self, key, Checked(engine))
                 self.trials[key] = []
                 cases.append(Case(key, turn.run, turn.prepare, turn.verify))
@@ -169,7 +191,7 @@ class TransferOutBench:
         new = whole_blocks(requests, numbers.block_size)
         return Expected.of(
             {}, numbers.block_size, numbers.block_bytes, new,
-            pool=variant != NONE, server=variant == SERVER,
+            pool=variant in (POOL, SERVER), server=variant == SERVER,
         )  # fmt: skip
 
 
@@ -209,28 +231,40 @@ def row_of(model: str, key: Key, sample: Sample, trials: Sequence[Trial]) -> Row
 
 
 def figures_of(record: Record, trials: Mapping[Key, Sequence[Trial]]) -> list[Figure]:
-    """Requests a second, and the ratio to no connector in the same rounds with its interval."""
+    """Requests a second, and ratios within the same rounds with their intervals: `ratio` to no
+    connector, and of pool and server, `delta` to the pool alone, which is the source's."""
     rows = {row.operation: row for row in record.rows}
     figures = []
     for key, done in trials.items():
-        row, base = (rows.get(str(each)) for each in (key, key._replace(variant=NONE)))
+        row = rows.get(str(key))
         if row is None or not row.sample.measured:
             continue
         count = len(done[0].batch.answers)
         assert row.seconds is not None
         values = {"requests a second": count / row.seconds}
-        if key.variant != NONE and base is not None and base.sample.measured:
-            rounds = min(len(base.sample.values), len(row.sample.values))
-            ratio = compare_pairs(base.sample.values[:rounds], row.sample.values[:rounds])
-            values |= {"ratio": ratio.ratio, "low": ratio.low, "high": ratio.high}
+        if key.variant != NONE:
+            values |= _ratio(rows.get(str(key._replace(variant=NONE))), row, "")
+        if key.variant == SERVER:
+            values |= _ratio(rows.get(str(key._replace(variant=POOL))), row, "delta ")
         middle = median([trial.profile for trial in done[len(row.sample.warm_ups) :]])
         values |= {f"profile: {name}": value for name, value in middle._asdict().items()}
         figures.append(Figure(str(key), "", values))
     return figures
 
 
-def verdict(ratio: float, low: float, high: float) -> str:
+def _ratio(base: Row | None, row: Row, prefix: str) -> dict[str, float]:
+    """Of the requests a second of `row` to those of `base`; empty without a base."""
+    if base is None or not base.sample.measured:
+        return {}
+    rounds = min(len(base.sample.values), len(row.sample.values))
+    found = compare_pairs(base.sample.values[:rounds], row.sample.values[:rounds])
+    ratios = {"ratio": found.ratio, "low": found.low, "high": found.high}
+    return {f"{prefix}{name}": value for name, value in ratios.items()}
+
+
+def verdict(values: Mapping[str, float]) -> str:
     """Met or missed with 95% confidence; or which it looks like."""
+    ratio, low, high = (values[name] for name in ("ratio", "low", "high"))
     if low >= GOAL:
         return "met"
     if high < GOAL:
@@ -239,34 +273,42 @@ def verdict(ratio: float, low: float, high: float) -> str:
 
 
 def describe(record: Record, trials: Mapping[Key, Sequence[Trial]]) -> str:
-    """A table for each setting of the engine's cache, and a profile for each row below the goal."""
+    """A table for each condition of the engines, and a profile for each row below the goal."""
     text = []
     figures = {figure.name: figure.values for figure in record.figures}
-    for cache in dict.fromkeys(key.cache for key in trials):
+    for cache, scheduling in dict.fromkeys((key.cache, key.scheduling) for key in trials):
         lines: list[list[table.Cell]] = []
         why = []
-        for tokens in dict.fromkeys(key.tokens for key in trials if key.cache == cache):
-            keys = [Key(cache, tokens, variant) for variant in VARIANTS]
-            values = [figures.get(str(key), {}) for key in keys]
-            line: list[table.Cell] = [tokens, *(each.get("requests a second") for each in values)]
-            for key, each in zip(keys[1:], values[1:], strict=True):
-                if "ratio" not in each:
-                    line += ["-", "-"]
-                    continue
-                ratio, low, high = each["ratio"], each["low"], each["high"]
-                line += [f"{ratio:.3f} ({low:.3f} to {high:.3f})", verdict(ratio, low, high)]
-                if ratio < GOAL:
-                    why += _why(key, each, values[0])
-            source = TRANSFER_OUT.get((cache, tokens))
-            line.append(f"{source.delta:.2f}" if source else "-")
+        mine = [key for key in trials if (key.cache, key.scheduling) == (cache, scheduling)]
+        for tokens in dict.fromkeys(key.tokens for key in mine):
+            keys = {variant: Key(cache, tokens, variant, scheduling) for variant in VARIANTS}
+            values = {name: figures.get(str(key), {}) for name, key in keys.items()}
+            line: list[table.Cell] = [
+                tokens, *(values[name].get("requests a second") for name in (NONE, POOL, SERVER)),
+                _interval(values[CONTROL]),
+            ]  # fmt: skip
+            for variant in (POOL, SERVER):
+                each = values[variant]
+                line += [_interval(each), verdict(each) if "ratio" in each else "-"]
+                if each.get("ratio", 1.0) < GOAL:
+                    why += _why(keys[variant], each, values[NONE])
+            source = TRANSFER_OUT.get((cache, scheduling, tokens))
+            line += [_interval(values[SERVER], "delta "), f"{source.delta:.2f}" if source else "-"]
             lines.append(line)
-        headers = ["tokens a step", *(f"{variant}, req/s" for variant in VARIANTS),
-                   "pool / none", "0.95", "pool + server / none", "0.95",
-                   "the source's"]  # fmt: skip
-        text += [f"engine cache {cache}", table.render(headers, lines), *why, ""]
+        headers = ["tokens a step", *(f"{variant}, req/s" for variant in (NONE, POOL, SERVER)),
+                   "none again / none", "pool / none", "0.95", "pool + server / none", "0.95",
+                   "Delta: pool + server / pool", "the source's Delta"]  # fmt: skip
+        text += [condition(cache, scheduling), table.render(headers, lines), *why, ""]
     text += transfer_ratio.lines(record)
     text += [f"{row.operation}: {row.reason}" for row in record.rows if row.reason]
     return "\n".join(text)
+
+
+def _interval(values: Mapping[str, float], prefix: str = "") -> str:
+    if f"{prefix}ratio" not in values:
+        return "-"
+    ratio, low, high = (values[f"{prefix}{name}"] for name in ("ratio", "low", "high"))
+    return f"{ratio:.3f} ({low:.3f} to {high:.3f})"
 
 
 def _why(key: Key, values: Mapping[str, float], base: Mapping[str, float]) -> list[str]:
@@ -286,7 +328,7 @@ def chart(record: Record) -> plot.Chart:
     )
     series = {
         variant: [figures.get(f"{point}, {variant}", {}).get("ratio") for point in points]
-        for variant in (POOL, SERVER)
+        for variant in (CONTROL, POOL, SERVER)
     }
     names = [
         point.removeprefix("engine cache ").replace(", ", "\n").replace(" tokens a step", "")

@@ -28,6 +28,7 @@ from benchmarks.engine.driver import (
     Request,
     Span,
 )
+from benchmarks.harness.runner import Skipped
 from benchmarks.simulated.calibration import fetch_s_per_byte, ratio_of
 from benchmarks.simulated.sequences import PrefixCache, Running
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
@@ -64,6 +65,8 @@ class SimulatedEngine:
     def start(self) -> Self:
         assert not self._started, "this engine is already running"
         settings = self.settings
+        if settings.async_scheduling:
+            raise Skipped("the simulated engine schedules synchronously")
         if self.token_s is None:
             per_byte = fetch_s_per_byte(settings.block_bytes)
             self.token_s = self.ratio * per_byte * settings.kv_bytes_per_token

@@ -13,7 +13,7 @@ from benchmarks.remote_kv_cache import test_long_prefill as long_prefill
 from benchmarks.remote_kv_cache import test_swap as swap
 from benchmarks.remote_kv_cache import test_transfer_out as transfer_out
 from benchmarks.remote_kv_cache import transfer_in_results as into
-from benchmarks.remote_kv_cache.test_transfer_out import NONE, POOL, SERVER
+from benchmarks.remote_kv_cache.test_transfer_out import CONTROL, NONE, POOL, SERVER
 from benchmarks.remote_kv_cache.transfer_in_results import COLD, FIRST, SECOND
 
 
@@ -58,7 +58,9 @@ def transfer_out_record(with_server_s: float) -> tuple[Record, transfer_out.Tran
     arguments = transfer_out.presets.parser("m", "q", transfer_out.PRESETS).parse_args([])
     bench = transfer_out.TransferOutBench(transfer_out.PRESETS["laptop"], arguments)
     record = Record("b", "c")
-    for variant, seconds in ((NONE, 1.0), (POOL, 1.01), (SERVER, with_server_s)):
+    for variant, seconds in (
+        (NONE, 1.0), (CONTROL, 1.03), (POOL, 1.01), (SERVER, with_server_s),
+    ):  # fmt: skip
         key = transfer_out.Key("on", 512, variant)
         trials = []
         for value in [9.0, *ticks(seconds, 6)]:
@@ -76,9 +78,14 @@ def test_the_ratio_is_of_rounds_and_warm_ups_are_left_out():
     values = figures["engine cache on, 512 tokens a step, CPU pool + server"]
     assert values["ratio"] == pytest.approx(1 / 1.02)
     assert values["requests a second"] == pytest.approx(4 / 1.02, rel=0.01)
+    assert values["delta ratio"] == pytest.approx(1.01 / 1.02)
+    control = figures["engine cache on, 512 tokens a step, no connector, again"]
+    assert control["ratio"] == pytest.approx(1 / 1.03)
     text = transfer_out.describe(record, bench.trials)
     assert "0.980 (0.980 to 0.980)" in text and "NOT met" not in text
-    assert text.splitlines()[3].endswith("0.97"), "the source's own delta stands beside it"
+    line = text.splitlines()[3]
+    assert "0.990 (0.990 to 0.990)" in line, "of pool and server, to the pool"
+    assert line.endswith("0.97"), "the source's own delta stands beside it"
     assert "between steps" not in text, "a row that is met needs no profile"
 
 
@@ -101,7 +108,8 @@ def test_a_row_below_the_goal_says_why_with_its_profile_and_that_of_no_connector
     ],
 )
 def test_the_goal_is_met_or_missed_for_certain_only_when_all_of_the_interval_says_so(values, said):
-    assert transfer_out.verdict(*values) == said
+    named = dict(zip(("ratio", "low", "high"), values, strict=True))
+    assert transfer_out.verdict(named) == said
 
 
 # ── transfer_in ──────────────────────────────────────────────────────────────────────────────
