@@ -2,14 +2,14 @@
 
     {"kv_transfer_params": {"kvferry": {"load": false, "store": false, "prefetch": true}}}
 
-`load: false` computes the prompt although it is cached below the engine, `store: false` leaves
-the request's blocks out of the CPU pool and the server. `prefetch: true` is for a request of one
-token that is sent ahead of the real one, while nobody waits for an answer: it brings all that the
-server holds of its prompt into the pool, without break-even and without `wait_budget_ms`. Options that cannot be read keep the
-request from the server: they may have been meant as an opt-out. A request that uses a LoRA
-adapter keeps to the CPU pool: vLLM's block hash knows adapters by name and path, which says
-nothing about their weights on another host. A request whose prompt another connector brings from
-the engine that computed it, as Nixl does, loads nothing here: it would wait for both.
+`load: false` computes the prompt although it is cached below the engine, `store: false` leaves the
+request's blocks out of the CPU pool and the server. `prefetch: true` is for a request of one token
+that is sent ahead of the real one, while nobody waits for an answer: it brings all that the server
+holds of its prompt into the pool, without break-even and without `wait_budget_ms`. Options that
+cannot be read keep the request from the server: they may have been meant as an opt-out. A request
+that uses a LoRA adapter keeps to the CPU pool: vLLM's block hash knows adapters by name and path,
+which says nothing about their weights on another host. A request whose prompt another connector
+brings from the engine that computed it, as Nixl does, loads nothing here: it would wait for both.
 
 `kv_transfer_params` comes from the body of a client's request and may be of any shape and type.
 """
