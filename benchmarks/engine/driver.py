@@ -92,11 +92,13 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One prompt. `at_s`: when it arrives, after the beginning of the batch."""
+    """One prompt. `at_s`: when it arrives, after the beginning of the batch. `params`: what the
+    client sends as `kv_transfer_params`."""
 
     prompt: Sequence[int]
     max_tokens: int
     at_s: float = 0.0
+    params: Mapping[str, Any] | None = None
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -64,10 +64,11 @@ class Site:
         self.server: RemoteServer | None = None
         self.client: RemoteClient | None = None
 
-    def start_server(self) -> None:
-        """A new, empty one, in place of the last."""
+    def start_server(self, args: Sequence[str] = ()) -> None:
+        """A new, empty one, in place of the last, with these flags."""
         self.stop_server()
-        self.server = self._stack.enter_context(RemoteServer(str(size(self._numbers.memory_space))))
+        memory = str(size(self._numbers.memory_space))
+        self.server = self._stack.enter_context(RemoteServer(memory, args=args))
         self.client = RemoteClient(ClientConfig(self.server.endpoint, client_name="observer"))
         self._stack.callback(self.client.close)
         deadline = time.monotonic() + _READABLE_S

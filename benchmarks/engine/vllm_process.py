@@ -227,8 +227,9 @@ class VllmInThisProcess:
 
     def _add(self, name: str, request: Request) -> None:
         sampling = self._sampling(
-            temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True, detokenize=False
-        )
+            temperature=0.0, max_tokens=request.max_tokens, ignore_eos=True, detokenize=False,
+            extra_args=request.params and {"kv_transfer_params": dict(request.params)},
+        )  # fmt: skip
         self._engine.add_request(name, {"prompt_token_ids": list(request.prompt)}, sampling)
 
     def _cached_of(self, name: str) -> dict[str, int]:

@@ -8,11 +8,16 @@ import pytest
 from benchmarks.engine import presets
 from benchmarks.engine.kinds import label
 from benchmarks.engine.presets import LAPTOP, PAPER
-from benchmarks.remote_kv_cache import test_long_prefill, test_swap, test_transfer_in
+from benchmarks.remote_kv_cache import (
+    test_long_prefill,
+    test_prefetch,
+    test_swap,
+    test_transfer_in,
+)
 from benchmarks.remote_kv_cache import test_transfer_out as transfer_out
 from remote_server.errors import ConfigError
 
-BENCHMARKS = (transfer_out, test_transfer_in, test_long_prefill, test_swap)
+BENCHMARKS = (transfer_out, test_transfer_in, test_long_prefill, test_swap, test_prefetch)
 
 
 def parsed(module, *argv: str):
