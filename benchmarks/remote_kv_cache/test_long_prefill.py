@@ -46,7 +46,7 @@ class LongPrefill(Numbers):
 
 PRESETS: Mapping[str, LongPrefill] = {
     LAPTOP: LongPrefill(
-        model="small", input_len=2049, output_len=(2, 16, 64), num_prompts=6,
+        model="small", input_len=2049, output_len=(2, 4, 8, 16, 32, 64, 128), num_prompts=6,
         max_num_requests=2, max_num_batched_tokens=1024, max_model_len=4608, block_size=32,
         cpu_pool="256MiB", memory_space="2GiB", kv_cache="256MiB", trials=5,
     ),

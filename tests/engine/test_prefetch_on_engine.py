@@ -1,0 +1,22 @@
+"""A request that is sent ahead brings its prompt from the server into the pool."""
+
+from cluster import BLOCK, Cluster, Engine
+
+from examples.tiny_model import prompt_tokens
+
+AHEAD = {"kv_transfer_params": {"kvferry": {"prefetch": True}}}
+BLOCKS = 20
+
+
+def test_a_prompt_that_was_prefetched_comes_from_the_pool(engine: Engine, cluster: Cluster):
+    prompt = prompt_tokens(BLOCKS * BLOCK + 1, seed=640)
+    computed = engine.ask(prompt)
+    cluster.settled()
+    engine.push_out_of_pool(seed=23)
+    _, ahead = engine.ask_from(prompt, 1, **AHEAD)
+    assert ahead["server"] == BLOCKS * BLOCK
+    engine.forget()
+    answer, tokens = engine.ask_from(prompt)
+    assert answer.agrees_with(computed)
+    assert tokens["pool"] == BLOCKS * BLOCK, tokens
+    assert tokens["server"] == 0
