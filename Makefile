@@ -43,8 +43,9 @@ soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C says
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 	$(PYTHON_VENV) -m examples.demo $(ARGS)
 
-docs: $(READY) ## write the tables of settings from their docstrings
+docs: $(READY) ## write the tables of settings from their docstrings, and the page of the sources' features
 	$(PYTHON_VENV) -m kv_connector.settings_page docs/SETTINGS.md
+	$(PYTHON_VENV) -m benchmarks.features_page docs/SOURCES.md
 
 serve: $(READY) ## run a cache server on tcp://127.0.0.1:5757; ARGS="--memory 4GiB"
 	$(PYTHON_VENV) -m remote_server $(ARGS)

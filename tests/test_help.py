@@ -40,6 +40,9 @@ def programs() -> list[str]:
     return sorted(found)
 
 
+PROGRAMS = programs()
+
+
 def ask(commands: list[list[str]]) -> list[Help]:
     ran = subprocess.run(
         [sys.executable, "tests/help_of_all.py", json.dumps(commands)],
@@ -52,19 +55,17 @@ def ask(commands: list[list[str]]) -> list[Help]:
 @pytest.fixture(scope="module")
 def helps() -> dict[str, list[Help]]:
     """By program: its own answer, and then that of each of its subcommands."""
-    names = programs()
-    answers = {
-        name: [answer] for name, answer in zip(names, ask([[name] for name in names]), strict=True)
-    }
+    asked = ask([[name] for name in PROGRAMS])
+    answers = {name: [answer] for name, answer in zip(PROGRAMS, asked, strict=True)}
     below = [
-        [name, sub] for name in names for sub in SUBCOMMAND.findall(answers[name][0]["printed"])
+        [name, sub] for name in PROGRAMS for sub in SUBCOMMAND.findall(answers[name][0]["printed"])
     ]
     for (name, _), answer in zip(below, ask(below), strict=True):
         answers[name].append(answer)
     return answers
 
 
-@pytest.mark.parametrize("name", programs())
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_help_is_printed_and_loads_nothing_heavy(name: str, helps: dict[str, list[Help]]):
     for answer in helps[name]:
         assert answer["status"] == 0 and answer["printed"].startswith("usage: ")

@@ -65,9 +65,14 @@ def _question(file: Path) -> str:
 
 
 def documents() -> list[Document]:
-    """What the sources report: `DOCUMENT` of each module of `benchmarks.sources`, by its name.
+    """What the sources report, in the order of their modules' names."""
+    return [*documents_by_name().values()]
+
+
+def documents_by_name() -> dict[str, Document]:
+    """`DOCUMENT` of each module of `benchmarks.sources`, by the module's name, in order.
 
     These are imported: figures and notes, and a test proves that they load nothing heavy.
     """
     names = sorted(file.stem for file in (REPOSITORY / "benchmarks" / "sources").glob("[!_]*.py"))
-    return [importlib.import_module(f"benchmarks.sources.{name}").DOCUMENT for name in names]
+    return {name: importlib.import_module(f"benchmarks.sources.{name}").DOCUMENT for name in names}
