@@ -1,68 +1,26 @@
 """What an operator may choose, checked once, before anything starts."""
 
 import re
-from fractions import Fraction
 from pathlib import Path
-from typing import Annotated
 
 import msgspec
 
 from remote_server.address import is_loopback
 from remote_server.admin import address as admin_address
 from remote_server.errors import ConfigError
+from remote_server.sizes import GiB, KiB, MiB, Size, format_bytes
 
-KiB, MiB, GiB = 1 << 10, 1 << 20, 1 << 30
-
-_UNITS = {
-    "": 1, "b": 1,
-    "kib": KiB, "mib": MiB, "gib": GiB, "tib": 1 << 40,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
-}  # fmt: skip
-_SIZE = re.compile(r"[ \t]*([0-9]{1,18})(\.[0-9]{1,18})?[ \t]*([a-zA-Z]*)[ \t]*")
 _ADMIT = ("all", "twice")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
 # Sixteen slabs of a page each would be 64 KiB; below this a cache is a mistake, not a choice.
 MIN_MEMORY_BYTES = 1 * MiB
 
-# What fits into 63 bits, as files and messages have it.
-MOST_BYTES = 1 << 63
-
 # What one client must be able to have on its way for the cache to be of any use: some small blocks.
 MIN_INFLIGHT_BYTES = 16 * KiB
 
 # memory.limit_in_bytes of an unlimited cgroup (v1) is a number near 2**63.
 _UNLIMITED = 1 << 60
-
-
-def parse_bytes(value: int | str, setting: str = "size") -> int:
-    """`"512MiB"`, `"1GB"`, `"1073741824"` or an int, as bytes. KiB is 1024, kB is 1000. A part of
-    a byte, as in 1.1GiB, is left out; 1.5 bytes are no size.
-
-    Raises `ConfigError` naming `setting` and the value.
-    """
-    match = _SIZE.fullmatch(str(value))
-    unit = _UNITS.get(match[3].lower()) if match else None
-    if match is None or unit is None or (match[2] and unit == 1):
-        raise ConfigError(
-            f"{setting}: {value!r:.80} is not a size; write it like 512MiB, 4GiB or 1073741824"
-        )
-    num_bytes = int(Fraction(match[1] + (match[2] or "")) * unit)
-    if num_bytes >= MOST_BYTES:
-        raise ConfigError(f"{setting}: {value!r:.80} is more than there can be")
-    return num_bytes
-
-
-def format_bytes(count: int) -> str:
-    """1.5 GiB: for people; one decimal."""
-    for unit, name in ((GiB, "GiB"), (MiB, "MiB"), (KiB, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count} B"
-
-
-Size = Annotated[int, msgspec.Meta(ge=0)]
-"""Bytes; an operator may write `8GiB`."""
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from remote_server.config import MiB
 from remote_server.guard import Guard
+from remote_server.sizes import MiB
 from remote_server.turns import Turns
 
 log = logging.getLogger(__name__)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 
-from remote_server.config import MiB
 from remote_server.parcels import Parcel
+from remote_server.sizes import MiB
 from remote_server.store.answers import Found
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import msgspec
 
-from remote_server.config import KiB, MiB
+from remote_server.sizes import KiB, MiB
 
 
 class Allowance:

@@ -1,8 +1,8 @@
 """How much of the memory readers may keep others from: what is being sent to them, or lent."""
 
-from remote_server.config import format_bytes
 from remote_server.errors import RequestRefused
 from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode
+from remote_server.sizes import format_bytes
 from remote_server.store.tier import Tier
 
 # One message must be possible, however small the memory. Our client asks within windows of 16 MiB

@@ -8,10 +8,10 @@ from typing import NamedTuple
 
 import zmq
 
-from remote_server.config import KiB
 from remote_server.guard import Guard
 from remote_server.held import Allowances, HeldByOne
 from remote_server.parcels import FRAME_BYTES, ROW_BYTES, Parcel, Stream
+from remote_server.sizes import KiB
 from remote_server.store.slabs import Block
 
 # What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from remote_server.config import MiB
 from remote_server.protocol import MAX_MESSAGE_BYTES
+from remote_server.sizes import MiB
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from remote_server.config import ServerConfig, format_bytes
+from remote_server.config import ServerConfig
 from remote_server.copier import Copier
 from remote_server.errors import ConfigError
 from remote_server.guard import Guard
@@ -27,6 +27,7 @@ from remote_server.shared.handlers import SharedHandlers
 from remote_server.shared.leases import Leases
 from remote_server.shared.local_socket import LocalSocket
 from remote_server.shared.puts import SharedPuts
+from remote_server.sizes import format_bytes
 from remote_server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
 from remote_server.steps import Steps
 from remote_server.store.age import TimeToLive

@@ -14,7 +14,7 @@ from typing import Self
 import msgspec
 import zmq
 
-from remote_server.config import ServerConfig, check_memory_fits, format_bytes
+from remote_server.config import ServerConfig, check_memory_fits
 from remote_server.connections import most_handshakes
 from remote_server.copier import Copier, Gate
 from remote_server.desk import Desk
@@ -34,6 +34,7 @@ from remote_server.receiving import Flooded
 from remote_server.serving import Serving
 from remote_server.shared.leases import Leases
 from remote_server.shared.local_socket import MAX_PENDING, MAX_REGIONS
+from remote_server.sizes import format_bytes
 from remote_server.snapshot import Snapshot, gather, tiers_of
 from remote_server.store.answers import Removed
 from remote_server.store.arena import BYTES_PER_WORD, WORD_BYTES, warn_if_dev_shm_is_small

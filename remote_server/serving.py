@@ -8,10 +8,10 @@ beyond that is refused. A request of few keys that nobody is in front of waits f
 from collections.abc import Callable, Sequence
 from time import monotonic
 
-from remote_server.config import MiB, format_bytes
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode
 from remote_server.quarters import Quarters
+from remote_server.sizes import MiB, format_bytes
 from remote_server.steps import Steps
 from remote_server.turns import Turns
 

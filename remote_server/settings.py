@@ -16,10 +16,11 @@ from typing import Any, NamedTuple, get_args, get_origin
 
 import msgspec
 
-from remote_server.config import ServerConfig, parse_bytes
+from remote_server.config import ServerConfig
 from remote_server.errors import ConfigError
 from remote_server.numerals import finite_number, whole_number
 from remote_server.settings_text import described, shown
+from remote_server.sizes import parse_bytes
 from remote_server.small_file import read_small, toml_of
 
 log = logging.getLogger(__name__)

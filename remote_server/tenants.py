@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from remote_server.config import MIN_MEMORY_BYTES, ServerConfig, format_bytes, parse_bytes
+from remote_server.config import MIN_MEMORY_BYTES, ServerConfig
 from remote_server.errors import ConfigError
 from remote_server.keys import TENANT_NAME, check_public_key, read_toml
 from remote_server.protocol import SELF_TESTS
+from remote_server.sizes import format_bytes, parse_bytes
 
 # Each has an arena and queues of its own, and a turn in every turn of the loop.
 MAX_TENANTS = 64

@@ -2,9 +2,9 @@
 
 from collections import Counter
 
-from remote_server.config import MiB, format_bytes
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode
+from remote_server.sizes import MiB, format_bytes
 
 # Of one connection, received and not copied yet. Our client has 32 MiB unanswered at most.
 MAX_UNCOPIED_BYTES = 64 * MiB

@@ -28,9 +28,9 @@ from remote_server.command.bench_verdict import Row, Verdict, advice
 from remote_server.command.connection import NoServer, checked_address, client_of, seconds_or_none
 from remote_server.command.raw_sockets import CONNECTIONS, RawSockets
 from remote_server.command.terminal import coloured
-from remote_server.config import GiB, MiB, format_bytes, parse_bytes
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_FRAME_BYTES, SELF_TESTS
+from remote_server.sizes import GiB, MiB, format_bytes, parse_bytes
 
 _PATIENCE_S = 30.0
 _LEAST_BLOCKS, _MOST_BLOCKS = 64, 1024

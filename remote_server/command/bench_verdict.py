@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from remote_server.config import KiB, format_bytes
+from remote_server.sizes import KiB, format_bytes
 
 TCP_TIMES_RAW = 3.0
 

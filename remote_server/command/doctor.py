@@ -23,10 +23,10 @@ from remote_server.command.connection import (
     connected,
 )
 from remote_server.command.terminal import say
-from remote_server.config import GiB, MiB, format_bytes
 from remote_server.gaps import all_gaps
 from remote_server.handlers import server_name
 from remote_server.protocol import SELF_TESTS, StatsReply
+from remote_server.sizes import GiB, MiB, format_bytes
 
 # vLLM needs it for its own messages between processes; containers come with 64 MiB.
 _LITTLE_SHM = 1 * GiB

@@ -7,8 +7,8 @@ from typing import Any
 from remote_server.ascii_json import ascii_json
 from remote_server.command.connection import add_server, connected
 from remote_server.command.terminal import complain, say
-from remote_server.config import format_bytes
 from remote_server.protocol import MAX_KEY_BYTES, Kept
+from remote_server.sizes import format_bytes
 
 
 def add(commands: Any) -> None:

@@ -9,8 +9,8 @@ from remote_server.ascii_json import ascii_json
 from remote_server.client import RemoteClient
 from remote_server.command.connection import add_server, ask_stats, connected
 from remote_server.command.terminal import clear_screen, say
-from remote_server.config import format_bytes
 from remote_server.protocol import StatsReply
+from remote_server.sizes import format_bytes
 
 # What lookups and gets were answered, and why puts were not taken: what is looked at first.
 _RATIOS = (("lookups", "lookup_hits", "lookup_keys"), ("gets", "get_hit", "get_total"))

@@ -8,8 +8,8 @@ from typing import Any
 from remote_server.ascii_json import ascii_json
 from remote_server.command.connection import NoServer, add_server, ask_stats, connected, seconds
 from remote_server.command.terminal import say
-from remote_server.config import format_bytes
 from remote_server.protocol import StatsReply
+from remote_server.sizes import format_bytes
 
 
 def add(commands: Any) -> None:

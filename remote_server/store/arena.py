@@ -7,8 +7,8 @@ import mmap
 import os
 import threading
 
-from remote_server.config import format_bytes
 from remote_server.shared.mapping import STEP_BYTES, touch_gently
+from remote_server.sizes import format_bytes
 
 log = logging.getLogger(__name__)
 

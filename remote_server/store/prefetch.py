@@ -3,8 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from remote_server.config import MiB
 from remote_server.protocol import KeyState
+from remote_server.sizes import MiB
 from remote_server.steps import KEYS_PER_STEP
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block

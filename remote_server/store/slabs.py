@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from remote_server.config import MiB
+from remote_server.sizes import MiB
 from remote_server.store.arena import BYTES_PER_WORD
 from remote_server.store.eviction import LRU, EvictionPolicy
 

@@ -18,8 +18,9 @@ from kv_connector.canary_stage import Part, Stage
 from kv_connector.host_worker import HostWorker, Region
 from kv_connector.namespace import namespace_of
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
-from remote_server.config import MiB, ServerConfig
+from remote_server.config import ServerConfig
 from remote_server.server import Server
+from remote_server.sizes import MiB
 from remote_server.steps import Steps
 from remote_server.store.answers import Found, Pinned
 

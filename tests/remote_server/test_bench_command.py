@@ -10,8 +10,9 @@ import pytest
 from remote_server.command import bench, main
 from remote_server.command.bench_verdict import Row, Verdict, advice
 from remote_server.command.raw_sockets import RawSockets
-from remote_server.config import KiB, MiB, ServerConfig
+from remote_server.config import ServerConfig
 from remote_server.server import Server
+from remote_server.sizes import KiB, MiB
 
 GB = 10**9
 # As measured on the machine of the limits: copies at 10.6 GB/s, raw sockets at 2.8.

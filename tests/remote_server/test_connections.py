@@ -9,9 +9,10 @@ from tenancy import tenancy
 from wire_peer import Peer
 
 from remote_server import connections, protocol
-from remote_server.config import MiB, ServerConfig
+from remote_server.config import ServerConfig
 from remote_server.connections import Connections
 from remote_server.server import Server
+from remote_server.sizes import MiB
 
 assert tenancy
 

@@ -13,8 +13,8 @@ from disk_server import put_all, small_server
 from shared_peer import open_fds
 from wire_peer import Peer
 
-from remote_server.config import MiB
 from remote_server.errors import ConfigError
+from remote_server.sizes import MiB
 from remote_server.store.disk import folder as folder_module
 from remote_server.store.disk import opening
 from remote_server.store.disk.age_clock import AgeClock

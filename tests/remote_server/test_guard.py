@@ -13,10 +13,11 @@ from tenancy import Tenancy
 from wire_peer import Peer, block, key
 
 from remote_server import guard, known_keys
-from remote_server.config import MiB, ServerConfig
+from remote_server.config import ServerConfig
 from remote_server.copier import BlockJob, Copier
 from remote_server.guard import MANY_FAILURES, Guard
 from remote_server.server import Server
+from remote_server.sizes import MiB
 from remote_server.store.disk import threads as threads_module
 from remote_server.store.disk.pool import Job as DiskJob
 from remote_server.store.disk.pool import Priority

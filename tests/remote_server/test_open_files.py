@@ -16,12 +16,12 @@ from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, memfd, ope
 from wire_peer import Peer
 
 from remote_server import few_lines, open_files, protocol
-from remote_server.config import GiB, MiB
 from remote_server.errors import ConfigError
 from remote_server.few_lines import FewLines
 from remote_server.open_files import KEPT_BACK, Entrance, check_file_sizes, warn_if_too_few
 from remote_server.protocol import Attach, NotAttached
 from remote_server.shared.local_socket import BACKLOG
+from remote_server.sizes import GiB, MiB
 
 SERVE = [sys.executable, "-m", "remote_server", "--bind", "tcp://127.0.0.1:*", "--memory", "16MiB",
          "--admin", "off"]  # fmt: skip

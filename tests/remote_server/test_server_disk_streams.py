@@ -20,9 +20,10 @@ from wire_peer import Peer, block
 
 from remote_server import protocol
 from remote_server import server as server_module
-from remote_server.config import MiB, ServerConfig
+from remote_server.config import ServerConfig
 from remote_server.protocol import Blocks, Clear
 from remote_server.server import Server
+from remote_server.sizes import MiB
 from remote_server.store.disk.threads import Threads
 
 

@@ -9,9 +9,10 @@ from tenancy import Guest, tenancy
 from wire_peer import BLOCK_BYTES, Peer, block, key
 
 from remote_server import inflight, parcels, protocol
-from remote_server.config import KiB, MiB, ServerConfig
+from remote_server.config import ServerConfig
 from remote_server.protocol import Clear, Error, Lookup, Touch
 from remote_server.server import Server
+from remote_server.sizes import KiB, MiB
 from remote_server.steps import to_end
 from remote_server.store import expiry
 from remote_server.store.age import TimeToLive

@@ -7,9 +7,10 @@ import zmq
 from wire_peer import BLOCK_BYTES, Peer, key
 
 from remote_server import copier, private_memory, protocol, receiving, uncopied
-from remote_server.config import KiB, MiB, ServerConfig
+from remote_server.config import ServerConfig
 from remote_server.protocol import Error, Lookup
 from remote_server.server import Server
+from remote_server.sizes import KiB, MiB
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL" + bytes(16) + bytes(32)
 READY = b"\x05READY" + b"\x0bSocket-Type" + b"\x00\x00\x00\x06DEALER" + b"\x08Identity" + bytes(4)

@@ -16,7 +16,7 @@ from tenancy import tenancy
 from wire_peer import Peer, key
 
 from remote_server import protocol, serving
-from remote_server.config import KiB, MiB, ServerConfig
+from remote_server.config import ServerConfig
 from remote_server.outbox import Parcel
 from remote_server.protocol import (
     Blocks,
@@ -32,6 +32,7 @@ from remote_server.protocol import (
     Verify,
 )
 from remote_server.server import Server
+from remote_server.sizes import KiB, MiB
 from remote_server.steps import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP
 
 assert tenancy

@@ -1,8 +1,8 @@
 import pytest
 
-from remote_server.config import MiB
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome
+from remote_server.sizes import MiB
 from remote_server.steps import to_end
 from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier

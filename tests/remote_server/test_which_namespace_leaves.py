@@ -2,8 +2,8 @@
 
 import pytest
 
-from remote_server.config import MiB
 from remote_server.protocol import MAX_FINGERPRINT_BYTES
+from remote_server.sizes import MiB
 from remote_server.steps import to_end
 from remote_server.store import namespaces
 from remote_server.store.arena import Arena

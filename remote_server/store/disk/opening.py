@@ -5,9 +5,9 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
 from remote_server.guard import Guard
+from remote_server.sizes import format_bytes
 from remote_server.store.disk.age_clock import AgeClock
 from remote_server.store.disk.files import Files, Folder, Scratch
 from remote_server.store.disk.finding import FoundSegment, Report, find_segments
