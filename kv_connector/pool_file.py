@@ -23,9 +23,9 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from remote_server.config import check_memory_fits
 from remote_server.errors import ConfigError
 from remote_server.open_files import check_file_sizes
+from remote_server.server.config import check_memory_fits
 
 SHM = Path("/dev/shm")
 PREFIX = "kvferry-"

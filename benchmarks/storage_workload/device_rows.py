@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from benchmarks.storage_workload.payload import Bytes
-from remote_server.config import check_memory_fits
 from remote_server.errors import ConfigError
+from remote_server.server.config import check_memory_fits
 from remote_server.sizes import format_bytes
 
 WORD_BYTES = 8

@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from remote_server.config import ServerConfig
+from remote_server.server.config import ServerConfig
 
 MASK = "***"
 _SECRET = ("token", "secret", "password", "key")

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from remote_server.metering import BOUNDS_S
-from remote_server.snapshot import Snapshot
+from remote_server.server.metrics import BOUNDS_S
+from remote_server.server.snapshot import Snapshot
 
 PERCENTILES = (50, 90, 99)
 

@@ -2,8 +2,8 @@
 
 import ctypes
 
-from remote_server.shared.read_only_map import ReadOnlyMap
-from remote_server.shared.region import check_file
+from remote_server.shm.read_only_map import ReadOnlyMap
+from remote_server.shm.region import check_file
 
 WORD_BYTES = 8
 

@@ -26,7 +26,7 @@ from remote_server.client.tickets import Tickets
 from remote_server.errors import RemoteProtocolError
 from remote_server.plain_text import plain
 from remote_server.protocol import Attach, Attached, NotAttached
-from remote_server.shared.region import NotAttachable
+from remote_server.shm.region import NotAttachable
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from remote_server.client.get_window import GetTransfer
 from remote_server.client.region import RegisteredRegion
 from remote_server.errors import RemoteProtocolError
 from remote_server.protocol import Leased
-from remote_server.shared.copying import copy_and_hash_group, copy_group, group_blocks
+from remote_server.shm.copying import copy_and_hash_group, copy_group, group_blocks
 
 
 @dataclass(slots=True)

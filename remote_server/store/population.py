@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Sequence
 
-from remote_server.store.arena import Arena
+from remote_server.shm.arena import Arena
 
 log = logging.getLogger(__name__)
 

@@ -23,13 +23,14 @@ from admin_http import (
 from prometheus_client.parser import text_string_to_metric_families
 from wire_peer import BLOCK_BYTES, Peer, key
 
-from remote_server.admin import address, settings, site
+from remote_server import http_address
+from remote_server.admin import settings, site
 from remote_server.admin.admin import Admin
 from remote_server.admin.token import read_token
-from remote_server.config import ServerConfig
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Lookup
-from remote_server.snapshot import Snapshot
+from remote_server.server.config import ServerConfig
+from remote_server.server.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
@@ -235,7 +236,7 @@ async def test_drain_declines_puts_and_ends_the_server_and_then_nothing_is_alive
 
 
 def _endless(server):
-    from remote_server.copier import BlockJob
+    from remote_server.server.copier import BlockJob
 
     return BlockJob(lambda _: True, 1, 1, lambda _: None)
 
@@ -438,7 +439,7 @@ def test_an_address_in_use_is_fatal_when_it_was_chosen_and_a_warning_when_it_was
     with served() as (_, admin):
         with pytest.raises(ConfigError, match=r"another process listens there"):
             Admin(ServerConfig(admin=admin.url))
-        monkeypatch.setattr(address, "DEFAULT", admin.url)
+        monkeypatch.setattr(http_address, "DEFAULT", admin.url)
         with Admin(ServerConfig(admin=admin.url)) as second:
             assert second.url == ""
     assert "no admin HTTP: admin: http://127.0.0.1:" in caplog.text

@@ -9,17 +9,10 @@ from hypothesis import strategies as st
 from mutations import spoil
 from test_fuzz_server import CLIENTS, Conversation, Do, Raw, Say, request_in, scripts
 
-from remote_server import (
-    frame_handlers,
-    handlers,
-    parted_put,
-    serving,
-    steps,
-    streams,
-    verifying,
-)
+from remote_server import steps
 from remote_server.protocol import Leased, Release
-from remote_server.serving import Serving
+from remote_server.server import dispatch, parted_put, serving, streams, transfers, verify
+from remote_server.server.serving import Serving
 from remote_server.store import gets
 
 pytest_plugins = ["fuzzing"]
@@ -29,9 +22,9 @@ FEW = 2
 
 @pytest.fixture(autouse=True)
 def few_keys_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (steps, gets, verifying, parted_put, frame_handlers):
+    for module in (steps, gets, verify, parted_put, transfers):
         monkeypatch.setattr(module, "KEYS_PER_STEP", FEW)
-    monkeypatch.setattr(handlers, "LOOKUP_KEYS_PER_STEP", FEW)
+    monkeypatch.setattr(dispatch, "LOOKUP_KEYS_PER_STEP", FEW)
     monkeypatch.setattr(streams, "MAX_SHARING", FEW)
     monkeypatch.setattr(serving, "TURN_S", 0.0)
 

@@ -20,11 +20,11 @@ from shared_peer import (
 from wire_peer import Peer
 
 from remote_server import protocol
-from remote_server.config import ServerConfig
 from remote_server.protocol import Attach, Attached, NotAttached
-from remote_server.server import Server
-from remote_server.shared import local_socket as local_socket_module
-from remote_server.shared import read_only_map, region
+from remote_server.server import shm_endpoint as local_socket_module
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.shm import read_only_map, region
 from remote_server.sizes import MiB
 
 GOOD = protocol.encode_local(Attach(protocol=1, client="test", region_bytes=REGION_BYTES))

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 from shared_peer import memfd
 
-from remote_server.shared import mapping, read_only_map
-from remote_server.shared.read_only_map import ReadOnlyMap
+from remote_server.shm import arena as arena_module
+from remote_server.shm import mapping, read_only_map
+from remote_server.shm.arena import Arena
+from remote_server.shm.read_only_map import ReadOnlyMap
 from remote_server.sizes import MiB
-from remote_server.store import arena as arena_module
-from remote_server.store.arena import Arena
 from remote_server.store.population import Population
 
 PATIENCE_S = 5

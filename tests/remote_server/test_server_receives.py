@@ -6,10 +6,11 @@ import pytest
 import zmq
 from wire_peer import BLOCK_BYTES, Peer, key
 
-from remote_server import copier, private_memory, protocol, receiving, uncopied
-from remote_server.config import ServerConfig
+from remote_server import protocol
 from remote_server.protocol import Error, Lookup
-from remote_server.server import Server
+from remote_server.server import copier, private_memory, receiving, uncopied
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL" + bytes(16) + bytes(32)

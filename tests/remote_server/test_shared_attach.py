@@ -23,11 +23,11 @@ from shared_peer import memfd, open_fds
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.client.attachment import ANSWER_S, RETRY_S
-from remote_server.config import ServerConfig
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, GetShared, Put, PutShared
-from remote_server.server import Server
-from remote_server.shared import read_only_map
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.shm import read_only_map
 from remote_server.sizes import MiB
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]

@@ -10,7 +10,7 @@ from wire_peer import Peer, key
 
 from remote_server import steps
 from remote_server.errors import RequestRefused
-from remote_server.server import Server
+from remote_server.server.server import Server
 from remote_server.steps import parts, to_end
 from remote_server.store import gets
 from remote_server.store.answers import Found, Pinned

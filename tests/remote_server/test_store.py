@@ -2,9 +2,9 @@ import pytest
 
 from remote_server.errors import RequestRefused
 from remote_server.protocol import Declined, ErrorCode, PutOutcome
+from remote_server.shm.arena import Arena
 from remote_server.sizes import MiB
 from remote_server.steps import to_end
-from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import MAX_NAMESPACES, NamespaceInfo
 from remote_server.store.store import Store

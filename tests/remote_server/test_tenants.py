@@ -27,7 +27,7 @@ from remote_server.protocol import (
     Touch,
     Verify,
 )
-from remote_server.server import Server
+from remote_server.server.server import Server
 from remote_server.sizes import MiB
 
 assert tenancy

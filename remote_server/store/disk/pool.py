@@ -11,8 +11,8 @@ from enum import IntEnum
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
-from remote_server.copier import Gate
 from remote_server.guard import Guard
+from remote_server.server.copier import Gate
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.threads import NUM_THREADS, Threads
 
