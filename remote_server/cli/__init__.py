@@ -15,8 +15,7 @@ import sys
 from collections.abc import Sequence
 
 from remote_server.cli import bench, clear, doctor, keys, pin, serve, stats, watch, why
-from remote_server.cli.connection import NoServer
-from remote_server.cli.terminal import complain
+from remote_server.cli.common import NoServer, complain
 from remote_server.errors import ConfigError, KVFerryError
 
 COMMANDS = (serve, keys, stats, why, doctor, watch, clear, pin, bench)

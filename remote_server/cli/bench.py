@@ -23,10 +23,8 @@ from typing import Any
 import numpy as np
 
 from remote_server.address import is_loopback, server_address
-from remote_server.cli.bench_verdict import Row, Verdict, advice
-from remote_server.cli.connection import NoServer, checked_address, client_of, seconds_or_none
-from remote_server.cli.raw_sockets import CONNECTIONS, RawSockets
-from remote_server.cli.terminal import coloured
+from remote_server.cli.bench_verdict import CONNECTIONS, RawSockets, Row, Verdict, advice
+from remote_server.cli.common import NoServer, checked_address, client_of, coloured, seconds_or_none
 from remote_server.client import RemoteClient, SharedRegion
 from remote_server.errors import ConfigError
 from remote_server.protocol import MAX_FRAME_BYTES, SELF_TESTS

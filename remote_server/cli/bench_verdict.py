@@ -1,26 +1,73 @@
-"""What is normal for a transport, and what to look at where it is slower.
-
-Over tcp the measure is raw sockets: two connections over loopback that carry the same bytes in
-turn with kvferry. Over shared memory it is a plain copy of them. Both were measured on a machine
-of 2 cores with copies at 10.6 GB/s, and where they run at 20 GB/s, by 0.56 to 4 MiB a block:
-
-    tcp, put and get    1.8 to 2.4 times raw, the same at 64 KiB; two loops in Python and a hash
-    shm, put and get    1.1 to 1.7 times a copy at 10.6 GB/s, 2 to 3 times at 20 GB/s
-    shm, 64 KiB         2.9 to 4.4 times a copy at 10.6 GB/s
-
-What shared memory adds to a copy is a time for each message: 0.07 s/GB for large blocks, 0.1 where
-copies are fast, 0.32 at 64 KiB. So the limit is a time beyond the copy where memory is fast, and a
-ratio where it is slow or its cores are busy, for then all of it is slower. Both are a quarter above
-the slowest of these figures, because the machines that run this are shared.
-"""
+"""The verdict of `bench`: against raw sockets, or against a copy."""
 
 import os
+import socket
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from types import TracebackType
+from typing import NamedTuple, Self
 
 from remote_server.sizes import KiB, format_bytes
+
+CONNECTIONS = 2
+
+
+class RawSockets:
+    """Moves rows over `CONNECTIONS` connections of this process to itself, a thread at each end.
+
+    The threads wait in the kernel, which does the work, so that the interpreter's lock is free. Use
+    it in a `with`.
+    """
+
+    def __init__(self) -> None:
+        """Raises `OSError` where loopback cannot be used."""
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            for _ in range(CONNECTIONS):
+                sender = socket.create_connection(listener.getsockname())
+                self._pairs.append((sender, listener.accept()[0]))
+        self._threads = ThreadPoolExecutor(2 * CONNECTIONS, "kvferry-raw")
+
+    def move(self, sources: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
+        """Send every source and receive it into the target of its place; they have one length.
+        Returns when all are there. Raises `OSError`."""
+        ends: list[Future[None]] = []
+        for at, (sender, receiver) in enumerate(self._pairs):
+            ends.append(self._threads.submit(_receive, receiver, targets[at::CONNECTIONS]))
+            ends.append(self._threads.submit(_send, sender, sources[at::CONNECTIONS]))
+        for end in ends:
+            end.result()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for each in (each for pair in self._pairs for each in pair):
+            each.close()
+        self._threads.shutdown()
+
+
+def _send(sender: socket.socket, rows: Sequence[memoryview]) -> None:
+    for row in rows:
+        sender.sendall(row)
+
+
+def _receive(receiver: socket.socket, rows: Sequence[memoryview]) -> None:
+    for row in rows:
+        got = 0
+        while got < len(row):
+            count = receiver.recv_into(row[got:], 0, socket.MSG_WAITALL)
+            if not count:
+                raise ConnectionError("the sending end closed")
+            got += count
+
 
 TCP_TIMES_RAW = 3.0
 

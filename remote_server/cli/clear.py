@@ -4,8 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from remote_server.cli.connection import add_server, ask_stats, connected
-from remote_server.cli.terminal import complain, say
+from remote_server.cli.common import add_server, ask_stats, complain, connected, say
 
 
 def add(commands: Any) -> None:

@@ -20,7 +20,7 @@ from remote_server.log_limit import FewLines
 from remote_server.open_files import NO_MORE_FILES, Entrance, may_open
 from remote_server.protocol import MAX_FRAME_BYTES
 from remote_server.server.connections import ENDED_CURVE, ENDED_PLAIN, Connections
-from remote_server.server.tenant_keys import KnownKeys
+from remote_server.server.tenant_config import KnownKeys
 
 log = logging.getLogger(__name__)
 

@@ -2,13 +2,13 @@
 
 import logging
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+from remote_server.fault_points import Gate
 from remote_server.guard import Guard
 from remote_server.sizes import MiB
 from remote_server.turns import Turns
@@ -21,39 +21,6 @@ TURN_BYTES = 4 * MiB
 # What may wait to be copied before a put is answered only when it has been copied, so that its
 # sender waits. Little, because bytes that wait leave the CPU's cache.
 MAX_QUEUED_BYTES = 4 * MiB
-
-
-class Gate:
-    """A door before a piece of work, always open, that a test can shut.
-
-    A loop asks `is_open` before each turn of it, and is told by `on_open`; a thread of its own
-    waits there.
-    """
-
-    def __init__(self, on_open: Callable[[], None]) -> None:
-        self._on_open = on_open
-        self._open = threading.Event()
-        self._open.set()
-
-    @property
-    def is_open(self) -> bool:
-        return self._open.is_set()
-
-    def wait(self) -> None:
-        self._open.wait()
-
-    def open_for_good(self) -> None:
-        self._open.set()
-
-    @contextmanager
-    def shut(self) -> Iterator[None]:
-        """What is behind the gate waits until this block ends."""
-        self._open.clear()
-        try:
-            yield
-        finally:
-            self._open.set()
-            self._on_open()
 
 
 class Job(Protocol):

@@ -30,17 +30,16 @@ from remote_server.protocol import (
     Welcome,
 )
 from remote_server.server.copier import Copier
-from remote_server.server.inflight import InFlight
+from remote_server.server.limits import InFlight, waiting_bytes
 from remote_server.server.outgoing import Parcel, Stream
 from remote_server.server.send_queue import Outboxes
 from remote_server.server.shm_requests import SharedHandlers
 from remote_server.server.transfers import FrameHandlers
-from remote_server.server.uncopied import waiting_bytes
 from remote_server.server.verify import VerifyJob
 from remote_server.server.wall_clock import told_to_people
-from remote_server.steps import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
+from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
 
 log = logging.getLogger(__name__)
 

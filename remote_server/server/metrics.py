@@ -28,7 +28,7 @@ from remote_server.protocol import (
 )
 from remote_server.server.dispatch import Handlers
 from remote_server.server.outgoing import Parcel, Stream
-from remote_server.steps import Steps
+from remote_server.turns import Steps
 
 BOUNDS_S = (
     50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5,

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import zmq
 
 from remote_server.guard import Guard
-from remote_server.server.allowances import Allowances, HeldByOne
+from remote_server.server.limits import Allowances, HeldByOne
 from remote_server.server.outgoing import FRAME_BYTES, ROW_BYTES, Parcel, Stream
 from remote_server.sizes import KiB
 from remote_server.store.slabs import Block

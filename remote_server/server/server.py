@@ -14,34 +14,32 @@ from typing import Self
 import msgspec
 import zmq
 
+from remote_server.fault_points import Gate
 from remote_server.guard import Guard
 from remote_server.keys import read_server_keys
 from remote_server.open_files import check_file_sizes, named_when_missing, warn_if_too_few
 from remote_server.protocol import TierStats
-from remote_server.server.allowances import Allowances
 from remote_server.server.auth import Door
 from remote_server.server.config import ServerConfig, check_memory_fits
 from remote_server.server.connections import most_handshakes
-from remote_server.server.copier import Copier, Gate
+from remote_server.server.copier import Copier
 from remote_server.server.dispatch import server_name
-from remote_server.server.intake import CannotBind, Intake, make_router
-from remote_server.server.leases import Leases
+from remote_server.server.intake import CannotBind, Flooded, Intake, make_router
+from remote_server.server.limits import Allowances
 from remote_server.server.loop_calls import Desk
 from remote_server.server.prefetches import Prefetches
 from remote_server.server.private_memory import PrivateMemory
-from remote_server.server.receiving import Flooded
 from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
+from remote_server.server.shm_requests import Leases
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
 from remote_server.server.tenant import Quarters
-from remote_server.server.tenant_config import Tenant, read_tenants
-from remote_server.server.tenant_keys import KnownKeys
-from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, warn_if_dev_shm_is_small
+from remote_server.server.tenant_config import KnownKeys, Tenant, read_tenants
+from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, Population, warn_if_dev_shm_is_small
 from remote_server.sizes import format_bytes
 from remote_server.store.answers import Removed
+from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.segments import segment_bytes_for
-from remote_server.store.disk.threads import Threads
-from remote_server.store.population import Population
 from remote_server.store.store import Store
 
 log = logging.getLogger(__name__)

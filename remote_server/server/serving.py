@@ -12,8 +12,7 @@ from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode
 from remote_server.server.tenant import Quarters
 from remote_server.sizes import MiB, format_bytes
-from remote_server.steps import Steps
-from remote_server.turns import Turns
+from remote_server.turns import Steps, Turns
 
 # What requests may take of each turn of the loop; a step that was begun is gone through.
 TURN_S = 0.001

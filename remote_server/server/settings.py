@@ -17,10 +17,9 @@ from typing import Any, NamedTuple, get_args, get_origin
 import msgspec
 
 from remote_server.errors import ConfigError
-from remote_server.numerals import finite_number, whole_number
 from remote_server.server.config import ServerConfig
 from remote_server.settings_text import described, shown
-from remote_server.sizes import parse_bytes
+from remote_server.sizes import finite_number, parse_bytes, whole_number
 from remote_server.small_file import read_small, toml_of
 
 log = logging.getLogger(__name__)

@@ -2,17 +2,20 @@
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from operator import eq
+from typing import Protocol
 
+from remote_server import protocol
+from remote_server.fault_points import Gate
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, PutShared, Stored
-from remote_server.server.copier import Gate
-from remote_server.server.parted_put import PartedPut
-from remote_server.server.put_checks import stored_reply
+from remote_server.server.put import PartedPut, stored_reply
 from remote_server.shm.arena import Arena
-from remote_server.shm.copying import copy_shared
+from remote_server.shm.copying import copy_and_hash_group, copy_group, group_blocks
 from remote_server.shm.region import Region
+from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.turns import Turns
 
@@ -160,3 +163,55 @@ class SharedPuts:
         if is_over:
             self.num_blocks -= put.num_keys
         return is_over
+
+
+class Source(Protocol):
+    """A map of a file at `address`, and the file."""
+
+    address: int
+
+    def has_pages(self, offsets: Sequence[int], lengths: Sequence[int]) -> bool:
+        """Whether these parts can be read from the map without allocating a page."""
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Read from the file, which never allocates one."""
+
+
+def copy_shared(
+    namespace: str, blocks: Sequence[Block], offsets: Sequence[int], source: Source, arena: Arena
+) -> list[bool]:
+    """Fill each of `blocks` from its place in `source`, and say of each whether what landed
+    is what was announced. Blocks without checksums are taken as they come. No page of `source`
+    comes into being by that: it would be at the expense of this process."""
+    lengths = [block.length for block in blocks]
+    if not source.has_pages(offsets, lengths):
+        return _read_shared(namespace, blocks, offsets, source, arena)
+    sources = [source.address + offset for offset in offsets]
+    targets = [arena.address + block.offset for block in blocks]
+    step = group_blocks(max(lengths))
+    groups = [slice(first, first + step) for first in range(0, len(blocks), step)]
+    announced = [block.checksum for block in blocks]
+    if announced[0] is None:
+        for group in groups:
+            copy_group(targets[group], sources[group], lengths[group])
+        return [True] * len(blocks)
+    seeds = protocol.identities(namespace, [block.key for block in blocks])
+    landed = [arena.view[block.offset : block.offset + block.length] for block in blocks]
+    computed: list[int] = []
+    for group in groups:
+        computed += copy_and_hash_group(targets[group], sources[group], landed[group], seeds[group])
+    return [*map(eq, computed, announced)]
+
+
+def _read_shared(
+    namespace: str, blocks: Sequence[Block], offsets: Sequence[int], source: Source, arena: Arena
+) -> list[bool]:
+    """The same of blocks of which some pages were never written, or are swapped out."""
+    intact = []
+    for block, offset in zip(blocks, offsets, strict=True):
+        landed = arena.view[block.offset : block.offset + block.length]
+        source.read_into(landed, offset)
+        announced = block.checksum
+        good = announced is None or protocol.checksum(namespace, block.key, landed) == announced
+        intact.append(good)
+    return intact

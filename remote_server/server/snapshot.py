@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from remote_server.protocol import NamespaceStats, TierStats
-from remote_server.server.allowances import HeldByOne
+from remote_server.server.limits import HeldByOne
 from remote_server.server.metrics import Timings, Traffic
 
 MAX_HOLDERS = 8

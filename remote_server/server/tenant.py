@@ -16,30 +16,28 @@ import zmq
 
 from remote_server.errors import ConfigError
 from remote_server.guard import Guard
-from remote_server.server.allowances import Allowances, HeldByOne
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
-from remote_server.server.inflight import InFlight
-from remote_server.server.leases import Leases
+from remote_server.server.limits import Allowances, HeldByOne, InFlight
 from remote_server.server.metrics import MeteredHandlers, Meters
 from remote_server.server.private_memory import BYTES_PER_BLOCK
 from remote_server.server.send_queue import Outboxes
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.shm_puts import SharedPuts
-from remote_server.server.shm_requests import SharedHandlers
+from remote_server.server.shm_requests import Leases, SharedHandlers
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
 from remote_server.server.tenant_config import Tenant
 from remote_server.shm.arena import Arena
 from remote_server.sizes import format_bytes
-from remote_server.steps import Steps
-from remote_server.store.age import TimeToLive
 from remote_server.store.disk.admission import Admission, Admit, WriteBudget
 from remote_server.store.disk.folder import make_private
 from remote_server.store.disk.opening import OpenDisk
-from remote_server.store.disk.threads import Threads
+from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.expiry import TimeToLive
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Store
+from remote_server.turns import Steps
 
 log = logging.getLogger(__name__)
 

@@ -12,17 +12,21 @@ from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol import ErrorCode, Get, Got, Put
 from remote_server.server.copier import BlockJob, Job
 from remote_server.server.disk_stream import DiskStream
-from remote_server.server.inflight import InFlight
-from remote_server.server.outgoing import Parcel, Stream
-from remote_server.server.parted_put import PartedPut
-from remote_server.server.put_checks import blocks_of, checksums_of, copy_in, stored_reply
+from remote_server.server.limits import InFlight, Uncopied, waiting_bytes
+from remote_server.server.outgoing import (
+    BlockStream,
+    Parcel,
+    Stream,
+    blocks_per_frame,
+    frames_of,
+    to_gather,
+)
+from remote_server.server.put import PartedPut, blocks_of, checksums_of, copy_in, stored_reply
 from remote_server.server.send_queue import Outboxes
-from remote_server.server.streams import BlockStream, blocks_per_frame, frames_of, to_gather
-from remote_server.server.uncopied import Uncopied, waiting_bytes
-from remote_server.steps import KEYS_PER_STEP, Steps
 from remote_server.store.answers import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
+from remote_server.turns import KEYS_PER_STEP, Steps
 
 Post = Callable[[bytes, protocol.Reply, Parcel], None]
 PostStream = Callable[[bytes, Get, Stream], None]

@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from remote_server.server.copier import TURN_BYTES
-from remote_server.server.put_checks import is_intact
-from remote_server.steps import KEYS_PER_STEP, parts
+from remote_server.server.put import is_intact
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
+from remote_server.turns import KEYS_PER_STEP, parts
 
 
 class VerifyJob:

@@ -1,4 +1,4 @@
-"""The one large region of memory that the memory tier cuts into slabs."""
+"""The arena: the memory file that holds all blocks, and the thread that populates it."""
 
 import ctypes
 import fcntl
@@ -6,6 +6,7 @@ import logging
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 
 from remote_server.shm.mapping import STEP_BYTES, touch_gently
 from remote_server.sizes import format_bytes
@@ -128,3 +129,28 @@ def warn_if_dev_shm_is_small(memory: int, folder: str = "/dev/shm") -> bool:
         folder, format_bytes(total), format_bytes(memory), -(-memory // (1 << 30)),
     )  # fmt: skip
     return True
+
+
+class Population:
+    """Touches the pages of `arenas`, a step of each in turn, on one daemon thread that starves
+    nobody. Ends by itself when all are done or closed."""
+
+    def __init__(self, arenas: Sequence[Arena]) -> None:
+        self._arenas = [*arenas]
+        self.failed = False
+        """It has ended before it was done, and nothing stopped it."""
+        self._thread = threading.Thread(target=self._run, name="populate", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        left = self._arenas
+        try:
+            while left:
+                left = [arena for arena in left if arena.populate_some()]
+        except Exception:
+            self.failed = True
+            log.exception("the memory is populated no further; first puts are slower")

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from remote_server import protocol
 from remote_server.errors import KVFerryError
-from remote_server.shm.read_only_map import ReadOnlyMap
+from remote_server.shm.mapping import ReadOnlyMap
 
 # No client has more memory than its machine. Above it there may be sparse files, swap and plans.
 MAX_REGION_MEMORIES = 4

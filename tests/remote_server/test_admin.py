@@ -24,8 +24,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from wire_peer import BLOCK_BYTES, Peer, key
 
 from remote_server import http_address
-from remote_server.admin import settings, site
+from remote_server.admin import site
 from remote_server.admin.admin import Admin
+from remote_server.admin.summary import MASK, shown
 from remote_server.admin.token import read_token
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Lookup
@@ -94,10 +95,10 @@ def test_a_setting_that_is_a_secret_is_masked_when_it_is_set():
         server_secret_key: str = ""
         other_token: str = ""
 
-    shown = settings.shown(Later(server_secret_key="xyzzy", admin_token_file="/run/token"))
-    assert shown["server_secret_key"] == settings.MASK
-    assert shown["other_token"] == ""
-    assert shown["admin_token_file"] == "/run/token"
+    masked = shown(Later(server_secret_key="xyzzy", admin_token_file="/run/token"))
+    assert masked["server_secret_key"] == MASK
+    assert masked["other_token"] == ""
+    assert masked["admin_token_file"] == "/run/token"
 
 
 async def test_a_loop_that_does_not_answer_makes_health_a_503_and_then_200_again(

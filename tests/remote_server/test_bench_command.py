@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from remote_server.cli import bench, main
-from remote_server.cli.bench_verdict import Row, Verdict, advice
-from remote_server.cli.raw_sockets import RawSockets
+from remote_server.cli.bench_verdict import RawSockets, Row, Verdict, advice
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB

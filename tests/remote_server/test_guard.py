@@ -14,13 +14,13 @@ from wire_peer import Peer, block, key
 
 from remote_server import guard
 from remote_server.guard import MANY_FAILURES, Guard
-from remote_server.server import tenant_keys
+from remote_server.server import tenant_config
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import BlockJob, Copier
+from remote_server.server.outgoing import BlockStream
 from remote_server.server.server import Server
-from remote_server.server.streams import BlockStream
 from remote_server.sizes import MiB
-from remote_server.store.disk import threads as threads_module
+from remote_server.store.disk import pool as threads_module
 from remote_server.store.disk.pool import Job as DiskJob
 from remote_server.store.disk.pool import Priority
 
@@ -225,7 +225,7 @@ def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
     server = tenancy.start()
     peer = tenancy.peer("a")
     peer.hello()
-    monkeypatch.setattr(tenant_keys, "keys_of_tenants", lambda path: fail())
+    monkeypatch.setattr(tenant_config, "keys_of_tenants", lambda path: fail())
     tenancy.write(a="", b="")
     server._door._reload_at = 0.0
     assert peer.put([1]).created == 1

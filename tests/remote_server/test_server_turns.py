@@ -34,7 +34,7 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.send_queue import Parcel
 from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB
-from remote_server.steps import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP
+from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP
 
 assert tenancy
 

@@ -1,7 +1,8 @@
-"""The server that a command asks: found by one flag, asked once, in bounded time."""
+"""Flags, connection and output that the subcommands share."""
 
 import argparse
 import os
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +11,41 @@ from typing import Any
 from remote_server.address import EXAMPLE, server_address
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError, DeadlineExceeded, KVFerryError, ServerUnavailable
-from remote_server.numerals import finite_number
+from remote_server.plain_text import plain
 from remote_server.protocol import StatsReply
+from remote_server.sizes import finite_number
+
+_CODES = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def coloured(text: str, colour: str) -> str:
+    """`text`, coloured on a terminal whose user has not set NO_COLOR (no-color.org)."""
+    if not is_terminal() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\033[{_CODES[colour]}m{text}\033[0m"
+
+
+def say(*lines: str, mark: str = "", colour: str = "") -> None:
+    """Print for people, at once. Every line is `plain`, because it may hold what a server or its
+    peers sent; `mark` comes first, in `colour`."""
+    for line in lines:
+        print((coloured(mark, colour) if mark else "") + plain(line), flush=True)
+
+
+def complain(line: str) -> None:
+    """Print to stderr what went wrong, on the same terms."""
+    print(plain(f"kvferry: {line}"), file=sys.stderr)
+
+
+def clear_screen() -> None:
+    """Before the next picture of something that is watched."""
+    if is_terminal():
+        sys.stdout.write("\033[H\033[J")
+
 
 MOST_SECONDS = 86_400
 

@@ -1,5 +1,6 @@
-"""One word for each put under way over shared memory: what it says decides whose the rows are."""
+"""A client's maps of shared memory: fencing tokens of its puts, the server's arena."""
 
+import ctypes
 import mmap
 import os
 from collections import deque
@@ -7,6 +8,8 @@ from itertools import count
 
 from remote_server import protocol
 from remote_server.client.region import sealed_file
+from remote_server.shm.mapping import ReadOnlyMap
+from remote_server.shm.region import check_file
 
 TICKETS_BYTES = protocol.MAX_TICKETS * 8
 
@@ -50,3 +53,40 @@ class Tickets:
         """No put is under way."""
         self._words = memoryview(b"").cast("Q")
         os.close(self.fd)
+
+
+WORD_BYTES = 8
+
+
+class ArenaView:
+    """The arena behind a descriptor that the server handed over. Used by the I/O thread only.
+
+    The bytes are the server's to change: what is read counts only if the block's generation
+    word is still the same afterwards.
+    """
+
+    def __init__(self, fd: int, num_bytes: int, server: int) -> None:
+        """A file of user `server`; `fd` stays the caller's. Raises `NotAttachable` or `OSError`."""
+        check_file(fd, num_bytes, server, "arena")
+        self._map = ReadOnlyMap(fd, num_bytes)
+        self.mapped = True
+        """Until `close`: reading after that would kill the process."""
+        self.num_bytes = num_bytes
+        self.address = self._map.address
+        words = (ctypes.c_uint64 * (num_bytes // WORD_BYTES)).from_address(self.address)
+        self.words = memoryview(words).cast("B").cast("Q").toreadonly()
+
+    def close(self) -> None:
+        """Unmap. No copy from it may be under way or begin."""
+        self.mapped = False
+        self.words.release()
+        self._map.close()
+
+    @property
+    def unmapped(self) -> bool:
+        """Nothing is left to wait for."""
+        return self._map.unmapped
+
+    def join(self) -> None:
+        """Wait until it is unmapped."""
+        self._map.join()
