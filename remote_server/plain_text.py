@@ -1,11 +1,8 @@
 """Text from peers, made harmless for logs and terminals."""
 
-import json
 import logging
 import unicodedata
 from typing import Any
-
-import msgspec
 
 # Control (C0 and C1), format (bidirectional marks, zero width), line and paragraph separators,
 # halves of surrogate pairs.
@@ -51,11 +48,3 @@ def _escaped(character: str) -> str:
     if ord(character) < 0x80:
         return f"\\x{ord(character):02x}"
     return character.encode("ascii", "backslashreplace").decode()
-
-
-def ascii_json(value: Any, indent: int | None = None) -> str:
-    """`value` as JSON of printable ASCII characters, and line breaks where `indent` is given.
-
-    JSON itself allows C1 controls and marks of direction in a text, which a terminal obeys.
-    """
-    return json.dumps(msgspec.json.decode(msgspec.json.encode(value)), indent=indent)

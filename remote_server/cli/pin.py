@@ -4,8 +4,8 @@ import argparse
 from functools import partial
 from typing import Any
 
+from remote_server.ascii_json import ascii_json
 from remote_server.cli.common import add_server, complain, connected, say
-from remote_server.plain_text import ascii_json
 from remote_server.protocol import MAX_KEY_BYTES, Kept
 from remote_server.sizes import format_bytes
 

@@ -5,9 +5,9 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from remote_server.ascii_json import ascii_json
 from remote_server.cli.common import add_server, ask_stats, clear_screen, connected, say
 from remote_server.client import RemoteClient
-from remote_server.plain_text import ascii_json
 from remote_server.protocol import StatsReply
 from remote_server.sizes import format_bytes
 

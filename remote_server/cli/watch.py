@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from remote_server.ascii_json import ascii_json
 from remote_server.cli.common import NoServer, add_server, ask_stats, connected, say, seconds
-from remote_server.plain_text import ascii_json
 from remote_server.protocol import StatsReply
 from remote_server.sizes import format_bytes
 

@@ -3,8 +3,8 @@
 import argparse
 from typing import Any
 
+from remote_server.ascii_json import ascii_json
 from remote_server.cli.common import add_server, ask_stats, connected, say
-from remote_server.plain_text import ascii_json
 from remote_server.protocol import StatsReply
 from remote_server.protocol.namespace_diff import Gap, all_gaps
 
