@@ -14,9 +14,9 @@ from msgspec import Meta
 
 from remote_server.address import server_address
 from remote_server.client import ClientConfig
-from remote_server.config import parse_bytes
 from remote_server.errors import ConfigError
 from remote_server.plain_text import forbidden_in, plain
+from remote_server.sizes import parse_bytes
 
 TIER_CLASS = "RemoteTier"
 SPEC_CLASS = "FerrySpec"

@@ -38,16 +38,19 @@ from kv_connector.executors import engine_core_pid, refuse_without_shared_pool
 from kv_connector.fact_text import NotKnown
 from kv_connector.group_bytes import owned_in_packed_blocks
 from kv_connector.guard import never_raises
-from kv_connector.hit_sources import Sources, tokens_before_windows, without_what_was_not_sent
 from kv_connector.introduction import Introduction
 from kv_connector.kept_back import shut_out
-from kv_connector.pool_file import pool_name, sweep_dead_pools
-from kv_connector.pool_marks import pool_file_of
+from kv_connector.pool_file import pool_file_of, pool_name, sweep_dead_pools
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.request_options import apply_request_options, keep_to_engine, keep_to_pool
 from kv_connector.resets import Resets
 from kv_connector.spec import POOL_NAME_KEY
-from kv_connector.traffic import Traffic
+from kv_connector.token_sources import (
+    Sources,
+    Traffic,
+    tokens_before_windows,
+    without_what_was_not_sent,
+)
 from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
 from kv_connector.worker_report import (
     FerryMetadata,

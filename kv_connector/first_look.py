@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 
 from remote_server.client import RemoteClient
-from remote_server.gaps import gaps_of
 from remote_server.protocol import StatsReply
+from remote_server.protocol.namespace_diff import gaps_of
 
 TIMEOUT_S = 5.0
 

@@ -19,10 +19,8 @@ from kv_connector import tier_metrics as metrics
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import never_raises
-from kv_connector.lookup_pause import LookupPause
-from kv_connector.patience import Patience
-from kv_connector.pool_room import PoolRoom, Room
-from kv_connector.pool_rows import PoolRows
+from kv_connector.patience import LookupPause, Patience
+from kv_connector.pool_rows import PoolRoom, PoolRows, Room
 from kv_connector.request_options import bypass_of, prefetches
 from kv_connector.tier_metrics import TierCounters
 from kv_connector.waiting import LOOKS_TO_USE_AN_ANSWER, Missed, Waiting

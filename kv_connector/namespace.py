@@ -23,8 +23,8 @@ from kv_connector import config_facts, model_facts
 from kv_connector.fact_text import NotKnown, digest_of, text_of
 from kv_connector.weights import loader_of, weights_of
 from remote_server.errors import ConfigError
-from remote_server.gaps import FOR_PEOPLE
 from remote_server.plain_text import plain
+from remote_server.protocol.namespace_diff import FOR_PEOPLE
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig

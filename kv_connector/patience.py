@@ -1,14 +1,12 @@
-"""Deadlines of lookups and loads, in proportion to the engine's steps.
+"""Patience: how long a lookup may take, and when lookups are not worth their wait."""
 
-An engine uses an answer when its next step begins. On an engine whose steps take half a second a
-lookup that is given up after 50 ms gains nothing, and loses the blocks of a server that needed 60
-on a busy host. So no deadline is shorter than most of a recent step.
-"""
-
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
+from kv_connector.break_even import EngineSpeed
 from kv_connector.config import RemoteConfig
-from kv_connector.speeds import EngineSpeed
+from remote_server.client.breaker import ONE_STALL_S
 
 # A deadline at the very end of a step would be noticed one step later.
 SHARE_OF_A_STEP = 0.8
@@ -37,3 +35,60 @@ class Patience:
     def _at_least(self, milliseconds: float) -> float:
         step_s = self.engine.step_s or 0.0
         return max(milliseconds / 1000, min(SHARE_OF_A_STEP * step_s, LONGEST_S))
+
+
+LATE_IN_A_ROW = 3
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 2.0
+
+
+@dataclass
+class LookupPause:
+    """Counts late lookups in a row. Only the scheduler thread calls it."""
+
+    clock: Callable[[], float]
+    _late: int = 0
+    _late_since_s: float = inf
+    _pause_s: float = FIRST_PAUSE_S
+    _begins_at_s: float = inf
+    _probe_at_s: float = inf
+    """When to try again; infinite while that is under way."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether requests are told a miss without a question."""
+        return self.clock() >= self._begins_at_s
+
+    def ended(self, *, in_time: bool, asked_s: float) -> None:
+        """A lookup that a request waited for was answered in time, or was not."""
+        if in_time:
+            self.forget()
+            return
+        self._late += 1
+        self._late_since_s = min(self._late_since_s, asked_s)
+        if self._late == LATE_IN_A_ROW:
+            self._begin(max(self.clock(), self._late_since_s + ONE_STALL_S))
+
+    def take_probe(self) -> bool:
+        """Whether to send a lookup now that nobody waits for; the caller reports how it went."""
+        if not self.paused or self.clock() < self._probe_at_s:
+            return False
+        self._probe_at_s = inf
+        return True
+
+    def probed(self, *, in_time: bool) -> None:
+        """How that went. Too late, and the next pause is twice as long."""
+        if in_time:
+            self.forget()
+        elif self.paused:
+            self._begin(self.clock())
+
+    def forget(self) -> None:
+        """A lookup was in time, or it is another server: ask again."""
+        self._late, self._late_since_s = 0, inf
+        self._pause_s, self._begins_at_s, self._probe_at_s = FIRST_PAUSE_S, inf, inf
+
+    def _begin(self, at_s: float) -> None:
+        self._begins_at_s, self._probe_at_s = at_s, at_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

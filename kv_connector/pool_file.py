@@ -1,31 +1,17 @@
-"""The file behind an engine's CPU pool: whose it is, and that it cannot shrink.
-
-Scheduler and workers of one engine map the same file, so they must agree on its name without
-talking. vLLM derives it from `engine_id`, which an operator may set to the same value for two
-engines on one host: they would then write into each other's pool. Ours is derived from the
-engine-core process, which every worker can find (`executors`), so two engines never share a file.
-Workers make the file, never the scheduler: vLLM starts the workers first, and a scheduler that
-finds no file has none of their memory. That all of them map this one is proved by `pool_marks`.
-
-vLLM would make an ordinary file in /dev/shm. A cache server on the same host that maps such a
-file dies with SIGBUS when somebody truncates it, and containers give /dev/shm 64 MiB. So what
-lies under vLLM's name is a link to a memfd, sealed against shrinking: vLLM opens it like a file
-that a peer has created before it.
-
-vLLM ends the engine core with SIGKILL at an ordinary stop, so no code of ours can count on
-running then. The name is therefore removed as soon as scheduler and workers have mapped the
-file (the memory goes with the last of them), and a name left by an engine that died before that
-is swept by the next engine to start.
-"""
+"""The pool's file, and the marks that prove that scheduler and workers share it."""
 
 import fcntl
+import hashlib
 import os
+import struct
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
-from remote_server.config import check_memory_fits
 from remote_server.errors import ConfigError
 from remote_server.open_files import check_file_sizes
+from remote_server.server.config import check_memory_fits
 
 SHM = Path("/dev/shm")
 PREFIX = "kvferry-"
@@ -138,3 +124,90 @@ def _start_time(pid: int) -> str:
     # the 22nd field, so the 20th after the last ")". A zombie owns no memory any more.
     after = stat.rpartition(")")[2].split()
     return "0" if after[0] == "Z" else after[19]
+
+
+MARK_BYTES = 64
+
+_MAGIC = b"kvferry1"
+# Magic, digest of the engine's name, rank, rows, bytes from row to row, the part's start and size.
+_MARK = struct.Struct("<8s16sIIQQQ8x")
+
+
+class PoolFile(NamedTuple):
+    """The file behind a pool. Two processes that name the same one share its memory."""
+
+    device: int
+    inode: int
+    size: int
+
+
+class Place(NamedTuple):
+    """Where a worker lays its part of each row."""
+
+    rank: int
+    num_rows: int
+    stride: int
+    """Bytes from the start of a row to that of the next."""
+    start: int
+    """Of the part, in the row."""
+    num_bytes: int
+    is_shared: bool
+    """Whether all workers have this part together."""
+
+    @property
+    def mark_at(self) -> int:
+        """Where in the pool this worker's mark lies: at the start of its part, or in its slot of a
+        part that is shared."""
+        slot = self.rank * MARK_BYTES if self.is_shared else 0
+        return self.num_rows // 2 * self.stride + self.start + slot
+
+
+def pool_file_of(fd: int) -> PoolFile:
+    """The file of an open descriptor."""
+    status = os.fstat(fd)
+    return PoolFile(status.st_dev, status.st_ino, status.st_size)
+
+
+def leave_mark(pool: memoryview, place: Place, engine: str) -> None:
+    """Before any row of `pool`, which is all of it as bytes, is in use."""
+    pool[place.mark_at : place.mark_at + MARK_BYTES] = _mark(place, engine)
+
+
+def take_marks(pool: memoryview, places: Sequence[Place], engine: str) -> None:
+    """Check that every worker has left its mark, and remove the marks: a row holds zeros until it
+    is in use. Raises `ConfigError` that names the workers whose marks are missing or differ."""
+    reasons = []
+    for place in places:
+        found = bytes(pool[place.mark_at : place.mark_at + MARK_BYTES])
+        if (reason := _why_not(found, place, engine)) is not None:
+            reasons.append(f"worker {place.rank} {reason}")
+    for place in places:
+        pool[place.mark_at : place.mark_at + MARK_BYTES] = bytes(MARK_BYTES)
+    if reasons:
+        raise ConfigError(
+            f"the scheduler's CPU pool is not the one that its workers use: {'; '.join(reasons)}. "
+            "Scheduler and workers must run on one host, the workers as children of the engine "
+            "core"
+        )
+
+
+def _mark(place: Place, engine: str) -> bytes:
+    name = hashlib.blake2b(engine.encode(), digest_size=16).digest()
+    return _MARK.pack(
+        _MAGIC, name, place.rank, place.num_rows, place.stride, place.start, place.num_bytes
+    )
+
+
+def _why_not(found: bytes, place: Place, engine: str) -> str | None:
+    if found == _mark(place, engine):
+        return None
+    magic, name, rank, num_rows, stride, start, num_bytes = _MARK.unpack(found)
+    if magic != _MAGIC:
+        return "left no mark in it"
+    if (name, rank) != _MARK.unpack(_mark(place, engine))[1:3]:
+        return f"has the mark of worker {rank} of another engine"
+    return (
+        f"has {num_bytes} bytes from {start} of each of {num_rows} rows, {stride} bytes apart, "
+        f"where the scheduler expects {place.num_bytes} from {place.start} of {place.num_rows} "
+        f"rows, {place.stride} bytes apart"
+    )

@@ -38,8 +38,7 @@ from vllm.v1.kv_offload.tiering.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector import tier_metrics as metrics
-from kv_connector.backfill import Backfill
-from kv_connector.backlog import Backlog
+from kv_connector.backfill import Backfill, Backlog
 from kv_connector.break_even import BreakEven
 from kv_connector.config import RemoteConfig, client_config, read_config
 from kv_connector.first_look import look_for_gaps

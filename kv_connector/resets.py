@@ -1,10 +1,4 @@
-"""Resets of the connector, and weights that change without one: what the scheduler makes of them.
-
-A reset begins a new weight epoch. Three things outlive it in the engine, each with a module of its
-own: KV that was computed before (`old_kv`), copies under way (`reset_flush`), and the question
-which weights the workers have now (`weight_epochs`). Weights that change without a reset are one
-that was not asked for: the connector makes it.
-"""
+"""Resets of the engine's cache, and epochs of its weights."""
 
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -12,8 +6,6 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from kv_connector.kept_back import KeptBack, Reason
-from kv_connector.reset_flush import ResetFlush
-from kv_connector.weight_epochs import WeightEpochs
 from kv_connector.worker_report import WorkerReport
 
 if TYPE_CHECKING:
@@ -23,6 +15,97 @@ if TYPE_CHECKING:
     from vllm.v1.core.block_pool import BlockPool
 
     from kv_connector.remote_tier import RemoteTier
+
+
+class ResetFlush:
+    """Jobs by id, with the number of workers that have yet to report each."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, int] = {}
+
+    def __bool__(self) -> bool:
+        """Whether a copy of before a reset may still be under way."""
+        return bool(self._waiting)
+
+    def begin(self, scheduler: "OffloadingConnectorScheduler") -> None:
+        """The connector is about to be reset, which forgets its jobs."""
+        for job_id, job in scheduler._jobs.items():
+            self._waiting[job_id] = job.pending_count
+
+    def completed(self, jobs: Mapping[int, int]) -> bool:
+        """So many workers report that these jobs have ended. Gives whether the last copy of
+        before the reset is among them."""
+        if not self._waiting:
+            return False
+        for job_id, workers in jobs.items():
+            if job_id in self._waiting:
+                self._waiting[job_id] -= workers
+                if self._waiting[job_id] <= 0:
+                    del self._waiting[job_id]
+        return not self._waiting
+
+
+# Beside the weights of the start.
+MOST_REMEMBERED = 64
+
+Weights = tuple[str, ...]
+
+
+class WeightEpochs:
+    """Digests by rank, epochs by digests. The scheduler thread alone uses it.
+
+    An epoch is what the fact `weight_epoch` is: None for the weights of the start, a random value
+    otherwise.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._ranks = range(num_workers)
+        self._at_start: dict[int, str] = {}
+        self._answers: dict[int, str] = {}
+        self._epochs: dict[Weights, str | None] = {}
+        self._not_watched = False
+        self.look = 0
+        self.epoch: str | None = None
+
+    def reset(self, epoch: str | None) -> None:
+        """The pool was emptied, and `epoch` begins. The weights may be any."""
+        self.epoch = epoch
+        self.look += 1
+        self._answers = {}
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the name of the epoch may still change, when the look is answered."""
+        return bool(self.look) and not self._not_watched and not self._is_answered
+
+    @property
+    def _is_answered(self) -> bool:
+        return len(self._answers) == len(self._ranks)
+
+    def heard(self, report: WorkerReport) -> bool:
+        """A worker's report is news. Gives whether its weights have changed without a reset."""
+        if not report.weights_at_start:
+            self._not_watched = self._not_watched or report.facts is not None
+            return False
+        self._at_start.setdefault(report.rank, report.weights_at_start)
+        if report.look != self.look:
+            return False  # of before the reset
+        expected = self._at_start[report.rank] if not self.look else None
+        before = self._answers.get(report.rank, expected)
+        self._answers[report.rank] = report.weights
+        changed = before is not None and before != report.weights
+        if self._is_answered and not changed:
+            self._decide()
+        return changed
+
+    def _decide(self) -> None:
+        if len(self._at_start) == len(self._ranks):
+            self._epochs.setdefault(tuple(self._at_start[rank] for rank in self._ranks), None)
+        weights = tuple(self._answers[rank] for rank in self._ranks)
+        if weights not in self._epochs and len(self._epochs) > MOST_REMEMBERED:
+            del self._epochs[list(self._epochs)[1]]
+        self.epoch = self._epochs.setdefault(weights, self.epoch)
+
 
 logger = init_logger("vllm.kvferry.resets")
 

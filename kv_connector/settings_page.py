@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from kv_connector.config import ConnectorConfig
-from remote_server.config import ServerConfig
+from remote_server.server.config import ServerConfig
 from remote_server.settings_text import table
 
 TABLES: dict[str, type[msgspec.Struct]] = {"server": ServerConfig, "connector": ConnectorConfig}

@@ -19,8 +19,16 @@ from kv_connector.group_bytes import (
     places_of_rows,
 )
 from kv_connector.host_worker import HostWorker
-from kv_connector.pool_file import check_pool_is_there, offer_sealed_file, pool_path
-from kv_connector.pool_marks import Place, PoolFile, leave_mark, pool_file_of, take_marks
+from kv_connector.pool_file import (
+    Place,
+    PoolFile,
+    check_pool_is_there,
+    leave_mark,
+    offer_sealed_file,
+    pool_file_of,
+    pool_path,
+    take_marks,
+)
 from kv_connector.pool_rows import owned_bytes
 from remote_server.errors import ConfigError
 

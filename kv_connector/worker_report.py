@@ -27,7 +27,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 
 from kv_connector.canary import Report
 from kv_connector.namespace import Facts
-from kv_connector.pool_marks import PoolFile
+from kv_connector.pool_file import PoolFile
 
 Revision = int
 

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from remote_server import settings
 from remote_server.admin.admin import Admin
-from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
 from remote_server.malloc import keep_freed_memory
 from remote_server.open_files import named_when_missing, raise_limit
 from remote_server.plain_text import PlainFormatter, plain
-from remote_server.server import Server
+from remote_server.server import settings
+from remote_server.server.server import Server
+from remote_server.sizes import format_bytes
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_server") -> int:

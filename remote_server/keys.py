@@ -1,7 +1,7 @@
 """Keys for CURVE: who a server is, who a client is. `python -m remote_server.keys DIR TENANT…`
 
 Three kinds of files, all TOML. The server's pair and each client's pair are secret and must be
-readable by their owner alone; the tenants file (`tenants.py`) holds public keys only.
+readable by their owner alone; the tenants file (`server/tenant_config.py`) holds public keys only.
 """
 
 import argparse

@@ -18,8 +18,8 @@ from contextlib import contextmanager
 
 import zmq
 
-from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
+from remote_server.sizes import format_bytes
 
 log = logging.getLogger(__name__)
 

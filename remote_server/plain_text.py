@@ -1,9 +1,4 @@
-"""Text of a peer: what it may contain, and how it is printed where it may contain anything.
-
-A terminal obeys control characters, a reader is misled by characters that reorder or hide others,
-and a line break in a log makes two lines of one. So names are refused that have any, and text that
-is printed has them replaced, whatever let it in.
-"""
+"""Text from peers, made harmless for logs and terminals."""
 
 import logging
 import unicodedata

@@ -9,7 +9,7 @@ import textwrap
 
 import msgspec
 
-from remote_server.config import format_bytes
+from remote_server.sizes import format_bytes
 
 
 def described(kind: type[msgspec.Struct]) -> dict[str, str]:

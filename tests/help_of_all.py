@@ -1,6 +1,6 @@
 """Every command that is given, with `--help`: what it printed, and which modules that loaded.
 
-    python tests/help_of_all.py '[["benchmarks.kvbench"], ["remote_server.command", "bench"]]'
+    python tests/help_of_all.py '[["benchmarks.kvbench"], ["remote_server.cli", "bench"]]'
 
 The first word is a module, or a file that ends in `.py`. One interpreter is forked for each
 command: most of the time of a small command is the start of Python and of the libraries that all
@@ -19,7 +19,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # What nearly every command loads, and is quick.
-SHARED = ("numpy", "zmq", "msgspec", "xxhash", "remote_server.server", "remote_server.client")
+SHARED = (
+    *("numpy", "zmq", "msgspec", "xxhash"),
+    *("remote_server.server.server", "remote_server.client"),
+)
 
 HANGS_AFTER_S = 30
 

@@ -75,8 +75,8 @@ def test_help_is_printed_and_loads_nothing_heavy(name: str, helps: dict[str, lis
 
 def test_commands_and_subcommands_are_found(helps: dict[str, list[Help]]):
     assert len(registry.find()) + 8 <= len(helps)
-    assert {"examples.demo", "remote_server", "remote_server.command"} <= helps.keys()
-    usages = [answer["printed"].split("\n")[0] for answer in helps["remote_server.command"]]
+    assert {"examples.demo", "remote_server", "remote_server.cli"} <= helps.keys()
+    usages = [answer["printed"].split("\n")[0] for answer in helps["remote_server.cli"]]
     assert any(usage.startswith("usage: kvferry serve ") for usage in usages)
     assert any(usage.startswith("usage: kvferry bench ") for usage in usages)
     assert len(helps["benchmarks"]) == 5, "list, run, compare and report beside the front"

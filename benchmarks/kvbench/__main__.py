@@ -23,9 +23,9 @@ from benchmarks.kvbench import configurations, models, report
 from benchmarks.kvbench.configurations import Configuration
 from benchmarks.kvbench.measure import WAYS, measure
 from benchmarks.kvbench.plan import Plan, plan
-from remote_server.config import MiB
 from remote_server.errors import ConfigError
 from remote_server.malloc import keep_freed_memory
+from remote_server.sizes import MiB
 
 MODULE = "benchmarks.kvbench"
 

@@ -13,8 +13,8 @@ from benchmarks.engine.prompts import check_length, distinct
 from benchmarks.harness import options
 from benchmarks.remote_kv_cache.busy_results import NONE, OFF, ON, Key
 from examples import tiny_model
-from remote_server.config import GiB, MiB
 from remote_server.errors import ConfigError
+from remote_server.sizes import GiB, MiB
 
 BLOCK_TOKENS = 32
 

@@ -34,9 +34,9 @@ from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S
 from examples.processes import free_port
 from remote_server.client import RemoteClient
-from remote_server.config import MiB
 from remote_server.errors import ConfigError
 from remote_server.protocol import SELF_TESTS, StatsReply
+from remote_server.sizes import MiB
 
 MODULE = "benchmarks.remote_kv_cache.test_prefetch"
 

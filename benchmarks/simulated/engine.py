@@ -35,8 +35,8 @@ from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
 from kv_connector import tier_metrics
 from kv_connector.config import ConnectorConfig, read_config
 from kv_connector.remote_tier import RemoteTier
-from remote_server.config import parse_bytes
 from remote_server.errors import ConfigError, KVFerryError
+from remote_server.sizes import parse_bytes
 
 DECODE_AS_TOKENS = 100
 """A step in which somebody decodes lasts as long as so many tokens of prefill at least: all weights

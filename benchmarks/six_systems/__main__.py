@@ -27,8 +27,8 @@ from benchmarks.six_systems.lmcache_server import LmcacheServer
 from benchmarks.six_systems.others import Gpu, Hdf5, Redis, VllmFiles
 from benchmarks.six_systems.ours import Ours
 from benchmarks.six_systems.systems import FilePerBlock, SharedMap, System
-from remote_server.config import MiB, format_bytes
 from remote_server.malloc import keep_freed_memory
+from remote_server.sizes import MiB, format_bytes
 from remote_server.store.disk.layout import padded
 
 MODULE = "benchmarks.six_systems"

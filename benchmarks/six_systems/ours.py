@@ -11,7 +11,7 @@ from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
 from examples.processes import RemoteServer
 from remote_server.client import RemoteClient
-from remote_server.config import MiB
+from remote_server.sizes import MiB
 
 NAMESPACE = "six-systems"
 _WINDOW_BYTES = 64 * MiB

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from benchmarks.storage_workload.payload import Bytes
-from remote_server.config import check_memory_fits, format_bytes
 from remote_server.errors import ConfigError
+from remote_server.server.config import check_memory_fits
+from remote_server.sizes import format_bytes
 
 WORD_BYTES = 8
 """Copies inside the device go word by word, so a row is a whole number of them."""

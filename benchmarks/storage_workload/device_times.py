@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from remote_server.store.disk.layout import PAGE
-from remote_server.store.disk.names import segment_name
+from remote_server.store.disk.layout import PAGE, segment_name
 from remote_server.store.disk.segments import DiskBlock
 
 

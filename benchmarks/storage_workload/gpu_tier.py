@@ -28,8 +28,8 @@ from benchmarks.storage_workload.backend import Behind, Occupancy, Part, ReadDon
 from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.row_table import RowTable
-from remote_server.config import MiB
 from remote_server.errors import ConfigError
+from remote_server.sizes import MiB
 
 WINDOW_BYTES = 32 * MiB
 """Moved before others have a turn."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from benchmarks.storage_workload.turns import T, Turn
-from remote_server.config import MiB
+from remote_server.sizes import MiB
 from remote_server.store.memory_tier import MemoryTier
 
 # What one read or write may hold of memory at a time.

@@ -14,12 +14,12 @@ from benchmarks.storage_workload.host_memory import HostMemory
 from benchmarks.storage_workload.measured_disk import MeasuredDisk
 from benchmarks.storage_workload.turns import Turn
 from remote_server import protocol
-from remote_server.config import MiB
 from remote_server.protocol import KeyState
-from remote_server.steps import to_end
+from remote_server.sizes import MiB
 from remote_server.store.answers import Pinned
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.store import Store
+from remote_server.turns import to_end
 
 # What is copied before others have a turn.
 TURN_BYTES = 8 * MiB

@@ -17,8 +17,8 @@ from benchmarks.storage_workload.measured_disk import MeasuredDisk
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.turns import Turn
 from remote_server import protocol
-from remote_server.config import MiB
 from remote_server.protocol import Declined, PutOutcome
+from remote_server.sizes import MiB
 from remote_server.store.answers import Reserved
 from remote_server.store.disk.files import Written
 from remote_server.store.disk.segments import DiskBlock

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from benchmarks.storage_workload.device_times import Calls, Interval, ReadTimes
-from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
+from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import File, Files, View, Written
 from remote_server.store.disk.folder import TakenFolder
 from remote_server.store.disk.layout import PAGE, slot_bytes_for

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from remote_server.config import GiB, format_bytes
 from remote_server.errors import ConfigError
+from remote_server.sizes import GiB, format_bytes
 
 MAX_BLOCK_BYTES = 4 * GiB
 """Of one block: 16,384 tokens of the largest model here are 5 GiB."""

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from remote_server.config import MiB
+from remote_server.sizes import MiB
 
 Bytes = npt.NDArray[np.uint8]
 

@@ -7,7 +7,7 @@ from benchmarks.harness import plot
 from benchmarks.harness.plot import Chart
 from benchmarks.harness.statistics import percentile
 from benchmarks.storage_workload.samples import RequestSample, Samples
-from remote_server.config import GiB
+from remote_server.sizes import GiB
 
 MAX_SLICES = 60
 """Latencies are shown as the P95 of so many parts of a run."""

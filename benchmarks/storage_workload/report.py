@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from benchmarks.storage_workload.document import criteria_of
-from remote_server.config import GiB
+from remote_server.sizes import GiB
 
 _ADVICE = {
     "queue": "more was asked than is served at a time: fewer users, or more hardware",

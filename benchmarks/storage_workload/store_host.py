@@ -22,12 +22,12 @@ from benchmarks.storage_workload.host_writes import HostWrites
 from benchmarks.storage_workload.measured_disk import MeasuredDisk
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.turns import TurnThread
-from remote_server.config import MiB, check_memory_fits, format_bytes
 from remote_server.errors import ConfigError
-from remote_server.store.arena import Arena
+from remote_server.server.config import check_memory_fits
+from remote_server.shm.arena import Arena, Population
+from remote_server.sizes import MiB, format_bytes
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
-from remote_server.store.population import Population
 from remote_server.store.slabs import memory_for_block
 from remote_server.store.store import Store
 

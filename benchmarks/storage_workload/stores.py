@@ -19,8 +19,8 @@ from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.store_host import StoreHost
 from benchmarks.storage_workload.summary import source_name
 from benchmarks.storage_workload.wire import WireBackend
-from remote_server.config import GiB, format_bytes
 from remote_server.errors import ConfigError
+from remote_server.sizes import GiB, format_bytes
 from remote_server.store.disk.layout import slot_bytes_for as disk_slot_bytes
 from remote_server.store.slabs import slot_bytes_for as memory_slot_bytes
 

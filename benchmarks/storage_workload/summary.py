@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.harness.statistics import percentile
 from benchmarks.storage_workload.personas import COMPLIANCE_TO_MEET, QOS_CLASSES
 from benchmarks.storage_workload.samples import RequestSample, Samples, TransferSample
-from remote_server.config import GiB
+from remote_server.sizes import GiB
 
 SOURCE_NAMES = {"gpu": "gpu", "memory": "cpu", "disk": "nvme"}
 """What the source calls a tier; others keep their names."""

@@ -22,7 +22,6 @@ from benchmarks.storage_workload.payload import Payload
 from remote_server.address import server_address
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.client.region import SharedRegion
-from remote_server.config import MiB
 from remote_server.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -31,6 +30,7 @@ from remote_server.errors import (
     ServerUnavailable,
 )
 from remote_server.protocol import PutOutcome, StatsReply
+from remote_server.sizes import MiB
 
 WINDOW_BYTES = 32 * MiB
 NUM_WINDOWS = 4

@@ -8,7 +8,7 @@ from benchmarks.harness.record import Record
 from benchmarks.store_sweep import charts, conversation, source, spare
 from benchmarks.store_sweep.operating import operating_points
 from benchmarks.store_sweep.points import Percentiles, Result
-from remote_server.config import format_bytes
+from remote_server.sizes import format_bytes
 
 _STYLE = """
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2rem }

@@ -22,11 +22,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from remote_server import protocol
-from remote_server.config import ServerConfig, parse_bytes
 from remote_server.errors import RemoteProtocolError
 from remote_server.malloc import keep_freed_memory
-from remote_server.server import Server
-from remote_server.steps import Steps, to_end
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import parse_bytes
+from remote_server.turns import Steps, to_end
 
 MODULE = "benchmarks.store_sweep.slow_server"
 

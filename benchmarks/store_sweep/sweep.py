@@ -15,7 +15,7 @@ from benchmarks.harness import machine
 from benchmarks.store_sweep import conversation, slow_server, talkers
 from benchmarks.store_sweep.points import Percentiles, Point, Result
 from examples.processes import REPOSITORY, LoggedProcess, RemoteServer
-from remote_server.config import GiB, MiB
+from remote_server.sizes import GiB, MiB
 
 NAMESPACE = "store-sweep"
 

@@ -7,11 +7,11 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from remote_server.admin import address as addresses
+from remote_server import http_address as addresses
 from remote_server.admin.token import read_token
-from remote_server.config import ServerConfig
 from remote_server.errors import ConfigError
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from remote_server.metering import BOUNDS_S, MAX_NAMESPACES, OTHER, Traffic
 from remote_server.protocol import NamespaceStats
-from remote_server.snapshot import Snapshot
+from remote_server.server.metrics import BOUNDS_S, MAX_NAMESPACES, OTHER, Traffic
+from remote_server.server.snapshot import Snapshot
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 

@@ -19,17 +19,16 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
-from remote_server.admin.address import BACKLOG, Address
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
-from remote_server.admin.settings import shown
-from remote_server.admin.summary import summary
+from remote_server.admin.summary import shown, summary
 from remote_server.admin.token import Token
 from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
-from remote_server.few_lines import FewLines
+from remote_server.http_address import BACKLOG, Address
+from remote_server.log_limit import FewLines
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE
-from remote_server.server import Server
-from remote_server.snapshot import Snapshot
+from remote_server.server.server import Server
+from remote_server.server.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 

@@ -1,12 +1,26 @@
-"""A snapshot as `/stats` shows it: the same, with percentiles of each operation's time."""
+"""The JSON of `/stats` and `/settings`."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
-from remote_server.metering import BOUNDS_S
-from remote_server.snapshot import Snapshot
+from remote_server.server.config import ServerConfig
+from remote_server.server.metrics import BOUNDS_S
+from remote_server.server.snapshot import Snapshot
+
+MASK = "***"
+_SECRET = ("token", "secret", "password", "key")
+"""What ends the name of a setting that is a secret itself. Where one lies is none."""
+
+
+def shown(config: ServerConfig) -> dict[str, Any]:
+    """Every setting by its name; `MASK` in place of a secret that is set."""
+    return {
+        name: MASK if value and name.endswith(_SECRET) else value
+        for name, value in msgspec.structs.asdict(config).items()
+    }
+
 
 PERCENTILES = (50, 90, 99)
 

@@ -19,14 +19,13 @@ from math import inf
 import zmq
 
 from remote_server import protocol
-from remote_server.client.arena_view import ArenaView
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.results import ClientConfig, Counters
-from remote_server.client.tickets import Tickets
+from remote_server.client.shm_views import ArenaView, Tickets
 from remote_server.errors import RemoteProtocolError
 from remote_server.plain_text import plain
 from remote_server.protocol import Attach, Attached, NotAttached
-from remote_server.shared.region import NotAttachable
+from remote_server.shm.region import NotAttachable
 
 logger = logging.getLogger(__name__)
 

@@ -1,16 +1,19 @@
-"""Small requests over the control connection: hello, lookup, touch, verify, stats, clear, keep.
-
-Their own connection, so that a lookup never waits behind somebody's megabytes.
-"""
+"""Small requests on a connection of their own, hellos among them."""
 
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from math import inf
 from typing import Any
 
 from remote_server import protocol
+from remote_server.client import requests
 from remote_server.client.connection import Connection
+from remote_server.client.declarations import Declaration
 from remote_server.client.inbox import Inbox
 from remote_server.client.requests import Ask
+from remote_server.client.results import ClientConfig
+from remote_server.client.session import Session
 from remote_server.client.wiring import Wiring
 from remote_server.errors import (
     DeadlineExceeded,
@@ -162,3 +165,43 @@ class ControlLane:
 
 def _reason(error: KVFerryError) -> str:
     return "local_errors" if isinstance(error, LocalProtocolError) else "unavailable"
+
+
+class Greeter:
+    """Joins the session, which knows what is due, and the control lane, which can send it."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        session: Session,
+        control: ControlLane,
+        clock: Callable[[], float],
+    ) -> None:
+        self._config = config
+        self._session = session
+        self._control = control
+        self._clock = clock
+
+    def say_hello(self, now: float) -> None:
+        """Send the hellos that are due."""
+        for declaration in self._session.due(now):
+            self._session.asked(declaration)
+            end = partial(self._ended, declaration)
+            ask = requests.hello(
+                declaration, self._config.client_name, self._config.hello_timeout_s, end
+            )
+            ask.deadline = now + ask.timeout_s
+            self._control.accept(ask)
+
+    def _ended(
+        self, declaration: Declaration, result: list[protocol.Welcome] | KVFerryError
+    ) -> None:
+        match result:
+            case [welcome]:
+                self._session.welcomed(declaration, welcome)
+            case RequestRefused():
+                self._session.not_welcomed(declaration, result, self._clock())
+            case DeadlineExceeded():
+                self._session.probe_failed(declaration, self._clock())
+            case _:
+                self._session.hello_ended(declaration)

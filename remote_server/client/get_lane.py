@@ -1,21 +1,15 @@
-"""What gets have in common, whatever carries their bytes: taken over, asked for oldest first, and
-ended once and in time.
-
-The I/O thread is the only one that writes into a row, so a get ends by being forgotten. What was
-asked for it keeps its share of the window until it has come, or will not come any more.
-"""
+"""Gets that have not ended: their queue, and what all transports do with them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from itertools import count
 from math import inf
 from typing import Protocol
 
 from remote_server import protocol
-from remote_server.client.get_queue import GetQueue
 from remote_server.client.get_window import GetTransfer
-from remote_server.client.ops import Op
-from remote_server.client.results import GetOutcome
-from remote_server.client.rows import check_rows
+from remote_server.client.region import check_rows
+from remote_server.client.results import GetOutcome, Op
 from remote_server.client.wiring import Wiring
 from remote_server.errors import (
     DeadlineExceeded,
@@ -24,6 +18,68 @@ from remote_server.errors import (
     RequestRefused,
     ServerUnavailable,
 )
+
+
+class GetQueue:
+    """The callers' gets by age."""
+
+    def __init__(self) -> None:
+        self._transfers: dict[int, GetTransfer] = {}
+        self._orders = count(1)
+        self.num_bytes = 0
+
+    def __iter__(self) -> Iterator[GetTransfer]:
+        return iter(list(self._transfers.values()))
+
+    def __len__(self) -> int:
+        return len(self._transfers)
+
+    def add(self, transfer: GetTransfer, now: float) -> None:
+        """It waits from `now` on, behind all others."""
+        transfer.order = next(self._orders)
+        transfer.progress = now
+        self._transfers[transfer.order] = transfer
+        self.num_bytes += transfer.total_bytes
+
+    def remove(self, transfer: GetTransfer) -> None:
+        """It is about to end."""
+        del self._transfers[transfer.order]
+        self.num_bytes -= transfer.total_bytes
+        self._pass_on(transfer)
+
+    def progressed(self, transfer: GetTransfer, now: float) -> None:
+        """Something came for it, whether or not it is still here."""
+        transfer.progress = now
+        if transfer.ended:
+            self._pass_on(transfer)
+
+    def _pass_on(self, transfer: GetTransfer) -> None:
+        for other in self._transfers.values():
+            if other.order > transfer.order:
+                other.progress = max(other.progress, transfer.progress)
+
+    def _stall_times(self) -> Iterator[tuple[GetTransfer, float]]:
+        progress = 0.0
+        for transfer in self:
+            progress = max(progress, transfer.progress)
+            yield transfer, progress + transfer.stall_s
+
+    def late(self, now: float) -> Iterator[tuple[GetTransfer, bool]]:
+        """The gets that have waited long enough, and whether it is because nothing comes."""
+        for transfer, stalls_at in self._stall_times():
+            if stalls_at <= now or transfer.deadline <= now:
+                yield transfer, stalls_at <= now
+
+    def wake_at(self) -> float:
+        """When the next one may be late."""
+        times = (min(get.deadline, stalls_at) for get, stalls_at in self._stall_times())
+        return min(times, default=inf)
+
+    def check(self) -> None:
+        """Nobody who ended is here, and the bytes add up."""
+        assert not any(transfer.ended for transfer in self), "a get outlived its end"
+        assert self.num_bytes == sum(transfer.total_bytes for transfer in self)
+
 
 # When nothing at all has come for this long, what ended gets still hold of the window is taken
 # back.

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 
-from remote_server.client.futures import resolve
-from remote_server.client.results import ClientConfig, GetOutcome, GetResult
+from remote_server.client.results import ClientConfig, GetOutcome, GetResult, resolve
 from remote_server.errors import KVFerryError, without_frames
 
 

@@ -20,7 +20,7 @@ import zmq
 
 from remote_server import protocol
 from remote_server.client import requests
-from remote_server.client.greeter import Greeter
+from remote_server.client.control import Greeter
 from remote_server.client.lanes import Lanes
 from remote_server.client.mailbox import Call, Mailbox, Submission, turn_away
 from remote_server.client.put_transfer import PutTransfer

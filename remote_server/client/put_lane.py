@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from math import inf
 
 from remote_server import protocol
-from remote_server.client.ops import Op
 from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.results import Op
 from remote_server.client.wiring import Wiring
 from remote_server.errors import (
     DeadlineExceeded,

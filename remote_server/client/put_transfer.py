@@ -10,9 +10,8 @@ from weakref import ref
 import zmq
 
 from remote_server import protocol
-from remote_server.client.futures import resolve
-from remote_server.client.results import PutResult
-from remote_server.client.rows import check_rows
+from remote_server.client.region import check_rows
+from remote_server.client.results import PutResult, resolve
 from remote_server.client.session import Limits
 from remote_server.errors import KVFerryError, RemoteProtocolError
 

@@ -9,10 +9,8 @@ from typing import Any
 
 from remote_server import protocol
 from remote_server.client.declarations import Declaration
-from remote_server.client.futures import fail, resolve
-from remote_server.client.ops import Op
-from remote_server.client.results import Counters
-from remote_server.client.rows import check_keys, check_namespace
+from remote_server.client.region import check_keys, check_namespace
+from remote_server.client.results import Counters, Op, fail, resolve
 from remote_server.errors import ConfigError, KVFerryError, RemoteProtocolError
 
 Build = Callable[..., protocol.Request]

@@ -1,15 +1,61 @@
-"""What a client is configured with, and what its puts and gets come back as.
+"""Settings, results and counters of a client."""
 
-Everything here is re-exported by `client.py`, which is the module to import.
-"""
-
+import logging
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import StrEnum, auto
+from typing import TypeVar
 
 from remote_server.address import check_endpoint
-from remote_server.client.ops import Op
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import PutOutcome
+
+
+class Op(StrEnum):
+    """Every request is of one of these kinds, whatever messages it takes on the wire."""
+
+    HELLO = auto()
+    LOOKUP = auto()
+    TOUCH = auto()
+    STATS = auto()
+    CLEAR = auto()
+    KEEP = auto()
+    VERIFY = auto()
+    PUT = auto()
+    GET = auto()
+
+    @property
+    def timeouts(self) -> str:
+        """Name of the counter of those that were not answered in time."""
+        return f"timeouts_{self}"
+
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+
+def resolve(future: "Future[T]", result: T) -> None:
+    """End `future` with `result`."""
+    try:
+        future.set_result(result)
+    except BaseException:
+        _log()
+
+
+def fail(future: "Future[T]", error: Exception) -> None:
+    """End `future` with `error`."""
+    try:
+        future.set_exception(error)
+    except BaseException:
+        _log()
+
+
+def _log() -> None:
+    # The future has ended: `concurrent.futures` logs what a callback raises, but for SystemExit and
+    # its like. That would end the I/O thread, and every other future would stay open.
+    logger.exception("client: a callback of a request raised what ends a thread")
+
 
 MiB = 1 << 20
 

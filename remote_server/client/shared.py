@@ -20,7 +20,7 @@ from remote_server.client.region import RegisteredRegion
 from remote_server.client.results import GetOutcome
 from remote_server.client.shared_gets import SharedGets
 from remote_server.client.shared_puts import SharedPuts
-from remote_server.client.tickets import Tickets
+from remote_server.client.shm_views import Tickets
 from remote_server.client.wiring import Wiring
 from remote_server.errors import KVFerryError, ServerUnavailable
 from remote_server.protocol import ErrorCode, Leased, Release

@@ -10,12 +10,12 @@ then, and even see what its next owner writes there; it throws away what it has 
 from collections.abc import Callable
 
 from remote_server import protocol
-from remote_server.client.gates import Gate, Point, open_gate
-from remote_server.client.lease_window import SHARE_OF_ARENA
+from remote_server.client.lease import SHARE_OF_ARENA
 from remote_server.client.put_lane import PutBatch, PutLane
 from remote_server.client.put_transfer import PutTransfer
-from remote_server.client.tickets import Tickets
+from remote_server.client.shm_views import Tickets
 from remote_server.client.wiring import Wiring
+from remote_server.fault_points import Pause, Point, no_pause
 from remote_server.protocol import PutShared
 
 
@@ -34,7 +34,7 @@ class SharedPuts(PutLane):
         self._tickets = tickets
         self._require = require
         self._send = send
-        self.gate: Gate = open_gate
+        self.gate: Pause = no_pause
 
     def limit(self, arena_bytes: int) -> None:
         """Into an arena this large; what is under way goes on."""

@@ -45,6 +45,8 @@ from remote_server.protocol.limits import (
     PutOutcome,
     RequestId,
     ShortText,
+    check_name,
+    check_names,
 )
 from remote_server.protocol.local import (
     Attach,
@@ -52,7 +54,6 @@ from remote_server.protocol.local import (
     LocalMessage,
     NotAttached,
 )
-from remote_server.protocol.names import check_name, check_names
 from remote_server.protocol.replies import (
     Blocks,
     Cleared,

@@ -1,9 +1,13 @@
-"""What both sides agree on before any message: limits, names and the codes of small answers."""
+"""Limits of the wire, and which names it carries."""
 
+from collections.abc import Mapping
 from enum import IntEnum, StrEnum, auto
 from typing import Annotated
 
 from msgspec import Meta
+
+from remote_server.errors import RemoteProtocolError
+from remote_server.plain_text import forbidden_in, plain
 
 MAGIC = b"KVF1"
 """First frame of every message. A peer that speaks something else is told so at once."""
@@ -94,3 +98,28 @@ class ErrorCode(StrEnum):
     TOO_LARGE = auto()
     DISK_FAILED = auto()  # of a clear: it holds for this server, and may not for the next one
     INTERNAL = auto()
+
+
+def check_name(what: str, text: str) -> None:
+    """Raise `RemoteProtocolError` when `text` has a character that no name may have: people read
+    names in terminals and logs, which such characters control. `what` begins the message."""
+    if wrong := forbidden_in(text):
+        raise RemoteProtocolError(
+            f"{what} {plain(text)!r:.80} has the character {wrong}: control and format characters "
+            "and line separators are not allowed"
+        )
+
+
+def check_names(namespace: str, client: str, fingerprint: Mapping[str, str]) -> None:
+    """`check_name` for all that a hello names, which must not be too much either."""
+    texts = [client, *fingerprint, *fingerprint.values()]
+    num_bytes = sum(len(text.encode(errors="surrogatepass")) for text in texts)
+    if num_bytes > MAX_FINGERPRINT_BYTES:
+        raise RemoteProtocolError(
+            f"client and fingerprint have {num_bytes} bytes, at most {MAX_FINGERPRINT_BYTES}"
+        )
+    check_name("namespace", namespace)
+    check_name("client", client)
+    for field, value in fingerprint.items():
+        check_name("fingerprint field", field)
+        check_name(f"fingerprint {field:.40}", value)

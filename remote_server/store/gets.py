@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from remote_server.protocol import KeyState
-from remote_server.steps import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts
 from remote_server.store.answers import Found, KeyStates, Pinned
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
+from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts
 
 _READABLE = bytes([KeyState.READABLE])
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, TierStats
-from remote_server.store.arena import Arena
+from remote_server.shm.arena import Arena
 from remote_server.store.being_written import BeingWritten
 from remote_server.store.kept import Kept, KeptNow
 from remote_server.store.room import Room

@@ -8,12 +8,12 @@ from sys import getsizeof
 
 import msgspec
 
-from remote_server.config import MiB, format_bytes
 from remote_server.errors import RequestRefused
-from remote_server.few_lines import FewLines
-from remote_server.gaps import compare
+from remote_server.log_limit import FewLines
 from remote_server.plain_text import plain
 from remote_server.protocol import ErrorCode, NamespaceStats
+from remote_server.protocol.namespace_diff import compare
+from remote_server.sizes import MiB, format_bytes
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.slabs import memory_for_block
 from remote_server.store.tier import Tier

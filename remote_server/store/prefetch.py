@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from remote_server.config import MiB
 from remote_server.protocol import KeyState
-from remote_server.steps import KEYS_PER_STEP
+from remote_server.sizes import MiB
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
+from remote_server.turns import KEYS_PER_STEP
 
 # Read at a time, of one prefetch: gets share the disk with it.
 WINDOW_BYTES = 16 * MiB

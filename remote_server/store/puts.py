@@ -5,9 +5,8 @@ from collections.abc import Sequence
 from itertools import compress
 
 from remote_server.protocol import Declined, PutOutcome
-from remote_server.store.age import TimeToLive
 from remote_server.store.answers import Reserved
-from remote_server.store.expiry import Expiry
+from remote_server.store.expiry import Expiry, TimeToLive
 from remote_server.store.gets import Gets
 from remote_server.store.namespaces import Namespaces
 from remote_server.store.slabs import BlockState

@@ -13,8 +13,8 @@ from enum import Enum, auto
 
 import msgspec
 
-from remote_server.config import MiB
-from remote_server.store.arena import BYTES_PER_WORD
+from remote_server.shm.arena import BYTES_PER_WORD
+from remote_server.sizes import MiB
 from remote_server.store.eviction import LRU, EvictionPolicy
 
 SLOT_ALIGNMENT = 64  # one cache line, so that no two blocks share one

@@ -8,12 +8,10 @@ from operator import add
 
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, TierStats
-from remote_server.steps import Steps, parts
-from remote_server.store.age import TimeToLive
 from remote_server.store.answers import Found, KeyStates, Pinned, Removed, Reserved
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
-from remote_server.store.expiry import Expiry
+from remote_server.store.expiry import Expiry, TimeToLive
 from remote_server.store.gets import Check, Gets, first_places
 from remote_server.store.kept import KeptNow
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
@@ -23,6 +21,7 @@ from remote_server.store.puts import Puts
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
+from remote_server.turns import Steps, parts
 
 COUNTERS = (
     "lookup_keys", "lookup_hits",

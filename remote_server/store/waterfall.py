@@ -7,12 +7,12 @@ from functools import partial
 from remote_server import protocol
 from remote_server.guard import Guard
 from remote_server.protocol import KeyState
-from remote_server.store.age import TimeToLive
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.files import Written
 from remote_server.store.disk.layout import PAGE, padded
 from remote_server.store.disk.segments import DiskBlock
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.expiry import TimeToLive
 from remote_server.store.served import Served
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier

@@ -16,8 +16,8 @@ from workload_stores import (
     until,
 )
 
-from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
+from remote_server.sizes import format_bytes
 
 DISK = disk_of(512)
 

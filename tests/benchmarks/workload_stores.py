@@ -16,7 +16,7 @@ from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.samples import TransferSample
 from benchmarks.storage_workload.store_host import StoreHost
 from benchmarks.storage_workload.wire import WireBackend
-from remote_server.copier import Gate
+from remote_server.fault_points import Gate
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 

@@ -15,8 +15,9 @@ from chaos_server import eventually
 from fault_proxy import TO_CLIENT, FaultProxy
 from oracle import MEDIUM
 
-from remote_server.config import MiB, ServerConfig
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 HOUR_S = 3600.0

@@ -7,7 +7,7 @@ from chaos_server import eventually
 from fault_proxy import TO_CLIENT, Faults
 from oracle import LARGE, MEDIUM
 
-from remote_server.client.lease_window import SHARE_OF_ARENA
+from remote_server.client.lease import SHARE_OF_ARENA
 
 NUM_BLOCKS, PER_REQUEST = 512, 16  # 32 MiB, all of the server's memory
 

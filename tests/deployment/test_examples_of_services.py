@@ -17,8 +17,9 @@ import pytest
 from deployment_fixtures import REPOSITORY
 from packaging.specifiers import SpecifierSet
 
-from remote_server import settings
-from remote_server.config import MiB, ServerConfig, parse_bytes
+from remote_server.server import settings
+from remote_server.server.config import ServerConfig
+from remote_server.sizes import MiB, parse_bytes
 
 EXAMPLES = REPOSITORY / "examples"
 UNIT = EXAMPLES / "systemd" / "kvferry.service"

@@ -1,4 +1,4 @@
-"""Who imports whom: the harness stands below the examples, and these below the benchmarks."""
+"""Imports go one way: between the folders of the project, and between packages of the server."""
 
 import ast
 from pathlib import Path
@@ -38,3 +38,47 @@ def test_nothing_imports_what_stands_above_it(folder: str, forbidden: list[str])
         if any(name == each or name.startswith(f"{each}.") for each in forbidden)
     ]
     assert above == []
+
+
+BELOW = {
+    "protocol": set(),
+    "shm": {"protocol"},
+    "store": {"protocol", "shm"},
+    "client": {"protocol", "shm"},
+    "server": {"protocol", "shm", "store"},
+    "admin": {"protocol", "shm", "store", "server"},
+    "cli": {"protocol", "shm", "store", "server", "client"},
+}  # fmt: skip
+"""Of each package of `remote_server`, the packages it may import. Files beside them import none,
+but for `__main__`, which starts a server."""
+
+
+def packages_of(file: Path, root: Path) -> set[str]:
+    """Those that `file` imports."""
+    found = (name.split(".") for name in imports_of(file))
+    names = {parts[1] for parts in found if parts[0] == root.name and len(parts) > 1}
+    return {name for name in names if (root / name).is_dir()}
+
+
+def test_every_package_of_the_server_has_its_place():
+    root = REPOSITORY / "remote_server"
+    assert {file.parent.name for file in root.glob("*/__init__.py")} == BELOW.keys()
+
+
+@pytest.mark.parametrize("package", ["", *BELOW])
+def test_packages_of_the_server_import_those_below_them_only(package: str):
+    root = REPOSITORY / "remote_server"
+    files = (root / package).rglob("*.py") if package else root.glob("*.py")
+    wrong = {
+        str(file.relative_to(root)): above
+        for file in files
+        if file.name != "__main__.py"
+        and (above := packages_of(file, root) - BELOW.get(package, set()) - {package})
+    }
+    assert wrong == {}
+
+
+def test_the_server_and_its_client_import_neither_torch_nor_vllm():
+    files = (REPOSITORY / "remote_server").rglob("*.py")
+    heavy = {name.split(".")[0] for file in files for name in imports_of(file)}
+    assert not heavy & {"torch", "vllm"}

@@ -17,7 +17,7 @@ from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
 from kv_connector.introduction import Introduction
 from kv_connector.resets import Resets
-from kv_connector.traffic import Traffic
+from kv_connector.token_sources import Traffic
 from kv_connector.worker_report import (
     FerryWorkerMetadata,
     Reporter,

@@ -10,8 +10,13 @@ from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.example.manager import ExampleSecondaryTierManager
 
 from kv_connector import tier_metrics as metrics
-from kv_connector.backfill import LONGEST_HELD_BACK_S, REST_AFTER_FAILURE_S, Backfill
-from kv_connector.backlog import MOST_ATTEMPTS, Backlog
+from kv_connector.backfill import (
+    LONGEST_HELD_BACK_S,
+    MOST_ATTEMPTS,
+    REST_AFTER_FAILURE_S,
+    Backfill,
+    Backlog,
+)
 from kv_connector.request_options import BYPASS_KEY, Bypass
 from kv_connector.tier_metrics import TierCounters
 from remote_server.errors import ServerUnavailable

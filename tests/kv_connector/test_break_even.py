@@ -6,10 +6,19 @@ import pytest
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 
 from kv_connector import tier_metrics as metrics
-from kv_connector.break_even import PROBE_AFTER_S, PROBE_EVERY, BreakEven, worth_loading
+from kv_connector.break_even import (
+    KEPT_SAMPLES,
+    LEAST_SAMPLES,
+    PROBE_AFTER_S,
+    PROBE_EVERY,
+    BreakEven,
+    EngineSpeed,
+    LinkSpeed,
+    Recent,
+    worth_loading,
+)
 from kv_connector.patience import Patience
 from kv_connector.request_options import PREFETCH_KEY
-from kv_connector.speeds import KEPT_SAMPLES, LEAST_SAMPLES, EngineSpeed, LinkSpeed, Recent
 from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState

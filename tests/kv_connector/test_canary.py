@@ -18,10 +18,11 @@ from kv_connector.canary_stage import Part, Stage
 from kv_connector.host_worker import HostWorker, Region
 from kv_connector.namespace import namespace_of
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
-from remote_server.config import MiB, ServerConfig
-from remote_server.server import Server
-from remote_server.steps import Steps
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 from remote_server.store.answers import Found, Pinned
+from remote_server.turns import Steps
 
 BLOCKS, ROWS, PAGE, STRIDE = 24, 12, 96, 4096
 
@@ -198,7 +199,7 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
 def test_a_server_that_receives_other_bytes_fails_the_canary(
     server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("remote_server.frame_handlers.copy_in", lambda *_: False)
+    monkeypatch.setattr("remote_server.server.transfers.copy_in", lambda *_: False)
     report = fly(make_host().stage, to(server, transport="tcp"))
     assert report == Report(Outcome.FAILED, "the server received other bytes than were put")
 

@@ -25,9 +25,9 @@ from kv_connector.namespace import (
     namespace_of,
     worker_facts,
 )
-from remote_server.gaps import FOR_PEOPLE, all_gaps
-from remote_server.handlers import MAX_FINGERPRINT_FIELDS
 from remote_server.protocol import NamespaceStats
+from remote_server.protocol.namespace_diff import FOR_PEOPLE, all_gaps
+from remote_server.server.dispatch import MAX_FINGERPRINT_FIELDS
 
 # What cannot differ alone.
 IMPLIED = {"dtype": {"kv_dtype"}}

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from kv_connector.namespace import ADVISORY, ENGINE_FACTS
-from remote_server.gaps import FOR_PEOPLE
+from remote_server.protocol.namespace_diff import FOR_PEOPLE
 
 PAGE = (Path(__file__).parents[2] / "docs" / "NAMESPACES.md").read_text()
 

@@ -11,8 +11,9 @@ from examples.processes import RemoteServer, free_port
 from kv_connector import tier_metrics as metrics
 from kv_connector.request_options import BYPASS_KEY, Bypass
 from remote_server.client import RemoteClient
-from remote_server.config import MiB, ServerConfig
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 SERVER_BACK_S = 5.0  # as promised: hits resume, and what was computed meanwhile gets there
 

@@ -15,8 +15,7 @@ from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniP
 from kv_connector import pool_file
 from kv_connector.connector import KVFerryConnector, PoolNotShared
 from kv_connector.executors import engine_core_pid
-from kv_connector.pool_file import pool_name, pool_path
-from kv_connector.pool_marks import MARK_BYTES, PoolFile, pool_file_of
+from kv_connector.pool_file import MARK_BYTES, PoolFile, pool_file_of, pool_name, pool_path
 from kv_connector.spec import FerrySpec
 from kv_connector.worker_report import WorkerReport
 from remote_server.errors import ConfigError

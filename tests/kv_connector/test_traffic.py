@@ -1,7 +1,7 @@
 """The minute line says where prompt tokens came from, and only what is new."""
 
 from kv_connector import tier_metrics as metrics
-from kv_connector.traffic import Traffic
+from kv_connector.token_sources import Traffic
 
 
 class Clock:

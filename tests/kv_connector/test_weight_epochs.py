@@ -1,6 +1,6 @@
 """An epoch has the name of its weights as soon as all workers have answered, and not before."""
 
-from kv_connector.weight_epochs import MOST_REMEMBERED, WeightEpochs
+from kv_connector.resets import MOST_REMEMBERED, WeightEpochs
 from kv_connector.worker_report import WorkerReport
 
 

@@ -22,8 +22,7 @@ from vllm.model_executor.model_loader import (
 )
 
 from kv_connector.fact_text import NotKnown
-from kv_connector.weight_samples import digest_of_files
-from kv_connector.weights import loader_of, weights_of
+from kv_connector.weights import digest_of_files, loader_of, weights_of
 
 MATRICES = 12
 

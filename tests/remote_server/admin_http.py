@@ -8,8 +8,9 @@ from pathlib import Path
 import aiohttp
 
 from remote_server.admin.admin import Admin
-from remote_server.config import MiB, ServerConfig
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 ANY_PORT = {"bind": "tcp://127.0.0.1:*", "admin": "http://127.0.0.1:*"}

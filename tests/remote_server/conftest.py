@@ -9,8 +9,9 @@ from admin_http import Http, served, write_token
 from wire_peer import Peer
 
 from remote_server.admin.admin import Admin
-from remote_server.config import GiB, MiB, ServerConfig
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import GiB, MiB
 
 
 @pytest.fixture

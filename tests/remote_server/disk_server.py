@@ -7,9 +7,10 @@ from pathlib import Path
 
 from wire_peer import Peer, block
 
-from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Blocks
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 from remote_server.store.disk.layout import PAGE
 
 LENGTH = 65_536  # sixteen of them are all of the memory

@@ -9,18 +9,17 @@ import zmq
 from shared_peer import TICKETS_BYTES, memfd
 
 from remote_server import protocol
-from remote_server.copier import Copier
-from remote_server.handlers import Handlers
-from remote_server.outbox import Outboxes
-from remote_server.parcels import Parcel
-from remote_server.shared.handlers import SharedHandlers
-from remote_server.shared.leases import Leases
-from remote_server.shared.puts import SharedPuts
-from remote_server.shared.region import Region
-from remote_server.steps import to_end
-from remote_server.store.arena import Arena
+from remote_server.server.copier import Copier
+from remote_server.server.dispatch import Handlers
+from remote_server.server.outgoing import Parcel
+from remote_server.server.send_queue import Outboxes
+from remote_server.server.shm_puts import SharedPuts
+from remote_server.server.shm_requests import Leases, SharedHandlers
+from remote_server.shm.arena import Arena
+from remote_server.shm.region import Region
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Store
+from remote_server.turns import to_end
 
 MEMORY = 256 << 10  # 16 slabs of 16 KiB
 REGION_BYTES = 64 << 10

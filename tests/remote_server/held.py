@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 from fake_server import PATIENCE_S
 
-from remote_server.client.gates import Point, open_gate
 from remote_server.client.shared_gets import SharedGets
 from remote_server.client.shared_puts import SharedPuts
+from remote_server.fault_points import Point, no_pause
 
 
 class Held:
@@ -41,4 +41,4 @@ def held_at(lane: SharedGets | SharedPuts, point: Point, skip: int = 0) -> Itera
         yield held
     finally:
         held.release()
-        lane.gate = open_gate
+        lane.gate = no_pause

@@ -1,9 +1,9 @@
 """A server with something in every part of it, as a snapshot, without a server."""
 
-from remote_server.held import HeldByOne
-from remote_server.metering import BOUNDS_S, Timings, Traffic
 from remote_server.protocol import NamespaceStats, TierStats
-from remote_server.snapshot import Held, Queues, Recovery, Snapshot
+from remote_server.server.limits import HeldByOne
+from remote_server.server.metrics import BOUNDS_S, Timings, Traffic
+from remote_server.server.snapshot import Held, Queues, Recovery, Snapshot
 from remote_server.store.disk.tier import COUNTERS as DISK_COUNTERS
 from remote_server.store.store import COUNTERS
 from remote_server.store.waterfall import COUNTERS as WATERFALL_COUNTERS

@@ -20,7 +20,7 @@ from client_helpers import NAMESPACE, block, key
 from fake_server import eventually
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
-from remote_server.client.gates import Point
+from remote_server.fault_points import Point
 
 BATCH = 48
 STOPS = 1 / 200

@@ -11,10 +11,11 @@ from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, SharedPeer
 from wire_peer import Peer
 
 from remote_server import protocol
-from remote_server.config import MiB, ServerConfig
 from remote_server.keys import make_keys, read_client_keys, read_server_keys
 from remote_server.protocol import Attach, Attached
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 
 class Tenancy:

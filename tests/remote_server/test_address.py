@@ -10,11 +10,12 @@ from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.wire import WireBackend
 from kv_connector.config import ConnectorConfig, RemoteConfig, read_config
 from remote_server.address import check_endpoint, server_address
+from remote_server.cli import main
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.command import main
-from remote_server.config import MiB, ServerConfig
 from remote_server.errors import ConfigError
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 WRONG = [
     ("localhost:5757", "tcp:// in front is missing"),

@@ -5,10 +5,9 @@ import os
 
 import pytest
 
-from remote_server.config import GiB, MiB
-from remote_server.store import arena as arena_module
-from remote_server.store.arena import WORD_BYTES, Arena, warn_if_dev_shm_is_small
-from remote_server.store.population import Population
+from remote_server.shm import arena as arena_module
+from remote_server.shm.arena import WORD_BYTES, Arena, Population, warn_if_dev_shm_is_small
+from remote_server.sizes import GiB, MiB
 
 
 @pytest.fixture

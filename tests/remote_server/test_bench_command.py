@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from remote_server.command import bench, main
-from remote_server.command.bench_verdict import Row, Verdict, advice
-from remote_server.command.raw_sockets import RawSockets
-from remote_server.config import KiB, MiB, ServerConfig
-from remote_server.server import Server
+from remote_server.cli import bench, main
+from remote_server.cli.bench_verdict import RawSockets, Row, Verdict, advice
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import KiB, MiB
 
 GB = 10**9
 # As measured on the machine of the limits: copies at 10.6 GB/s, raw sockets at 2.8.
@@ -138,7 +138,7 @@ def test_without_an_address_it_starts_a_server_and_ends_it(capsys):
 
 def test_the_command_knows_neither_vllm_nor_the_benchmarks():
     code = (
-        "import sys; import remote_server.command.bench\n"
+        "import sys; import remote_server.cli.bench\n"
         "print({name.partition('.')[0] for name in sys.modules}"
         " & {'benchmarks', 'kv_connector', 'torch', 'vllm'})"
     )

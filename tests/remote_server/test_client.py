@@ -16,9 +16,10 @@ from client_helpers import (
 from fake_server import PATIENCE_S, eventually
 
 from remote_server.client import GetOutcome
-from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Get, KeyState, Lookup, Put, PutOutcome
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 pytest_plugins = ["client_fixtures"]
 

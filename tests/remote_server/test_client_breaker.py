@@ -118,8 +118,8 @@ def test_an_unanswered_first_hello_is_repeated(fake, make_client, clock):
 
 SERVER = """
 import sys, threading
-from remote_server.config import ServerConfig
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
 config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 << 20, populate=False)
 with Server(config) as server:
     print(server.endpoint, flush=True)

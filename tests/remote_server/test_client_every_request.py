@@ -17,7 +17,7 @@ from fault_proxy import FaultProxy
 
 from remote_server import protocol
 from remote_server.client import GetOutcome, RemoteClient
-from remote_server.client.ops import Op
+from remote_server.client.results import Op
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
 from remote_server.protocol import (
     Clear,

@@ -8,11 +8,11 @@ from fake_server import eventually
 from tenancy import tenancy
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, attachment
-from remote_server.config import ServerConfig
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.keys import make_keys
-from remote_server.server import Server
-from remote_server.shared.region import NotAttachable
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.shm.region import NotAttachable
 
 pytest_plugins = ["client_fixtures"]
 assert tenancy

@@ -20,12 +20,12 @@ from fake_server import PATIENCE_S, eventually
 
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
-from remote_server.config import MiB
 from remote_server.errors import (
     DeadlineExceeded,
     ServerUnavailable,
 )  # fmt: skip
 from remote_server.protocol import Get, Lookup, Put
+from remote_server.sizes import MiB
 
 pytest_plugins = ["client_fixtures"]
 

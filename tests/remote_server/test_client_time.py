@@ -18,9 +18,9 @@ from fake_server import PATIENCE_S, eventually
 
 from remote_server.client import GetOutcome
 from remote_server.client.get_lane import ABANDON_S
-from remote_server.config import MiB
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import Clear, Get, Lookup, Put, PutOutcome, Stats, Stored, Touch
+from remote_server.sizes import MiB
 
 pytest_plugins = ["client_fixtures"]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from client_helpers import key
 
+from remote_server.cli import COMMANDS, main
+from remote_server.cli import doctor as doctor_module
+from remote_server.cli.stats import picture
+from remote_server.cli.watch import events
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.command import COMMANDS, main
-from remote_server.command import doctor as doctor_module
-from remote_server.command.stats import picture
-from remote_server.command.watch import events
 from remote_server.protocol import StatsReply
 from remote_server.store import namespaces
 
@@ -270,7 +270,7 @@ def test_wrong_usage_is_status_2(arguments, capsys):
 
 
 def test_the_script_is_what_the_distribution_installs():
-    done = subprocess.run([sys.executable, "-m", "remote_server.command", "--help"],
+    done = subprocess.run([sys.executable, "-m", "remote_server.cli", "--help"],
                           capture_output=True, text=True, timeout=20)  # fmt: skip
     assert done.returncode == 0
     for command in COMMANDS:

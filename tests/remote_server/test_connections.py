@@ -8,10 +8,12 @@ import zmq
 from tenancy import tenancy
 from wire_peer import Peer
 
-from remote_server import connections, protocol
-from remote_server.config import MiB, ServerConfig
-from remote_server.connections import Connections
-from remote_server.server import Server
+from remote_server import protocol
+from remote_server.server import connections
+from remote_server.server.config import ServerConfig
+from remote_server.server.connections import Connections
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 assert tenancy
 

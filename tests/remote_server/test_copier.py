@@ -2,8 +2,8 @@
 
 import pytest
 
-from remote_server import copier as copier_module
-from remote_server.copier import BlockJob, Copier
+from remote_server.server import copier as copier_module
+from remote_server.server.copier import BlockJob, Copier
 
 
 @pytest.fixture

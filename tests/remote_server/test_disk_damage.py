@@ -13,13 +13,12 @@ import pytest
 from disk_helpers import RealDisk, budget_for, wait_for
 
 from remote_server import protocol
-from remote_server.config import MiB
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
+from remote_server.sizes import MiB
 from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import Report, find_segments
-from remote_server.store.disk.layout import PAGE, slot_bytes_for
-from remote_server.store.disk.names import aside_name, is_aside
+from remote_server.store.disk.layout import PAGE, aside_name, is_aside, slot_bytes_for
 from remote_server.store.disk.opening import OpenDisk
 
 BLOCK = 8192

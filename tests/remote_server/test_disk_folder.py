@@ -13,14 +13,13 @@ from disk_server import put_all, small_server
 from shared_peer import open_fds
 from wire_peer import Peer
 
-from remote_server.config import MiB
 from remote_server.errors import ConfigError
+from remote_server.sizes import MiB
 from remote_server.store.disk import folder as folder_module
 from remote_server.store.disk import opening
-from remote_server.store.disk.age_clock import AgeClock
 from remote_server.store.disk.files import Written
 from remote_server.store.disk.folder import TakenFolder, make_private
-from remote_server.store.disk.opening import OpenDisk
+from remote_server.store.disk.opening import AgeClock, OpenDisk
 
 YEAR_NS = 365 * 86_400 * 10**9
 BLOCK = 8192

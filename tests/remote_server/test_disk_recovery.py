@@ -10,9 +10,9 @@ from disk_faults import FakeDisk, SteppedPool
 from disk_helpers import RealDisk, budget_for, wait_for
 
 from remote_server import protocol
-from remote_server.config import MiB
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
+from remote_server.sizes import MiB
 from remote_server.store.disk import recovery
 from remote_server.store.disk.files import Folder, Written
 from remote_server.store.disk.finding import Report, find_segments

@@ -6,9 +6,8 @@ import pytest
 from fake_server import eventually
 from tenancy import Tenancy
 
-from remote_server.config import MiB
-from remote_server.store.disk.pool import Job, Priority, ThreadPool
-from remote_server.store.disk.threads import NUM_THREADS, Threads
+from remote_server.sizes import MiB
+from remote_server.store.disk.pool import NUM_THREADS, Job, Priority, ThreadPool, Threads
 
 
 @pytest.fixture

@@ -15,9 +15,9 @@ from shared_peer import REGION_BYTES, TICKETS_BYTES, memfd, open_fds
 
 from remote_server import protocol
 from remote_server.protocol import Attach, Attached, NotAttached
-from remote_server.shared.local_socket import MAX_PENDING, LocalSocket
-from remote_server.shared.region import Region
-from remote_server.store.arena import Arena
+from remote_server.server.shm_endpoint import MAX_PENDING, LocalSocket
+from remote_server.shm.arena import Arena
+from remote_server.shm.region import Region
 
 pytest_plugins = ["fuzzing"]
 

@@ -12,16 +12,16 @@ from store_model import BLOCK_BYTES, NUM_SLABS, SLAB_BYTES, Copy, StoreModel
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.payload import copy_in, is_intact
 from remote_server.protocol import Declined, KeyState, PutOutcome
-from remote_server.shared.leases import LEASE_MS, Leases
-from remote_server.steps import to_end
+from remote_server.server.put import copy_in, is_intact
+from remote_server.server.shm_requests import LEASE_MS, Leases
+from remote_server.shm.arena import Arena
 from remote_server.store.answers import Reserved
-from remote_server.store.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import slot_bytes_for
 from remote_server.store.store import Store
+from remote_server.turns import to_end
 
 pytest_plugins = ["fuzzing"]
 

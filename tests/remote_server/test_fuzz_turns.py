@@ -9,17 +9,10 @@ from hypothesis import strategies as st
 from mutations import spoil
 from test_fuzz_server import CLIENTS, Conversation, Do, Raw, Say, request_in, scripts
 
-from remote_server import (
-    frame_handlers,
-    handlers,
-    parted_put,
-    serving,
-    steps,
-    streams,
-    verifying,
-)
+from remote_server import turns
 from remote_server.protocol import Leased, Release
-from remote_server.serving import Serving
+from remote_server.server import dispatch, outgoing, put, serving, transfers, verify
+from remote_server.server.serving import Serving
 from remote_server.store import gets
 
 pytest_plugins = ["fuzzing"]
@@ -29,10 +22,10 @@ FEW = 2
 
 @pytest.fixture(autouse=True)
 def few_keys_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (steps, gets, verifying, parted_put, frame_handlers):
+    for module in (turns, gets, verify, put, transfers):
         monkeypatch.setattr(module, "KEYS_PER_STEP", FEW)
-    monkeypatch.setattr(handlers, "LOOKUP_KEYS_PER_STEP", FEW)
-    monkeypatch.setattr(streams, "MAX_SHARING", FEW)
+    monkeypatch.setattr(dispatch, "LOOKUP_KEYS_PER_STEP", FEW)
+    monkeypatch.setattr(outgoing, "MAX_SHARING", FEW)
     monkeypatch.setattr(serving, "TURN_S", 0.0)
 
 
@@ -134,7 +127,7 @@ def converse_and_drop(script, number):
         bench.now += 1000
         bench.shared.expire_leases()
         for name in ("ns", "large", "slab"):
-            steps.to_end(bench.store.let_go(name, None))
+            turns.to_end(bench.store.let_go(name, None))
         assert (bench.tier.stats().pinned, bench.tier.stats().pending) == (0, 0)
         bench.store.check()
     finally:

@@ -2,10 +2,10 @@
 
 import pytest
 
-from remote_server.config import MiB
-from remote_server.gaps import all_gaps, compare, gaps_of
 from remote_server.protocol import NamespaceStats
-from remote_server.store.arena import Arena
+from remote_server.protocol.namespace_diff import all_gaps, compare, gaps_of
+from remote_server.shm.arena import Arena
+from remote_server.sizes import MiB
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import MAX_ENGINES_REMEMBERED, NamespaceInfo
 from remote_server.store.store import Store

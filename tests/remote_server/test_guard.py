@@ -12,15 +12,17 @@ from shared_peer import SharedPeer
 from tenancy import Tenancy
 from wire_peer import Peer, block, key
 
-from remote_server import guard, known_keys
-from remote_server.config import MiB, ServerConfig
-from remote_server.copier import BlockJob, Copier
+from remote_server import guard
 from remote_server.guard import MANY_FAILURES, Guard
-from remote_server.server import Server
-from remote_server.store.disk import threads as threads_module
+from remote_server.server import tenant_config
+from remote_server.server.config import ServerConfig
+from remote_server.server.copier import BlockJob, Copier
+from remote_server.server.outgoing import BlockStream
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
+from remote_server.store.disk import pool as threads_module
 from remote_server.store.disk.pool import Job as DiskJob
 from remote_server.store.disk.pool import Priority
-from remote_server.streams import BlockStream
 
 
 class Broken:
@@ -223,7 +225,7 @@ def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
     server = tenancy.start()
     peer = tenancy.peer("a")
     peer.hello()
-    monkeypatch.setattr(known_keys, "keys_of_tenants", lambda path: fail())
+    monkeypatch.setattr(tenant_config, "keys_of_tenants", lambda path: fail())
     tenancy.write(a="", b="")
     server._door._reload_at = 0.0
     assert peer.put([1]).created == 1
@@ -275,7 +277,7 @@ async def test_health_tells_of_a_thread_of_the_disk_that_has_ended(ask, monkeypa
 
 
 async def test_health_tells_of_a_memory_that_is_populated_no_further(ask, monkeypatch):
-    from remote_server.store import arena
+    from remote_server.shm import arena
 
     def touch(*_):
         raise MemoryError

@@ -12,9 +12,10 @@ from fake_server import PATIENCE_S, eventually
 
 from remote_server import protocol
 from remote_server.client import GetOutcome, RemoteClient
-from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Clear, Cleared, Error, KeyState, Put
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 pytest_plugins = ["client_fixtures"]
 

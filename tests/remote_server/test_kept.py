@@ -7,12 +7,12 @@ from wire_peer import BLOCK_BYTES, key
 
 from remote_server.client import requests
 from remote_server.protocol import Error, Keep, Kept, KeyState
-from remote_server.steps import to_end
-from remote_server.store.age import TimeToLive
-from remote_server.store.arena import Arena
+from remote_server.shm.arena import Arena
+from remote_server.store.expiry import TimeToLive
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
+from remote_server.turns import to_end
 
 SLAB_BYTES, NUM_SLABS = 4096, 16
 SMALL, LARGE = 512, 2048  # 8 and 2 to a slab

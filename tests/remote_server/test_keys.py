@@ -10,7 +10,6 @@ import pytest
 import zmq
 from tenancy import tenancy
 
-from remote_server.config import ServerConfig
 from remote_server.errors import ConfigError
 from remote_server.keys import (
     main,
@@ -18,7 +17,8 @@ from remote_server.keys import (
     read_client_keys,
     read_server_keys,
 )
-from remote_server.tenants import keys_of_tenants, read_tenants
+from remote_server.server.config import ServerConfig
+from remote_server.server.tenant_config import keys_of_tenants, read_tenants
 
 assert tenancy
 

@@ -20,11 +20,12 @@ from shared_peer import (
 from wire_peer import Peer
 
 from remote_server import protocol
-from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Attach, Attached, NotAttached
-from remote_server.server import Server
-from remote_server.shared import local_socket as local_socket_module
-from remote_server.shared import read_only_map, region
+from remote_server.server import shm_endpoint as local_socket_module
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.shm import mapping, region
+from remote_server.sizes import MiB
 
 GOOD = protocol.encode_local(Attach(protocol=1, client="test", region_bytes=REGION_BYTES))
 
@@ -437,7 +438,7 @@ def test_a_server_that_stops_waits_for_the_maps_of_clients_that_left_before(cont
         resting.wait(0.2)
         unmapped.append(address)
 
-    monkeypatch.setattr(read_only_map, "unmap", slowly)
+    monkeypatch.setattr(mapping, "unmap", slowly)
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
     with Server(config) as server:
         shared = SharedPeer(peer := Peer(context, server.endpoint))

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 from shared_peer import memfd
 
-from remote_server.config import MiB
-from remote_server.shared import mapping, read_only_map
-from remote_server.shared.read_only_map import ReadOnlyMap
-from remote_server.store import arena as arena_module
-from remote_server.store.arena import Arena
-from remote_server.store.population import Population
+from remote_server.shm import arena as arena_module
+from remote_server.shm import mapping
+from remote_server.shm.arena import Arena, Population
+from remote_server.shm.mapping import ReadOnlyMap
+from remote_server.sizes import MiB
 
 PATIENCE_S = 5
 
@@ -98,7 +97,7 @@ def test_threads_that_fault_memory_in_are_as_urgent_as_those_they_can_hold_up(mo
         return False
 
     monkeypatch.setattr(arena_module, "touch_gently", note)
-    monkeypatch.setattr(read_only_map, "touch_gently", note)
+    monkeypatch.setattr(mapping, "touch_gently", note)
     arena = Arena(1 * MiB)
     Population([arena])
     assert noted.acquire(timeout=PATIENCE_S)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from remote_server.protocol import KeyState
-from remote_server.store.arena import Arena
+from remote_server.shm.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import slot_bytes_for
 

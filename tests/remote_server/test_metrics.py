@@ -14,10 +14,12 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from wire_peer import Peer, key
 
-from remote_server import metering, protocol
+from remote_server import protocol
 from remote_server.admin.exposition import exposition, families, largest
 from remote_server.admin.summary import percentile
-from remote_server.metering import (
+from remote_server.protocol import Get, Hello, Lookup, NamespaceStats, Put, Release
+from remote_server.server import metrics
+from remote_server.server.metrics import (
     BOUNDS_S,
     MAX_NAMESPACES,
     OTHER,
@@ -26,8 +28,7 @@ from remote_server.metering import (
     Meters,
     Traffic,
 )
-from remote_server.protocol import Get, Hello, Lookup, NamespaceStats, Put, Release
-from remote_server.snapshot import Held
+from remote_server.server.snapshot import Held
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
@@ -262,7 +263,7 @@ def test_fifty_namespaces_are_counted_by_name_the_others_together_until_one_is_q
 
 
 def test_requests_that_nobody_answers_are_forgotten_in_the_end(bench, monkeypatch):
-    monkeypatch.setattr(metering, "MAX_OPEN", 3)
+    monkeypatch.setattr(metrics, "MAX_OPEN", 3)
     bench.hello("ns")
     for n in range(5):
         bench.put("ns", range(n, n + 1), deferred=False)

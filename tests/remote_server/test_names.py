@@ -16,8 +16,8 @@ from fake_server import FakeServer, eventually
 from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, memfd
 
 from remote_server import protocol
+from remote_server.cli import COMMANDS, main
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.command import COMMANDS, main
 from remote_server.errors import ConfigError
 from remote_server.plain_text import PlainFormatter, forbidden_in, plain
 from remote_server.protocol import (
@@ -143,7 +143,7 @@ def test_no_command_prints_what_a_terminal_obeys(evil_server, capsys, monkeypatc
             raise KeyboardInterrupt
 
         clock = SimpleNamespace(sleep=stop, time=time.time, strftime=time.strftime)
-        monkeypatch.setattr("remote_server.command.watch.time", clock)
+        monkeypatch.setattr("remote_server.cli.watch.time", clock)
     main([*arguments.split(), "--server", evil_server.endpoint, "--timeout-s", "0.5"])
     out, err = capsys.readouterr()
     assert out or err
@@ -162,7 +162,7 @@ def test_every_command_that_prints_a_reply_is_among_these():
 def test_commands_print_through_one_seam():
     folder = Path(main.__code__.co_filename).parent
     for file in folder.glob("*.py"):
-        if file.name not in ("terminal.py", "bench.py"):
+        if file.name not in ("common.py", "bench.py"):
             assert not re.search(r"\bprint\(", file.read_text()), file
 
 

@@ -15,13 +15,13 @@ from fake_server import eventually
 from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, memfd, open_fds
 from wire_peer import Peer
 
-from remote_server import few_lines, open_files, protocol
-from remote_server.config import GiB, MiB
+from remote_server import log_limit, open_files, protocol
 from remote_server.errors import ConfigError
-from remote_server.few_lines import FewLines
+from remote_server.log_limit import FewLines
 from remote_server.open_files import KEPT_BACK, Entrance, check_file_sizes, warn_if_too_few
 from remote_server.protocol import Attach, NotAttached
-from remote_server.shared.local_socket import BACKLOG
+from remote_server.server.shm_endpoint import BACKLOG
+from remote_server.sizes import GiB, MiB
 
 SERVE = [sys.executable, "-m", "remote_server", "--bind", "tcp://127.0.0.1:*", "--memory", "16MiB",
          "--admin", "off"]  # fmt: skip
@@ -186,19 +186,19 @@ def test_those_who_are_refused_again_and_again_fill_no_log(server, peer, caplog)
         assert isinstance(connection.receive()[0], NotAttached)
         connection.close()
     lines = [one for one in caplog.records if "stays on TCP" in one.getMessage()]
-    assert len(lines) <= few_lines.LINES
+    assert len(lines) <= log_limit.LINES
     assert peer.stats().counters["regions_refused"] == 50
 
 
 def test_lines_that_are_left_out_are_counted_in_the_next(caplog):
     now = [0.0]
     lines = FewLines(logging.getLogger("x"), lambda: now[0])
-    for _ in range(few_lines.LINES + 1000):
+    for _ in range(log_limit.LINES + 1000):
         lines.say(logging.WARNING, "%s knocks", "he")
-    now[0] += few_lines.EVERY_S
+    now[0] += log_limit.EVERY_S
     lines.say(logging.WARNING, "%s knocks", "he")
     assert [one.getMessage() for one in caplog.records] == [
-        *(["he knocks"] * few_lines.LINES), "he knocks (and 1,000 lines like it before)"
+        *(["he knocks"] * log_limit.LINES), "he knocks (and 1,000 lines like it before)"
     ]  # fmt: skip
 
 

@@ -10,8 +10,8 @@ from disk_server import IN_MEMORY, LENGTH, put_all
 from wire_peer import Peer, block, key
 
 from remote_server.admin import site
-from remote_server.config import MiB
-from remote_server.prefetches import MAX_PREFETCHES
+from remote_server.server.prefetches import MAX_PREFETCHES
+from remote_server.sizes import MiB
 from remote_server.store import prefetch
 
 HALF = IN_MEMORY // prefetch.SHARE_OF_MEMORY

@@ -2,8 +2,9 @@ import re
 
 import pytest
 
-from remote_server.config import GiB, KiB, MiB, ServerConfig, check_memory_fits, parse_bytes
 from remote_server.errors import ConfigError
+from remote_server.server.config import ServerConfig, check_memory_fits
+from remote_server.sizes import GiB, KiB, MiB, parse_bytes
 
 
 @pytest.mark.parametrize(

@@ -8,9 +8,10 @@ from disk_server import COUNT, IN_MEMORY, LENGTH, checked_server, damage, put_al
 from shared_peer import SharedPeer
 from wire_peer import Peer, block, key
 
-from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Clear, GetShared, Touch, Verify
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 from remote_server.store import namespaces
 
 FULL = 16 * 14  # blocks in 16 MiB of disk

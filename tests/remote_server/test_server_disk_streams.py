@@ -19,11 +19,12 @@ from shared_peer import SharedPeer
 from wire_peer import Peer, block
 
 from remote_server import protocol
-from remote_server import server as server_module
-from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import Blocks, Clear
-from remote_server.server import Server
-from remote_server.store.disk.threads import Threads
+from remote_server.server import server as server_module
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
+from remote_server.store.disk.pool import Threads
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import logging
 import pytest
 from wire_peer import BLOCK_BYTES
 
-from remote_server import server as server_module
-from remote_server.config import MiB, ServerConfig
-from remote_server.server import Server
+from remote_server.server import server as server_module
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 from remote_server.store.namespaces import NamespaceInfo
 
 

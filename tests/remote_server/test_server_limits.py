@@ -8,14 +8,16 @@ from shared_peer import SharedPeer
 from tenancy import Guest, tenancy
 from wire_peer import BLOCK_BYTES, Peer, block, key
 
-from remote_server import inflight, parcels, protocol
-from remote_server.config import KiB, MiB, ServerConfig
+from remote_server import protocol
 from remote_server.protocol import Clear, Error, Lookup, Touch
-from remote_server.server import Server
-from remote_server.steps import to_end
+from remote_server.server import limits, outgoing
+from remote_server.server.config import ServerConfig
+from remote_server.server.outgoing import BlockStream
+from remote_server.server.server import Server
+from remote_server.sizes import KiB, MiB
 from remote_server.store import expiry
-from remote_server.store.age import TimeToLive
-from remote_server.streams import BlockStream
+from remote_server.store.expiry import TimeToLive
+from remote_server.turns import to_end
 
 assert tenancy
 
@@ -126,7 +128,7 @@ def test_shared_puts_of_more_than_a_region_may_have_waiting_are_refused(start, c
 
 
 def test_all_readers_together_leave_a_part_of_the_memory_to_others(start, context, monkeypatch):
-    monkeypatch.setattr(inflight, "LEAST_BYTES", 0)
+    monkeypatch.setattr(limits, "LEAST_BYTES", 0)
     server = start(memory=1 * MiB, max_inflight=1 * MiB)
     shared = [SharedPeer(Peer(context, server.endpoint)) for _ in range(3)]
     shared[0].peer.hello()
@@ -389,9 +391,9 @@ def test_many_tiny_blocks_for_one_that_does_not_read_are_refused_by_their_number
     start, context, monkeypatch, stream
 ):
     server = start()
-    monkeypatch.setattr(server._held.streams, "each", 300 * parcels.ROW_BYTES)
-    monkeypatch.setattr(server._held.streams, "always", 100 * parcels.ROW_BYTES)
-    monkeypatch.setattr(server._held.replies, "each", 300 * parcels.FRAME_BYTES)
+    monkeypatch.setattr(server._held.streams, "each", 300 * outgoing.ROW_BYTES)
+    monkeypatch.setattr(server._held.streams, "always", 100 * outgoing.ROW_BYTES)
+    monkeypatch.setattr(server._held.replies, "each", 300 * outgoing.FRAME_BYTES)
     monkeypatch.setattr(server._held.gathered, "each", 0)
     peer, deaf = Peer(context, server.endpoint), Peer(context, server.endpoint, rcvhwm=1)
     peer.hello(block_bytes=64 * KiB)

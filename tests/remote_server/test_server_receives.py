@@ -6,10 +6,12 @@ import pytest
 import zmq
 from wire_peer import BLOCK_BYTES, Peer, key
 
-from remote_server import copier, private_memory, protocol, receiving, uncopied
-from remote_server.config import KiB, MiB, ServerConfig
+from remote_server import protocol
 from remote_server.protocol import Error, Lookup
-from remote_server.server import Server
+from remote_server.server import copier, intake, limits, private_memory
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import KiB, MiB
 
 GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL" + bytes(16) + bytes(32)
 READY = b"\x05READY" + b"\x0bSocket-Type" + b"\x00\x00\x00\x06DEALER" + b"\x08Identity" + bytes(4)
@@ -45,7 +47,7 @@ def header(number: int) -> tuple[bytes, bytes]:
 # ── frames ───────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("frames", [receiving.MAX_FRAMES - 1, receiving.MAX_FRAMES + 5_000])
+@pytest.mark.parametrize("frames", [intake.MAX_FRAMES - 1, intake.MAX_FRAMES + 5_000])
 def test_a_message_of_too_many_frames_is_refused_and_the_connection_goes_on(
     server: Server, context: zmq.Context, frames: int
 ):
@@ -55,7 +57,7 @@ def test_a_message_of_too_many_frames_is_refused_and_the_connection_goes_on(
     peer.socket.send_multipart([*header(7), *[b""] * (frames - 2)])
     reply, _ = peer.receive()
     assert isinstance(reply, Error) and reply.request_id == 7
-    assert reply.code == ("bad_request" if frames < receiving.MAX_FRAMES else "bad_message")
+    assert reply.code == ("bad_request" if frames < intake.MAX_FRAMES else "bad_message")
     assert peer.lookup([1]).states == other.lookup([1]).states == READABLE
 
 
@@ -67,7 +69,7 @@ def test_a_message_whose_rest_takes_too_long_costs_the_connections_and_no_block(
     other.hello()
     other.put([1])
     peer = by_hand(server)
-    frames = receiving.MAX_FRAMES + 2 * receiving.DISCARDED_FRAMES
+    frames = intake.MAX_FRAMES + 2 * intake.DISCARDED_FRAMES
     peer.sendall(EMPTY_AND_MORE * frames + EMPTY_AND_LAST)
     while peer.recv(1000):
         pass
@@ -109,8 +111,8 @@ def taken(peer: socket.socket, piece: bytes, *, at_most: int) -> int:
 def test_puts_beyond_what_a_connection_may_have_waiting_are_refused_and_others_are_taken(
     server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
-    four = uncopied.waiting_bytes(4, 4 * BLOCK_BYTES)
-    monkeypatch.setattr(uncopied, "MAX_UNCOPIED_BYTES", four)
+    four = limits.waiting_bytes(4, 4 * BLOCK_BYTES)
+    monkeypatch.setattr(limits, "MAX_UNCOPIED_BYTES", four)
     greedy, other = Peer(context, server.endpoint), Peer(context, server.endpoint)
     greedy.hello()
     with server.copy_gate.shut():
@@ -134,7 +136,7 @@ def other_put(peer: Peer):
 def test_puts_of_all_connections_beyond_what_may_wait_are_refused(
     server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
-    two = uncopied.waiting_bytes(2, 2 * BLOCK_BYTES)
+    two = limits.waiting_bytes(2, 2 * BLOCK_BYTES)
     monkeypatch.setattr(server.quarters[""].handlers.uncopied, "_most", two)
     peers = [Peer(context, server.endpoint) for _ in range(3)]
     peers[0].hello()

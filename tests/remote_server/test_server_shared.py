@@ -10,13 +10,14 @@ from shared_peer import REGION_BYTES, SharedPeer, open_fds
 from wire_peer import BLOCK_BYTES, Peer, block, key
 
 from remote_server import protocol
-from remote_server.config import MiB, ServerConfig
-from remote_server.copier import Gate
+from remote_server.fault_points import Gate
 from remote_server.protocol import Clear, Error, Leased
-from remote_server.server import Server
-from remote_server.shared import handlers as shared_handlers
-from remote_server.shared import leases as leases_module
-from remote_server.shared import puts as shared_puts
+from remote_server.server import shm_puts as shared_puts
+from remote_server.server import shm_requests as leases_module
+from remote_server.server import shm_requests as shared_handlers
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 
 @pytest.fixture

@@ -3,12 +3,14 @@
 import pytest
 from wire_peer import Peer, block, key
 
-from remote_server import copier as copier_module
-from remote_server import intake, protocol
-from remote_server import outbox as outbox_module
-from remote_server import server as server_module
-from remote_server.config import MiB, ServerConfig
+from remote_server import protocol
 from remote_server.protocol import Blocks, Found, KeyState, Lookup
+from remote_server.server import copier as copier_module
+from remote_server.server import intake
+from remote_server.server import send_queue as outbox_module
+from remote_server.server import server as server_module
+from remote_server.server.config import ServerConfig
+from remote_server.sizes import MiB
 
 LENGTH = 1 << 18  # large enough to travel alone: many messages from few bytes
 

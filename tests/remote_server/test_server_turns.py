@@ -15,9 +15,7 @@ from shared_peer import SharedPeer
 from tenancy import tenancy
 from wire_peer import Peer, key
 
-from remote_server import protocol, serving
-from remote_server.config import KiB, MiB, ServerConfig
-from remote_server.outbox import Parcel
+from remote_server import protocol
 from remote_server.protocol import (
     Blocks,
     Error,
@@ -31,8 +29,12 @@ from remote_server.protocol import (
     Touch,
     Verify,
 )
-from remote_server.server import Server
-from remote_server.steps import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP
+from remote_server.server import serving
+from remote_server.server.config import ServerConfig
+from remote_server.server.send_queue import Parcel
+from remote_server.server.server import Server
+from remote_server.sizes import KiB, MiB
+from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP
 
 assert tenancy
 

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from remote_server.config import MiB, ServerConfig
-from remote_server.outbox import Outboxes, Sent
-from remote_server.parcels import Parcel
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.outgoing import Parcel
+from remote_server.server.send_queue import Outboxes, Sent
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 from remote_server.store.slabs import Block
 
 

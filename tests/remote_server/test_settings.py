@@ -7,11 +7,12 @@ import tomllib
 import msgspec
 import pytest
 
-from remote_server import settings
 from remote_server.__main__ import main
-from remote_server.config import GiB, ServerConfig
 from remote_server.errors import ConfigError
+from remote_server.server import settings
+from remote_server.server.config import ServerConfig
 from remote_server.settings_text import described
+from remote_server.sizes import GiB
 
 
 @pytest.fixture

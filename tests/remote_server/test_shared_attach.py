@@ -23,11 +23,12 @@ from shared_peer import memfd, open_fds
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.client.attachment import ANSWER_S, RETRY_S
-from remote_server.config import MiB, ServerConfig
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, GetShared, Put, PutShared
-from remote_server.server import Server
-from remote_server.shared import read_only_map
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.shm import mapping
+from remote_server.sizes import MiB
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
@@ -361,7 +362,7 @@ def test_close_waits_for_the_arenas_of_all_earlier_attachments(near, monkeypatch
             others.wait(0.3)
         unmapped.append(num_bytes)
 
-    monkeypatch.setattr(read_only_map, "unmap", slowly)
+    monkeypatch.setattr(mapping, "unmap", slowly)
     shared = Shared(1 << 20)
     client = RemoteClient(ClientConfig(near.endpoint))
     client.register(shared.region.view, shared.region.fd)

@@ -19,10 +19,10 @@ from held import held_at
 from msgspec.structs import replace
 
 from remote_server.client import GetOutcome
-from remote_server.client.gates import Point
 from remote_server.client.get_lane import ABANDON_S
-from remote_server.client.lease_window import SHARE_OF_ARENA
+from remote_server.client.lease import SHARE_OF_ARENA
 from remote_server.errors import DeadlineExceeded, RequestRefused
+from remote_server.fault_points import Point
 from remote_server.protocol import Get, GetShared, Lookup, Release, Touched, Verify
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
@@ -113,7 +113,7 @@ def test_the_next_question_releases_what_was_copied(near, shared, make_client):
 @pytest.fixture
 def one_by_one(monkeypatch):
     """Each block is a group by itself, as large ones are."""
-    monkeypatch.setattr("remote_server.shared.copying.PIECE_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("remote_server.shm.copying.PIECE_BYTES", BLOCK_BYTES)
 
 
 def test_lookups_are_sent_in_the_middle_of_a_get(

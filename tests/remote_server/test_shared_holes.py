@@ -10,11 +10,11 @@ from shared_peer import BLOCK_BYTES, SharedPeer, memfd
 from wire_peer import Peer, block, key
 
 from remote_server import protocol
-from remote_server.config import MiB, ServerConfig
 from remote_server.protocol import PutShared
-from remote_server.server import Server
-from remote_server.shared.mapping import has_pages, map_read_only, unmap
-from remote_server.shared.read_only_map import ReadOnlyMap
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.shm.mapping import ReadOnlyMap, has_pages, map_read_only, unmap
+from remote_server.sizes import MiB
 
 REGION = 256 * MiB
 PAGE = mmap.PAGESIZE

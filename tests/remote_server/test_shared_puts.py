@@ -6,8 +6,8 @@ from fake_server import PATIENCE_S, eventually
 from held import held_at
 
 from remote_server import protocol
-from remote_server.client.gates import Point
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
+from remote_server.fault_points import Point
 from remote_server.protocol import MAX_TICKETS, Put, PutOutcome, PutShared, Stored, Touched
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]

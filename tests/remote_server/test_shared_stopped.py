@@ -15,9 +15,10 @@ from client_helpers import NAMESPACE, Clock, block, key
 from fake_server import PATIENCE_S
 
 from remote_server.client import ClientConfig, RemoteClient
-from remote_server.config import KiB, MiB, ServerConfig
-from remote_server.server import Server
-from remote_server.shared.leases import LEASE_MS
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.server.shm_requests import LEASE_MS
+from remote_server.sizes import KiB, MiB
 
 pytest_plugins = ["client_fixtures"]
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.client.lanes import Lanes
-from remote_server.config import MiB, ServerConfig
-from remote_server.server import Server
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 BLOCK_BYTES = 64 << 10
 NUM_BLOCKS = 64

@@ -8,12 +8,12 @@ import zmq
 from disk_server import LENGTH, put_all, small_server
 from wire_peer import Peer, key
 
-from remote_server import steps
+from remote_server import turns
 from remote_server.errors import RequestRefused
-from remote_server.server import Server
-from remote_server.steps import parts, to_end
+from remote_server.server.server import Server
 from remote_server.store import gets
 from remote_server.store.answers import Found, Pinned
+from remote_server.turns import parts, to_end
 
 NUM_BLOCKS = 20
 """Four more than memory holds."""
@@ -31,7 +31,7 @@ def server(tmp_path, context: zmq.Context) -> Iterator[Server]:
 
 @pytest.fixture
 def few_keys_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "KEYS_PER_STEP", 2)
+    monkeypatch.setattr(turns, "KEYS_PER_STEP", 2)
     monkeypatch.setattr(gets, "KEYS_PER_STEP", 2)
 
 
@@ -59,7 +59,7 @@ def test_a_find_in_steps_finds_what_it_finds_at_once(server, monkeypatch):
         return found.indices, found.keys, blocks, found.miss, found.duplicate
 
     at_once = on_loop(server, find)
-    monkeypatch.setattr(steps, "KEYS_PER_STEP", 2)
+    monkeypatch.setattr(turns, "KEYS_PER_STEP", 2)
     monkeypatch.setattr(gets, "KEYS_PER_STEP", 2)
     assert on_loop(server, find) == at_once
     assert at_once[0] == [*range(NUM_BLOCKS)]

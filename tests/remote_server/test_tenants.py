@@ -9,7 +9,6 @@ from tenancy import Guest, tenancy
 from wire_peer import BLOCK_BYTES, Peer, block, key
 
 from remote_server import protocol
-from remote_server.config import MiB
 from remote_server.errors import ConfigError
 from remote_server.keys import make_keys
 from remote_server.protocol import (
@@ -28,7 +27,8 @@ from remote_server.protocol import (
     Touch,
     Verify,
 )
-from remote_server.server import Server
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 assert tenancy
 

@@ -5,7 +5,7 @@ from disk_helpers import DiskAsTier, RealDisk, budget_for
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
-from remote_server.store.arena import Arena
+from remote_server.shm.arena import Arena
 from remote_server.store.memory_tier import MemoryTier
 
 BLOCK_BYTES = 1024

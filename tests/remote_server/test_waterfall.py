@@ -5,8 +5,8 @@ from disk_helpers import RealDisk, budget_for, wait_for
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
+from remote_server.shm.arena import Arena
 from remote_server.store import waterfall
-from remote_server.store.arena import Arena
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.waterfall import Waterfall

@@ -11,7 +11,7 @@ from disk_helpers import budget_for
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
-from remote_server.store.arena import Arena
+from remote_server.shm.arena import Arena
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import BlockState

@@ -10,16 +10,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from remote_server import settings
+from remote_server import http_address as admin_address
 from remote_server.__main__ import main as serve
-from remote_server.admin import address as admin_address
-from remote_server.command import _parser
-from remote_server.command import main as kvferry
-from remote_server.config import MIN_INFLIGHT_BYTES, MiB, ServerConfig
+from remote_server.cli import _parser
+from remote_server.cli import main as kvferry
 from remote_server.errors import ConfigError
 from remote_server.keys import make_keys
 from remote_server.protocol import Error
-from remote_server.server import Server
+from remote_server.server import settings
+from remote_server.server.config import MIN_INFLIGHT_BYTES, ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
 
 NUMERIC = [
     field for field in msgspec.structs.fields(ServerConfig)

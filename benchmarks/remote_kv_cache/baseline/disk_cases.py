@@ -22,12 +22,11 @@ import numpy.typing as npt
 from benchmarks.harness.files import drop_from_cache, require_all
 from benchmarks.harness.runner import Skipped
 from remote_server import protocol
-from remote_server.config import MiB
+from remote_server.sizes import MiB
 from remote_server.store.disk.files import Folder, Written
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
-from remote_server.store.disk.pool import ThreadPool
+from remote_server.store.disk.pool import NUM_THREADS, ThreadPool
 from remote_server.store.disk.segments import OVERHEAD_BYTES
-from remote_server.store.disk.threads import NUM_THREADS
 from remote_server.store.disk.tier import DiskTier
 
 Blocks = npt.NDArray[np.uint8]

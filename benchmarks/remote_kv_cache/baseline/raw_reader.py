@@ -21,7 +21,7 @@ from typing import Self
 
 import xxhash
 
-from remote_server.store.disk.threads import NUM_THREADS
+from remote_server.store.disk.pool import NUM_THREADS
 from remote_server.store.disk.transfers import PIECE_BYTES
 
 _MODULE = "benchmarks.remote_kv_cache.baseline.raw_reader"

@@ -6,7 +6,7 @@ both replays have the same number of places, it is the server's that counts.
 
 from typing import NamedTuple
 
-from remote_server.config import MIN_MEMORY_BYTES
+from remote_server.server.config import MIN_MEMORY_BYTES
 from remote_server.store.disk import layout
 from remote_server.store.disk.opening import MIN_DISK_BYTES
 from remote_server.store.disk.segments import OVERHEAD_BYTES, segment_bytes_for

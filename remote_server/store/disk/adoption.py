@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable
 
-from remote_server.config import format_bytes
+from remote_server.sizes import format_bytes
 from remote_server.store.disk.finding import FoundSegment
 from remote_server.store.disk.index import Index
 from remote_server.store.disk.leaving import Leaving

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from remote_server.errors import ConfigError
-from remote_server.store.disk import names
+from remote_server.store.disk import layout
 from remote_server.store.disk.files import File, Files, Scratch
 from remote_server.store.disk.layout import (
     FORMAT_VERSION,
@@ -79,7 +79,7 @@ def find_segments(
     strange: dict[str, _Strange] = {}
     try:
         for name in sorted(files.names()):
-            parsed = names.parse(name)
+            parsed = layout.parse(name)
             if parsed is None:
                 continue
             if parsed.is_unfinished:
@@ -123,7 +123,7 @@ def _make_whole(found: Sequence[FoundSegment], where: str) -> None:
     for number, file, header, num_bytes in found:
         if num_bytes == header.segment_bytes:
             continue
-        name = f"{where}/{names.segment_name(number)}"
+        name = f"{where}/{layout.segment_name(number)}"
         log.warning("disk: %s has %d bytes instead of %d; blocks of it that are whole are kept",
                     name, num_bytes, header.segment_bytes)  # fmt: skip
         try:
@@ -145,7 +145,7 @@ def _clean_up(
             strange[name] = _Strange(os.strerror(error.errno or 0))
     taken = {*files.names()}
     for name, reason in strange.items():
-        aside = names.aside_name(name, taken)
+        aside = layout.aside_name(name, taken)
         files.rename(name, aside)
         report.aside.append(aside)
         log.warning(

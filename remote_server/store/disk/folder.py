@@ -10,8 +10,14 @@ from pathlib import Path
 
 from remote_server.errors import ConfigError
 from remote_server.store.disk.files import Folder
-from remote_server.store.disk.layout import FORMAT_VERSION
-from remote_server.store.disk.names import LOCK, OURS, README, README_NEW, is_of_a_segment
+from remote_server.store.disk.layout import (
+    FORMAT_VERSION,
+    LOCK,
+    OURS,
+    README,
+    README_NEW,
+    is_of_a_segment,
+)
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from remote_server.config import format_bytes
+from remote_server.sizes import format_bytes
 from remote_server.store.disk import housekeeping
-from remote_server.store.disk.demand import Demand
+from remote_server.store.disk.admission import Demand
 from remote_server.store.disk.files import Files, Scratch, Written
 from remote_server.store.disk.layout import SegmentHeader, num_slots
 from remote_server.store.disk.leaving import Leaving

@@ -6,8 +6,13 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from remote_server.store.disk.files import File, Files, Scratch, Written, why_not_written
-from remote_server.store.disk.layout import PAGE, SegmentHeader, pack_segment_header
-from remote_server.store.disk.names import new_name, segment_name
+from remote_server.store.disk.layout import (
+    PAGE,
+    SegmentHeader,
+    new_name,
+    pack_segment_header,
+    segment_name,
+)
 from remote_server.store.disk.pool import Job, Priority
 from remote_server.store.disk.segments import Segment
 

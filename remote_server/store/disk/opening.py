@@ -1,24 +1,75 @@
-"""A disk tier on a real directory: taken, looked through, and running."""
+"""The start of a disk tier: its clock, its files, its threads."""
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 
-from remote_server.config import format_bytes
 from remote_server.errors import ConfigError
 from remote_server.guard import Guard
-from remote_server.store.disk.age_clock import AgeClock
+from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import Files, Folder, Scratch
 from remote_server.store.disk.finding import FoundSegment, Report, find_segments
 from remote_server.store.disk.folder import TakenFolder
-from remote_server.store.disk.layout import num_slots, slot_bytes_for
-from remote_server.store.disk.names import is_aside, segment_name
-from remote_server.store.disk.pool import ThreadPool
+from remote_server.store.disk.layout import is_aside, num_slots, segment_name, slot_bytes_for
+from remote_server.store.disk.pool import ThreadPool, Threads
 from remote_server.store.disk.recovery import scan
 from remote_server.store.disk.segments import OVERHEAD_BYTES, largest_block, segment_bytes_for
-from remote_server.store.disk.threads import Threads
 from remote_server.store.disk.tier import DiskTier
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def since_boot_ns() -> int:
+    """Nanoseconds since the machine started, while it was suspended as well."""
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+class AgeClock:
+    """Nanoseconds since 1970, as the wall clock had it once: at the first start of a server since
+    the machine booted. From then on it follows the time since boot.
+
+    A server leaves `note` with its blocks, and the next one goes on from it in the same boot. After
+    another boot only the wall clock can tell how long the machine was off.
+    """
+
+    def __init__(
+        self,
+        note: str = "",
+        *,
+        boot_id: str | None = None,
+        since_boot: Callable[[], int] = since_boot_ns,
+        wall_clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        """A `note` that is damaged, or of another boot, is no note."""
+        self._boot_id = _boot_id() if boot_id is None else boot_id
+        self._since_boot = since_boot
+        noted = _offset_of(note, self._boot_id)
+        self._offset = wall_clock() - since_boot() if noted is None else noted
+
+    def __call__(self) -> int:
+        return self._since_boot() + self._offset
+
+    def note(self, ahead_ns: int = 0) -> str:
+        """One line of text, for a clock that is ahead of this one; empty where boots cannot be told
+        apart."""
+        return f"clock {self._boot_id} {self._offset + ahead_ns}\n" if self._boot_id else ""
+
+
+def _offset_of(note: str, boot_id: str) -> int | None:
+    word, of_boot, offset, *_ = [*note.split(), "", "", ""]
+    if word != "clock" or not boot_id or of_boot != boot_id or not offset.isdecimal():
+        return None
+    return int(offset)
+
+
+def _boot_id() -> str:
+    try:
+        return os.fsdecode(_BOOT_ID.read_bytes()).strip()
+    except OSError:
+        return ""
+
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from remote_server.config import GiB
+from remote_server.sizes import GiB
 from remote_server.store.disk.files import File, Written
 from remote_server.store.disk.layout import (
     PAGE,

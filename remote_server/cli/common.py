@@ -1,0 +1,139 @@
+"""Flags, connection and output that the subcommands share."""
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from remote_server.address import EXAMPLE, server_address
+from remote_server.client import ClientConfig, RemoteClient
+from remote_server.errors import ConfigError, DeadlineExceeded, KVFerryError, ServerUnavailable
+from remote_server.plain_text import plain
+from remote_server.protocol import StatsReply
+from remote_server.sizes import finite_number
+
+_CODES = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
+
+
+def is_terminal() -> bool:
+    return sys.stdout.isatty()
+
+
+def coloured(text: str, colour: str) -> str:
+    """`text`, coloured on a terminal whose user has not set NO_COLOR (no-color.org)."""
+    if not is_terminal() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\033[{_CODES[colour]}m{text}\033[0m"
+
+
+def say(*lines: str, mark: str = "", colour: str = "") -> None:
+    """Print for people, at once. Every line is `plain`, because it may hold what a server or its
+    peers sent; `mark` comes first, in `colour`."""
+    for line in lines:
+        print((coloured(mark, colour) if mark else "") + plain(line), flush=True)
+
+
+def complain(line: str) -> None:
+    """Print to stderr what went wrong, on the same terms."""
+    print(plain(f"kvferry: {line}"), file=sys.stderr)
+
+
+def clear_screen() -> None:
+    """Before the next picture of something that is watched."""
+    if is_terminal():
+        sys.stdout.write("\033[H\033[J")
+
+
+MOST_SECONDS = 86_400
+
+
+class NoServer(KVFerryError):
+    """Nobody answered at the address."""
+
+
+def add_server(parser: argparse.ArgumentParser) -> None:
+    """`--server` and `--timeout-s`, for every command that asks one."""
+    parser.add_argument(
+        "--server",
+        default=os.environ.get("KVFERRY_SERVER", EXAMPLE),
+        type=checked_address,
+        metavar="ADDRESS",
+        help="the cache server, tcp://host:port, of one with keys tcp://host:port?keys=FILE "
+        "(KVFERRY_SERVER; default: %(default)s)",
+    )
+    parser.add_argument(
+        "--timeout-s",
+        type=seconds,
+        default=3.0,
+        metavar="SECONDS",
+        help="how long to wait for an answer (default: %(default)s)",
+    )
+
+
+def seconds(text: str) -> float:
+    """`text` as a time to wait, more than nothing and up to a day; for `argparse`."""
+    if number := seconds_or_none(text):
+        return number
+    raise argparse.ArgumentTypeError(f"{text!r} is no time at all")
+
+
+def seconds_or_none(text: str) -> float:
+    """`text` as a time of up to a day, which may be zero; for `argparse`."""
+    try:
+        if 0 <= (number := finite_number(text)) <= MOST_SECONDS:
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r:.80} is not a time of up to {MOST_SECONDS} seconds")
+
+
+def checked_address(text: str) -> str:
+    """`text`, when a client can connect there; for `argparse`."""
+    try:
+        server_address(text, "")
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
+
+
+def client_of(server: str, **options: Any) -> RemoteClient:
+    """A client of `server`, written as in `--server`; `options` are those of `ClientConfig`.
+    Raises `ConfigError`."""
+    endpoint, keys = server_address(server, "--server")
+    return RemoteClient(ClientConfig(endpoint, keys=keys, quiet=True, **options))
+
+
+@contextmanager
+def connected(flags: argparse.Namespace) -> Iterator[RemoteClient]:
+    """A client of the server that the flags name. Raises `NoServer` out of the block for what
+    ends without an answer."""
+    client = client_of(flags.server, client_name="kvferry", transport="tcp")
+    try:
+        _wait_until_ready(client, flags.timeout_s)
+        yield client
+    except (ServerUnavailable, DeadlineExceeded) as error:
+        raise NoServer(
+            f"no answer from {flags.server} within {flags.timeout_s:g} s; is it running? "
+            "--server names another"
+        ) from error
+    finally:
+        client.close()
+
+
+def ask_stats(client: RemoteClient, timeout_s: float, *, fingerprints: bool = False) -> StatsReply:
+    """With `fingerprints` what engines declared as well. Raises `ServerUnavailable` or
+    `DeadlineExceeded`."""
+    asked = client.stats(fingerprints=fingerprints, timeout_s=timeout_s)
+    return asked.result(timeout_s + 1)
+
+
+def _wait_until_ready(client: RemoteClient, timeout_s: float) -> None:
+    """A client that connects by itself cannot be asked before it has."""
+    ends_by = time.monotonic() + timeout_s
+    while not client.ready:
+        if client.absent or time.monotonic() > ends_by:
+            raise ServerUnavailable("not connected")
+        time.sleep(0.01)

@@ -1,0 +1,222 @@
+"""`kvferry doctor`: is this host fit for it, does the server answer, do the engines agree?"""
+
+import argparse
+import json
+import os
+import resource
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from remote_server.ascii_json import ascii_json
+from remote_server.cli.common import NoServer, add_server, ask_stats, client_of, connected, say
+from remote_server.client import SharedRegion
+from remote_server.protocol import SELF_TESTS, StatsReply
+from remote_server.protocol.namespace_diff import all_gaps
+from remote_server.server.dispatch import server_name
+from remote_server.sizes import GiB, MiB, format_bytes
+
+# vLLM needs it for its own messages between processes; containers come with 64 MiB.
+_LITTLE_SHM = 1 * GiB
+# A TTL or a log read across two hosts is off by this; nothing else of ours depends on wall clocks.
+_CLOCK_S = 2.0
+# It reads some 2 MB of source where the version is not a tested one: a second.
+_JUDGED_WITHIN_S = 60.0
+
+
+class Finding(NamedTuple):
+    """One check: `ok`, `note` (works, could be better) or `bad`; and what to do about it."""
+
+    check: str
+    verdict: str
+    told: str
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "doctor",
+        help="check this host, the server, and whether its engines agree",
+        description="Check this host, the server, and whether its engines agree. Exit status 1 "
+        "when something is bad, 3 when no server answers.",
+    )
+    add_server(parser)
+    parser.add_argument("--json", action="store_true", help="one object for scripts")
+    parser.set_defaults(run=run)
+
+
+def run(flags: argparse.Namespace) -> int:
+    findings = list(host_findings())
+    status = 0
+    try:
+        with connected(flags) as client:
+            began = time.time()
+            reply = ask_stats(client, flags.timeout_s, fingerprints=True)
+            findings += server_findings(flags.server, reply, (began + time.time()) / 2)
+        findings.append(_shared_memory(flags.server, flags.timeout_s))
+    except NoServer as error:
+        findings.append(Finding("server", "bad", str(error)))
+        status = 3
+    if flags.json:
+        say(ascii_json([finding._asdict() for finding in findings]))
+    else:
+        width = max(len(finding.check) for finding in findings)
+        for check, verdict, told in findings:
+            colour = {"ok": "green", "note": "yellow", "bad": "red"}[verdict]
+            say(f"  {check:<{width}}  {told}", mark=f"{verdict:<4}", colour=colour)
+    if any(finding.verdict == "bad" for finding in findings):
+        return status or 1
+    return 0
+
+
+def host_findings(
+    proc: Path = Path("/proc"),
+    sys_: Path = Path("/sys"),
+    shm: Path = Path("/dev/shm"),
+) -> Iterable[Finding]:
+    """What this host gives, whether or not a server runs."""
+    yield _shm_size(shm)
+    yield _locked_memory()
+    yield _huge_pages(sys_)
+    yield _clock_source(sys_)
+    yield _hash_seed()
+    yield _vllm()
+
+
+def _shm_size(shm: Path) -> Finding:
+    try:
+        size = shutil.disk_usage(shm)
+    except OSError:
+        return Finding("shared memory", "bad", f"{shm} is missing: vLLM needs it")
+    told = f"{shm} has {format_bytes(size.free)} free of {format_bytes(size.total)}"
+    if size.total < _LITTLE_SHM:
+        return Finding("shared memory", "bad",
+                       f"{told}; vLLM needs more: docker run --shm-size=4g")  # fmt: skip
+    return Finding("shared memory", "ok", told)
+
+
+def _locked_memory() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY:
+        return Finding("locked memory", "ok", "unlimited")
+    return Finding("locked memory", "note",
+                   f"{format_bytes(soft)}: on a GPU host vLLM pins the CPU pool, which wants "
+                   "`ulimit -l unlimited`")  # fmt: skip
+
+
+def _huge_pages(sys_: Path) -> Finding:
+    setting = _read(sys_ / "kernel/mm/transparent_hugepage/shmem_enabled")
+    chosen = setting.partition("[")[2].partition("]")[0]
+    if chosen in ("always", "within_size", "advise", "force"):
+        return Finding("huge pages", "ok", f"for shared memory: {chosen}")
+    return Finding("huge pages", "note",
+                   f"for shared memory: {chosen or 'not known'}; `advise` would make first touch "
+                   "and copies faster")  # fmt: skip
+
+
+def _clock_source(sys_: Path) -> Finding:
+    source = _read(sys_ / "devices/system/clocksource/clocksource0/current_clocksource")
+    if source in ("tsc", "kvm-clock", "arch_sys_counter", "hyperv_clocksource_tsc_page"):
+        return Finding("clock source", "ok", source)
+    return Finding("clock source", "note", f"{source or 'not known'}: reading it may be slow")
+
+
+def _hash_seed() -> Finding:
+    seed = os.environ.get("PYTHONHASHSEED")
+    if seed is None:
+        return Finding("hash seed", "ok", "vLLM's own, the same in every engine that uses sha256")
+    told = f"PYTHONHASHSEED={seed}: engines find only what was stored with the same"
+    return Finding("hash seed", "note", told)
+
+
+def _vllm() -> Finding:
+    """The vLLM beside this package, judged by a process: its names are the connector's matter,
+    and nothing here imports that."""
+    judge = [sys.executable, "-m", "kv_connector.vllm_support", "--json"]
+    ran = subprocess.run(judge, capture_output=True, text=True, timeout=_JUDGED_WITHIN_S)
+    if ran.returncode == 2:
+        return Finding("vLLM", "ok", "none in this Python: a server needs none")
+    if not ran.stdout:
+        why = (ran.stderr.strip().splitlines() or ["no answer"])[-1]
+        return Finding("vLLM", "note", f"not judged: {why}")
+    verdict = json.loads(ran.stdout)
+    if verdict["refusal"]:
+        return Finding("vLLM", "bad", verdict["refusal"])
+    if not verdict["tested"]:
+        told = f"{verdict['version']}: not tested, but all that is needed is there"
+        return Finding("vLLM", "note", told)
+    return Finding("vLLM", "ok", f"{verdict['version']}: tested")
+
+
+def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[Finding]:
+    """What the server says of itself."""
+    told = f"{reply.server} answers at {address}"
+    ours = server_name()
+    if reply.server != ours:
+        yield Finding("server", "note", f"{told}; this side is {ours}")
+    else:
+        yield Finding("server", "ok", told)
+    if reply.time_s:
+        ahead = reply.time_s - now_s
+        far = abs(ahead) > _CLOCK_S
+        yield Finding(
+            "clocks", "note" if far else "ok", f"the server's is {ahead:+.1f} s from ours"
+        )
+    for name, tier in reply.tiers.items():
+        used = f"{tier.used_bytes / max(tier.budget_bytes, 1):.0%}"
+        told = f"{used} of {format_bytes(tier.budget_bytes)}, {tier.blocks:,} blocks"
+        yield Finding(f"tier {name}", "ok", told)
+    failed = reply.counters.get("failed_checks", 0)
+    if failed:
+        yield Finding("books", "bad", f"{failed} failed checks: a bug; please report it")
+    errors = reply.counters.get("internal_errors", 0)
+    if errors:
+        yield Finding("failures", "bad", f"{errors} failures inside the server: its log has them")
+    damaged = reply.counters.get("integrity_checksum", 0)
+    if damaged:
+        yield Finding("integrity", "bad", f"{damaged} blocks were damaged where they lay: bad RAM?")
+    gaps = all_gaps(reply.namespaces)
+    if not reply.namespaces:
+        yield Finding("engines", "note", "none has declared itself yet")
+    elif not gaps:
+        yield Finding("engines", "ok", f"{len(reply.namespaces)} namespaces, none nearly another")
+    for gap in gaps:
+        yield Finding("engines", "bad", gap.line())
+
+
+def _shared_memory(address: str, timeout_s: float) -> Finding:
+    """Whether a client on this host gets the short way. Leaves nothing on the server."""
+    region = SharedRegion(1 * MiB)
+    namespace = f"{SELF_TESTS}doctor/{secrets.token_hex(8)}"
+    client = client_of(address, client_name="kvferry doctor")
+    try:
+        client.register(region.view, region.fd)
+        client.declare(namespace, 4096)
+        if _within(timeout_s, lambda: client.transport == "shm"):
+            return Finding("transport", "ok", "shared memory: this host and the server's are one")
+        return Finding("transport", "ok", "tcp: the server is on another host, or takes only tcp")
+    finally:
+        client.forget(namespace)
+        client.clear(namespace, forget=True, timeout_s=timeout_s).exception(timeout_s + 1)
+        client.close()
+        region.close()
+
+
+def _within(timeout_s: float, so: Callable[[], bool]) -> bool:
+    ends_by = time.monotonic() + timeout_s
+    while time.monotonic() < ends_by:
+        if so():
+            return True
+        time.sleep(0.01)
+    return so()
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""

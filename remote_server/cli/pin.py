@@ -1,0 +1,85 @@
+"""`kvferry pin`: keep blocks in a server's memory, whatever else comes; `unpin` lets them go."""
+
+import argparse
+from functools import partial
+from typing import Any
+
+from remote_server.ascii_json import ascii_json
+from remote_server.cli.common import add_server, complain, connected, say
+from remote_server.protocol import MAX_KEY_BYTES, Kept
+from remote_server.sizes import format_bytes
+
+
+def add(commands: Any) -> None:
+    _add(
+        commands,
+        "pin",
+        "keep blocks in memory, whatever else comes",
+        "Keep blocks from eviction, until unpin, clear, their age, or a restart of the server. "
+        "At most half of the memory. Exit status 1 when that was too little, or nothing was there.",
+        keep=True,
+    )
+    _add(
+        commands,
+        "unpin",
+        "let blocks go that pin keeps",
+        "Undo pin. Exit status 1 when nothing was pinned.",
+        keep=False,
+    )
+
+
+def _add(commands: Any, name: str, text: str, description: str, *, keep: bool) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=description)
+    add_server(parser)
+    parser.add_argument("namespace", metavar="NAMESPACE")
+    parser.add_argument(
+        "keys",
+        nargs="*",
+        type=_key,
+        metavar="KEY_HEX",
+        help="these blocks; without any, all of the namespace",
+    )
+    parser.add_argument("--json", action="store_true", help="one object for scripts")
+    parser.set_defaults(run=partial(run, keep=keep))
+
+
+def _key(text: str) -> bytes:
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r:.80} is not hexadecimal") from None
+    if not 0 < len(key) <= MAX_KEY_BYTES:
+        raise argparse.ArgumentTypeError(f"a key of {len(key)} bytes: 1 to {MAX_KEY_BYTES}")
+    return key
+
+
+def run(flags: argparse.Namespace, *, keep: bool) -> int:
+    keys = [*dict.fromkeys(flags.keys)] or None
+    with connected(flags) as client:
+        done = client.keep(flags.namespace, keys, keep=keep, timeout_s=flags.timeout_s).result(
+            flags.timeout_s + 1
+        )
+    absent = 0 if keys is None else len(keys) - done.kept - done.declined
+    if flags.json:
+        say(ascii_json({"kept" if keep else "let_go": done.kept, "bytes": done.bytes,
+                        "declined": done.declined, "absent": absent}))  # fmt: skip
+    else:
+        _tell(flags.namespace, done, absent, keep=keep)
+    return 0 if done.kept and not done.declined else 1
+
+
+def _tell(namespace: str, done: Kept, absent: int, *, keep: bool) -> None:
+    did, missing = ("pinned", "in memory") if keep else ("unpinned", "pinned")
+    if done.kept:
+        say(f"{did} {done.kept:,} blocks, {format_bytes(done.bytes)}")
+    elif not done.declined:
+        which = f"no block of {namespace!r}" if not absent else f"none of the {absent:,} keys"
+        complain(f"{which} is {missing}")
+        return
+    if absent:
+        complain(f"{absent:,} keys are not {missing}")
+    if done.declined:
+        complain(
+            f"{done.declined:,} blocks declined: no more than half of the memory's slabs, or of a "
+            "quota, may hold pinned blocks"
+        )

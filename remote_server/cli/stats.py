@@ -1,0 +1,120 @@
+"""`kvferry stats`: what a server holds and what it has done, once or again and again."""
+
+import argparse
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from remote_server.ascii_json import ascii_json
+from remote_server.cli.common import add_server, ask_stats, clear_screen, connected, say
+from remote_server.client import RemoteClient
+from remote_server.protocol import StatsReply
+from remote_server.sizes import format_bytes
+
+# What lookups and gets were answered, and why puts were not taken: what is looked at first.
+_RATIOS = (("lookups", "lookup_hits", "lookup_keys"), ("gets", "get_hit", "get_total"))
+_FLOWS = (
+    ("in", ("bytes_in", "shared_bytes_in")),
+    ("out", ("bytes_out", "shared_bytes_out")),
+    ("to disk", ("disk_written_bytes",)),
+    ("from disk", ("disk_read_bytes",)),
+)
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "stats", help="what the server holds, and what it has done since its start"
+    )
+    add_server(parser)
+    parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
+    parser.add_argument("--json", action="store_true", help="one object a line, for scripts")
+    parser.set_defaults(run=run)
+
+
+def run(flags: argparse.Namespace) -> int:
+    with connected(flags) as client:
+        before: StatsReply | None = None
+        for reply in _replies(client, flags):
+            if flags.json:
+                say(ascii_json(reply))
+            else:
+                if flags.watch:
+                    clear_screen()
+                say(*picture(reply, before))
+            before = reply
+    return 0
+
+
+def _replies(client: RemoteClient, flags: argparse.Namespace) -> Iterator[StatsReply]:
+    yield ask_stats(client, flags.timeout_s, fingerprints=flags.json)
+    while flags.watch:
+        time.sleep(1)
+        yield ask_stats(client, flags.timeout_s, fingerprints=flags.json)
+
+
+def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
+    """The lines to print. With the reply of a while `before`, flows are per second since then."""
+    lines = [f"{reply.server}  epoch {reply.epoch}  up {_duration(reply.uptime_s)}", ""]
+    lines.append(f"{'tier':<8}  {'used':>10}  {'of':>10}  {'blocks':>10}  {'writing':>8}  pinned")
+    for name, tier in reply.tiers.items():
+        kept = f" ({tier.kept:,} kept)" if tier.kept else ""
+        lines.append(
+            f"{name:<8}  {format_bytes(tier.used_bytes):>10}  {format_bytes(tier.budget_bytes):>10}"
+            f"  {tier.blocks:>10,}  {tier.pending:>8,}  {tier.pinned:>6,}{kept}"
+        )
+    lines += ["", *_namespaces(reply), ""]
+    counters = reply.counters
+    for name, hits, total in _RATIOS:
+        if counters.get(total):
+            share = 100 * counters[hits] / counters[total]
+            lines.append(f"{name:<10} {counters[total]:>14,} blocks, {share:.1f} % found")
+    lines += _flows(reply, before)
+    lines += [f"{name:<28} {count:>12,}" for name, count in _wrong(counters).items()]
+    return lines
+
+
+def _namespaces(reply: StatsReply) -> list[str]:
+    if not reply.namespaces:
+        return ["no namespace declared yet"]
+    width = max(len("namespace"), *map(len, reply.namespaces))
+    lines = [f"{'namespace':<{width}}  {'block':>10}  {'blocks':>10}  {'memory':>10}  {'disk':>10}"]
+    for name, one in sorted(reply.namespaces.items()):
+        lines.append(
+            f"{name:<{width}}  {format_bytes(one.block_bytes):>10}  {one.blocks:>10,}"
+            f"  {format_bytes(one.used_bytes):>10}  {format_bytes(one.disk_used_bytes):>10}"
+        )
+    return lines
+
+
+def _flows(reply: StatsReply, before: StatsReply | None) -> list[str]:
+    lines = []
+    for name, parts in _FLOWS:
+        total = sum(reply.counters.get(part, 0) for part in parts)
+        if before is None or before.epoch != reply.epoch:
+            told = format_bytes(total)
+        else:
+            seconds = max(reply.uptime_s - before.uptime_s, 1e-3)
+            moved = total - sum(before.counters.get(part, 0) for part in parts)
+            told = f"{format_bytes(total)}, {format_bytes(int(moved / seconds))}/s"
+        if total:
+            lines.append(f"{name:<10} {told:>14}")
+    return lines
+
+
+def _wrong(counters: Mapping[str, int]) -> dict[str, int]:
+    """What was declined, refused or damaged: by its reason, and only if there was any."""
+    words = ("declined", "refused", "bad_", "integrity", "damaged", "error", "failed", "evicted")
+    return {
+        name: count
+        for name, count in sorted(counters.items())
+        if count and any(word in name for word in words)
+    }
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"

@@ -1,0 +1,65 @@
+"""`kvferry why`: which engines share nothing, and the setting in which they differ."""
+
+import argparse
+from typing import Any
+
+from remote_server.ascii_json import ascii_json
+from remote_server.cli.common import add_server, ask_stats, connected, say
+from remote_server.protocol import StatsReply
+from remote_server.protocol.namespace_diff import Gap, all_gaps
+
+
+def add(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "why",
+        help="why does an engine get no hits? which setting differs?",
+        description="Compare what the engines of a server declared, and name the settings that "
+        "keep them from each other's blocks. Exit status 1 when there are any.",
+    )
+    add_server(parser)
+    parser.add_argument("namespace", nargs="?", help="only about this one, or those it begins")
+    parser.add_argument("--json", action="store_true", help="one object for scripts")
+    parser.set_defaults(run=run)
+
+
+def run(flags: argparse.Namespace) -> int:
+    with connected(flags) as client:
+        reply = ask_stats(client, flags.timeout_s, fingerprints=True)
+    chosen = flags.namespace or ""
+    gaps = [gap for gap in all_gaps(reply.namespaces) if gap.namespace.startswith(chosen)]
+    known = [name for name in reply.namespaces if name.startswith(chosen)]
+    if flags.json:
+        say(ascii_json([gap._asdict() for gap in gaps]))
+    elif not known:
+        named = f" that begins with {chosen!r}" if chosen else ""
+        say(
+            f"no engine has declared a namespace{named}",
+            "an engine does so once its server answers; its log says the address it tries",
+        )
+        return 1
+    else:
+        say(*_told(reply, known, gaps))
+    return 1 if gaps else 0
+
+
+def _told(reply: StatsReply, known: list[str], gaps: list[Gap]) -> list[str]:
+    width = max(len("namespace"), *map(len, known))
+    lines = [f"{'namespace':<{width}}  {'blocks':>9}  {'on disk':>9}  engine"]
+    for name in known:
+        stats = reply.namespaces[name]
+        engine = stats.client or "not seen since the start"
+        if stats.forgotten:
+            engine = "no longer known: others have declared too much since"
+        model = stats.fingerprint.get("model_name", "")
+        runs = f"{engine}, of {model}" if model else engine
+        lines.append(f"{name:<{width}}  {stats.blocks:>9,}  {stats.disk_blocks:>9,}  {runs}")
+    lines.append("")
+    if not gaps:
+        return [*lines, "no two of them differ in little: nothing keeps them apart by mistake"]
+    for gap in gaps:
+        lines.append(gap.line())
+    return [
+        *lines,
+        "",
+        "make the settings equal and restart the engine: its blocks are then shared",
+    ]

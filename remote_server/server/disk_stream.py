@@ -1,0 +1,161 @@
+"""A streamed get of blocks that memory does not hold: read from disk a window ahead of sending.
+
+So the first blocks leave while later ones are read, and a get may be larger than memory.
+"""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from itertools import islice
+
+from remote_server.server.outgoing import Parcel, blocks_parcel, next_batch
+from remote_server.sizes import MiB
+from remote_server.store.answers import Found
+from remote_server.store.slabs import Block
+from remote_server.store.tier import Tier
+from remote_server.store.waterfall import Waterfall
+
+# Read and not sent yet, of one stream: enough to keep the disk's threads busy.
+WINDOW_BYTES = 16 * MiB
+
+# Of memory, so that several streams find room beside each other.
+SHARE_OF_MEMORY = 8
+
+# The window is asked for in so many parts: the first ones leave while others are read.
+PARTS = 4
+
+
+class State(Enum):
+    WAITING = auto()  # not asked for yet, or there was no room
+    COMING = auto()
+    HERE = auto()  # in memory, pinned by us
+    LOST = auto()  # a miss after all: damaged on disk, cleared, evicted, or no room at all
+
+
+@dataclass(slots=True)
+class Place:
+    """One block of the get. `block` is there when it is HERE."""
+
+    index: int
+    key: bytes
+    block: Block | None
+    state: State
+
+
+class DiskStream:
+    """The `Blocks` messages of one streamed get, in the order asked.
+
+    Pins what is read and not sent. What was found and is lost is left out; the last message
+    says by `more` that nothing comes behind it.
+    """
+
+    def __init__(
+        self,
+        request_id: int,
+        epoch: str,
+        namespace: str,
+        found: Found,
+        waterfall: Waterfall,
+        tier: Tier,
+    ) -> None:
+        """Takes over the pins of `found`."""
+        self._request_id = request_id
+        self._epoch = epoch
+        self._namespace = namespace
+        self._waterfall = waterfall
+        self._tier = tier
+        self._places = deque(
+            Place(index, key, block, State.WAITING if block is None else State.HERE)
+            for index, key, block in zip(found.indices, found.keys, found.blocks, strict=True)
+        )
+        self.num_bytes = sum(block.length for block in found.blocks if block is not None)
+        self.num_rows = len(self._places)
+        memory = tier.stats().budget_bytes
+        room = min(WINDOW_BYTES, memory // SHARE_OF_MEMORY)
+        self._window = max(1, room // waterfall.block_bytes_of(namespace))
+        self._num_coming = 0
+        self._ended = False
+
+    def go_on(self, last_resort: bool) -> bool:
+        """Read what the window has room for. Whether `next_parcel` has something now.
+
+        `last_resort`: nothing of this client is on its way that will leave memory, so a block
+        that finds no room now is lost. Waiting for others could be waiting for each other.
+        """
+        if self._ended:
+            return True
+        self._drop_lost()
+        per_part = max(1, self._window // PARTS)
+        while wanted := [*islice(self._waiting(), per_part)]:
+            if len(wanted) < per_part and self._num_coming:
+                break  # a part at a time: neighbours are read in one call
+            self._fetch(wanted)
+            if any(place.state is State.WAITING for place in wanted):  # no room
+                head = self._places[0]
+                if not last_resort or self._num_coming or head.state is not State.WAITING:
+                    break
+                head.state = State.LOST
+                self._waterfall.gave_up(1)
+            self._drop_lost()
+        return not self._places or self._places[0].state is State.HERE
+
+    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
+        if self._ended:
+            return None
+        here: deque[tuple[int, Block]] = deque()
+        for place in self._places:
+            if place.block is None:
+                break
+            here.append((place.index, place.block))
+        indices, blocks = next_batch(here, may_gather)
+        for _ in blocks:
+            self._places.popleft()
+        self._drop_lost()
+        self._ended = not self._places
+        self.num_bytes -= sum(block.length for block in blocks)
+        return blocks_parcel(
+            self._request_id, self._epoch, indices, blocks, self._tier, more=not self._ended
+        )
+
+    def cancel(self) -> None:
+        """What is being read is let go when it comes."""
+        self._ended = True
+        self._tier.unpin_all([place.block for place in self._places if place.block is not None])
+        self._places.clear()
+        self.num_bytes = 0
+
+    # ── in parts ─────────────────────────────────────────────────────────────────────────
+
+    def _waiting(self) -> Iterator[Place]:
+        """Those within the window."""
+        ahead = islice(self._places, self._window)
+        return (place for place in ahead if place.state is State.WAITING)
+
+    def _fetch(self, wanted: list[Place]) -> None:
+        for place in wanted:
+            place.state = State.COMING
+        self._num_coming += len(wanted)
+
+        def fetched(blocks: list[Block | None]) -> None:
+            self._num_coming -= len(wanted)
+            if self._ended:
+                self._tier.unpin_all([block for block in blocks if block is not None])
+                return
+            for place, block in zip(wanted, blocks, strict=True):
+                place.block = block
+                self.num_bytes += block.length if block is not None else 0
+                place.state = State.HERE if block is not None else self._why_not(place)
+
+        keys = [place.key for place in wanted]
+        self._waterfall.fetch(self._namespace, keys, fetched, final=False)
+
+    def _why_not(self, place: Place) -> State:
+        """No room, as long as the disk still has it."""
+        there = self._waterfall.is_readable(self._namespace, place.key)
+        return State.WAITING if there else State.LOST
+
+    def _drop_lost(self) -> None:
+        while self._places and self._places[0].state is State.LOST:
+            self._places.popleft()
+            self._waterfall.counters["lost"] += 1

@@ -1,0 +1,411 @@
+"""What the server does for each type of request. Runs on the server's one loop thread."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+
+from remote_server import protocol
+from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.protocol import (
+    Clear,
+    Cleared,
+    Error,
+    ErrorCode,
+    Get,
+    GetShared,
+    Hello,
+    Keep,
+    Kept,
+    Lookup,
+    Put,
+    PutShared,
+    Release,
+    Stats,
+    StatsReply,
+    Touch,
+    Touched,
+    Verified,
+    Verify,
+    Welcome,
+)
+from remote_server.server.copier import Copier
+from remote_server.server.limits import InFlight, waiting_bytes
+from remote_server.server.outgoing import Parcel, Stream
+from remote_server.server.send_queue import Outboxes
+from remote_server.server.shm_requests import SharedHandlers
+from remote_server.server.transfers import FrameHandlers
+from remote_server.server.verify import VerifyJob
+from remote_server.server.wall_clock import told_to_people
+from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.store import Store
+from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
+
+log = logging.getLogger(__name__)
+
+# Nobody needs more to say who they are; `doctor` compares about twenty.
+MAX_FINGERPRINT_FIELDS = 64
+
+# To decode a longer header, of some 2,000 keys, is a step of its own: 1 ms for 16,384 keys.
+LARGE_HEADER_BYTES = 64 << 10
+
+MAX_ERROR_CHARS = 500  # it may quote what a peer sent
+
+Later = Callable[[bytes, Steps[None]], None]
+"""Gives the rest of a client's request its turns."""
+
+_BAD_MESSAGES = (ErrorCode.BAD_MAGIC, ErrorCode.BAD_MESSAGE, ErrorCode.BAD_REQUEST)
+"""No correct client sends these; the other refusals happen to correct ones too."""
+
+
+def _at_once(_: bytes, steps: Steps[None]) -> None:
+    to_end(steps)
+
+
+def server_name() -> str:
+    try:
+        return f"kvferry {version('kvferry')}"
+    except PackageNotFoundError:
+        return "kvferry, not installed"
+
+
+class Handlers:
+    """Answers requests from `store`, through `outboxes`; copies bytes through `copier`.
+
+    Every request but a release is answered exactly once (a get may be followed by its blocks),
+    and a refused one changes nothing. No exception leaves `handle`, nor the steps that it returns.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        copier: Copier,
+        outboxes: Outboxes,
+        shared: SharedHandlers,
+        local_socket: str,
+        local_secret: bytes = b"",
+        *,
+        tenant: str = "",
+        may_name: Callable[[str], bool] = lambda namespace: True,
+        in_flight: InFlight | None = None,
+        server_counters: Mapping[str, int] = {},
+        later: Later | None = None,
+    ) -> None:
+        """`local_socket` is where regions are attached, by who knows `local_secret`; empty when
+        they cannot be. `may_name` says which namespaces exist for these clients, who are those of
+        `tenant`. `server_counters` are shown beside those of `store`. `later` takes over what is
+        left of a request that waited for the disk; without it that is done at once."""
+        self._tenant = tenant
+        self._local_secret = local_secret
+        self._may_name = may_name
+        self._server_counters = server_counters
+        self.draining = False
+        self._shared = shared
+        self._local_socket = local_socket
+        self._store = store
+        self._copier = copier
+        self._outboxes = outboxes
+        self._server = server_name()
+        in_flight = in_flight or InFlight(store.tier, 0)
+        self._most_in_flight = in_flight.per_client
+        self._later = later or _at_once
+        self._frames = FrameHandlers(
+            store, partial(copier.submit, tenant=tenant), copier.is_full, outboxes, in_flight,
+            self._post, self._post_stream, self._go_on_later,
+        )  # fmt: skip
+        self.uncopied = self._frames.uncopied
+        self._by_type: dict[type, Callable[..., Steps[None] | None]] = {
+            Hello: self._hello,
+            Lookup: self._lookup,
+            Put: self._put,
+            Get: self._get,
+            Touch: self._touch,
+            Verify: self._verify,
+            Stats: self._stats,
+            Clear: self._clear,
+            Keep: self._keep,
+            PutShared: self._put_shared,
+            GetShared: self._get_shared,
+            Release: self._release,
+        }
+
+    def counters(self) -> dict[str, int]:
+        """Everything counted since the start; names as in PROTOCOL.md."""
+        counters = self._store.all_counters()
+        counters["bytes_out"] = self._outboxes.bytes_out
+        counters["clients_gone"] = self._outboxes.clients_gone
+        return counters
+
+    def handle(
+        self, client: bytes, frames: Sequence[memoryview], arrived: float | None = None
+    ) -> Steps[None] | None:
+        """Answer one message: its frames without the routing id, which libzmq prepended. It
+        `arrived` at that time, or now.
+
+        None when that is done. Otherwise what is left of it: to be gone through to its end, or
+        closed when the client has gone; then it is not answered. The payload views stay in use
+        until the put that they belong to has been copied.
+        """
+        try:
+            steps = self._handle(client, frames)
+            if steps is None:
+                return None
+            if frames[1].nbytes <= LARGE_HEADER_BYTES:
+                next(steps)
+        except StopIteration:
+            return None
+        except Exception as error:
+            self._failed(client, self._request_id_of(frames), error)
+            return None
+        return self._rest_of(client, self._request_id_of(frames), steps)
+
+    def _rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
+        """`steps`, which answer the request whatever is raised in them."""
+        try:
+            yield from steps
+        except Exception as error:
+            self._failed(client, request_id, error)
+
+    def _failed(self, client: bytes, request_id: int, error: Exception) -> None:
+        """Answer with the error that ended the request."""
+        if isinstance(error, RequestRefused):
+            refusal = error
+        elif isinstance(error, RemoteProtocolError):
+            refusal = RequestRefused(ErrorCode.BAD_MESSAGE, str(error))
+        else:  # one request must never end the server for all others
+            log.error("a request failed inside the server", exc_info=error)
+            refusal = RequestRefused(ErrorCode.INTERNAL, f"{type(error).__name__}: {error}")
+        self._answer_refusal(client, request_id, refusal)
+
+    def _go_on_later(self, client: bytes, request_id: int, steps: Steps[None]) -> None:
+        """The disk has been read for a request: the rest of it in the client's turns."""
+        self._later(client, self._rest_of(client, request_id, steps))
+
+    def _handle(self, client: bytes, frames: Sequence[memoryview]) -> Steps[None] | None:
+        if not frames or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
+            raise RequestRefused(
+                ErrorCode.BAD_MAGIC,
+                f"a message begins with the frame {protocol.MAGIC.decode()}; see PROTOCOL.md",
+            )
+        if len(frames) < 2:
+            raise RemoteProtocolError("the header frame is missing")
+        if frames[1].nbytes > protocol.MAX_HEADER_BYTES:
+            raise RemoteProtocolError(
+                f"a header of {frames[1].nbytes} bytes, at most {protocol.MAX_HEADER_BYTES}"
+            )
+        request = protocol.decode_request(frames[1])
+        payload = frames[2:]
+        if payload and not isinstance(request, Put):
+            raise RequestRefused(ErrorCode.BAD_REQUEST, "only a put carries payload frames")
+        namespace = getattr(request, "namespace", None)
+        if namespace is not None and not self._may_name(namespace):
+            raise RequestRefused(
+                ErrorCode.FORBIDDEN_NAMESPACE,
+                f"your key does not allow the namespace {namespace!r}",
+            )
+        if namespace is not None:
+            self._store.use_namespace(namespace)
+        return self._dispatch(client, request, payload)
+
+    def _dispatch(
+        self, client: bytes, request: protocol.Request, payload: Sequence[memoryview]
+    ) -> Steps[None] | None:
+        return self._by_type[type(request)](client, request, payload)
+
+    # ── requests ─────────────────────────────────────────────────────────────────────────
+
+    def _hello(self, client: bytes, request: Hello, _: Sequence[memoryview]) -> None:
+        if request.protocol != protocol.PROTOCOL_VERSION:
+            raise RequestRefused(
+                ErrorCode.UNSUPPORTED_PROTOCOL,
+                f"this server speaks protocol {protocol.PROTOCOL_VERSION}, not {request.protocol}",
+            )
+        if len(request.fingerprint) > MAX_FINGERPRINT_FIELDS:
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST,
+                f"{len(request.fingerprint)} fingerprint fields, at most {MAX_FINGERPRINT_FIELDS}",
+            )
+        try:
+            protocol.check_names(request.namespace, request.client, request.fingerprint)
+        except RemoteProtocolError as error:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
+        if request.block_bytes > self._most_in_flight:
+            raise RequestRefused(
+                ErrorCode.TOO_LARGE,
+                f"a block of {request.block_bytes} bytes is more than --max-inflight, "
+                f"{self._most_in_flight}, lets one client have",
+            )
+        info = NamespaceInfo(
+            block_bytes=request.block_bytes,
+            client=request.client,
+            fingerprint=request.fingerprint,
+            connection=client,
+        )
+        self._store.declare(request.namespace, info)
+        welcome = Welcome(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            protocol=protocol.PROTOCOL_VERSION,
+            server=self._server,
+            max_keys=protocol.MAX_KEYS_PER_MESSAGE,
+            max_frame_bytes=protocol.MAX_FRAME_BYTES,
+            max_message_bytes=protocol.MAX_MESSAGE_BYTES,
+            transports=["tcp", "shm"] if self._local_socket else ["tcp"],
+            draining=self.draining,
+            local_socket=self._local_socket,
+            local_secret=self._local_secret,
+        )
+        self._reply(client, welcome)
+
+    def _lookup(
+        self, client: bytes, request: Lookup, _: Sequence[memoryview]
+    ) -> Steps[None] | None:
+        if len(request.keys) > LOOKUP_KEYS_PER_STEP:
+            return self._look_up_in_steps(client, request)
+        self._found(client, request, *self._store.lookup(request.namespace, request.keys))
+        return None
+
+    def _look_up_in_steps(self, client: bytes, request: Lookup) -> Steps[None]:
+        states = b""
+        prefix = 0
+        for part in parts(request.keys, LOOKUP_KEYS_PER_STEP):
+            if states:
+                yield
+            found = self._store.lookup(request.namespace, part)
+            if prefix == len(states):  # all before this part is readable
+                prefix += found.prefix
+            states += found.states
+        self._found(client, request, states, prefix)
+
+    def _found(self, client: bytes, request: Lookup, states: bytes, prefix: int) -> None:
+        found = protocol.Found(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            prefix=prefix,
+            states=states,
+        )
+        self._reply(client, found)
+
+    def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> Steps[None]:
+        return self._frames.put(client, request, payload, draining=self.draining)
+
+    def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> Steps[None]:
+        return self._frames.get(client, request)
+
+    def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> Steps[None]:
+        touched = yield from self._store.touch(request.namespace, request.keys)
+        self._reply(
+            client,
+            Touched(request_id=request.request_id, epoch=self._store.epoch, touched=touched),
+        )
+
+    def _verify(self, client: bytes, request: Verify, _: Sequence[memoryview]) -> None:
+        waiting = waiting_bytes(len(request.keys))
+        self.uncopied.check(client, waiting)
+
+        def answer(removed: int, intact: int) -> None:
+            self.uncopied.give_back(client, waiting)
+            verified = Verified(
+                request_id=request.request_id,
+                epoch=self._store.epoch,
+                removed=removed,
+                intact=intact,
+            )
+            self._reply(client, verified)
+
+        job = VerifyJob(self._store, request.namespace, request.keys, answer)
+        self.uncopied.take(client, waiting)
+        self._copier.submit(job, client, self._tenant)
+
+    def _stats(self, client: bytes, request: Stats, _: Sequence[memoryview]) -> None:
+        reply = StatsReply(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            server=self._server,
+            uptime_s=self._store.uptime_s,
+            time_s=told_to_people(),
+            tiers=self._store.tier_stats(),
+            namespaces=self._store.namespace_stats(texts=request.fingerprints),
+            counters=self.counters() | dict(self._server_counters),
+        )
+        self._reply(client, reply)
+
+    def _clear(self, client: bytes, request: Clear, _: Sequence[memoryview]) -> None:
+        if request.forget and request.namespace is None:
+            raise RequestRefused(ErrorCode.BAD_REQUEST, "forget which namespace? name one")
+        removed = self._store.clear(request.namespace, forget=request.forget)
+        reply = Cleared(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            removed=removed.from_memory,
+            disk_removed=removed.from_disk,
+        )
+
+        def answer(is_permanent: bool) -> None:
+            if is_permanent:
+                self._reply(client, reply)
+                return
+            failed = "cleared until the next start; the disk failed, and the files may be back then"
+            refusal = RequestRefused(ErrorCode.DISK_FAILED, failed)
+            self._answer_refusal(client, request.request_id, refusal)
+
+        self._store.when_gone(answer)
+
+    def _keep(self, client: bytes, request: Keep, _: Sequence[memoryview]) -> Steps[None]:
+        act = self._store.keep if request.keep else self._store.let_go
+        now = yield from act(request.namespace, request.keys)
+        reply = Kept(
+            request_id=request.request_id,
+            epoch=self._store.epoch,
+            kept=now.kept,
+            bytes=now.num_bytes,
+            declined=now.declined,
+        )
+        self._reply(client, reply)
+
+    def _put_shared(
+        self, client: bytes, request: PutShared, _: Sequence[memoryview]
+    ) -> Steps[None]:
+        return self._shared.put(request, partial(self._reply, client), draining=self.draining)
+
+    def _get_shared(
+        self, client: bytes, request: GetShared, _: Sequence[memoryview]
+    ) -> Steps[None]:
+        go_on = partial(self._go_on_later, client, request.request_id)
+        return self._shared.get(request, partial(self._reply, client), go_on)
+
+    def _release(self, _client: bytes, request: Release, _: Sequence[memoryview]) -> None:
+        self._shared.release(request)
+
+    # ── replies ──────────────────────────────────────────────────────────────────────────
+
+    def _reply(self, client: bytes, message: protocol.Reply) -> None:
+        self._post(client, message, Parcel([*protocol.encode(message)]))
+
+    def _post(self, client: bytes, message: protocol.Reply, parcel: Parcel) -> None:
+        """Every reply leaves here: `parcel` is `message`, encoded, with its payload."""
+        self._outboxes.post(client, parcel)
+
+    def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
+        self._outboxes.post_stream(client, stream)
+
+    def refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
+        """Answer the message `frames` with an error, whatever it asks for, and count it."""
+        self._answer_refusal(client, self._request_id_of(frames), refusal)
+
+    def _answer_refusal(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:
+        kind = "bad_messages" if refusal.code in _BAD_MESSAGES else "refused"
+        self._store.counters[f"{kind}_{refusal.code}"] += 1
+        message = Error(
+            request_id=request_id,
+            epoch=self._store.epoch,
+            code=refusal.code,
+            message=refusal.message[:MAX_ERROR_CHARS],
+        )
+        self._reply(client, message)
+
+    def _request_id_of(self, frames: Sequence[memoryview]) -> int:
+        """The id of a request that could not be decoded as a whole, if that much is readable."""
+        if len(frames) < 2 or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
+            return 0
+        return protocol.request_id_of(frames[1])

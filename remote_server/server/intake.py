@@ -1,0 +1,237 @@
+"""The socket's receiving side: frames within limits, messages to their tenant."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import zmq
+
+from remote_server import protocol
+from remote_server.errors import ConfigError, RequestRefused
+from remote_server.open_files import backlog
+from remote_server.protocol import ErrorCode
+from remote_server.server.auth import Door
+from remote_server.server.send_queue import SEND_HIGH_WATER_MARK
+from remote_server.server.serving import Serving
+from remote_server.server.tenant import Quarters
+
+# The routing id, the magic, the header, and at most one payload frame for each block.
+MAX_FRAMES = 3 + protocol.MAX_KEYS_PER_MESSAGE
+
+# Read into nothing after these: 50 ms on a busy core, in which no other client is served.
+DISCARDED_FRAMES = 10_000
+
+_HEAD = 3
+"""Frames that are needed to refuse a message by its request id."""
+
+
+class Flooded(Exception):
+    """A message has so many frames that reading its rest would keep everybody waiting. It must
+    be read before the next one, so only another socket helps."""
+
+
+class Message(NamedTuple):
+    """The routing id and what follows it. With a `refusal` these are the first frames only."""
+
+    frames: list[zmq.Frame]
+    refusal: RequestRefused | None = None
+
+
+def next_message(router: "zmq.Socket[bytes]") -> Message | None:
+    """The next message, or None when there is none. Raises `Flooded`; the socket is of no use then.
+
+    libzmq has received a message as a whole before it hands over the first frame. What is bounded
+    here is the time and memory that it takes in Python, a hundred times that of libzmq.
+    """
+    # Asked rather than tried: an exception costs twenty times as much.
+    if not int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+        return None
+    frames = [router.recv(zmq.NOBLOCK, copy=False)]
+    while frames[-1].more:
+        if len(frames) == MAX_FRAMES:
+            _discard_rest(router)
+            refusal = RequestRefused(
+                ErrorCode.BAD_MESSAGE,
+                f"a message of more than {MAX_FRAMES - 1:,} frames; see PROTOCOL.md",
+            )
+            return Message(frames[:_HEAD], refusal)
+        frames.append(router.recv(zmq.NOBLOCK, copy=False))
+    return Message(frames)
+
+
+def _discard_rest(router: "zmq.Socket[bytes]") -> None:
+    for _ in range(DISCARDED_FRAMES):
+        if not router.recv(zmq.NOBLOCK, copy=False).more:
+            return
+    raise Flooded
+
+
+log = logging.getLogger(__name__)
+
+# Messages taken in before others get their turn again: so many that were answered at once, or
+# waited for their own turn, for so long.
+ANSWERED_PER_TURN = 16
+TAKEN_PER_TURN = 64
+TURN_S = 0.001
+
+# A peer that is silent for this long is gone: its queue is freed and its pins with it. An idle
+# one is noticed by ZeroMQ's heartbeats. One that has stopped reading is not, because our ping
+# would wait behind what it ignores: there TCP counts how long its window has been shut.
+HEARTBEAT_INTERVAL_MS = 5_000
+SILENCE_MS = 30_000
+
+BIND_AGAIN_S = 5.0
+
+
+class CannotBind(Exception):
+    """The address that was taken at the start cannot be taken again."""
+
+
+def make_router(context: "zmq.Context[zmq.Socket[bytes]]", bind: str) -> "zmq.Socket[bytes]":
+    """Not bound yet, so that a door can be put before it."""
+    router = context.socket(zmq.ROUTER)
+    router.router_mandatory = True  # tell us when a peer is gone or full, drop nothing
+    router.linger = 0
+    router.sndhwm = SEND_HIGH_WATER_MARK
+    # A connection at its receive mark is dangerous: libzmq has stopped reading it, and when the
+    # peer resets it then, the next heartbeat fails an assertion (`!_io_error`) and ends the
+    # process. What a peer may have on its way is bounded by what the handlers refuse.
+    router.rcvhwm = 0
+    router.maxmsgsize = protocol.MAX_FRAME_BYTES
+    router.heartbeat_ivl = HEARTBEAT_INTERVAL_MS
+    router.heartbeat_timeout = SILENCE_MS
+    router.tcp_maxrt = SILENCE_MS
+    router.backlog = backlog()
+    router.ipv6 = "[" in bind
+    return router
+
+
+class Intake:
+    """Reads what comes and hands it to those who serve it. One thread.
+
+    It never stops reading while anybody sends; what waits is bounded by `serving`.
+    """
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        router: "zmq.Socket[bytes]",
+        poller: zmq.Poller,
+        door: Door,
+        quarters: Mapping[str, Quarters],
+        serving: Serving,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`router` is closed by `close`; its `quarters` are those of each tenant."""
+        self.router = router
+        self.endpoint = ""
+        self._context = context
+        self._poller = poller
+        self._door = door
+        self._quarters = quarters
+        self._serving = serving
+        self._clock = clock
+        poller.register(router, zmq.POLLIN)
+
+    def bind(self, address: str) -> None:
+        """Take `address`. Raises `ConfigError`."""
+        try:
+            self.router.bind(address)
+        except zmq.ZMQError as error:
+            hint = "choose another port, or :* for any free one"
+            if error.errno == zmq.EADDRINUSE:
+                hint = f"another process listens there; stop it, or {hint}"
+            raise ConfigError(f"bind: {address}: {error.strerror}; {hint}") from error
+        self._door.bound()
+        self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def take_in(self) -> None:
+        """Read some messages, and answer those that need not wait. Raises `Flooded` when the socket
+        has to be replaced."""
+        answered, until = 0, self._clock() + TURN_S
+        for _ in range(TAKEN_PER_TURN):
+            message = next_message(self.router)
+            if message is None:
+                return
+            answered += self._take(message)
+            if answered >= ANSWERED_PER_TURN or self._clock() >= until:
+                return
+
+    def forget_gone(self) -> None:
+        """Requests of connections that have ended are not done any more."""
+        for client in self._door.take_gone():
+            self._serving.drop(client)
+
+    def start_over(self) -> None:
+        """Close the socket with all that libzmq has received on it, and take another one. Clients
+        connect again by themselves. What they had on its way is lost, blocks are not. Raises
+        `CannotBind`."""
+        self._door.counters["sockets_replaced"] += 1
+        self._poller.unregister(self.router)
+        self._door.look_away()
+        self.router.close(linger=0)
+        self._serving.drop_all()
+        self.router = make_router(self._context, self.endpoint)
+        self._door.watch(self.router)
+        for quarters in self._quarters.values():
+            quarters.outboxes.start_over(self.router)
+        self._poller.register(self.router, zmq.POLLIN)
+        self._bind_again()
+
+    # ── in parts ─────────────────────────────────────────────────────────────────────────
+
+    def _take(self, message: Message) -> bool:
+        """Whether it has been done with."""
+        frames = message.frames
+        quarters = self._quarters_of(frames)
+        if quarters is None:
+            return True
+        client = frames[0].bytes
+        if not self._door.admits(client, frames[-1], quarters.tenant.name):
+            quarters.store.counters["requests_dropped_gone"] += 1
+            return True
+        views = [frame.buffer for frame in frames[1:]]
+        return self._serving.take(quarters, client, views, message.refusal)
+
+    def _bind_again(self) -> None:
+        """libzmq's thread closes the address some time after `close` has returned."""
+        deadline = self._clock() + BIND_AGAIN_S
+        while True:
+            try:
+                self.router.bind(self.endpoint)
+            except zmq.ZMQError as error:
+                if self._clock() >= deadline:
+                    raise CannotBind(f"{self.endpoint} cannot be taken again: {error}") from error
+                time.sleep(0.001)
+            else:
+                self._door.bound()
+                return
+
+    def _quarters_of(self, frames: list[zmq.Frame]) -> Quarters | None:
+        """Those of the tenant whose message this is, as libzmq knows it from the handshake."""
+        tenant = self._door.tenant_of(frames[-1])
+        if tenant is None:
+            self._refuse_revoked(frames)
+            return None
+        if tenant and not _is_given(frames[0].bytes):
+            # It could be what another tenant's connection was called that has just ended, and
+            # get the replies that still wait for that one.
+            self._door.counters["refused_routing_id"] += 1
+            return None
+        return self._quarters[tenant]
+
+    def _refuse_revoked(self, frames: list[zmq.Frame]) -> None:
+        """Its key was withdrawn: say so, and do nothing else for it."""
+        former = self._quarters.get(self._door.former_tenant_of(frames[-1]))
+        client = frames[0].bytes
+        if former is not None and former.outboxes.accepts(client):
+            refusal = RequestRefused(
+                ErrorCode.REVOKED_KEY, "your key is no longer one of your tenant's"
+            )
+            former.handlers.refuse(client, [frame.buffer for frame in frames[1:]], refusal)
+
+
+def _is_given(routing_id: bytes) -> bool:
+    """Whether libzmq made it up, rather than the peer."""
+    return len(routing_id) == 5 and routing_id[0] == 0

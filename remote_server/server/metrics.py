@@ -1,0 +1,291 @@
+"""Handlers that are observed at their two doors: a request comes in, its answer goes out.
+
+What is counted here costs a request about a microsecond, and nothing a block: the books that the
+store keeps of blocks are read when somebody asks.
+"""
+
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from remote_server import protocol
+from remote_server.protocol import (
+    Found,
+    Get,
+    GetShared,
+    Got,
+    KeyState,
+    Leased,
+    Lookup,
+    Put,
+    PutShared,
+    Release,
+    Stored,
+)
+from remote_server.server.dispatch import Handlers
+from remote_server.server.outgoing import Parcel, Stream
+from remote_server.turns import Steps
+
+BOUNDS_S = (
+    50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5,
+    1.0, 2.5, 5.0, 10.0,
+)  # fmt: skip
+"""Upper ends of a histogram's buckets, in seconds; one more bucket holds what is above."""
+
+# Namespaces whose requests are counted by name. A deployment has one per model and setting, and
+# another after each weight update.
+MAX_NAMESPACES = 50
+
+# A namespace that was quiet for so long gives its place to a new one.
+QUIET_S = 600.0
+
+OTHER = "other"
+"""Stands for all namespaces that found no place of their own."""
+
+# Requests that may be unanswered at a time, far above what clients have. It bounds what is
+# remembered should the promise that each is answered ever be broken.
+MAX_OPEN = 65_536
+
+STREAM = "stream"
+"""The operation of a streamed get's blocks, behind the answer that announces them."""
+
+
+class Timings(msgspec.Struct, frozen=True):
+    """A histogram over `BOUNDS_S`: `counts` has one more, and each is of its bucket alone."""
+
+    counts: list[int]
+    sum_s: float
+
+
+class Traffic(msgspec.Struct):
+    """What requests of one namespace were about, in keys and bytes, since it has a place here."""
+
+    lookup_hit: int = 0
+    lookup_pending: int = 0
+    lookup_miss: int = 0
+    get_hit: int = 0
+    get_miss: int = 0
+    put_kept: int = 0
+    put_present: int = 0
+    put_declined: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    last_at: float = 0.0
+    """By the server's clock."""
+
+
+class Histogram:
+    """Counts of observed seconds by `BOUNDS_S`."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.sum_s += seconds
+
+
+Open = tuple[Histogram, float, Traffic | None]
+"""A request that has not been answered: when it came, and its namespace if it is about blocks."""
+
+
+class Meters:
+    """Everything counted about requests. The loop thread alone uses it."""
+
+    def __init__(
+        self, is_declared: Callable[[str], bool], clock: Callable[[], float] = monotonic
+    ) -> None:
+        """`is_declared` says which namespaces are worth a place of their own: anybody may ask
+        for any name."""
+        self.clock = clock
+        self.open: dict[tuple[bytes, int], Open] = {}
+        """Requests that have not been answered."""
+        self.pending_keys = 0
+        """Keys that lookups answered as being written."""
+        self._is_declared = is_declared
+        self._histograms: dict[str, Histogram] = {}
+        self._traffic: OrderedDict[str, Traffic] = OrderedDict()  # the longest quiet is first
+        self._other = Traffic()
+
+    def histogram(self, operation: str) -> Histogram:
+        found = self._histograms.get(operation)
+        if found is None:
+            found = self._histograms[operation] = Histogram()
+        return found
+
+    def traffic_of(self, namespace: str, now: float) -> Traffic:
+        """Where requests of `namespace` are counted now."""
+        traffic = self._traffic.get(namespace)
+        if traffic is None:
+            traffic = self._place_for(namespace, now)
+        else:
+            self._traffic.move_to_end(namespace)
+        traffic.last_at = now
+        return traffic
+
+    def _place_for(self, namespace: str, now: float) -> Traffic:
+        if namespace == OTHER or not self._is_declared(namespace):
+            return self._other
+        if len(self._traffic) >= MAX_NAMESPACES:
+            quiet = next(iter(self._traffic))
+            if now - self._traffic[quiet].last_at < QUIET_S:
+                return self._other
+            del self._traffic[quiet]
+        traffic = self._traffic[namespace] = Traffic()
+        return traffic
+
+    def timings(self) -> dict[str, Timings]:
+        """A copy of each operation's histogram."""
+        histograms = sorted(self._histograms.items())
+        return {name: Timings([*one.counts], one.sum_s) for name, one in histograms}
+
+    def traffic(self) -> dict[str, Traffic]:
+        """A copy of what was counted by namespace; `OTHER` is there once it was needed."""
+        copies = {name: msgspec.structs.replace(one) for name, one in self._traffic.items()}
+        if self._other.last_at:
+            copies[OTHER] = msgspec.structs.replace(self._other)
+        return copies
+
+
+class MeteredHandlers(Handlers):
+    """The same answers, and each request is timed from its arrival to its answer's leaving for
+    ZeroMQ; a streamed get's blocks once more, until the last of them has left."""
+
+    def __init__(self, meters: Meters, *given: Any, **named: Any) -> None:
+        """What `Handlers` takes, behind the meters."""
+        super().__init__(*given, **named)
+        self._meters = meters
+        self._clock = meters.clock
+        self._arrived = 0.0
+        answered = (kind for kind in self._by_type if kind is not Release)
+        self._operations = {kind: meters.histogram(_name(kind)) for kind in answered}
+        self._streams = meters.histogram(STREAM)
+
+    def handle(
+        self, client: bytes, frames: Sequence[memoryview], arrived: float | None = None
+    ) -> Steps[None] | None:
+        self._arrived = self._clock() if arrived is None else arrived
+        return super().handle(client, frames, arrived)
+
+    def _rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
+        arrived = self._arrived
+        for _ in super()._rest_of(client, request_id, steps):
+            yield
+            self._arrived = arrived
+
+    def _dispatch(
+        self, client: bytes, request: protocol.Request, payload: Sequence[memoryview]
+    ) -> Steps[None] | None:
+        meters, now, kind = self._meters, self._arrived, type(request)
+        if kind is not Release:  # the one that is not answered
+            traffic = None
+            if kind in _ABOUT_BLOCKS:
+                traffic = meters.traffic_of(request.namespace, now)  # type: ignore[union-attr,arg-type]
+                if kind in _PUTS:
+                    traffic.bytes_in += sum(request.lengths)  # type: ignore[union-attr]
+            if len(meters.open) >= MAX_OPEN:
+                del meters.open[next(iter(meters.open))]
+            meters.open[client, request.request_id] = self._operations[kind], now, traffic
+        return super()._dispatch(client, request, payload)
+
+    def _post(self, client: bytes, message: protocol.Reply, parcel: Parcel) -> None:
+        super()._post(client, message, parcel)
+        answered = self._meters.open.pop((client, message.request_id), None)
+        if answered is None:  # could not be read, or was answered before
+            return
+        histogram, began, traffic = answered
+        histogram.observe(self._clock() - began)
+        if traffic is not None:
+            count = _COUNT.get(type(message))
+            if count is not None:
+                count(traffic, message)
+                traffic.bytes_out += parcel.num_bytes
+            if type(message) is Found:
+                self._meters.pending_keys += message.states.count(KeyState.PENDING)
+
+    def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
+        traffic = self._meters.traffic_of(request.namespace, self._arrived)
+        metered = MeteredStream(stream, self._streams, self._arrived, self._clock, traffic)
+        super()._post_stream(client, request, metered)
+
+
+class MeteredStream:
+    """A stream that is observed when its last message has been taken."""
+
+    def __init__(
+        self,
+        stream: Stream,
+        histogram: Histogram,
+        began: float,
+        clock: Callable[[], float],
+        traffic: Traffic,
+    ) -> None:
+        self._stream = stream
+        self._histogram = histogram
+        self._began = began
+        self._clock = clock
+        self._traffic = traffic
+        self.go_on = stream.go_on
+        self.cancel = stream.cancel
+
+    @property
+    def num_bytes(self) -> int:
+        return self._stream.num_bytes
+
+    @property
+    def num_rows(self) -> int:
+        return self._stream.num_rows
+
+    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
+        parcel = self._stream.next_parcel(may_gather)
+        if parcel is None:
+            self._histogram.observe(self._clock() - self._began)
+        else:
+            self._traffic.bytes_out += parcel.num_bytes
+        return parcel
+
+
+# Asked by type: `isinstance` of a union costs as much as all the rest.
+_PUTS = frozenset((Put, PutShared))
+_ABOUT_BLOCKS = _PUTS | {Lookup, Get, GetShared}
+
+
+def _name(kind: type) -> str:
+    """`put_shared` of PutShared: the operation as the wire names it."""
+    return str(kind.__struct_config__.tag)  # type: ignore[attr-defined]
+
+
+def _count_lookup(traffic: Traffic, found: Found) -> None:
+    hit, pending = found.states.count(KeyState.READABLE), found.states.count(KeyState.PENDING)
+    traffic.lookup_hit += hit
+    traffic.lookup_pending += pending
+    traffic.lookup_miss += len(found.states) - hit - pending
+
+
+def _count_get(traffic: Traffic, got: Got | Leased) -> None:
+    traffic.get_hit += got.hit
+    traffic.get_miss += got.miss
+    if type(got) is Leased:
+        traffic.bytes_out += sum(got.lengths)
+
+
+def _count_put(traffic: Traffic, stored: Stored) -> None:
+    declined = sum(stored.declined.values())
+    traffic.put_kept += stored.created + stored.forced
+    traffic.put_present += stored.existed + stored.duplicate
+    traffic.put_declined += declined
+
+
+_COUNT: dict[type, Callable[..., None]] = {
+    Found: _count_lookup,
+    Got: _count_get,
+    Leased: _count_get,
+    Stored: _count_put,
+}

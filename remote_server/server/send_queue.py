@@ -1,0 +1,370 @@
+"""What is on its way out: one queue a client, fair between clients, and the pins it holds."""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from time import monotonic
+from typing import NamedTuple
+
+import zmq
+
+from remote_server.guard import Guard
+from remote_server.server.limits import Allowances, HeldByOne
+from remote_server.server.outgoing import FRAME_BYTES, ROW_BYTES, Parcel, Stream
+from remote_server.sizes import KiB
+from remote_server.store.slabs import Block
+
+# What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a
+# queued message costs a pin rather than memory.
+SEND_HIGH_WATER_MARK = 64
+
+# Replies and streams that wait for one client. A client has far fewer requests unanswered; one
+# that asks and never reads is not answered beyond this.
+MAX_WAITING_PER_CLIENT = 1024
+
+# So much may be handed to libzmq before the next message shows when libzmq has let go of it. To
+# show that costs a message about 20 µs, and it holds for all before: they leave in order.
+UNSEEN_BYTES = 32 * KiB
+
+# Clients without anything waiting of which it is remembered how much is unseen.
+MAX_REMEMBERED = 4096
+
+# What one client may send before the others get their turn.
+TURN_BYTES = 1 << 20
+
+# And for how long: a message of many small blocks costs 2 µs a block to put together.
+TURN_S = 0.00025
+
+_HEADER = 1
+"""Which of a message's frames it is."""
+
+# As plain ints: adding zmq's own enums up costs as much as sending.
+_LAST = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+
+Unpin = Callable[[Iterable[Block]], None]
+
+
+class Sent(NamedTuple):
+    """What libzmq has, until `tracker` is done: blocks to unpin, and what to take off the books."""
+
+    tracker: zmq.MessageTracker
+    blocks: Sequence[Block]
+    num_bytes: int
+    gathered: int
+    held_bytes: int
+
+
+class Outbox:
+    """What waits for one client: replies first, then its streams one after another, but for
+    those that wait for a disk. It keeps the books of what the client holds, in `held` as well."""
+
+    __slots__ = (
+        "block_bytes", "client", "gathered", "held", "in_flight", "paused", "replies",
+        "reply_bytes", "stream_bytes", "streams", "stuck", "unseen",
+    )  # fmt: skip
+
+    def __init__(self, client: bytes, held: Allowances, unseen: int = 0) -> None:
+        """`unseen` is what libzmq may still have of messages of before."""
+        self.client = client
+        self.held = held
+        self.unseen = unseen
+        self.replies: deque[Parcel] = deque()
+        self.streams: deque[Stream] = deque()
+        self.stuck: Parcel | None = None  # refused by a full socket; goes before all others
+        self.in_flight: deque[Sent] = deque()
+        self.paused = False
+        """Its streams wait until libzmq has let go of what was sent."""
+        self.block_bytes = self.gathered = self.reply_bytes = self.stream_bytes = 0
+        """Of parcels, waiting or sent, and of streams."""
+
+    def __len__(self) -> int:
+        return len(self.replies) + len(self.streams) + (self.stuck is not None)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of blocks, and of replies, that libzmq has not let go of."""
+        return (
+            self.reply_bytes + self.block_bytes + sum([stream.num_bytes for stream in self.streams])
+        )
+
+    def take(self, num_bytes: int, gathered: int, held_bytes: int) -> None:
+        """The client holds so much more, or less."""
+        self.block_bytes += num_bytes
+        self.reply_bytes += held_bytes
+        self.held.replies.held += held_bytes
+        if gathered:
+            self.gathered += gathered
+            self.held.gathered.held += gathered
+
+    def give_back(self, num_bytes: int, gathered: int, held_bytes: int) -> None:
+        self.take(-num_bytes, -gathered, -held_bytes)
+
+    def add(self, stream: Stream) -> None:
+        self.streams.append(stream)
+        self._count_rows(stream.num_rows)
+
+    def remove(self, stream: Stream) -> None:
+        self.streams.remove(stream)
+        self._count_rows(-stream.num_rows)
+
+    def _count_rows(self, rows: int) -> None:
+        self.stream_bytes += rows * ROW_BYTES
+        self.held.streams.held += rows * ROW_BYTES
+
+    def next_parcel(self) -> Parcel | None:
+        """The next one to be sent, in the books already."""
+        if self.stuck is not None:
+            parcel, self.stuck = self.stuck, None
+            return parcel
+        if self.replies:
+            return self.replies.popleft()
+        # What the client itself has not read makes its streams wait. When others have not read
+        # theirs, and it has nothing of its own to wait for, its blocks go one by one.
+        may_gather = self.held.gathered.allows(self.gathered, TURN_BYTES)
+        self.paused = bool(self.streams) and not (
+            (may_gather or not self.gathered) and self.held.replies.allows(self.reply_bytes)
+        )
+        if self.paused:
+            return None
+        waiting = 0  # for a disk: whoever is behind them goes first
+        while waiting < len(self.streams):
+            stream = self.streams[waiting]
+            if not stream.go_on(last_resort=not waiting and not self.in_flight):
+                waiting += 1
+                continue
+            next_of_stream = stream.next_parcel(may_gather)
+            if next_of_stream is not None:
+                self.take(
+                    next_of_stream.num_bytes, next_of_stream.gathered, next_of_stream.held_bytes
+                )
+                return next_of_stream
+            self.remove(stream)
+        return None
+
+
+class Outboxes:
+    """Sends what waits for each client, a turn at a time, on a ROUTER socket.
+
+    A client that reads slowly fills its own queue in libzmq, keeps its own messages waiting
+    here, and delays nobody. Nothing is dropped while a client is connected. Blocks stay pinned
+    until libzmq has let go of their bytes, which it also does when a client goes away.
+    """
+
+    def __init__(
+        self,
+        router: zmq.Socket[bytes],
+        unpin: Unpin,
+        held: Allowances | None = None,
+        guard: Guard | None = None,
+    ) -> None:
+        """`held` is what all connections of the process hold, those of others included."""
+        self.held = held or Allowances()
+        self._guard = guard or Guard()
+        self._router = router
+        self._unpin_all = unpin
+        self._outboxes: dict[bytes, Outbox] = {}  # clients with something waiting or in flight
+        self._unseen: dict[bytes, int] = {}  # of others
+        self.bytes_out = 0
+        self.clients_gone = 0
+
+    @property
+    def stuck(self) -> bool:
+        """Some client's queue was full, or its streams wait for it to read. libzmq does not tell
+        when that is over."""
+        return any(outbox.stuck is not None or outbox.paused for outbox in self._outboxes.values())
+
+    @property
+    def waiting(self) -> bool:
+        """Something has not been handed to libzmq yet; maybe it waits for a disk."""
+        return any(len(outbox) for outbox in self._outboxes.values())
+
+    def num_waiting(self) -> tuple[int, int]:
+        """Replies, and streams, that have not been handed to libzmq as a whole."""
+        replies = streams = 0
+        for outbox in self._outboxes.values():
+            replies += len(outbox.replies) + (outbox.stuck is not None)
+            streams += len(outbox.streams)
+        return replies, streams
+
+    @property
+    def in_flight(self) -> bool:
+        return any(outbox.in_flight for outbox in self._outboxes.values())
+
+    def accepts(self, client: bytes) -> bool:
+        """Whether `client` may ask for more: it has few enough replies that it has not read."""
+        outbox = self._outboxes.get(client)
+        return outbox is None or (
+            self.held.replies.allows(outbox.reply_bytes) and len(outbox) < MAX_WAITING_PER_CLIENT
+        )
+
+    def bytes_of(self, client: bytes) -> int:
+        """What is on its way to one client, or waits for it."""
+        outbox = self._outboxes.get(client)
+        return 0 if outbox is None else outbox.num_bytes
+
+    def holders(self) -> dict[bytes, HeldByOne]:
+        """What each client holds, of those that hold anything."""
+        return {
+            client: HeldByOne(
+                connection=client.hex(),
+                gathered=outbox.gathered,
+                replies=outbox.reply_bytes,
+                streams=outbox.stream_bytes,
+            )
+            for client, outbox in self._outboxes.items()
+        }
+
+    def may_gather(self, client: bytes, num_bytes: int) -> bool:
+        """Whether so many bytes of small blocks may be copied for `client`."""
+        outbox = self._outboxes.get(client)
+        return self.held.gathered.allows(0 if outbox is None else outbox.gathered, num_bytes)
+
+    def may_post(self, client: bytes, own_frames: int) -> bool:
+        """Whether a message of so many frames, each of which points into the arena, may wait."""
+        outbox = self._outboxes.get(client)
+        theirs = 0 if outbox is None else outbox.reply_bytes
+        return self.held.replies.allows_one(theirs, own_frames * FRAME_BYTES)
+
+    def may_stream(self, client: bytes, num_rows: int) -> bool:
+        """Whether another stream of so many blocks may wait for `client`."""
+        outbox = self._outboxes.get(client)
+        theirs = 0 if outbox is None else outbox.stream_bytes
+        return self.held.streams.allows_one(theirs, num_rows * ROW_BYTES)
+
+    def post(self, client: bytes, parcel: Parcel) -> None:
+        outbox = self._outbox(client)
+        outbox.replies.append(parcel)
+        outbox.take(parcel.num_bytes, parcel.gathered, parcel.held_bytes)
+
+    def post_stream(self, client: bytes, stream: Stream) -> None:
+        self._outbox(client).add(stream)
+
+    def send_some(self) -> bool:
+        """Give each client a turn. True when somebody's next turn may go on at once."""
+        more = False
+        for outbox in self._outboxes.values():
+            turn = partial(self._send_or_drop, outbox)
+            more |= self._guard.run("sending to a client", turn, False)
+        return more
+
+    def release(self) -> bool:
+        """Unpin the blocks whose bytes libzmq has let go of, and forget idle clients. True when
+        a stream may have waited for that room in memory: nothing else would tell it."""
+        more = False
+        for client, outbox in [*self._outboxes.items()]:
+            while outbox.in_flight and outbox.in_flight[0].tracker.done:
+                sent = outbox.in_flight.popleft()
+                self._unpin_all(sent.blocks)
+                outbox.give_back(sent.num_bytes, sent.gathered, sent.held_bytes)
+                more |= bool(outbox.streams)
+            if not outbox.in_flight and not len(outbox):
+                del self._outboxes[client]
+                self._remember(client, outbox.unseen)
+        return more
+
+    def _remember(self, client: bytes, unseen: int) -> None:
+        """Without this, a client that asks for one thing after the other would never be seen to
+        read nothing."""
+        self._unseen[client] = unseen
+        if len(self._unseen) > MAX_REMEMBERED:
+            del self._unseen[next(iter(self._unseen))]
+
+    def start_over(self, router: zmq.Socket[bytes]) -> None:
+        """Another socket has taken the place of the one that is closed: nothing that waits has a
+        client any more. What libzmq still has of the arena stays pinned until it lets go."""
+        self._router = router
+        self._unseen.clear()
+        self.cancel_all()
+
+    def cancel_all(self) -> None:
+        """Forget what was not handed to libzmq yet."""
+        for outbox in self._outboxes.values():
+            self._drop(outbox)
+
+    def _outbox(self, client: bytes) -> Outbox:
+        outbox = self._outboxes.get(client)
+        if outbox is None:
+            outbox = Outbox(client, self.held, self._unseen.pop(client, 0))
+            self._outboxes[client] = outbox
+        return outbox
+
+    def _send_or_drop(self, outbox: Outbox) -> bool:
+        """What fails would fail again in every turn, so nothing of it is tried again."""
+        try:
+            return self._send_turn(outbox)
+        except BaseException:
+            self._drop(outbox)
+            raise
+
+    def _send_turn(self, outbox: Outbox) -> bool:
+        sent_bytes, until = 0, monotonic() + TURN_S
+        while sent_bytes < TURN_BYTES and (not sent_bytes or monotonic() < until):
+            parcel = outbox.next_parcel()
+            if parcel is None:
+                return False
+            try:
+                tracker = self._send(outbox, parcel)
+            except zmq.Again:
+                outbox.stuck = parcel
+                return False
+            except zmq.ZMQError as error:
+                if error.errno != zmq.EHOSTUNREACH:
+                    outbox.give_back(parcel.num_bytes, parcel.gathered, parcel.held_bytes)
+                    raise
+                self._discard(outbox, parcel)
+                self._drop(outbox)
+                self.clients_gone += 1
+                return False
+            sent_bytes += max(1, parcel.num_bytes)
+            self.bytes_out += parcel.num_bytes
+            held_bytes = parcel.held_bytes
+            if tracker is None:
+                outbox.give_back(0, 0, held_bytes)
+                outbox.unseen += held_bytes
+                continue
+            # What was sent before, unseen, has left when this has.
+            outbox.take(0, 0, outbox.unseen)
+            held_bytes += outbox.unseen
+            outbox.unseen = 0
+            sent = Sent(tracker, parcel.blocks, parcel.num_bytes, parcel.gathered, held_bytes)
+            outbox.in_flight.append(sent)
+        return True
+
+    def _send(self, outbox: Outbox, parcel: Parcel) -> zmq.MessageTracker | None:
+        """Hand one whole message to libzmq, or nothing of it. The tracker is done when libzmq has
+        let go of it; None of what is so little that it is not looked after.
+
+        Only the first frame, which names the client, can be refused: libzmq counts whole
+        messages against its mark, and takes the rest of one that it has begun.
+        """
+        self._router.send(outbox.client, _MORE)
+        frames = parcel.frames
+        if len(frames) == _HEADER + 1 and outbox.unseen + parcel.held_bytes >= UNSEEN_BYTES:
+            frames[_HEADER] = zmq.Frame(frames[_HEADER], copy=False, track=True)
+        trackers = []
+        last = len(frames) - 1
+        for number, frame in enumerate(frames):
+            self._router.send(frame, _MORE if number < last else _LAST)
+            if isinstance(frame, zmq.Frame) and frame.tracker is not None:
+                trackers.append(frame.tracker)
+        frames.clear()  # libzmq has its own references; ours would keep bytes in use
+        if not trackers:
+            return None
+        return trackers[0] if len(trackers) == 1 else zmq.MessageTracker(*trackers)
+
+    def _discard(self, outbox: Outbox, parcel: Parcel) -> None:
+        """It is not sent."""
+        self._unpin_all(parcel.blocks)
+        outbox.give_back(parcel.num_bytes, parcel.gathered, parcel.held_bytes)
+
+    def _drop(self, outbox: Outbox) -> None:
+        if outbox.stuck is not None:
+            self._discard(outbox, outbox.stuck)
+            outbox.stuck = None
+        for parcel in outbox.replies:
+            self._discard(outbox, parcel)
+        outbox.replies.clear()
+        for stream in [*outbox.streams]:
+            stream.cancel()
+            outbox.remove(stream)

@@ -1,0 +1,469 @@
+"""The server's life: run → serve → start → (handle…) → drain → stop."""
+
+import logging
+import signal
+import threading
+import time
+from collections import ChainMap
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from functools import partial
+from types import FrameType, TracebackType
+from typing import Self
+
+import msgspec
+import zmq
+
+from remote_server.fault_points import Gate
+from remote_server.guard import Guard
+from remote_server.keys import read_server_keys
+from remote_server.open_files import check_file_sizes, named_when_missing, warn_if_too_few
+from remote_server.protocol import TierStats
+from remote_server.server.auth import Door
+from remote_server.server.config import ServerConfig, check_memory_fits
+from remote_server.server.connections import most_handshakes
+from remote_server.server.copier import Copier
+from remote_server.server.dispatch import server_name
+from remote_server.server.intake import CannotBind, Flooded, Intake, make_router
+from remote_server.server.limits import Allowances
+from remote_server.server.loop_calls import Desk
+from remote_server.server.prefetches import Prefetches
+from remote_server.server.private_memory import PrivateMemory
+from remote_server.server.serving import Serving
+from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
+from remote_server.server.shm_requests import Leases
+from remote_server.server.snapshot import Snapshot, gather, tiers_of
+from remote_server.server.tenant import Quarters
+from remote_server.server.tenant_config import KnownKeys, Tenant, read_tenants
+from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, Population, warn_if_dev_shm_is_small
+from remote_server.sizes import format_bytes
+from remote_server.store.answers import Removed
+from remote_server.store.disk.pool import Threads
+from remote_server.store.disk.segments import segment_bytes_for
+from remote_server.store.store import Store
+
+log = logging.getLogger(__name__)
+
+STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not tell us when it is not
+RELEASE_MS = 10  # when frames are on their way and nothing else happens
+PENDING_MS = 100  # when somebody's time to attach is running, or descriptors are short
+WATCH_MS = 100  # of what libzmq holds, while somebody is connected
+IDLE_MS = 1_000  # also how much later than promised a lease may end
+
+# Descriptors: of libzmq, the loop and the admin HTTP with its connections, roughly; and of one
+# local socket with as many regions and attaching clients as there may be.
+OWN_FILES = 128
+LOCAL_FILES = 3 * (MAX_REGIONS + MAX_PENDING) + 2
+
+CHECK_INTERVAL_S = 10.0
+CHECK_MAX_BLOCKS = 50_000  # about 30 ms, in which nobody is served
+REPORT_INTERVAL_S = 60.0
+
+
+class Server:
+    """One cache server. `run()` in a process, or `with Server(config) as server:` in a test.
+
+    One thread owns the socket, the store and the queues, and copies; a second one populates the
+    arena and ends.
+    """
+
+    def __init__(self, config: ServerConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self.config = config
+        self._clock = clock
+        self._leave = threading.Event()
+        self._drain_until: float | None = None
+        self._signalled = False
+        self._thread: threading.Thread | None = None
+
+    # ── life ─────────────────────────────────────────────────────────────────────────────
+
+    def run(self, on_ready: Callable[["Server"], None]) -> None:
+        """Serve until a signal: the first SIGINT or SIGTERM drains, the second leaves at once.
+
+        Raises `ConfigError` when it cannot start. Must run on the main thread.
+        """
+        self.start()
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, self._on_signal)
+            on_ready(self)
+            self.serve()
+        finally:
+            self.stop()
+
+    def start(self) -> None:
+        """Take the address and the memory. Clients may connect from here on. Raises `ConfigError`
+        when that is not possible here."""
+        with named_when_missing():
+            self._start()
+
+    def _start(self) -> None:
+        check_memory_fits(self.config.memory)
+        warn_if_dev_shm_is_small(self.config.memory)
+        tenants = read_tenants(self.config)
+        for tenant in tenants:
+            check_file_sizes(tenant.memory + tenant.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
+            if tenant.disk:
+                check_file_sizes(segment_bytes_for(tenant.disk), "disk")
+        warn_if_too_few(self.config.max_connections, self._other_files(tenants))
+        self._guard = Guard(self._clock)
+        self._copier = Copier(self._guard)
+        self._disk_threads = Threads()
+        self._population: Population | None = None
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._private_memory = PrivateMemory(self._clock())
+        self._serving = Serving(len(tenants))
+        router = make_router(self._context, self.config.bind)
+        self._poller = zmq.Poller()
+        self._poller.register(self._copier.wakeup, zmq.POLLIN)
+        self._held = Allowances()
+        self.quarters: dict[str, Quarters] = {}
+        """Of each tenant, by its name; without tenants of everybody, by an empty one."""
+        try:
+            self._door = self._make_door(router, [tenant.name for tenant in tenants])
+            for tenant in tenants:
+                self.quarters[tenant.name] = Quarters(
+                    tenant, self.config, router, self._poller, self._copier, self._clock,
+                    self._server_counters(tenant), self._guard, self._disk_threads, self._held,
+                    self._serving.go_on_later,
+                )  # fmt: skip
+            self._intake = Intake(
+                self._context, router, self._poller, self._door, self.quarters, self._serving,
+                self._clock,
+            )  # fmt: skip
+            self._intake.bind(self.config.bind)
+        except BaseException:
+            for quarters in self.quarters.values():
+                quarters.leave()
+            self._context.destroy(linger=0)
+            for quarters in self.quarters.values():
+                quarters.close()
+            self._disk_threads.stop()
+            self._copier.stop()
+            raise
+        if self.config.populate:
+            self._population = Population([each.arena for each in self.quarters.values()])
+        self.desk = Desk(self._copier.wake)
+        self.prefetches = Prefetches(self.quarters, self._guard, self._copier.wake)
+        self._next_check = self._clock() + CHECK_INTERVAL_S
+        self._next_report = self._clock() + REPORT_INTERVAL_S
+        self._reported: dict[str, dict[str, int]] = {}
+
+    def serve(self) -> None:
+        """Answer requests until told to leave, or drained."""
+        try:
+            self._serve()
+        finally:
+            self.desk.close()
+
+    def _serve(self) -> None:
+        more_to_do = False
+        while not self._leave.is_set() and not self._drained():
+            more_to_do = self._turn(more_to_do)
+
+    def _turn(self, more_to_do: bool) -> bool:
+        """Each part under the guard: none of them may end the server for all others. True when
+        there is more to do at once, as there was before with `more_to_do`."""
+        run = self._guard.run
+        events = dict(self._poller.poll(self._patience_ms(more_to_do)))
+        if self._copier.wakeup.fileno() in events:
+            self._copier.drain_wakeup()
+            for quarters in self.quarters.values():
+                quarters.finish_jobs()
+        run("the door", partial(self._door.handle, events), None)
+        for quarters in self.quarters.values():
+            quarters.handle_local(events)
+        if self._intake.router in events:
+            run("taking in requests", self._take_in, None)
+        more_to_do = False
+        if self._serving.num_waiting:
+            more_to_do = run("serving requests", self._serve_requests, False)
+        if self._copier.busy:
+            more_to_do |= run("copying", self._copier.copy_some, False)
+        for quarters in self.quarters.values():
+            more_to_do |= quarters.take_turn()
+        more_to_do |= self.prefetches.take_turn()
+        self.desk.answer_one()
+        idle = not events and not more_to_do
+        run("looking after the books", partial(self._look_after, idle), None)
+        return more_to_do
+
+    def drain(self) -> None:
+        """From any thread or signal handler: decline puts, finish what is under way, return."""
+        self._drain_until = self._clock() + self.config.drain_timeout_s
+        for quarters in self.quarters.values():
+            quarters.handlers.draining = True
+        self._copier.wake()
+
+    def leave(self) -> None:
+        """From any thread or signal handler: return from `serve` now."""
+        self._leave.set()
+        self._copier.wake()
+
+    def stop(self) -> None:
+        """Close everything; the memory goes back to the machine."""
+        drained = not self._leave.is_set()
+        self._copier.stop()
+        self._serving.drop_all()
+        for quarters in self.quarters.values():
+            quarters.leave()
+        self._door.close()
+        # The last replies are still in libzmq when we drained; they get a moment to leave.
+        self._intake.router.close(linger=200 if drained else 0)
+        self._context.term()
+        for quarters in self.quarters.values():
+            quarters.close()
+        self._disk_threads.stop()
+
+    @property
+    def endpoint(self) -> str:
+        """Where clients connect, with the port that was found; from `start` on."""
+        return self._intake.endpoint
+
+    # ── seeing inside, and changing things, through `desk` ───────────────────────────────
+
+    def snapshot(self) -> Snapshot:
+        """On the loop thread: everything that can be seen of this server now."""
+        everybody = self.quarters.values()
+        seen = gather([quarters.look() for quarters in everybody])
+        first = next(iter(everybody))
+        return Snapshot(
+            server=server_name(),
+            endpoint=self.endpoint,
+            epoch=first.store.epoch,
+            uptime_s=first.store.uptime_s,
+            draining=first.handlers.draining,
+            connections=self._door.num_connections,
+            regions=seen.regions,
+            leases=seen.leases,
+            queues=msgspec.structs.replace(
+                seen.queues,
+                turns=self._serving.num_waiting,
+                copies=self._copier.num_jobs,
+                copy_bytes=self._copier.queued_bytes,
+            ),
+            recovery=seen.recovery,
+            held=seen.held,
+            tiers=seen.tiers,
+            namespaces=seen.namespaces,
+            traffic=seen.traffic,
+            operations=seen.operations,
+            ailing=self._guard.ailing + self._ended_threads(),
+            counters=seen.counters
+            | dict(self._door.counters)
+            | dict(self._guard.counters)
+            | {
+                "connections_opened": self._door.opened,
+                "connections_refused": sum(
+                    counters["connections_refused"] for counters in self._door.of_tenant.values()
+                ),
+            },
+        )
+
+    def _ended_threads(self) -> list[str]:
+        """A line for those that have ended although they are needed."""
+        lines = []
+        if dead := self._disk_threads.num_dead:
+            lines.append(f"{dead} threads of the disk have ended")
+        if self._population is not None and self._population.failed:
+            lines.append("the thread that populates the memory has ended too early")
+        return lines
+
+    def clear(self, namespace: str | None) -> "tuple[Removed, Future[bool]] | None":
+        """On the loop thread: drop the blocks of `namespace`, or of all; None when there is no
+        such. With tenants a namespace is named as in the snapshot, `tenant/namespace`.
+
+        The future is done when no restart would find them, or False when the disk fails; never
+        when the server ends before that.
+        """
+        found = False
+        memory = disk = 0
+        for quarters in self.quarters.values():
+            for name in quarters.store.namespace_stats():
+                if namespace in (None, quarters.full_name(name)):
+                    found = True
+                    removed = quarters.store.clear(name)
+                    memory += removed.from_memory
+                    disk += removed.from_disk
+        if not found and namespace is not None:
+            return None
+        return Removed(memory, disk), self._gone()
+
+    def _gone(self) -> "Future[bool]":
+        """Done when nothing that was cleared can come back, in any quarters."""
+        future: Future[bool] = Future()
+        future.set_running_or_notify_cancel()
+        left = len(self.quarters)
+        all_gone = True
+
+        def one_is_done(gone: bool) -> None:
+            nonlocal left, all_gone
+            left -= 1
+            all_gone &= gone
+            if not left:
+                future.set_result(all_gone)
+
+        for quarters in self.quarters.values():
+            quarters.store.when_gone(one_is_done)
+        return future
+
+    def tiers(self) -> dict[str, TierStats]:
+        """Occupancy, all tenants together."""
+        return tiers_of([quarters.store.tier_stats() for quarters in self.quarters.values()])
+
+    def _server_counters(self, tenant: Tenant) -> ChainMap[str, int]:
+        """Those beside its own that a tenant is shown."""
+        door = self._door
+        return ChainMap(self._guard.counters, door.counters, door.of_tenant[tenant.name])
+
+    def _other_files(self, tenants: Sequence[Tenant]) -> int:
+        """How many descriptors may be needed beside those of TCP connections."""
+        each = LOCAL_FILES if self.config.shared_memory else 0
+        segments = [t.disk // segment_bytes_for(t.disk) for t in tenants if t.disk]
+        handshakes = most_handshakes(self.config.max_connections)
+        return OWN_FILES + each * len(tenants) + sum(segments) + handshakes
+
+    # ── the loop, in parts ───────────────────────────────────────────────────────────────
+
+    def _make_door(self, router: "zmq.Socket[bytes]", tenants: list[str]) -> Door:
+        config = self.config
+        return Door(
+            self._context, router, self._poller, self._clock, config.max_connections,
+            read_server_keys(config.keys) if config.keys else None,
+            KnownKeys(config.tenants, tenants) if config.tenants else None, self._guard, tenants,
+        )  # fmt: skip
+
+    def _serve_requests(self) -> bool:
+        self._intake.forget_gone()
+        return self._serving.serve()
+
+    def _take_in(self) -> None:
+        try:
+            self._intake.take_in()
+        except Flooded:
+            self._start_over("a message has more frames than can be read away")
+
+    def _start_over(self, why: str) -> None:
+        log.error("all connections are closed and the address is taken again: %s", why)
+        try:
+            self._intake.start_over()
+        except CannotBind as error:
+            log.error("%s; the server ends", error)
+            self.leave()
+        self._private_memory.given_back(self._clock())
+
+    def _patience_ms(self, more_to_do: bool) -> int:
+        if more_to_do:
+            return 0
+        everybody = self.quarters.values()
+        if any(quarters.outboxes.stuck for quarters in everybody):
+            return STUCK_RETRY_MS
+        if self._drain_until is not None or any(q.outboxes.in_flight for q in everybody):
+            return RELEASE_MS
+        if any(quarters.local is not None and quarters.local.pending for quarters in everybody):
+            return PENDING_MS
+        if self._door.is_shut:
+            return PENDING_MS
+        return WATCH_MS if self._door.num_connections else IDLE_MS
+
+    def _drained(self) -> bool:
+        if self._drain_until is None:
+            return False
+        busy = self._serving.num_waiting or self._copier.busy
+        quiet = not (busy or any(quarters.busy for quarters in self.quarters.values()))
+        return quiet or self._clock() >= self._drain_until
+
+    def _look_after(self, idle: bool) -> None:
+        now = self._clock()
+        if self._private_memory.is_beyond(now, self._door.num_connections, self._accounted):
+            self._start_over("clients made ZeroMQ hold more than any request explains")
+        if idle and now >= self._next_check:
+            self._next_check = now + CHECK_INTERVAL_S
+            for quarters in self.quarters.values():
+                self._check(quarters.store)
+        if now >= self._next_report:
+            self._next_report = now + REPORT_INTERVAL_S
+            for quarters in self.quarters.values():
+                self._report(quarters)
+
+    def _accounted(self) -> int:
+        """What is known to lie in private memory."""
+        known = sum(quarters.private_bytes for quarters in self.quarters.values())
+        return known + self._held.num_bytes + self._serving.num_bytes
+
+    def _check(self, store: Store) -> None:
+        if sum(tier.blocks for tier in store.tier_stats().values()) > CHECK_MAX_BLOCKS:
+            return
+        try:
+            store.check()
+        except AssertionError:
+            store.counters["failed_checks"] += 1
+            log.exception("the accounting does not add up: please report this as a bug")
+
+    def _report(self, quarters: Quarters) -> None:
+        counters = quarters.store.all_counters()
+        if counters == self._reported.get(quarters.name):
+            return
+        self._reported[quarters.name] = counters
+        memory = quarters.store.tier_stats()["memory"]
+        log.info(
+            "%smemory %s of %s in %d blocks, %d evicted; lookups %d of %d keys hit; gets %d of %d",
+            quarters.name,
+            format_bytes(memory.used_bytes), format_bytes(memory.budget_bytes), memory.blocks,
+            counters["evicted"], counters["lookup_hits"], counters["lookup_keys"],
+            counters["get_hit"], counters["get_total"],
+        )  # fmt: skip
+
+    def _on_signal(self, number: int, _: FrameType | None) -> None:
+        if self._signalled:
+            self.leave()
+            return
+        self._signalled = True  # first of all: the next signal may interrupt this very function
+        self.drain()
+        log.info(
+            "%s: draining for up to %gs; again to leave at once",
+            signal.Signals(number).name,
+            self.config.drain_timeout_s,
+        )
+
+    # ── without tenants ──────────────────────────────────────────────────────────────────
+
+    @property
+    def store(self) -> Store:
+        """Of the first tenant, or of everybody."""
+        return next(iter(self.quarters.values())).store
+
+    @property
+    def leases(self) -> Leases:
+        """Of the first tenant, or of everybody."""
+        return next(iter(self.quarters.values())).leases
+
+    # ── in a test ────────────────────────────────────────────────────────────────────────
+
+    @property
+    def copy_gate(self) -> Gate:
+        """Copying stands still while a test shuts this; everything else goes on."""
+        return self._copier.gate
+
+    def wait_until_drained(self, timeout_s: float) -> bool:
+        """After `drain`: whether serving ended within `timeout_s`."""
+        assert self._thread is not None
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def __enter__(self) -> Self:
+        self.start()
+        self._thread = threading.Thread(target=self.serve, name="server", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._thread is not None
+        self.leave()
+        self._thread.join()
+        self.stop()

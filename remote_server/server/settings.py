@@ -1,0 +1,181 @@
+"""Where settings come from: flags over environment over file over defaults, by the same names.
+
+    kvferry serve --memory 8GiB        KVFERRY_MEMORY=8GiB        memory = "8GiB"
+
+A file is TOML. What stands before its first table holds for every server; `[servers.NAME]` is
+one of several, chosen by `--name`. An unknown flag or key is an error that names the nearest
+one. An unknown `KVFERRY_…` variable is not: container platforms make such variables by
+themselves, `KVFERRY_PORT` for a service of that name. One that is nearly a setting is warned of.
+"""
+
+import argparse
+import difflib
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, get_args, get_origin
+
+import msgspec
+
+from remote_server.errors import ConfigError
+from remote_server.server.config import ServerConfig
+from remote_server.settings_text import described, shown
+from remote_server.sizes import finite_number, parse_bytes, whole_number
+from remote_server.small_file import read_small, toml_of
+
+log = logging.getLogger(__name__)
+
+PREFIX = "KVFERRY_"
+_YES = ("1", "true", "yes", "on")
+_NO = ("0", "false", "no", "off")
+
+
+class Chosen(NamedTuple):
+    """The settings in force, and for each where it came from: `default` and the like."""
+
+    config: ServerConfig
+    origins: dict[str, str]
+
+    def as_toml(self) -> str:
+        """A file that gives these settings again; each line says where its value came from."""
+        lines = []
+        for name, origin in self.origins.items():
+            value = getattr(self.config, name)
+            shown = str(value).lower() if isinstance(value, bool) else value
+            text = msgspec.json.encode(shown).decode() if isinstance(shown, str) else str(shown)
+            text = shown if isinstance(value, bool) else text
+            lines.append(f"{f'{name} = {text}':<44} # {origin}")
+        return "\n".join(lines)
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """A flag for each setting of `ServerConfig`, and those that say where others come from."""
+    parser.add_argument(
+        "--settings", metavar="FILE", help="read settings from this TOML file (KVFERRY_SETTINGS)"
+    )
+    parser.add_argument("--name", metavar="NAME", help="which server of that file")
+    parser.add_argument(
+        "--print-config", action="store_true", help="print the settings in force, and leave"
+    )
+    explained = described(ServerConfig)
+    for field in msgspec.structs.fields(ServerConfig):
+        flag = "--" + field.name.replace("_", "-")
+        text = f"{explained[field.name]} (default: {shown(field.default)})".replace("%", "%%")
+        if field.type is bool:
+            parser.add_argument(
+                flag, action=argparse.BooleanOptionalAction, default=None, help=text
+            )
+        else:
+            parser.add_argument(flag, metavar=_metavar(field.type), default=None, help=text)
+
+
+def choose(flags: argparse.Namespace, environment: Mapping[str, str]) -> Chosen:
+    """Raises `ConfigError` that names the setting, its value and where it came from."""
+    values: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    kinds = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
+    path = flags.settings or environment.get(f"{PREFIX}SETTINGS", "")
+    if flags.name and not path:
+        raise ConfigError(f"--name {flags.name}: which file? give --settings as well")
+    layers = [
+        (f"file {path}", _from_file(path, flags.name) if path else {}),
+        ("environment", _from_environment(environment, kinds)),
+        ("flag", {name: getattr(flags, name) for name in kinds}),
+    ]
+    for origin, layer in layers:
+        for name, value in layer.items():
+            if value is None:
+                continue
+            try:
+                values[name] = _converted(name, value, kinds[name])
+            except ConfigError as error:
+                raise ConfigError(f"{error} ({origin})") from error
+            origins[name] = origin
+    config = ServerConfig(**values)
+    return Chosen(config, {name: origins.get(name, "default") for name in kinds})
+
+
+def _from_file(path: str, name: str | None) -> dict[str, Any]:
+    found = toml_of(read_small(path, "settings").data, path, "settings")
+    servers = found.pop("servers", {})
+    if not isinstance(servers, dict) or not all(isinstance(one, dict) for one in servers.values()):
+        raise ConfigError(f"settings: {path}: write one server of several as [servers.NAME]")
+    known = ", ".join(servers) or "none"
+    if name is not None and name not in servers:
+        raise ConfigError(f"--name {name}: {path} has no [servers.{name}]; it has {known}")
+    if name is None and servers:
+        raise ConfigError(f"settings: {path} has several servers, {known}: choose one by --name")
+    chosen = {**found, **servers.get(name, {})}
+    for key in chosen:
+        if key not in ServerConfig.__struct_fields__:
+            raise ConfigError(f"settings: {path}: unknown setting {key!r}{_nearest(key)}")
+    return chosen
+
+
+def _from_environment(environment: Mapping[str, str], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for variable, value in environment.items():
+        if not variable.startswith(PREFIX):
+            continue
+        name = variable.removeprefix(PREFIX).lower()
+        if name in kinds:
+            found[name] = value
+        elif name != "settings" and (near := difflib.get_close_matches(name, kinds, 1, 0.8)):
+            log.warning("%s is no setting; did you mean %s%s?", variable, PREFIX, near[0].upper())
+    return found
+
+
+def _converted(name: str, value: Any, kind: Any) -> Any:
+    """`value`, as a flag, a variable or TOML gave it, as the setting's own type."""
+    if kind is bool:
+        if isinstance(value, str) and value.lower() in (*_YES, *_NO):
+            return value.lower() in _YES
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}: {value!r} is neither true nor false")
+        return value
+    try:
+        if _is_size(kind) and isinstance(value, int | str) and not isinstance(value, bool):
+            return parse_bytes(value, name)
+        if kind is str and isinstance(value, str):
+            return _encodable(value)
+        if kind in _NUMBERS:
+            return _NUMBERS[kind](value)
+    except ValueError:
+        pass
+    raise ConfigError(f"{name}: {value!r:.80} where {_metavar(kind)} is wanted")
+
+
+_NUMBERS: Mapping[Any, Callable[[object], float]] = {int: whole_number, float: finite_number}
+
+
+def _encodable(text: str) -> str:
+    """`text`. Raises `ValueError` when a flag or a variable held bytes that are no text."""
+    text.encode()
+    if "\0" in text:
+        raise ValueError("a zero byte")
+    return text
+
+
+def _is_size(kind: Any) -> bool:
+    return get_origin(kind) is not None or bool(get_args(kind))
+
+
+def _metavar(kind: Any) -> str:
+    if _is_size(kind):
+        return "SIZE"
+    return {int: "COUNT", float: "NUMBER"}.get(kind, "TEXT")
+
+
+def _nearest(name: str) -> str:
+    near = difflib.get_close_matches(name, ServerConfig.__struct_fields__, 1, 0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
+    """Like `parse_args`, but an unknown flag is met with the nearest known one."""
+    flags, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        name = unknown[0].split("=")[0]
+        known = [text for action in parser._actions for text in action.option_strings]
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+        parser.error(f"unknown flag {name}" + (f"; did you mean {near[0]}?" if near else ""))
+    return flags

@@ -1,0 +1,137 @@
+"""The server at one moment, as plain data that any thread may read."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from remote_server.protocol import NamespaceStats, TierStats
+from remote_server.server.limits import HeldByOne
+from remote_server.server.metrics import Timings, Traffic
+
+MAX_HOLDERS = 8
+
+
+class Queues(msgspec.Struct, frozen=True, kw_only=True):
+    """What waits, now. Each is near zero on a server that keeps up."""
+
+    requests: int
+    """Taken in and not answered: among them gets that wait for the disk."""
+
+    turns: int = 0
+    """Requests that were read and wait for their turn, or for the next part of it."""
+
+    copies: int
+    copy_bytes: int
+    """Puts over tcp, and what else is hashed, that wait for a turn; their bytes."""
+
+    shared_puts: int
+    replies: int
+    streams: int
+    """What has not been handed to ZeroMQ, mostly because its client reads slowly."""
+
+    demotions: int
+    """Blocks that wait until the disk has time for them."""
+
+
+class Recovery(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of what the disk held at start is still to be looked at. All zero: all done."""
+
+    segments: int
+    blocks: int
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of the process beside the arena that connections hold, in bytes, now."""
+
+    gathered: int
+    """Copies of small blocks that ZeroMQ has not let go of."""
+
+    replies: int
+    streams: int
+    """Headers and frames on their way out; rows of streamed gets."""
+
+    uncopied: int
+    """Puts that are received and not copied yet."""
+
+    fingerprints: int
+    """What namespaces were declared with, and by whom."""
+
+    largest: list[HeldByOne]
+    """The connections that hold most, of all but fingerprints; at most `MAX_HOLDERS`."""
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """What one tenant has of a server. Its namespaces are named as nobody else's are."""
+
+    regions: int
+    leases: int
+    queues: Queues
+    """Without the copies, which wait in one queue for everybody."""
+
+    recovery: Recovery
+    held: dict[str, Held]
+    """By tenant; without tenants of everybody, by an empty name."""
+
+    tiers: dict[str, TierStats]
+    namespaces: dict[str, NamespaceStats]
+    traffic: dict[str, Traffic]
+    operations: dict[str, Timings]
+    counters: dict[str, int]
+
+
+class Snapshot(Part, frozen=True, kw_only=True):
+    """What `/stats` says and `/metrics` is made from. `counters` are those of PROTOCOL.md."""
+
+    server: str
+    endpoint: str
+    epoch: str
+    uptime_s: float
+    draining: bool
+    connections: int
+    ailing: list[str]
+    """A line for each part or thread that has failed for good: this server should be replaced."""
+
+
+def gather(parts: Sequence[Part]) -> Part:
+    """All tenants together: what is counted is added up, what is named stays apart."""
+    if len(parts) == 1:
+        return parts[0]
+    timings: dict[str, list[Timings]] = {}
+    counters: Counter[str] = Counter()
+    for part in parts:
+        counters.update(part.counters)
+        for name, one in part.operations.items():
+            timings.setdefault(name, []).append(one)
+    return Part(
+        regions=sum(part.regions for part in parts),
+        leases=sum(part.leases for part in parts),
+        queues=Queues(**_added(part.queues for part in parts)),
+        recovery=Recovery(**_added(part.recovery for part in parts)),
+        held={tenant: one for part in parts for tenant, one in part.held.items()},
+        tiers=tiers_of([part.tiers for part in parts]),
+        namespaces={name: one for part in parts for name, one in part.namespaces.items()},
+        traffic={name: one for part in parts for name, one in part.traffic.items()},
+        operations={name: _together(several) for name, several in timings.items()},
+        counters=dict(counters),
+    )
+
+
+def tiers_of(parts: Sequence[dict[str, TierStats]]) -> dict[str, TierStats]:
+    """The occupancy of each tier, all tenants together."""
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {
+        name: TierStats(**_added(part[name] for part in parts if name in part)) for name in names
+    }
+
+
+def _added(several: Iterable[msgspec.Struct]) -> dict[str, int]:
+    total: Counter[str] = Counter()
+    for one in several:
+        total.update(msgspec.structs.asdict(one))
+    return dict(total)
+
+
+def _together(several: Sequence[Timings]) -> Timings:
+    counts = [sum(of_bucket) for of_bucket in zip(*(one.counts for one in several), strict=True)]
+    return Timings(counts, sum(one.sum_s for one in several))

@@ -1,0 +1,253 @@
+"""All that one tenant has of a server: memory, disk, and everything that leads to them.
+
+Nothing is shared with another tenant but the loop and the socket, so a request can only ever find,
+evict, pin or clear what is its own tenant's, whatever it names; and a quota is simply the budget of
+a tier. Without tenants there are one of these, for everybody.
+"""
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from remote_server.errors import ConfigError
+from remote_server.guard import Guard
+from remote_server.server.config import ServerConfig
+from remote_server.server.copier import Copier
+from remote_server.server.limits import Allowances, HeldByOne, InFlight
+from remote_server.server.metrics import MeteredHandlers, Meters
+from remote_server.server.private_memory import BYTES_PER_BLOCK
+from remote_server.server.send_queue import Outboxes
+from remote_server.server.shm_endpoint import LocalSocket
+from remote_server.server.shm_puts import SharedPuts
+from remote_server.server.shm_requests import Leases, SharedHandlers
+from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
+from remote_server.server.tenant_config import Tenant
+from remote_server.shm.arena import Arena
+from remote_server.sizes import format_bytes
+from remote_server.store.disk.admission import Admission, Admit, WriteBudget
+from remote_server.store.disk.folder import make_private
+from remote_server.store.disk.opening import OpenDisk
+from remote_server.store.disk.pool import Threads
+from remote_server.store.disk.tier import DiskTier
+from remote_server.store.expiry import TimeToLive
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.store import Store
+from remote_server.turns import Steps
+
+log = logging.getLogger(__name__)
+
+
+class Quarters:
+    """One tenant's store, in an arena of its own, and its clients' requests. One thread."""
+
+    def __init__(
+        self,
+        tenant: Tenant,
+        config: ServerConfig,
+        router: "zmq.Socket[bytes]",
+        poller: zmq.Poller,
+        copier: Copier,
+        clock: Callable[[], float],
+        server_counters: Mapping[str, int],
+        guard: Guard,
+        threads: Threads,
+        held: Allowances,
+        go_on_later: "Callable[[Quarters, bytes, Steps[None]], None]",
+    ) -> None:
+        """Takes the memory and the disk; ends with `close`. Raises `ConfigError`, and then
+        nothing is held. `held` is what connections of all tenants hold. What ends a request, a
+        copy or a region runs under `guard`; what reads and writes the disk runs on `threads`.
+        `go_on_later` gives turns to what is left of a request when the disk has been read."""
+        self._guard = guard
+        self.tenant = tenant
+        self._poller = poller
+        self._clock = clock
+        self.disk = self._open_disk(config, copier.wake, threads)
+        try:
+            self.arena = self._map()
+        except BaseException:
+            self._close_disk()
+            raise
+        tier = MemoryTier(self.arena, namespace_bytes=tenant.namespace_memory)
+        disk = self.disk.tier if self.disk is not None else None
+        ttl = None
+        if tenant.ttl_s:
+            ttl = TimeToLive(tenant.ttl_s, clock, *(() if disk is None else (disk.now_ns,)))
+        self.store = Store(tier, clock, disk, self._admission(config, disk), ttl, guard)
+        in_flight = InFlight(tier, config.max_inflight)
+        self.outboxes = Outboxes(router, tier.unpin_all, held, guard)
+        self.leases = Leases(tier.unpin_all, clock)
+        self.shared_puts = SharedPuts(self.arena, copier.gate, guard)
+        self.shared = SharedHandlers(
+            self.store, self.shared_puts, self.arena, self.leases, in_flight
+        )
+        self.local = self._listen_locally() if config.shared_memory else None
+        self._meters = Meters(self.store.namespaces.__contains__)
+        self.handlers = MeteredHandlers(
+            self._meters,
+            self.store, copier, self.outboxes, self.shared,
+            self.local.name if self.local is not None else "",
+            self.local.secret if self.local is not None else b"",
+            tenant=tenant.name, may_name=tenant.may_name, in_flight=in_flight,
+            server_counters=server_counters, later=partial(go_on_later, self),
+        )  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """For people, before what is said of it in a log; empty without tenants."""
+        return f"{self.tenant.name}: " if self.tenant.name else ""
+
+    @property
+    def busy(self) -> bool:
+        """Something is under way that a drain waits for."""
+        waterfall = self.store.waterfall
+        return bool(
+            self.shared_puts
+            or (waterfall is not None and waterfall.busy)
+            or self.outboxes.waiting
+            or self.outboxes.in_flight
+        )
+
+    @property
+    def private_bytes(self) -> int:
+        """What lies beside the arena, and is not for replies: index, fingerprints, puts."""
+        rows = sum(tier.blocks for tier in self.store.tier_stats().values())
+        uncopied = self.handlers.uncopied.total
+        return rows * BYTES_PER_BLOCK + self.store.text_bytes + uncopied
+
+    def full_name(self, namespace: str) -> str:
+        """`namespace` as it is told from those of other tenants."""
+        return f"{self.tenant.name}/{namespace}" if self.tenant.name else namespace
+
+    def _held(self) -> Held:
+        """By its connections, now."""
+        connections = self.outboxes.holders()
+        for client, uncopied in self.handlers.uncopied.items():
+            before = connections.get(client, HeldByOne(connection=client.hex()))
+            connections[client] = msgspec.structs.replace(before, uncopied=uncopied)
+        everybody = connections.values()
+        return Held(
+            gathered=sum(one.gathered for one in everybody),
+            replies=sum(one.replies for one in everybody),
+            streams=sum(one.streams for one in everybody),
+            uncopied=self.handlers.uncopied.total,
+            fingerprints=self.store.text_bytes,
+            largest=sorted(everybody, key=HeldByOne.total, reverse=True)[:MAX_HOLDERS],
+        )
+
+    def look(self) -> Part:
+        """On the loop thread: everything that can be seen of it now."""
+        store, waterfall, disk = self.store, self.store.waterfall, self.store.disk
+        replies, streams = self.outboxes.num_waiting()
+        traffic = self._meters.traffic()
+        return Part(
+            regions=store.counters["regions_attached"] - store.counters["regions_gone"],
+            leases=len(self.leases),
+            queues=Queues(
+                requests=len(self._meters.open),
+                copies=0,
+                copy_bytes=0,
+                shared_puts=len(self.shared_puts),
+                replies=replies,
+                streams=streams,
+                demotions=waterfall.num_to_demote if waterfall is not None else 0,
+            ),
+            recovery=Recovery(
+                segments=disk.recovery.scanning if disk is not None else 0,
+                blocks=disk.num_unverified() if disk is not None else 0,
+            ),
+            held={self.tenant.name: self._held()},
+            tiers=store.tier_stats(),
+            namespaces={self.full_name(name): one for name, one in store.namespace_stats().items()},
+            traffic={self.full_name(name): one for name, one in traffic.items()},
+            operations=self._meters.timings(),
+            counters=self.handlers.counters() | {"lookup_pending": self._meters.pending_keys},
+        )
+
+    def finish_jobs(self) -> None:
+        """Whenever the disk's threads woke the loop."""
+        if self.store.waterfall is not None:
+            self._guard.run(f"{self.name}the disk", self.store.waterfall.finish_jobs, None)
+
+    def handle_local(self, events: Mapping[object, int]) -> None:
+        if self.local is not None:
+            handle = partial(self.local.handle, events)
+            self._guard.run(f"{self.name}the local socket", handle, None)
+
+    def take_turn(self) -> bool:
+        """Copy, send and let go what is due. True when there is more to do at once."""
+        run, name = self._guard.run, self.name
+        more = run(f"{name}copying", self.shared_puts.copy_some, False)
+        more |= run(f"{name}sending", self.outboxes.send_some, False)
+        more |= run(f"{name}unpinning", self.outboxes.release, False)
+        run(f"{name}ending leases", self.shared.expire_leases, None)
+        run(f"{name}ageing", self.store.expire_some, None)
+        return more
+
+    def leave(self) -> None:
+        """Before the socket closes: end what clients on this host have, forget what waits."""
+        if self.local is not None:
+            self.local.close()
+            self.local = None
+        self.outboxes.cancel_all()
+
+    def close(self) -> None:
+        """When libzmq holds nothing of the arena any more."""
+        self.leave()
+        self._close_disk()  # before the arena, which its threads read from and into
+        self.arena.close()
+
+    def _close_disk(self) -> None:
+        if self.disk is not None:
+            self.disk.close()
+
+    def _open_disk(
+        self, config: ServerConfig, wake: Callable[[], None], threads: Threads
+    ) -> OpenDisk | None:
+        if not config.disk or not self.tenant.disk:
+            return None
+        path = Path(config.disk)
+        if self.tenant.name:  # of its own, so that its budget is, and nobody else's file is read
+            os.close(make_private(path))
+            path /= f"tenant-{self.tenant.name}"
+        return OpenDisk(path, self.tenant.disk, wake, self._guard, threads)
+
+    def _admission(self, config: ServerConfig, disk: DiskTier | None) -> Admission | None:
+        if disk is None:
+            return None
+        budget, found = self.tenant.disk, sum(s.num_bytes for s in disk.segments.all)
+        rate = config.disk_write_rate
+        if rate:  # each tenant its part
+            rate = max(1, rate * budget // config.disk_bytes)
+        saved = WriteBudget(rate, budget, budget - found, self._clock)
+        return Admission(Admit(config.disk_admit), saved)
+
+    def _map(self) -> Arena:
+        try:
+            return Arena(self.tenant.memory)
+        except OSError as error:
+            raise ConfigError(
+                f"memory: the kernel refuses {format_bytes(self.tenant.memory)}: {error.strerror}"
+            ) from error
+
+    def _listen_locally(self) -> LocalSocket | None:
+        try:
+            return LocalSocket(
+                self._poller,
+                self.arena,
+                self.store.epoch,
+                self._clock,
+                attached=self.shared.region_attached,
+                gone=self.shared.region_gone,
+                refused=self.shared.region_refused,
+                needs_secret=bool(self.tenant.keys),
+                guard=self._guard,
+            )
+        except OSError as error:
+            log.warning("no shared memory, clients on this host use TCP: %s", error)
+            return None

@@ -1,0 +1,210 @@
+"""Tenants: the file that lists them, and the keys that are known now."""
+
+import logging
+import os
+from collections.abc import Container, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from remote_server.errors import ConfigError
+from remote_server.keys import TENANT_NAME, check_public_key, read_toml
+from remote_server.protocol import SELF_TESTS
+from remote_server.server.config import MIN_MEMORY_BYTES, ServerConfig
+from remote_server.sizes import format_bytes, parse_bytes
+
+# Each has an arena and queues of its own, and a turn in every turn of the loop.
+MAX_TENANTS = 64
+
+# Made and removed by every engine as it starts, so no list of namespaces has to name them.
+ALWAYS_ALLOWED = (f"{SELF_TESTS}canary/",)
+
+
+@dataclass(frozen=True)
+class Tenant:
+    """One tenant and its quotas, in bytes. Without tenants there is one of these as well, for
+    everybody, with an empty name."""
+
+    name: str
+    memory: int
+    disk: int = 0
+    keys: frozenset[str] = frozenset()
+    namespaces: tuple[str, ...] = ()
+    """What each namespace of its must begin with one of; empty: anything."""
+    namespace_memory: int = 0
+    """The most that one namespace may take of `memory`; 0: all of it."""
+    ttl_s: float = 0.0
+    """Blocks older than this are gone; 0: never."""
+
+    def may_name(self, namespace: str) -> bool:
+        """Whether its clients may say `namespace`."""
+        return not self.namespaces or namespace.startswith((*self.namespaces, *ALWAYS_ALLOWED))
+
+
+class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One table of the file, as it is written there."""
+
+    keys: list[str]
+    memory: int | str | None = None
+    disk: int | str = 0
+    namespaces: list[str] = []
+    namespace_memory: int | str = 0
+    ttl_s: float | None = None
+
+
+def read_tenants(config: ServerConfig) -> list[Tenant]:
+    """Those of `config.tenants`, or the one that everybody is when that is empty.
+
+    Raises `ConfigError` naming the file, the tenant and what is wrong with it.
+    """
+    if not config.tenants:
+        disk = config.disk_bytes if config.disk else 0
+        return [Tenant("", config.memory, disk, ttl_s=config.ttl_s)]
+    entries = _read_entries(config.tenants)
+    memory = _divide_memory(entries, config)
+    tenants = [
+        _tenant(name, entry, memory[name], config, f"tenants: {config.tenants}: {name}")
+        for name, entry in entries.items()
+    ]
+    if sum(tenant.disk for tenant in tenants) > config.disk_bytes:
+        raise ConfigError(
+            f"tenants: {config.tenants}: together they are given "
+            f"{format_bytes(sum(tenant.disk for tenant in tenants))} of disk, and --disk-bytes is "
+            f"{format_bytes(config.disk_bytes)}"
+        )
+    return tenants
+
+
+def keys_of_tenants(path: str) -> dict[str, str]:
+    """Every public key of the file, and whose it is. Raises `ConfigError`."""
+    return {key: name for name, entry in _read_entries(path).items() for key in entry.keys}
+
+
+def _read_entries(path: str) -> dict[str, _Entry]:
+    found = read_toml(
+        path, "tenants", 0o022, f"others could add their keys to it: chmod go-w {path}"
+    )
+    if not 0 < len(found) <= MAX_TENANTS:
+        raise ConfigError(f"tenants: {path} has {len(found)} tenants, not 1 to {MAX_TENANTS}")
+    entries: dict[str, _Entry] = {}
+    owners: dict[str, str] = {}
+    for name, table in found.items():
+        where = f"tenants: {path}: {name}"
+        entries[name] = entry = _entry(name, table, where)
+        for key in entry.keys:
+            try:
+                check_public_key(key)
+            except ConfigError as error:
+                raise ConfigError(f"{where}: {error}") from error
+            if owners.setdefault(key, name) != name:
+                raise ConfigError(f"{where}: it has a key of {owners[key]}: one key is one tenant")
+    return entries
+
+
+def _entry(name: str, table: Any, where: str) -> _Entry:
+    if not TENANT_NAME.fullmatch(name):
+        raise ConfigError(f"{where}: a tenant's name is up to 64 of a-z, 0-9, - and _")
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"{where}: write a table, [{name}], with its keys")
+    try:
+        entry = msgspec.convert(table, _Entry)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+    if not entry.keys:
+        raise ConfigError(f"{where}: it has no keys, so nobody could be this tenant")
+    if "" in entry.namespaces:
+        raise ConfigError(f"{where}: an empty name in namespaces allows all; leave them out")
+    return entry
+
+
+def _divide_memory(entries: Mapping[str, _Entry], config: ServerConfig) -> dict[str, int]:
+    """Each tenant's part of the memory: what it says, or an equal part of what is left."""
+    path = config.tenants
+    memory = {
+        name: parse_bytes(entry.memory, f"tenants: {path}: {name}: memory")
+        for name, entry in entries.items()
+        if entry.memory is not None
+    }
+    left = config.memory - sum(memory.values())
+    if left < 0:
+        raise ConfigError(
+            f"tenants: {path}: together they are given {format_bytes(sum(memory.values()))}, and "
+            f"--memory is {format_bytes(config.memory)}"
+        )
+    others = [name for name in entries if name not in memory]
+    memory |= {name: left // len(others) for name in others}
+    for name, share in memory.items():
+        if share < MIN_MEMORY_BYTES:
+            raise ConfigError(
+                f"tenants: {path}: {name}: {format_bytes(share)} of memory is below the least "
+                f"useful, {format_bytes(MIN_MEMORY_BYTES)}"
+            )
+    return memory
+
+
+def _tenant(name: str, entry: _Entry, memory: int, config: ServerConfig, where: str) -> Tenant:
+    disk = parse_bytes(entry.disk, f"{where}: disk")
+    namespace_memory = parse_bytes(entry.namespace_memory, f"{where}: namespace_memory")
+    if disk and not config.disk:
+        raise ConfigError(f"{where}: it is given disk, and this server has none: --disk DIR")
+    if not 0 <= namespace_memory <= memory:
+        raise ConfigError(
+            f"{where}: namespace_memory is {format_bytes(namespace_memory)} of "
+            f"{format_bytes(memory)}"
+        )
+    ttl_s = config.ttl_s if entry.ttl_s is None else entry.ttl_s
+    if not 0 <= ttl_s < float("inf"):
+        raise ConfigError(f"{where}: ttl_s is {ttl_s}; 0 is without end")
+    return Tenant(
+        name, memory, disk, frozenset(entry.keys), tuple(entry.namespaces), namespace_memory, ttl_s
+    )
+
+
+log = logging.getLogger(__name__)
+
+
+class KnownKeys:
+    """The public keys of the tenants file, read again when it has changed.
+
+    So a key is added or withdrawn while the server runs. A file that cannot be read changes
+    nothing, and is said once.
+    """
+
+    def __init__(self, path: str, names: Container[str]) -> None:
+        """Only tenants in `names` have a place here. Raises `ConfigError`."""
+        self._path = path
+        self._names = names
+        self._seen = _fingerprint(path)
+        self.tenants = keys_of_tenants(path)
+        """Each key and whose it is."""
+        self.former: dict[str, str] = {}
+        """Those that were withdrawn. Connections that were made with them may still be open."""
+
+    def look_again(self) -> None:
+        seen = _fingerprint(self._path)
+        if seen == self._seen:
+            return
+        self._seen = seen
+        try:
+            found = keys_of_tenants(self._path)
+        except ConfigError as error:
+            log.error("the tenants file has changed and is not used: %s", error)
+            return
+        except Exception:  # whatever is in it, the server goes on with what it knows
+            log.exception("the tenants file has changed and cannot be read")
+            return
+        new = {name for name in found.values() if name not in self._names}
+        if new:
+            log.warning("tenants %s get a place when the server starts again", ", ".join(new))
+        self.former |= self.tenants
+        self.tenants = {key: name for key, name in found.items() if name in self._names}
+        log.info("%d keys of tenants are known now", len(self.tenants))
+
+
+def _fingerprint(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino

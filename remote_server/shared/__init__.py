@@ -1,1 +1,0 @@
-"""Clients on this host: blocks copied between two memories instead of sent over a socket."""

@@ -1,0 +1,190 @@
+"""Maps of memory files: the server's own, and read-only ones of a peer's."""
+
+import ctypes
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from operator import add
+
+import numpy as np
+
+# What is faulted in between two looks at whether to go on: about 2 ms. Numpy lets go of the GIL
+# for as many pages, and would not for half of them.
+STEP_BYTES = 1024 * mmap.PAGESIZE
+
+_UNMAP_BYTES = 16 << 20
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [
+    ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long
+]  # fmt: skip
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+
+_libc_holding_the_gil = ctypes.PyDLL(None)
+_libc_holding_the_gil.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+
+_MAP_FAILED = ctypes.c_void_p(-1).value
+
+
+def map_read_only(fd: int, num_bytes: int) -> int:
+    """Map the first `num_bytes` of `fd`, shared, and say where. The descriptor may be closed.
+
+    Who holds the address must call `unmap` once. Raises `OSError`.
+    """
+    address: int | None = _libc.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+    if address is None or address == _MAP_FAILED:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return address
+
+
+def unmap(address: int, num_bytes: int) -> None:
+    """Undo `map_read_only`. Nobody may touch these addresses from here on."""
+    # In pieces: for as long as one takes, no other thread of this process gets memory mapped.
+    for start in range(0, num_bytes, _UNMAP_BYTES):
+        _libc.munmap(address + start, min(_UNMAP_BYTES, num_bytes - start))
+
+
+def has_pages(address: int, num_bytes: int) -> bool:
+    """Whether every page of a part of a map exists, and lies in memory: reading it allocates none.
+
+    Of a file of another user the kernel always says yes, unless this process is root's. Costs 2
+    to 3 µs, and as much for each MiB.
+    """
+    first = address // mmap.PAGESIZE
+    number = -(-(address + num_bytes) // mmap.PAGESIZE) - first
+    pages = (ctypes.c_ubyte * number)()
+    if _libc_holding_the_gil.mincore(first * mmap.PAGESIZE, number * mmap.PAGESIZE, pages):
+        return False
+    return 0 not in memoryview(pages).cast("B").tobytes()
+
+
+def touch(address: int, num_bytes: int) -> None:
+    """Fault in a part of a map, which begins on a page, by reading a byte of each page: writing
+    could race with whoever fills it. In shared memory a page that is read exists from then on.
+
+    Not by MADV_POPULATE_READ or _WRITE: they hold the lock of the whole address space until they
+    are done, also while their thread is kept from its core, and every mmap of the process waits
+    for it. Python and malloc call that when they need memory, so now and then a server's loop
+    stood still for a second. A page fault takes the lock of its own map.
+    """
+    part = (ctypes.c_char * num_bytes).from_address(address)
+    np.frombuffer(memoryview(part).cast("B"), np.uint8)[:: mmap.PAGESIZE].max()
+
+
+def touch_gently(address: int, num_bytes: int, over: threading.Event) -> bool:
+    """`touch`, and then rest for as long as others kept this thread from its core meanwhile.
+    Whether to go on: not when `over` is set.
+
+    For a thread that shall starve nobody. Not by a lower priority: when it holds the interpreter
+    or a lock and is kept from its core, so is whoever waits for that.
+    """
+    began, busy = time.monotonic(), time.thread_time()
+    touch(address, num_bytes)
+    kept_waiting = time.monotonic() - began - (time.thread_time() - busy)
+    return not over.wait(max(0.0, kept_waiting))
+
+
+# The owner faults its own memory in while we do; we follow it this long.
+_POPULATE_PASSES = 60
+_POPULATE_PASS_S = 1.0
+
+# Parts that lie within so much are looked at by one call.
+_NEAR_BYTES = 32 << 20
+
+
+class ReadOnlyMap:
+    """`num_bytes` of a file at `address`, until `close`.
+
+    A thread of its own faults the map in, so that the first copy from each page does not have
+    to, and unmaps it in the end: both may take long.
+    """
+
+    def __init__(self, fd: int, num_bytes: int) -> None:
+        """`fd` stays the caller's. Raises `OSError`, and then nothing is mapped."""
+        self.num_bytes = num_bytes
+        self._fd = os.dup(fd)
+        try:
+            self.address = map_read_only(fd, num_bytes)
+        except OSError:
+            os.close(self._fd)
+            raise
+        self._over = threading.Event()
+        self._keeper = threading.Thread(target=self._keep, name="kvferry-map", daemon=True)
+        try:
+            self._keeper.start()
+        except RuntimeError as error:  # no more threads
+            self._undo()
+            raise OSError(str(error)) from error
+
+    def has_pages(self, starts: Sequence[int], lengths: Sequence[int]) -> bool:
+        """Whether all of these parts, from `starts` in the file, can be read from the map without
+        allocating a page. Until the owner punches a hole, which it can at any time."""
+        first, end = min(starts), max(map(add, starts, lengths))
+        if end - first <= _NEAR_BYTES and has_pages(self.address + first, end - first):
+            return True
+        return all(map(has_pages, [self.address + start for start in starts], lengths))
+
+    def read_into(self, target: memoryview, start: int) -> None:
+        """Copy from `start` in the file without the map: a hole is read as zeros and stays one.
+        It takes up to 1.6 times as long as from the map. Raises `OSError`."""
+        done = 0
+        while done < target.nbytes:
+            read = os.preadv(self._fd, [target[done:]], start + done)
+            if not read:
+                raise OSError("the file is shorter than its map")
+            done += read
+
+    def close(self) -> None:
+        """Nobody reads at `address` any more: unmap it, soon. Safe to repeat."""
+        self._over.set()
+
+    def join(self) -> None:
+        """Wait until what `close` began is done."""
+        self._keeper.join()
+
+    @property
+    def unmapped(self) -> bool:
+        """What `close` began is done."""
+        return not self._keeper.is_alive()
+
+    def _keep(self) -> None:
+        self._populate()
+        self._over.wait()
+        self._undo()
+
+    def _undo(self) -> None:
+        unmap(self.address, self.num_bytes)
+        os.close(self._fd)
+
+    def _populate(self) -> None:
+        """Fault in the pages that exist. Only those: reading a page that its owner has never
+        touched would allocate it, at the expense of this process and its cgroup. Each is looked at
+        again right before, because the owner may have punched a hole."""
+        done = 0
+        for _ in range(_POPULATE_PASSES):
+            for start, end in self._extents(done):
+                for at in range(start, end, STEP_BYTES):
+                    step = min(STEP_BYTES, end - at)
+                    if not has_pages(self.address + at, step):
+                        end = at
+                        break
+                    if not touch_gently(self.address + at, step, self._over):
+                        return
+                if start == done:
+                    done = end
+            if done >= self.num_bytes or self._over.wait(_POPULATE_PASS_S):
+                return
+
+    def _extents(self, start: int) -> Iterator[tuple[int, int]]:
+        """Where the file has pages, from `start` on."""
+        while start < self.num_bytes:
+            try:
+                first = os.lseek(self._fd, start, os.SEEK_DATA)
+                start = os.lseek(self._fd, first, os.SEEK_HOLE)
+            except OSError:  # nothing but a hole from here to the end
+                return
+            yield first, start
