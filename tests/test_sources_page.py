@@ -29,7 +29,7 @@ def is_ours(command: list[str]) -> bool:
     match command:
         case ["kvferry", name, *flags]:
             folder = "remote_server"
-            known = (ROOT / folder / "command" / f"{name}.py").exists()
+            known = (ROOT / folder / "cli" / f"{name}.py").exists()
         case ["python", "-m", name, *flags]:
             folder, known = name.partition(".")[0], name in PROGRAMS
         case _:
