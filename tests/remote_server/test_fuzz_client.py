@@ -148,7 +148,7 @@ def test_a_row_is_a_hit_only_with_its_blocks_bytes_and_is_nobodys_but_its_own(fu
 
         try_out(world, check)
 
-    fuzz.run(one, examples=300)
+    fuzz.run(one, examples=200)
 
 
 def meddle(liar: LyingServer, damage: list[tuple[int, int]]) -> None:
@@ -200,7 +200,7 @@ def test_a_put_ends_whatever_is_answered_and_its_rows_are_only_read(fuzz, world,
 
         try_out(world, check)
 
-    fuzz.run(one, examples=120)
+    fuzz.run(one, examples=80)
 
 
 # ── small requests ───────────────────────────────────────────────────────────────────────
@@ -239,7 +239,7 @@ def test_a_small_request_ends_whatever_is_answered(fuzz, world):
 
         try_out(world, check)
 
-    fuzz.run(one, examples=120)
+    fuzz.run(one, examples=80)
 
 
 def test_whatever_a_welcome_says_the_next_honest_one_is_believed(fuzz, world):
@@ -358,7 +358,7 @@ def test_whatever_a_local_socket_answers_blocks_come_all_the_same(fuzz):
             take_blocks(fake, lambda: eventually(lambda: heard, "it was answered"))
         eventually(lambda: open_fds() <= before, "every descriptor is closed")
 
-    fuzz.run(one, examples=120)
+    fuzz.run(one, examples=80)
 
 
 def take_blocks(fake: FakeSharedServer, when: Callable[[], None]) -> None:

@@ -452,4 +452,4 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def test_the_store_does_what_a_model_of_it_allows(fuzz):
-    fuzz.machine(StoreMachine, examples=160, steps=50)
+    fuzz.machine(StoreMachine, examples=100, steps=50)

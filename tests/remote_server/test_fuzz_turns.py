@@ -105,7 +105,7 @@ def converse(script, numbers, leave):
 
 
 def test_requests_in_steps_are_answered_once_and_leave_nothing_behind(fuzz):
-    fuzz.run(converse, examples=300)
+    fuzz.run(converse, examples=150)
 
 
 @given(scripts, st.integers(0, 40))
@@ -135,4 +135,4 @@ def converse_and_drop(script, number):
 
 
 def test_what_is_dropped_amid_its_steps_leaves_nothing_behind(fuzz):
-    fuzz.run(converse_and_drop, examples=300)
+    fuzz.run(converse_and_drop, examples=150)
