@@ -49,6 +49,10 @@ class HookTimer:
             if (method := getattr(target, name, None)) is not None:
                 setattr(target, name, self._timed(method, owner))
 
+    def so_far(self, owner: str) -> tuple[float, int]:
+        """Seconds and calls of `owner` since the last `take`."""
+        return self._spent[owner] / 1e9, self._calls[owner]
+
     def take(self) -> Spent:
         """What was spent since the last call."""
         by_owner = {owner: spent / 1e9 for owner, spent in self._spent.items()}

@@ -80,6 +80,10 @@ class Step(NamedTuple):
     calls: int = 0
     """Of our hooks. Each was charged what timing itself costs."""
 
+    walk_s: float = 0.0
+    walk_calls: int = 0
+    """Of `ours` and `calls`, those within `get_num_new_matched_tokens`."""
+
 
 class SteppedEngine:
     """One engine with the connector. Close it: its worker is a process of its own.
@@ -153,6 +157,7 @@ class SteppedEngine:
         self._vllms = connector.connector_scheduler
         self._watch_walks()
         self._timer = time_hooks(connector, self._tier, clock)
+        self._watch_our_walk(connector)
         step = self._core.step_fn
 
         def timed() -> Any:
@@ -175,6 +180,20 @@ class SteppedEngine:
 
         self._vllms.get_num_new_matched_tokens = watched
 
+    def _watch_our_walk(self, connector: Any) -> None:
+        """How much of a step was ours within `connector`'s hook that walks. It is timed already."""
+        hook = connector.get_num_new_matched_tokens
+
+        def watched_hook(*args: Any, **kwargs: Any) -> Any:
+            seconds, calls = self._timer.so_far(OURS)
+            answer = hook(*args, **kwargs)
+            after_s, calls_after = self._timer.so_far(OURS)
+            self._walk_s += after_s - seconds
+            self._walk_calls += calls_after - calls
+            return answer
+
+        connector.get_num_new_matched_tokens = watched_hook
+
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def add(self, name: str, prompt: Sequence[int], max_tokens: int) -> None:
@@ -188,11 +207,13 @@ class SteppedEngine:
     def step(self) -> Step:
         """One step. Its hooks are those called since the last one, so arrivals in between count."""
         self._walks, self._admits = 0, False
+        self._walk_s, self._walk_calls = 0.0, 0
         self._engine.step()
         spent = self._timer.take()
         ours, vllms = spent.by_owner[OURS], spent.by_owner[VLLMS]
         walks, calls = (self._walks, self._admits), spent.calls[OURS]
-        return Step(self._step_s, ours, vllms, spent.waiting, *walks, calls)
+        within = self._walk_s, self._walk_calls
+        return Step(self._step_s, ours, vllms, spent.waiting, *walks, calls, *within)
 
     @property
     def num_running(self) -> int:
