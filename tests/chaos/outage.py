@@ -143,6 +143,15 @@ class Reading:
         return found
 
 
+READABLE = bytes([KeyState.READABLE])
+
+ATTEMPTS = 3
+"""How often a prompt is computed until all of it is on the server."""
+
+COMES_NO_MORE_S = 10.0
+"""Longer than a put may take, and so than what is under way."""
+
+
 class Scene:
     """The engine at work, and everything that is done to its server."""
 
@@ -170,13 +179,40 @@ class Scene:
     def stored_prompts(self, count: int, tokens: tuple[int, int] = SHORT) -> list[list[int]]:
         """Prompts that are on the server, and neither in the pool nor in the engine."""
         prompts = self.new_prompts(count, tokens)
-        for prompt in prompts:
-            self.ask(prompt)
-        self.until_on_the_server(prompts)
-        num_fillers = POOL_ROWS // (FILLER_TOKENS // BLOCK) + 1
-        fillers = [prompt_tokens(FILLER_TOKENS, next(self._seeds)) for _ in range(num_fillers)]
-        _all_at_once(lambda filler: self.engine.ask(filler, 1, logprobs=None), fillers)
-        return prompts
+        missing = prompts
+        for _ in range(ATTEMPTS):
+            for prompt in missing:
+                self.ask(prompt)
+            missing = self._not_on_the_server(missing)
+            num_fillers = POOL_ROWS // (FILLER_TOKENS // BLOCK) + 1
+            fillers = [prompt_tokens(FILLER_TOKENS, next(self._seeds)) for _ in range(num_fillers)]
+            _all_at_once(lambda filler: self.engine.ask(filler, 1, logprobs=None), fillers)
+            if not missing:
+                return prompts
+        raise AssertionError(f"{len(missing)} prompts are not on the server whole")
+
+    def _not_on_the_server(self, prompts: Sequence[list[int]]) -> list[list[int]]:
+        """Those of `prompts` that it lacks a block of, once no block has come for a while. A put
+        that is too slow, on a busy machine, is offered again until its blocks leave the pool."""
+        keys = [keys_of(prompt) for prompt in prompts]
+        most, since = -1, time.monotonic()
+        client = self.client()
+        try:
+            while True:
+                self.tick()
+                flat = [key for each in keys for key in each]
+                found = client.lookup(self._namespace, flat, timeout_s=5).result().states
+                states = iter(found)
+                missing = [
+                    prompt for prompt, each in zip(prompts, keys, strict=True)
+                    if bytes(itertools.islice(states, len(each))).strip(READABLE)
+                ]  # fmt: skip
+                if (there := found.count(KeyState.READABLE)) > most:
+                    most, since = there, time.monotonic()
+                if not missing or time.monotonic() > since + COMES_NO_MORE_S:
+                    return missing
+        finally:
+            client.close()
 
     def ask(self, prompt: list[int]) -> None:
         """The answer is right, wherever the prompt's blocks come from."""
