@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from time import monotonic
 
 from remote_server import protocol
 from remote_server.copier import Copier
@@ -34,6 +35,7 @@ from remote_server.protocol import (
     Verify,
     Welcome,
 )
+from remote_server.request_times import RequestTimes
 from remote_server.shared.handlers import SharedHandlers
 from remote_server.steps import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
 from remote_server.store.namespaces import NamespaceInfo
@@ -91,11 +93,14 @@ class Handlers:
         in_flight: InFlight | None = None,
         server_counters: Mapping[str, int] = {},
         later: Later | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """`local_socket` is where regions are attached, by who knows `local_secret`; empty when
         they cannot be. `may_name` says which namespaces exist for these clients, who are those of
         `tenant`. `server_counters` are shown beside those of `store`. `later` takes over what is
         left of a request that waited for the disk; without it that is done at once."""
+        self._clock = clock
+        self._arrived = 0.0
         self._tenant = tenant
         self._local_secret = local_secret
         self._may_name = may_name
@@ -147,6 +152,7 @@ class Handlers:
         closed when the client has gone; then it is not answered. The payload views stay in use
         until the put that they belong to has been copied.
         """
+        self._arrived = self._clock() if arrived is None else arrived
         try:
             steps = self._handle(client, frames)
             if steps is None:
@@ -291,7 +297,11 @@ class Handlers:
         return self._frames.put(client, request, payload, draining=self.draining)
 
     def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> Steps[None]:
-        return self._frames.get(client, request)
+        return self._frames.get(client, request, self.times_of(request) if request.timed else None)
+
+    def times_of(self, _request: Get) -> RequestTimes:
+        """The stopwatch of a get that asked for its times, which has just arrived."""
+        return RequestTimes(self._arrived, self._clock)
 
     def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> Steps[None]:
         touched = yield from self._store.touch(request.namespace, request.keys)
