@@ -299,7 +299,7 @@ class Handlers:
     def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> Steps[None]:
         return self._frames.get(client, request, self.times_of(request) if request.timed else None)
 
-    def times_of(self, _request: Get) -> RequestTimes:
+    def times_of(self, _request: Get, /) -> RequestTimes:
         """The stopwatch of a get that asked for its times, which has just arrived."""
         return RequestTimes(self._arrived, self._clock)
 
