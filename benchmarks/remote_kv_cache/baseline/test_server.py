@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import machine, options, table
+from benchmarks.harness import machine, options, peer_folder, table
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache import source_figures
@@ -69,6 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     arguments = parser.parse_args(argv)
     keep_freed_memory()  # as every engine that has the client does
+    peer_folder.use("redis-py")
     record = Record.begin(MODULE, argv)
     record.parameters["memcpy"] = str(server_cases.NAIVE)
     try:
