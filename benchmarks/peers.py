@@ -55,12 +55,9 @@ def run_version(program: str) -> Callable[[Path], str]:
 
     def check(folder: Path) -> str:
         try:
-            found = peer_folder.of_folder(folder, program)
+            return peer_folder.version(peer_folder.of_folder(folder, program))
         except Skipped as reason:
             raise CannotInstall(str(reason)) from None
-        said = _run([found.path, "--version"], env=found.env)
-        version = re.search(r"\d+\.\d+\.\d+", said)
-        return version[0] if version else said.strip()
 
     return check
 

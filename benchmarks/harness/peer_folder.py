@@ -9,8 +9,11 @@ What this Python or the PATH already has is used first, and an entry here never 
 
 import importlib
 import os
+import re
 import shutil
+import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +24,7 @@ VARIABLE = "KVFERRY_PEERS"
 
 STAMP, PACKAGES, ROOT = ".installed", "packages", "root"
 
+_PATIENCE_S = 60.0
 _REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
@@ -74,13 +78,36 @@ def program(peer: str, name: str) -> Program:
 
 def of_folder(folder: Path, name: str) -> Program:
     """`name` among what a peer's folder has. Raises `Skipped` when it has none."""
-    places = [folder / ROOT / "usr/bin" / name,
-              *sorted((folder / PACKAGES).glob(f"*/bin/{name}")),
-              *sorted((folder / PACKAGES).glob(f"*/{name}"))]  # fmt: skip
-    for path in places:
+    packages = folder / PACKAGES
+    in_wheels = [*packages.glob(f"*/bin/{name}"), *packages.glob(f"*/{name}")]
+    for path in [folder / ROOT / "usr/bin" / name, *sorted(in_wheels)]:
+        if path.parent == packages / "bin":
+            continue  # a Python script, which starts the program of the same name in the wheel
         if path.is_file() and os.access(path, os.X_OK):
             return Program(str(path), library_path(folder))
     raise Skipped(f"no {name} in {folder}")
+
+
+def version(found: Program) -> str:
+    """As in `7.0.15`, of what `--version` prints. Raises `Skipped` when it does not run."""
+    try:
+        done = subprocess.run(
+            [found.path, "--version"], env={**os.environ, **found.env}, capture_output=True,
+            text=True, errors="replace", timeout=_PATIENCE_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Skipped(f"{found.path} does not run: {error}") from None
+    match = re.search(r"\d+\.\d+\.\d+", done.stdout)
+    if done.returncode or match is None:
+        last_words = f"{done.stdout}{done.stderr}".strip().rpartition("\n")[2]
+        raise Skipped(f"{found.path} does not run: {last_words}")
+    return match[0]
+
+
+def versions(*peers: str) -> dict[str, str]:
+    """Of the packages that `peers` have, by the names of their distributions. Not imported."""
+    paths = [str(folder / PACKAGES) for peer in peers if (folder := installed(peer))]
+    return {found.name: found.version for found in metadata.distributions(path=paths)}
 
 
 def library_path(folder: Path) -> dict[str, str]:

@@ -1,6 +1,5 @@
 """Blocks in a file through NIXL and its POSIX backend, the library under the source's figures."""
 
-import importlib
 import os
 import time
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import peer_folder
 from benchmarks.harness.runner import Skipped
 from benchmarks.kvbench.transfer import Range
 from benchmarks.kvbench.ways import Rows, blocks_per_request
@@ -19,12 +19,22 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S
 BACKEND = "POSIX"
 
 
-def _library() -> Any:
-    """NIXL's Python face. Raises `Skipped` with what its import said."""
+def library() -> Any:
+    """NIXL's Python face. Raises `Skipped` with the words of its import."""
+    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    return peer_folder.package("nixl", "nixl._api")
+
+
+def agent_with(name: str, backend: str) -> Any:
+    """An agent of NIXL's with one backend. Raises `Skipped` where either is missing."""
+    api = library()
     try:
-        return importlib.import_module("nixl._api")
-    except ImportError as error:
-        raise Skipped(f"NIXL cannot be imported: {error}") from None
+        agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
+        agent.create_backend(backend)
+    except Exception as error:  # the library has no tree of errors of its own
+        reason = str(error) or type(error).__name__
+        raise Skipped(f"NIXL's backend {backend} does not start: {reason}") from None
+    return agent
 
 
 @dataclass
@@ -39,13 +49,8 @@ class NixlFile:
 
     def __init__(self, folder: Path, rows: Rows) -> None:
         """Raises `Skipped` where NIXL, or its backend for files, is missing."""
-        library = _library()
         self.blocks_per_request = blocks_per_request(rows.block_bytes)
-        try:
-            self._agent = library.nixl_agent("kvbench", library.nixl_agent_config(backends=[]))
-            self._agent.create_backend(BACKEND)
-        except Exception as error:  # the library has no tree of errors of its own
-            raise Skipped(f"NIXL's backend {BACKEND} does not start: {error}") from None
+        self._agent = agent_with("kvbench", BACKEND)
         self.path = folder / "nixl"
         self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
         self._block_bytes = rows.block_bytes
@@ -81,6 +86,10 @@ class NixlFile:
         self._agent.release_xfer_handle(request.handle)
         if state != "DONE":
             raise OSError(f"a transfer of NIXL's ended as {state}")
+
+    def overwrite(self, place: int, row: memoryview) -> None:
+        """Put other bytes in a block's place, past NIXL."""
+        os.pwrite(self._fd, row, place * self._stride)
 
     def close(self) -> None:
         for registered in self._registered:

@@ -4,10 +4,7 @@ Two clients. The plain one writes the protocol to a socket itself and receives s
 rows, as fast as Redis can be driven from Python; redis-py is what most would use.
 """
 
-import os
-import re
 import socket
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -38,15 +35,7 @@ def find() -> Program:
 
 def version() -> str:
     """As in `7.0.15`; raises `Skipped` when there is no Redis."""
-    program = find()
-    text = subprocess.run(
-        [program.path, "--version"],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **program.env},
-    ).stdout
-    match = re.search(r"v=(\S+)", text)
-    return match[1] if match else "unknown"
+    return peer_folder.version(find())
 
 
 def redis_py() -> ModuleType:
@@ -60,8 +49,8 @@ class RedisServer(LoggedProcess):
 
     name = "redis-server"
 
-    def __init__(self, folder: Path, args: Sequence[str] = ()) -> None:
-        self.port = free_port()
+    def __init__(self, folder: Path, args: Sequence[str] = (), port: int | None = None) -> None:
+        self.port = free_port() if port is None else port
         self.unix = str(folder / "redis")
         program = find()
         super().__init__(
@@ -94,23 +83,43 @@ class PlainRedis:
 
     def set_all(self, source: Pool, work: Work) -> None:
         for batch in work.batches:
-            for number in batch.source:
-                head = _command(b"SET", key_of(number), None, last_bytes=work.block_bytes)
-                self._socket.sendall(head)
-                self._socket.sendall(memoryview(source[number]))
-                self._socket.sendall(b"\r\n")
-            for _ in batch.source:
-                if (line := self._line()) != b"+OK":
-                    raise AssertionError(f"Redis answered a SET with {line!r}")
+            keys = [key_of(number) for number in batch.source]
+            self.set_rows(keys, [memoryview(source[number]) for number in batch.source])
+
+    def set_rows(self, keys: Sequence[bytes], rows: Sequence[memoryview]) -> None:
+        """All of them are sent, then all replies are read."""
+        for key, row in zip(keys, rows, strict=True):
+            self._socket.sendall(_command(b"SET", key, None, last_bytes=row.nbytes))
+            self._socket.sendall(row)
+            self._socket.sendall(b"\r\n")
+        for _ in keys:
+            if (line := self._line()) != b"+OK":
+                raise AssertionError(f"Redis answered a SET with {line!r}")
 
     def get_all(self, target: Pool, work: Work) -> None:
         everything = work.everything
-        window = max(2, _WINDOW_BYTES // work.block_bytes)
-        commands = [_command(b"GET", key_of(number)) for number in everything.source]
+        keys = [key_of(number) for number in everything.source]
+        self.get_rows(keys, [memoryview(target[place]) for place in everything.target])
+
+    def get_rows(self, keys: Sequence[bytes], rows: Sequence[memoryview]) -> None:
+        """With a window of them on the way, received straight into `rows`."""
+        window = max(2, _WINDOW_BYTES // rows[0].nbytes)
+        commands = [_command(b"GET", key) for key in keys]
         self._socket.sendall(b"".join(commands[:window]))
-        for number, place in enumerate(everything.target):
-            self._read_into(memoryview(target[place]))
+        for number, row in enumerate(rows):
+            self._read_into(row)
             self._socket.sendall(b"".join(commands[number + window : number + window + 1]))
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        self._socket.sendall(b"".join(_command(b"DEL", key) for key in keys))
+        for _ in keys:
+            self._line()
+
+    def ask_bulk(self, *words: bytes) -> bytes:
+        """One command whose reply is one string."""
+        self._socket.sendall(_command(*words))
+        length = int(self._line()[1:])
+        return self._replies.read(length + 2)[:length]
 
     def mget(self, keys: Sequence[bytes]) -> int:
         """How many of the keys are there; the values, one byte each, are read and dropped."""

@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     arguments = parser.parse_args(argv)
     keep_freed_memory()  # as every engine that has the client does
-    peer_folder.use("redis-py")
     record = Record.begin(MODULE, argv)
+    record.versions |= peer_folder.versions("redis-py")
     record.parameters["memcpy"] = str(server_cases.NAIVE)
     try:
         record.versions["redis-server"] = redis_work.version()
