@@ -3,7 +3,7 @@ PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test whole fuzz chaos soak demo docs serve lock clean
+.PHONY: help setup check format test whole fuzz chaos soak demo docs serve peers lock clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
@@ -49,6 +49,9 @@ docs: $(READY) ## write the tables of settings from their docstrings, and the pa
 
 serve: $(READY) ## run a cache server on tcp://127.0.0.1:5757; ARGS="--memory 4GiB"
 	$(PYTHON_VENV) -m remote_server $(ARGS)
+
+peers: $(READY) ## install the benchmarks' comparators into .peers: Redis, memcached, LMCache, NIXL, …
+	@$(PYTHON_VENV) -m benchmarks.peers $(ARGS)
 
 lock: $(READY) ## pin the newest versions that fit, in requirements/*.txt
 	$(PYTHON_VENV) -m uv pip compile --quiet --upgrade --universal --python-version 3.11 \

@@ -2,10 +2,12 @@
 
     python -m benchmarks.kvbench plan --models 70b --config block-tp8-pp2
     python -m benchmarks.kvbench run --models r1,70b,llama-3.1-8b --requests 1,10
+    python -m benchmarks.kvbench run --server tcp://127.0.0.1:5757 --ways shm,tcp
     python -m benchmarks.kvbench profile --models 70b
 
 `plan` computes and moves nothing. `run` moves what was planned over every way there is. `profile`
-does so with several windows: how many blocks have to be on the way at once.
+does so with several windows: how many blocks have to be on the way at once. The source's tool has
+`kvcache` and `io-size` for parts of `plan`, which are the same here; its `profile` is `run` here.
 """
 
 import argparse
@@ -15,14 +17,16 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.harness import options
+from benchmarks.harness import options, peer_folder
 from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from benchmarks.kvbench import configurations, models, report
 from benchmarks.kvbench.configurations import Configuration
-from benchmarks.kvbench.measure import WAYS, measure
+from benchmarks.kvbench.making import WAYS
+from benchmarks.kvbench.measure import measure
 from benchmarks.kvbench.plan import Plan, plan
+from remote_server.address import server_address
 from remote_server.errors import ConfigError
 from remote_server.malloc import keep_freed_memory
 from remote_server.sizes import MiB
@@ -32,19 +36,32 @@ MODULE = "benchmarks.kvbench"
 _SOURCE_MODELS = "deepseek-r1,llama-3.1-70b,llama-3.1-8b"
 _WINDOW = 64 * MiB
 _PROFILED_WINDOWS = (1, 4, 16, 64, 256)
+_RUN, _PROFILE = "run", "profile"
+_PLAN_ALIASES = ["kvcache", "io-size", "io_size"]
+_SEVERAL_RANKS = "`python -m benchmarks.six_systems --processes N` measures several at once"
+_NOT_HERE = {
+    "ct-perftest": _SEVERAL_RANKS,
+    "sequential-ct-perftest": _SEVERAL_RANKS,
+    "nixlbench": f"`{_RUN} --ways nixl,gds` moves blocks with NIXL's backends",
+}
+"""Commands of the source's tools that are not here, and what is."""
+
 _OVERRIDES = ("tp", "pp", "page_size", "prompt_tokens")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Exit status 2 for what cannot be planned; else as every benchmark's."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv and (ours := _NOT_HERE.get(argv[0].replace("_", "-"))):
+        print(f"kvbench: there is no {argv[0]} here; {ours}", file=sys.stderr)
+        return 2
     arguments = _parser().parse_args(argv)
     try:
         plans = _plans(arguments)
     except ConfigError as error:
         print(f"kvbench: {error}", file=sys.stderr)
         return 2
-    if arguments.command == "plan":
+    if arguments.command not in (_RUN, _PROFILE):
         as_format = {"text": report.plans_as_text, "json": report.plans_as_json,
                      "csv": report.plans_as_csv}  # fmt: skip
         with to_whom_it_concerns():
@@ -56,6 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(plans: Sequence[Plan], arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     keep_freed_memory()  # as every engine that has the client does
     record = Record.begin(MODULE, argv)
+    record.versions |= peer_folder.versions("nixl")
     total = sum(p.num_bytes for p in plans)
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
         for planned in plans:
@@ -67,6 +85,7 @@ def _measure(plans: Sequence[Plan], arguments: argparse.Namespace, argv: Sequenc
             measure(
                 runner, record, planned, ways=arguments.ways, windows=windows,
                 folder=arguments.directory, memory=arguments.memory, check=arguments.check,
+                server=arguments.server or "",
             )  # fmt: skip
             if runner.interrupted:
                 break
@@ -81,7 +100,7 @@ def _measure(plans: Sequence[Plan], arguments: argparse.Namespace, argv: Sequenc
 
 
 def _windows(planned: Plan, arguments: argparse.Namespace) -> tuple[int, ...]:
-    if arguments.command == "run":
+    if arguments.command == _RUN:
         return (max(1, arguments.window // planned.block_bytes),)
     useful = [window for window in _PROFILED_WINDOWS if window < planned.batch]
     return (*useful, planned.batch)
@@ -100,7 +119,7 @@ def _plans(arguments: argparse.Namespace) -> list[Plan]:
     return [
         plan(model, msgspec.structs.replace(configuration, **changed, requests=requests),
              compatible=arguments.compat)
-        for model in models.choose(arguments.models, known_models, "models")
+        for model in models.choose(_expand(arguments.models), known_models, "models")
         for configuration in chosen
         for requests in arguments.requests or [configuration.requests]
     ]  # fmt: skip
@@ -113,12 +132,14 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    planning = commands.add_parser("plan", help="bytes per token and block, blocks per transfer")
+    planning = commands.add_parser(
+        "plan", aliases=_PLAN_ALIASES, help="bytes per token and block, blocks per transfer"
+    )
     _add_plan_options(planning)
     planning.add_argument("--format", choices=("text", "json", "csv"), default="text")
     for name, text in (
-        ("run", "move the planned blocks over every way, one window"),
-        ("profile", "move them with several windows: where the time goes"),
+        (_RUN, "move the planned blocks over every way, one window"),
+        (_PROFILE, "move them with several windows: where the time goes"),
     ):
         common = options.parser(f"{MODULE} {name}", text, trials=10)
         command = commands.add_parser(name, help=text, parents=[common], add_help=False)
@@ -135,7 +156,12 @@ def _parser() -> argparse.ArgumentParser:
             "--check", action=argparse.BooleanOptionalAction, default=True,
             help="compare every byte after every trial (default: yes)",
         )  # fmt: skip
-        if name == "run":
+        command.add_argument(
+            "--server", type=_server, metavar="ENDPOINT",
+            help="a running kvferry server for shm and tcp, as tcp://127.0.0.1:5757, with "
+            "?keys=FILE where it demands keys; what is put there is removed (default: its own)",
+        )  # fmt: skip
+        if name == _RUN:
             command.add_argument(
                 "--window", type=options.size, default=_WINDOW, metavar="SIZE",
                 help="on the way at once, at least one block (default: 64MiB)",
@@ -145,8 +171,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--models", default=_SOURCE_MODELS, metavar="NAMES",
-        help="parts of names, as in r1,70b (default: %(default)s)")  # fmt: skip
+    add("--models", "--model", default=_SOURCE_MODELS, metavar="NAMES",
+        help="parts of names, as in r1,70b; source: all seven of the source's tool "
+        "(default: %(default)s)")  # fmt: skip
     add("--models-file", type=Path, default=models.BUILT_IN, metavar="FILE", help="of your own")
     add("--config", default="block-tp1-pp1", metavar="NAMES",
         help="names of configurations (default: %(default)s)")  # fmt: skip
@@ -158,9 +185,28 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     add("--kv-dtype", choices=tuple(models.BYTES_PER_NUMBER))
     add("--page-size", type=options.positive, help="tokens of a block")
     add("--prompt-tokens", type=options.positive)
-    add("--requests", type=_numbers, metavar="N,N", help="prompts in one transfer, as in 1,10")
+    add(
+        "--requests",
+        "--num-requests",
+        "--num_requests",
+        type=_numbers,
+        metavar="N,N",
+        help="prompts in one transfer, as in 1,10",
+    )
     add("--compat", action="store_true",
         help="count and round as the source's tool does, errors included")  # fmt: skip
+
+
+def _expand(names: str) -> str:
+    return ",".join(models.OF_THE_SOURCE) if names == "source" else names
+
+
+def _server(text: str) -> str:
+    try:
+        server_address(text)
+    except ConfigError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return text
 
 
 def _ways(text: str) -> list[str]:

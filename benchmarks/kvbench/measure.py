@@ -1,9 +1,8 @@
 """The ways against each other: all move the same blocks out and back, in interleaved trials."""
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -13,24 +12,18 @@ from benchmarks.harness import machine
 from benchmarks.harness.record import Figure, Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped, WrongBytes, nothing
 from benchmarks.harness.statistics import percentile, summarize
-from benchmarks.kvbench.file_ways import OneFile
-from benchmarks.kvbench.nixl_ways import NixlFile
+from benchmarks.kvbench.making import MEMORY, Made, Maker
 from benchmarks.kvbench.plan import Plan
-from benchmarks.kvbench.transfer import StageLog, Stages, Way, move
-from benchmarks.kvbench.ways import Memory, Rows, Server
+from benchmarks.kvbench.transfer import StageLog, Stages, move
+from benchmarks.kvbench.ways import Rows
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import SharedPool, shared_pools
-from benchmarks.remote_kv_cache.baseline.ferry_client import connect, server_for
+from benchmarks.remote_kv_cache.baseline.blocks import shared_pools
 from remote_server.store.disk.layout import padded
 
 WRITE, READ = "write", "read"
 
-MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL = "memory", "shm", "tcp", "file", "file O_DIRECT", "nixl"
-WAYS = (MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL)
-
-_SERVER_WAYS = (SHM, TCP)
-_POOLS = 9 / 2
-"""Source, target, the memory way's copy, and a server's with a quarter to spare."""
+_POOLS = 11 / 2
+"""Source, target, the copies of memory and vram, and a server's with a quarter to spare."""
 
 
 class Key(NamedTuple):
@@ -39,13 +32,6 @@ class Key(NamedTuple):
     way: str
     direction: str
     window: int
-
-
-class Kept:
-    """What one place holds: the mark that its last write put into every block."""
-
-    def __init__(self) -> None:
-        self.mark: int | None = None
 
 
 class Lane:
@@ -57,23 +43,11 @@ class Lane:
 
     _next_mark = 0
 
-    def __init__(
-        self,
-        way: Way,
-        rows: Rows,
-        kept: Kept,
-        window: int,
-        clear: Callable[[], object] = nothing,
-        *,
-        check: bool,
-    ) -> None:
-        """`clear` is needed before a write by what leaves alone the blocks that it has."""
+    def __init__(self, made: Made, rows: Rows, window: int, *, check: bool) -> None:
         self.stages = {WRITE: StageLog(), READ: StageLog()}
-        self._way = way
+        self._way, self._kept, self._clear, self._device = made
         self._rows = rows
-        self._kept = kept
         self._window = window
-        self._clear = clear
         self._check = check
 
     def cases(self, name: str) -> list[Case]:
@@ -89,12 +63,14 @@ class Lane:
         Lane._next_mark += 1
         self._kept.mark = Lane._next_mark
         self._set_mark()
+        if self._device is not None:
+            self._device.upload()
 
     def _write(self) -> None:
         self.stages[WRITE].trials.append(self._move(self._way.prepare_write))
 
     def _verify_write(self) -> None:
-        blocks.poison(self._rows.target_pool)
+        self._poison()
         self._move(self._way.prepare_read)
         self._verify()
 
@@ -103,12 +79,19 @@ class Lane:
             self._before_write()
             self._move(self._way.prepare_write)
         if self._check:
-            blocks.poison(self._rows.target_pool)
+            self._poison()
 
     def _read(self) -> None:
         self.stages[READ].trials.append(self._move(self._way.prepare_read))
 
+    def _poison(self) -> None:
+        blocks.poison(self._rows.target_pool)
+        if self._device is not None:
+            self._device.poison()
+
     def _verify(self) -> None:
+        if self._device is not None:
+            self._device.download()
         self._set_mark()
         pairs = zip(self._rows.source_pool, self._rows.target_pool, strict=True)
         for number, (source, target) in enumerate(pairs):
@@ -135,6 +118,8 @@ def measure(
     folder: Path,
     memory: int | None,
     check: bool,
+    server: str = "",
+    device: str = "cuda",
 ) -> None:
     """Every way in both directions, with each of `windows` (blocks), into `record`."""
     stride = padded(plan.block_bytes)
@@ -157,10 +142,10 @@ def measure(
         scratch = Path(stack.enter_context(
             tempfile.TemporaryDirectory(prefix="kvferry-kvbench-", dir=folder)
         ))  # fmt: skip
-        make = partial(_lanes, stack, plan, rows, (source, target), scratch, windows, check)
+        maker = Maker(stack, plan, rows, (source, target), scratch, server, device)
         cases: list[Case] = []
         logs: dict[Key, StageLog] = {}
-        for name, lanes in make(ways):
+        for name, lanes in _lanes(maker, ways, windows, check=check):
             if isinstance(lanes, Skipped):
                 cases += [Case.skipped(Key(name, direction, window), lanes)
                           for window in windows for direction in (WRITE, READ)]  # fmt: skip
@@ -176,48 +161,16 @@ def measure(
 
 
 def _lanes(
-    stack: ExitStack,
-    plan: Plan,
-    rows: Rows,
-    pools: tuple[SharedPool, SharedPool],
-    scratch: Path,
-    windows: Sequence[int],
-    check: bool,
-    ways: Iterable[str],
+    maker: Maker, ways: Sequence[str], windows: Sequence[int], *, check: bool
 ) -> Iterator[tuple[str, list[Lane] | Skipped]]:
     """For each way its lanes, one a window, or why there are none."""
-    endpoint = ""
-    in_server = Kept()
     for name in ways:
-        kept, clear = Kept(), nothing
-        way: Way
         try:
-            if name == MEMORY:
-                copy = blocks.allocate(*rows.padded_source.shape)
-                way = Memory(rows, copy)
-            elif name in _SERVER_WAYS:
-                if not endpoint:
-                    server = server_for(plan.num_bytes, plan.block_bytes)
-                    endpoint = stack.enter_context(server).endpoint
-                shared = pools if name == SHM else ()
-                client = connect(
-                    endpoint, plan.title, plan.block_bytes, transport=name, rows=shared
-                )
-                stack.callback(client.close)
-                way = through = Server(client, plan.title, rows)
-                kept, clear = in_server, through.clear
-            elif name == NIXL:
-                nixl = NixlFile(scratch, rows)
-                stack.callback(nixl.close)
-                way = nixl
-            else:
-                file = OneFile(scratch, rows, direct=name == DIRECT)
-                stack.callback(file.close)
-                way = file
+            made = maker.make(name)
         except Skipped as reason:
             yield name, reason
             continue
-        yield name, [Lane(way, rows, kept, window, clear, check=check) for window in windows]
+        yield name, [Lane(made, maker.rows, window, check=check) for window in windows]
 
 
 def _keep(

@@ -1,6 +1,5 @@
-"""Blocks in a file through NIXL and its POSIX backend, the library under the source's figures."""
+"""Blocks in a file through NIXL's POSIX and GDS backends, which the source measured."""
 
-import importlib
 import os
 import time
 from collections.abc import Sequence
@@ -8,23 +7,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from benchmarks.harness import peer_folder
 from benchmarks.harness.runner import Skipped
+from benchmarks.kvbench.device_ways import DeviceRows
 from benchmarks.kvbench.transfer import Range
 from benchmarks.kvbench.ways import Rows, blocks_per_request
 from benchmarks.remote_kv_cache.baseline.blocks import Pool
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S
 
-BACKEND = "POSIX"
+POSIX, GDS = "POSIX", "GDS"
 
 
-def _library() -> Any:
-    """NIXL's Python face. Raises `Skipped` with what its import said."""
+def library() -> Any:
+    """NIXL's Python face. Raises `Skipped` with the words of its import."""
+    os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
+    return peer_folder.package("nixl", "nixl._api")
+
+
+def agent_with(name: str, backend: str) -> Any:
+    """An agent of NIXL's with one backend. Raises `Skipped` where either is missing."""
+    api = library()
     try:
-        return importlib.import_module("nixl._api")
-    except ImportError as error:
-        raise Skipped(f"NIXL cannot be imported: {error}") from None
+        agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
+        agent.create_backend(backend)
+    except Exception as error:  # the library has no tree of errors of its own
+        reason = str(error) or type(error).__name__
+        raise Skipped(f"NIXL's backend {backend} does not start: {reason}") from None
+    return agent
 
 
 @dataclass
@@ -35,32 +44,33 @@ class NixlRequest:
 
 
 class NixlFile:
-    """One preallocated file, through the page cache. A write ends when the kernel has the bytes."""
+    """One preallocated file, from and to the host's memory or a device's.
 
-    def __init__(self, folder: Path, rows: Rows) -> None:
-        """Raises `Skipped` where NIXL, or its backend for files, is missing."""
-        library = _library()
+    POSIX goes through the page cache, and a write ends when the kernel has the bytes. GDS goes past
+    the page cache and, with a device, past the host; it moves whole pages.
+    """
+
+    def __init__(
+        self, folder: Path, rows: Rows, backend: str = POSIX, device: DeviceRows | None = None
+    ) -> None:
+        """Raises `Skipped` where NIXL, or this backend of it, is missing."""
         self.blocks_per_request = blocks_per_request(rows.block_bytes)
-        try:
-            self._agent = library.nixl_agent("kvbench", library.nixl_agent_config(backends=[]))
-            self._agent.create_backend(BACKEND)
-        except Exception as error:  # the library has no tree of errors of its own
-            raise Skipped(f"NIXL's backend {BACKEND} does not start: {error}") from None
-        self.path = folder / "nixl"
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o600)
-        self._block_bytes = rows.block_bytes
+        self._backend = backend
+        self._agent = agent_with(f"kvbench-{backend}", backend)
+        direct = backend != POSIX
+        self.path = folder / f"nixl-{backend}"
         self._stride = rows.padded_source.shape[1]
-        os.posix_fallocate(self._fd, 0, len(rows) * self._stride)
-        self._source = _addresses(rows.source)
-        self._target = _addresses(rows.target)
-        memory = [
-            (_address(pool), pool.nbytes, 0, "")
-            for pool in (rows.padded_source, rows.padded_target)
-        ]
-        file = [(0, len(rows) * self._stride, self._fd, "")]
+        self._block_bytes = self._stride if direct else rows.block_bytes
+        num_bytes = len(rows) * self._stride
+        self._source, self._target, self._segment = _places(rows, device)
+        self._fd = os.open(
+            self.path, os.O_RDWR | os.O_CREAT | (os.O_DIRECT if direct else 0), 0o600
+        )
+        os.posix_fallocate(self._fd, 0, num_bytes)
+        memory = [(places[0], num_bytes, 0, "") for places in (self._source, self._target)]
         self._registered = [
-            self._agent.register_memory(memory, "DRAM", backends=[BACKEND]),
-            self._agent.register_memory(file, "FILE", backends=[BACKEND]),
+            self._agent.register_memory(memory, self._segment, backends=[backend]),
+            self._agent.register_memory([(0, num_bytes, self._fd, "")], "FILE", backends=[backend]),
         ]
 
     def prepare_write(self, places: Range) -> NixlRequest:
@@ -82,9 +92,13 @@ class NixlFile:
         if state != "DONE":
             raise OSError(f"a transfer of NIXL's ended as {state}")
 
+    def overwrite(self, place: int, row: memoryview) -> None:
+        """Put other bytes in a block's place, past NIXL."""
+        os.pwrite(self._fd, row, place * self._stride)
+
     def close(self) -> None:
         for registered in self._registered:
-            self._agent.deregister_memory(registered, backends=[BACKEND])
+            self._agent.deregister_memory(registered, backends=[self._backend])
         os.close(self._fd)
         self.path.unlink()
 
@@ -93,16 +107,25 @@ class NixlFile:
         file = [(place * self._stride, self._block_bytes, self._fd) for place in places]
         handle = self._agent.initialize_xfer(
             operation,
-            self._agent.get_xfer_descs(memory, "DRAM"),
+            self._agent.get_xfer_descs(memory, self._segment),
             self._agent.get_xfer_descs(file, "FILE"),
-            "kvbench",
-            backends=[BACKEND],
+            self._agent.name,
+            backends=[self._backend],
         )
         return NixlRequest(handle)
 
 
-def _addresses(rows: Sequence[memoryview]) -> list[int]:
-    return [_address(np.frombuffer(row, np.uint8)) for row in rows]
+def _places(rows: Rows, device: DeviceRows | None) -> tuple[list[int], list[int], str]:
+    """Addresses of all rows of source and target, and what kind of memory they are for NIXL."""
+    stride = rows.padded_source.shape[1]
+    if device is None:
+        first = [_address(pool) for pool in (rows.padded_source, rows.padded_target)]
+        segment = "DRAM"
+    else:
+        first = [int(pool.data_ptr()) for pool in (device.source, device.target)]
+        segment = "VRAM" if device.source.is_cuda else "DRAM"
+    source, target = ([start + place * stride for place in range(len(rows))] for start in first)
+    return source, target, segment
 
 
 def _address(pool: Pool) -> int:

@@ -10,17 +10,19 @@ import msgspec
 from benchmarks.harness import plot, table
 from benchmarks.harness.record import Record
 from benchmarks.kvbench.plan import Plan
-from remote_server.sizes import format_bytes
+from remote_server.sizes import GiB, format_bytes
 
 PLAN_COLUMNS = (
     "model", "tp", "pp", "pattern", "kv_dtype", "page_size", "prompt_tokens", "requests",
     "bytes_per_token", "block_bytes", "batch", "num_bytes",
 )  # fmt: skip
 
-TEN_COLUMNS = (
-    "block", "batch", "GB/s", "us/block", "prepare", "p99", "post", "p99", "transfer", "p99"
+MEASURED_COLUMNS = (
+    "block", "batch", "GB/s", "GiB/s", "us/block", "prepare", "p99", "post", "p99", "transfer",
+    "p99",
 )  # fmt: skip
-"""Prepare, post and transfer are microseconds of a whole batch: average and p99."""
+"""GB are 10^9 bytes, as everywhere here; GiB/s is the source's unit. Prepare, post and transfer are
+microseconds of a whole batch: average and p99."""
 
 
 def plans_as_text(plans: Sequence[Plan]) -> str:
@@ -59,7 +61,7 @@ def _flat(plan: Plan) -> dict[str, object]:
 
 
 def measured_as_text(record: Record, plans: Sequence[Plan]) -> str:
-    """Ten columns for each row that was measured, the reason for each that was not."""
+    """All columns for each row that was measured, the reason for each that was not."""
     by_title = {plan.title: plan for plan in plans}
     figures = {(figure.name, figure.transport): figure.values for figure in record.figures}
     lines: list[list[table.Cell]] = []
@@ -69,12 +71,13 @@ def measured_as_text(record: Record, plans: Sequence[Plan]) -> str:
         size: list[table.Cell] = [format_bytes(plan.block_bytes), plan.batch]
         values = figures.get((f"{row.model}, {row.operation}", row.transport))
         if values is None:
-            lines.append([*names, *size, *[None] * 8, None, row.reason])
+            lines.append([*names, *size, *[None] * 9, None, row.reason])
             continue
         columns = [value for name, value in values.items() if not name.startswith("stages")]
         share = f"{values['stages of wall, percent']:.1f}%"
-        lines.append([*names, *size, row.gb_per_s, *columns, share, ""])
-    headers = ["model", "", "way", *TEN_COLUMNS, "of the time", ""]
+        speeds = [row.gb_per_s, row.gb_per_s and row.gb_per_s * 1e9 / GiB]
+        lines.append([*names, *size, *speeds, *columns, share, ""])
+    headers = ["model", "", "way", *MEASURED_COLUMNS, "of the time", ""]
     return table.render(headers, lines)
 
 

@@ -1,48 +1,44 @@
-"""Six kinds of systems side by side: how fast are blocks written, read again, and read cold?
+"""Systems that keep blocks, side by side: how fast are blocks written, read again, and read cold?
 
     python -m benchmarks.six_systems --block-bytes 1MiB --total 256MiB
+    python -m benchmarks.six_systems --total 1GB                             the source's amount
+    python -m benchmarks.six_systems --total 4GiB --processes 2              all together, at once
+    python -m benchmarks.six_systems --systems redis memcached "kvferry, tcp"
 
-Every row is the software that it names. What is not installed is SKIPPED with the reason.
+Every row is the software that it names. What is not installed is SKIPPED with the reason;
+`make peers` installs what this machine can have.
 """
 
 import argparse
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from benchmarks.harness import machine, options, plot, table
+from benchmarks.harness import machine, options, peer_folder, plot, table
 from benchmarks.harness.record import Figure, Record, Row
-from benchmarks.harness.runner import Case, Runner, Sample, Skipped, WrongBytes
-from benchmarks.kvbench.ways import Rows
-from benchmarks.remote_kv_cache.baseline import blocks, redis_work
-from benchmarks.remote_kv_cache.baseline.blocks import shared_pools
-from benchmarks.six_systems import shared_prefix
-from benchmarks.six_systems.lmcache_server import LmcacheServer
-from benchmarks.six_systems.others import Gpu, Hdf5, Redis, VllmFiles
-from benchmarks.six_systems.ours import Ours
-from benchmarks.six_systems.systems import FilePerBlock, SharedMap, System
+from benchmarks.harness.runner import Case, Runner, Sample, Skipped
+from benchmarks.six_systems import catalogue, shared_prefix
+from benchmarks.six_systems.catalogue import SYSTEMS, Entry
+from benchmarks.six_systems.clients import Clients, Step, alone, crowd, own_rows
+from benchmarks.six_systems.systems import Share, Sizes
 from remote_server.malloc import keep_freed_memory
 from remote_server.sizes import MiB, format_bytes
-from remote_server.store.disk.layout import padded
 
 MODULE = "benchmarks.six_systems"
 
 WRITE, HOT, COLD = "write", "hot read", "cold read"
-OURS_SHM = "kvferry, shared memory"
-SHARED_MAP = "shared-memory map"
-_SERVERS = (
-    OURS_SHM, "kvferry, tcp", "kvferry, shared memory, no disk", "kvferry, tcp, no disk",
-    "Redis, tcp", "Redis, unix socket", "LMCache, its server",
-)  # fmt: skip
+_STEPS: dict[str, tuple[Step, Step, Step]] = {
+    WRITE: ("before_write", "write", "verify_write"),
+    HOT: ("before_hot_read", "read", "verify"),
+    COLD: ("before_cold_read", "read", "verify"),
+}
 _SHARED = "shared prefix:"
-_POOLS = 11
-"""Source, target, the map, two Redis with their buffers, LMCache, four servers of ours."""
+_ROWS = 2.0
+"""Copies of the bytes besides those that a system takes: source and target."""
 
 
 class Key(NamedTuple):
@@ -56,14 +52,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     keep_freed_memory()
     record = Record.begin(MODULE, argv)
-    try:
-        record.versions["redis-server"] = redis_work.version()
-    except Skipped as reason:
-        record.parameters["redis-server"] = str(reason)
+    record.versions |= peer_folder.versions(*catalogue.PEERS)
+    for name, program in (("redis-server", "redis"), ("memcached", "memcached")):
+        try:
+            record.versions[name] = _version(name, program)
+        except Skipped as reason:
+            record.parameters[name] = str(reason)
     with Runner(arguments.trials, arguments.warm_ups) as runner:
         measure(runner, record, arguments)
         record.figures += _across_processes(record)
-        if not runner.interrupted:
+        if not runner.interrupted and arguments.shared_prefix:
             record.figures.append(_shared_prefix(arguments.prefix_block_bytes))
     options.write(record, runner, arguments, chart)
     show(record, arguments)
@@ -71,89 +69,100 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> None:
-    """Every system, interleaved, into `record`."""
-    block_bytes = arguments.block_bytes
-    num_blocks = max(1, arguments.total // block_bytes)
+    """Every system into `record`: interleaved if the copies of all fit into memory together, else
+    one after another. Those that take a core for themselves are measured alone."""
+    processes, block_bytes = arguments.processes, arguments.block_bytes
+    share = max(1, arguments.total // block_bytes // processes)
+    num_blocks = share * processes
     title = f"{num_blocks} x {format_bytes(block_bytes)}"
-    num_bytes = num_blocks * block_bytes
-    try:
-        machine.skip_unless_fits(_POOLS * num_bytes, arguments.memory)
-    except Skipped as reason:
-        record.rows.append(Row(title, WRITE, num_bytes, Sample(skipped=str(reason)), OURS_SHM))
-        return
+    if processes > 1:
+        title = f"{processes} processes, {share} x {format_bytes(block_bytes)} each"
+    groups = _groups(arguments, num_blocks * block_bytes)
+    record.parameters["measured together"] = [[entry.name for entry in some] for some in groups]
     with ExitStack() as stack:
-        source, target = shared_pools(num_blocks, padded(block_bytes))
-        stack.callback(source.close)
-        stack.callback(target.close)
-        blocks.fill(source.pool)
-        rows = Rows(source.pool, target.pool, block_bytes)
-        folder = Path(stack.enter_context(
+        base = Path(stack.enter_context(
             tempfile.TemporaryDirectory(prefix="kvferry-six-", dir=arguments.directory.resolve())
         ))  # fmt: skip
-        makers: dict[str, Callable[[], System]] = {
-            OURS_SHM: partial(Ours, folder / "shm", rows, (source, target), "shm"),
-            "kvferry, tcp": partial(Ours, folder / "tcp", rows, (source, target), "tcp"),
-            "kvferry, shared memory, no disk": partial(Ours, None, rows, (source, target), "shm"),
-            "kvferry, tcp, no disk": partial(Ours, None, rows, (source, target), "tcp"),
-            SHARED_MAP: partial(SharedMap, rows),
-            "files": partial(FilePerBlock, folder / "files", rows, synced=False),
-            "files, fsync": partial(FilePerBlock, folder / "synced", rows, synced=True),
-            "HDF5": partial(Hdf5, folder, rows),
-            "Redis, tcp": partial(Redis, _made(folder / "redis-tcp"), rows, "tcp"),
-            "Redis, unix socket": partial(Redis, _made(folder / "redis"), rows, "unix"),
-            "LMCache, its server": partial(LmcacheServer, rows),
-            "vLLM's fs tier": partial(VllmFiles, folder, rows),
-            "GPU memory": partial(Gpu, rows),
-        }
-        cases = [case for name, make in makers.items() for case in _cases(stack, name, make, rows)]
-        samples = runner.measure(title, cases)
-        for key, sample in samples.items():
-            assert isinstance(key, Key)
-            record.rows.append(Row(title, key.operation, num_bytes, sample, key.system))
+        for number, group in enumerate(groups):
+            if not runner.interrupted:
+                sizes = Sizes(block_bytes, num_blocks, base / f"{number}")
+                _measure_group(runner, record, title, group, sizes, arguments)
 
 
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
-
-
-def _cases(stack: ExitStack, name: str, make: Callable[[], System], rows: Rows) -> list[Case]:
+def _groups(arguments: argparse.Namespace, num_bytes: int) -> list[list[Entry]]:
+    """What is measured together, in interleaved rounds."""
+    everything = [entry for entry in SYSTEMS if any(entry in some for some in arguments.systems)]
+    together = [entry for entry in everything if not entry.apart]
+    copies = _ROWS + sum(entry.copies for entry in together)
     try:
-        system = make()
+        machine.skip_unless_fits(int(copies * num_bytes), arguments.memory)
+    except Skipped:
+        together = []
+    if arguments.processes > 1:
+        together = []
+    rest = [[entry] for entry in everything if entry not in together]
+    return [together, *rest] if together else rest
+
+
+def _measure_group(
+    runner: Runner, record: Record, title: str, group: Sequence[Entry], sizes: Sizes,
+    arguments: argparse.Namespace,
+) -> None:  # fmt: skip
+    copies = _ROWS + sum(entry.copies for entry in group)
+    try:
+        machine.skip_unless_fits(int(copies * sizes.num_bytes), arguments.memory)
     except Skipped as reason:
-        return [Case.skipped(Key(name, operation), reason) for operation in (WRITE, HOT, COLD)]
-    stack.callback(system.close)
-    written = False
+        skipped = Sample(skipped=str(reason))
+        record.rows += [Row(title, operation, sizes.num_bytes, skipped, entry.name)
+                        for entry in group for operation in _STEPS]  # fmt: skip
+        return
+    runner.say(f"{title}: starting {', '.join(entry.name for entry in group)}")
+    with ExitStack() as stack:
+        share: Share | None = None
+        if arguments.processes == 1:
+            share = stack.enter_context(own_rows(sizes.num_blocks, sizes.block_bytes, sizes.folder))
+        cases: list[Case] = []
+        for number, entry in enumerate(group):
+            own = sizes._replace(folder=sizes.folder / f"{number}")
+            own.folder.mkdir(parents=True)
+            cases += _cases(stack, entry, own, share, arguments.processes)
+        samples = runner.measure(title, cases)
+    for key, sample in samples.items():
+        assert isinstance(key, Key)
+        record.rows.append(Row(title, key.operation, sizes.num_bytes, sample, key.system))
 
-    def before_write() -> None:
-        nonlocal written
-        system.clear()
-        written = True
 
-    def before_read(*, cold: bool) -> None:
-        if not written:
-            before_write()
-            system.write()
-        if cold:
-            system.make_cold()
-        blocks.poison(rows.target_pool)
-
-    def verify_write() -> None:
-        blocks.poison(rows.target_pool)
-        system.read()
-        _verify(rows)
-
+def _cases(
+    stack: ExitStack, entry: Entry, sizes: Sizes, share: Share | None, num_processes: int
+) -> list[Case]:
+    """The three of one system, which stays there until `stack` ends."""
+    keys = [Key(entry.name, operation) for operation in _STEPS]
+    try:
+        with ExitStack() as own:
+            host = own.enter_context(entry.serve(sizes))
+            clients: Clients
+            if share is not None:
+                share = share._replace(folder=sizes.folder)
+                clients = own.enter_context(alone(entry, host, share))
+            else:
+                clients = own.enter_context(crowd(entry, host, sizes, num_processes))
+            stack.enter_context(own.pop_all())
+    except Skipped as reason:
+        return [Case.skipped(key, reason) for key in keys]
+    except Exception as error:  # of other people's software, whatever it is: its rows alone fail
+        return [Case(key, partial(_fail, f"{type(error).__name__}: {error}")) for key in keys]
     return [
-        Case(Key(name, WRITE), system.write, before_write, verify_write),
-        Case(Key(name, HOT), system.read, partial(before_read, cold=False), partial(_verify, rows)),
-        Case(Key(name, COLD), system.read, partial(before_read, cold=True), partial(_verify, rows)),
+        Case(key, partial(clients.do, run), partial(clients.do, before), partial(clients.do, after))
+        for key, (before, run, after) in zip(keys, _STEPS.values(), strict=True)
     ]
 
 
-def _verify(rows: Rows) -> None:
-    for number, (source, target) in enumerate(zip(rows.source_pool, rows.target_pool, strict=True)):
-        if not np.array_equal(source, target):
-            raise WrongBytes(f"block {number} came back with other bytes")
+def _fail(why: str) -> None:
+    raise RuntimeError(why)
+
+
+def _version(name: str, peer: str) -> str:
+    return peer_folder.version(peer_folder.program(peer, name))
 
 
 def _shared_prefix(block_bytes: int) -> Figure:
@@ -175,7 +184,10 @@ def show(record: Record, arguments: argparse.Namespace) -> None:
         rows = [found.get((name, operation)) for operation in (WRITE, HOT, COLD)]
         reasons = dict.fromkeys(row.reason for row in rows if row and row.reason)
         lines.append([name, *(row.gb_per_s if row else None for row in rows), "; ".join(reasons)])
-    print(f"GB/s, medians of {arguments.trials} trials of {format_bytes(arguments.total)}")
+    together = f", of {arguments.processes} processes together" if arguments.processes > 1 else ""
+    print(
+        f"GB/s, medians of {arguments.trials} trials of {format_bytes(arguments.total)}{together}"
+    )
     print(table.render(["system", WRITE, HOT, COLD, ""], lines))
     print(", ".join(f"{name} {version}" for name, version in record.versions.items()))
     for figure in record.figures:
@@ -192,10 +204,11 @@ def show(record: Record, arguments: argparse.Namespace) -> None:
 
 def _across_processes(record: Record) -> Iterator[Figure]:
     """Of the systems that are a process of their own, the fastest first. All others here leave the
-    bytes where they are: one copy, nobody to wait for, and no check."""
+    bytes where they are: one copy, no message, and no check."""
+    processes = {entry.name for entry in SYSTEMS if entry.is_process}
     for operation in (WRITE, HOT):
         rows = [row for row in record.rows if row.operation == operation and row.gb_per_s]
-        speeds = {row.transport: row.gb_per_s for row in rows if row.transport in _SERVERS}
+        speeds = {row.transport: row.gb_per_s for row in rows if row.transport in processes}
         ordered = sorted(speeds.items(), key=lambda one: -(one[1] or 0.0))
         if ordered:
             values = {name or "": speed or 0.0 for name, speed in ordered}
@@ -219,11 +232,24 @@ def _parser() -> argparse.ArgumentParser:
     add("--block-bytes", type=options.size, default=MiB, metavar="SIZE", help="(default: 1MiB)")
     add("--total", type=options.size, default=256 * MiB, metavar="SIZE",
         help="bytes that each system keeps (default: 256MiB)")  # fmt: skip
+    add("--processes", type=options.positive, default=1, metavar="N",
+        help="that work at once, each with its part of --total (default: 1)")  # fmt: skip
+    add("--systems", nargs="+", type=_systems, default=[SYSTEMS], metavar="NAME",
+        help="parts of names, as in: redis memcached \"kvferry, tcp\" (default: all)")  # fmt: skip
+    add("--shared-prefix", action=argparse.BooleanOptionalAction, default=True,
+        help="count what sessions with a common beginning store (default: yes)")  # fmt: skip
     add("--prefix-block-bytes", type=options.size, default=64 << 10, metavar="SIZE",
         help="of the sessions with a common beginning (default: 64KiB)")  # fmt: skip
     add("--directory", type=Path, default=Path(), metavar="DIR",
         help="on the disk to measure; nothing stays there (default: this one)")  # fmt: skip
     return parser
+
+
+def _systems(text: str) -> list[Entry]:
+    if found := catalogue.choose(text):
+        return found
+    names = "; ".join(entry.name for entry in SYSTEMS)
+    raise argparse.ArgumentTypeError(f"{text!r} is in none of: {names}")
 
 
 if __name__ == "__main__":

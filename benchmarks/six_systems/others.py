@@ -1,39 +1,28 @@
-"""Other people's software: the real thing, driven as its manual says, or `Skipped`."""
+"""HDF5, vLLM's fs tier, a GPU, PDC: each is the software itself, or `Skipped`."""
 
 import importlib
 import shutil
 import time
-from contextlib import ExitStack
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
+from benchmarks.harness import peer_folder
 from benchmarks.harness.files import drop_from_cache
 from benchmarks.harness.runner import Skipped
-from benchmarks.kvbench.ways import Rows
-from benchmarks.remote_kv_cache.baseline import redis_work
-from benchmarks.remote_kv_cache.baseline.blocks import Batch, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S
-from benchmarks.remote_kv_cache.models import Model
-
-
-def _package(name: str) -> Any:
-    """Raises `Skipped` with what its import said."""
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise Skipped(f"cannot import {name}: {error}") from None
+from benchmarks.six_systems.systems import Host, Share, Sizes
 
 
 class Hdf5:
     """One contiguous dataset of one file, a row a block, moved without conversion or filter."""
 
-    def __init__(self, folder: Path, rows: Rows) -> None:
-        self._library = _package("h5py")
-        self._rows = rows
-        self._path = folder / "blocks.h5"
+    def __init__(self, _: Host, share: Share) -> None:
+        """Raises `Skipped` where h5py is missing."""
+        self._library = peer_folder.package("h5py", "h5py")
+        self._rows = share.rows
+        self._path = share.folder / "blocks.h5"
         self._file: Any = None
         self.clear()
 
@@ -63,39 +52,12 @@ class Hdf5:
         self._file.close()
 
 
-class Redis:
-    """A real Redis in memory, by the fastest client there is here: pipelined, into the rows."""
-
-    def __init__(self, folder: Path, rows: Rows, transport: str) -> None:
-        """`transport` is "tcp" or "unix"."""
-        self._rows = rows
-        in_place = np.arange(len(rows))
-        words = rows.block_bytes // 64
-        if words * 64 != rows.block_bytes:
-            raise Skipped(f"its client here wants blocks of whole 64 bytes, not {rows.block_bytes}")
-        # A model of one layer and one head whose block of 16 tokens has just these bytes.
-        self._work = Work(Model("block", 1, 1, words), [Batch(in_place, in_place)])
-        with ExitStack() as stack:
-            server = stack.enter_context(redis_work.RedisServer(folder))
-            address = ("127.0.0.1", server.port) if transport == "tcp" else server.unix
-            self._client = redis_work.PlainRedis(address)
-            stack.callback(self._client.close)
-            self._stack = stack.pop_all()
-
-    def clear(self) -> None:
-        self._client.ask(b"FLUSHALL")
-
-    def write(self) -> None:
-        self._client.set_all(self._rows.source_pool, self._work)
-
-    def read(self) -> None:
-        self._client.get_all(self._rows.target_pool, self._work)
-
-    def make_cold(self) -> None:
-        raise Skipped("it keeps everything in memory")
-
-    def close(self) -> None:
-        self._stack.close()
+def _package(name: str) -> Any:
+    """A module of this Python. Raises `Skipped` with the words of its import."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Skipped(f"cannot import {name}: {error}") from None
 
 
 class VllmFiles:
@@ -105,14 +67,16 @@ class VllmFiles:
     engine around it is missing: what it asks of the engine's configuration is its file names.
     """
 
-    def __init__(self, folder: Path, rows: Rows) -> None:
+    def __init__(self, _: Host, share: Share) -> None:
+        """Raises `Skipped` where this vLLM has no such tier, and for blocks of parts of pages."""
+        rows = share.rows
         tier = _package("vllm.v1.kv_offload.tiering.fs.manager")
         self._base = _package("vllm.v1.kv_offload.base")
         self._tiering = _package("vllm.v1.kv_offload.tiering.base")
         if rows.padded_source.shape[1] != rows.block_bytes:
             raise Skipped("its pool has no gaps between rows: choose blocks of whole pages")
         self._rows = rows
-        self._folder = folder / "vllm-fs"
+        self._folder = share.folder / "vllm-fs"
         parallel = SimpleNamespace(tp_size=1, pp_size=1, pcp_size=1, dcp_size=1, rank=0,
                                    is_parallelism_agnostic=False)  # fmt: skip
         config = SimpleNamespace(
@@ -175,7 +139,9 @@ class VllmFiles:
 class Gpu:
     """A GPU's memory, from and to ordinary host memory, a copy for each block."""
 
-    def __init__(self, rows: Rows) -> None:
+    def __init__(self, _: Host, share: Share) -> None:
+        """Raises `Skipped` without a GPU."""
+        rows = share.rows
         self._torch = _package("torch")
         if not self._torch.cuda.is_available():
             raise Skipped("there is no GPU")
@@ -204,3 +170,11 @@ class Gpu:
 
     def close(self) -> None:
         del self._kept, self._source, self._target
+
+
+def serve_pdc(_: Sizes) -> NoReturn:
+    """PDC, the source's row with fsync: always raises `Skipped`."""
+    raise Skipped(
+        "PDC has to be built from its sources with MPI and Mercury: neither PyPI nor Debian has "
+        "its server (PDCpy on PyPI is the sources of a wrapper around such a build)"
+    )

@@ -1,54 +1,60 @@
 """Our server, in a process of its own, with a disk for what a restart leaves, or without."""
 
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from benchmarks.harness.runner import Skipped
 from benchmarks.kvbench.transfer import move
-from benchmarks.kvbench.ways import Rows, Server
-from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
+from benchmarks.kvbench.ways import Server
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
+from benchmarks.six_systems.systems import Host, Share, Sizes
 from examples.processes import RemoteServer
 from remote_server.client import RemoteClient
 from remote_server.sizes import MiB
 
-NAMESPACE = "six-systems"
 _WINDOW_BYTES = 64 * MiB
+
+
+@contextmanager
+def serve(sizes: Sizes, *, disk: bool) -> Iterator[Host]:
+    """A server with room for all blocks in memory and, with `disk`, on its disk."""
+    padded_bytes = sizes.num_blocks * (sizes.block_bytes + 4096)
+    memory = str(padded_bytes * 5 // 4 + 64 * MiB)
+    args: list[str] = []
+    if disk:
+        args = ["--disk", str(sizes.folder / "disk"), "--disk-write-rate", "0",
+                "--disk-bytes", str(2 * padded_bytes + 512 * MiB)]  # fmt: skip
+    server = RemoteServer(memory, args=args).start()
+
+    def restart() -> str:
+        nonlocal server
+        server.stop()
+        server = RemoteServer(memory, args=args).start()
+        return server.endpoint
+
+    try:
+        yield Host(server.endpoint, restart if disk else None)
+    finally:
+        server.stop()
 
 
 class Ours:
     """Put over one transport, and got back. Cold: from its disk, after it was stopped and started.
 
     A put ends when its blocks are readable; the disk is written behind it, past the page cache.
-    Without a folder there is no disk: what others do that keep everything in memory.
+    Without a disk: what others do that keep everything in memory.
     """
 
-    def __init__(
-        self,
-        folder: Path | None,
-        rows: Rows,
-        pools: tuple[SharedPool, SharedPool],
-        transport: str,
-    ) -> None:
+    def __init__(self, host: Host, share: Share, *, transport: str) -> None:
         """Raises `Skipped` where there is no such transport."""
-        self._rows = rows
-        self._pools = pools if transport == "shm" else ()
+        self._host = host
+        self._rows = share.rows
+        self._pools = share.pools if transport == "shm" else ()
         self._transport = transport
-        self._window = max(1, _WINDOW_BYTES // rows.block_bytes)
-        num_bytes = len(rows) * (rows.block_bytes + 4096)
-        memory = str(num_bytes * 5 // 4 + 64 * MiB)
-        disk: list[str] = []
-        if folder is not None:
-            disk = ["--disk", str(folder), "--disk-bytes", str(2 * num_bytes + 512 * MiB),
-                    "--disk-write-rate", "0"]  # fmt: skip
-        self._command = (memory, disk)
-        self._server = RemoteServer(memory, args=disk).start()
-        try:
-            self._client = self._connect()
-        except BaseException:
-            self._server.stop()
-            raise
+        self._namespace = f"six-systems-{share.first}"
+        self._window = max(1, _WINDOW_BYTES // share.rows.block_bytes)
+        self._client = self._connect(host.address)
 
     def clear(self) -> None:
         self._way.clear()
@@ -60,30 +66,26 @@ class Ours:
         move(self._way, self._way.prepare_read, len(self._rows), self._window)
 
     def make_cold(self) -> None:
-        memory, disk = self._command
-        if not disk:
-            raise Skipped("it keeps everything in memory")
+        if self._host.restart is None:
+            raise Skipped("its server keeps everything in memory, or others use it as well")
         self._wait_for("its disk to have all blocks", self._all_on_disk)
         self._client.close()
-        self._server.stop()
-        self._server = RemoteServer(memory, args=disk).start()
-        self._client = self._connect()
+        self._client = self._connect(self._host.restart())
         self._wait_for("the blocks on its disk to be checked", self._all_readable)
 
     def close(self) -> None:
         self._client.close()
-        self._server.stop()
 
-    def _connect(self) -> RemoteClient:
+    def _connect(self, endpoint: str) -> RemoteClient:
         client = connect(
-            self._server.endpoint, NAMESPACE, self._rows.block_bytes,
+            endpoint, self._namespace, self._rows.block_bytes,
             transport=self._transport, rows=self._pools,
         )  # fmt: skip
-        self._way = Server(client, NAMESPACE, self._rows)
+        self._way = Server(client, self._namespace, self._rows)
         return client
 
     def _all_on_disk(self) -> bool:
-        space = self._client.stats(timeout_s=PATIENCE_S).result().namespaces[NAMESPACE]
+        space = self._client.stats(timeout_s=PATIENCE_S).result().namespaces[self._namespace]
         return space.disk_blocks == len(self._rows)
 
     def _all_readable(self) -> bool:

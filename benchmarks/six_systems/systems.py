@@ -2,14 +2,19 @@
 
 import mmap
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from benchmarks.harness.files import drop_from_cache, require_all
-from benchmarks.harness.runner import Skipped
+from benchmarks.harness.runner import Skipped, WrongBytes
 from benchmarks.kvbench.ways import Rows
+from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
+from benchmarks.remote_kv_cache.baseline.ferry_client import key_of
 
 
 class System(Protocol):
@@ -31,11 +36,64 @@ class System(Protocol):
     def close(self) -> None: ...
 
 
+class Sizes(NamedTuple):
+    """What all clients of one system together keep in it."""
+
+    block_bytes: int
+    num_blocks: int
+    folder: Path
+    """Of this system alone, and empty."""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.block_bytes * self.num_blocks
+
+
+@dataclass(frozen=True)
+class Host:
+    """What serves a system's clients, while it runs."""
+
+    address: Any = None
+    """Where a client finds it, in this process or another: can be pickled."""
+
+    restart: Callable[[], Any] | None = None
+    """Stops and starts it, and returns the new address; in the process that started it only."""
+
+
+class Share(NamedTuple):
+    """What one client keeps: blocks `first`, `first` + 1, … of all, in rows of its own."""
+
+    rows: Rows
+    pools: tuple[SharedPool, SharedPool]
+    """The shared memory that the rows lie in."""
+
+    folder: Path
+    """Of this client alone."""
+
+    first: int = 0
+
+    def block_keys(self) -> list[bytes]:
+        return [key_of(self.first + place) for place in range(len(self.rows))]
+
+
+@contextmanager
+def nothing_to_serve(_: Sizes) -> Iterator[Host]:
+    """For what has no process of its own."""
+    yield Host()
+
+
+def verify(rows: Rows) -> None:
+    """Compare every byte. Raises `WrongBytes`."""
+    for number, (source, target) in enumerate(zip(rows.source_pool, rows.target_pool, strict=True)):
+        if not np.array_equal(source, target):
+            raise WrongBytes(f"block {number} came back with other bytes")
+
+
 class SharedMap:
     """A file in shared memory, mapped: what a process on this host could map as well."""
 
-    def __init__(self, rows: Rows) -> None:
-        self._rows = rows
+    def __init__(self, _: Host, share: Share) -> None:
+        self._rows = rows = share.rows
         self._fd = os.memfd_create("kvferry-six-systems")
         os.ftruncate(self._fd, len(rows) * rows.block_bytes)
         self._map = mmap.mmap(self._fd, 0)
@@ -64,11 +122,10 @@ class SharedMap:
 class FilePerBlock:
     """A file for each block, through the page cache; synced before the write ends, or not."""
 
-    def __init__(self, folder: Path, rows: Rows, *, synced: bool) -> None:
-        self._rows = rows
+    def __init__(self, _: Host, share: Share, *, synced: bool) -> None:
+        self._rows = share.rows
         self._synced = synced
-        folder.mkdir()
-        self._paths = [folder / f"{place}" for place in range(len(rows))]
+        self._paths = [share.folder / f"{place}" for place in range(len(share.rows))]
 
     def clear(self) -> None:
         for path in self._paths:

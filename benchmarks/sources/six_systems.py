@@ -16,13 +16,13 @@ DOCUMENT = Document(
             [
                 ["vLLM (GPU HBM)", 8.88, 7.59, "a tensor's .cuda() and .cpu()", "GPU memory"],
                 ["LMCache", 3.03, 4.96, "open, write and read of files in /tmp",
-                 "files; LMCache, its server"],
+                 "files; LMCache, its server, its shared memory, its local disk"],
                 ["Cascade", 1.45, 4.24, "a map of a file in /dev/shm", "shared-memory map"],
                 ["PDC", 3.03, 3.78, "os.write with fsync, read from the page cache",
-                 "files, fsync"],
+                 "files, fsync; PDC itself is SKIPPED"],
                 ["HDF5", 3.05, 3.68, "h5py", "HDF5"],
                 ["Redis", None, None, "assignment to a Python dictionary",
-                 "Redis, tcp; Redis, unix socket"],
+                 "Redis, tcp; Redis, unix socket; Redis Cluster, three processes"],
             ],
             [
                 Correction(
@@ -57,7 +57,8 @@ DOCUMENT = Document(
                 Correction(
                     "12.46 and 17.06 GB/s at large scale",
                     "they are sums over four nodes that do not talk to each other: 3.1 and 4.3 "
-                    "each, of which the read is half of the 8.61 above",
+                    "each, of which the read is half of the 8.61 above. --processes N measures N "
+                    "clients of one host at once, by wall clock",
                 ),
             ],
         ),

@@ -12,6 +12,7 @@ backend                     what the driver needs of a store; `emulated` ones of
 store_host, host_*, turns   the server's own store in this process, on a thread of its own
 measured_disk, device_times, device_io   its disk, and when the device had which block
 gpu_tier, row_table, device_rows   memory of a GPU above any of them
+device_library                     CuPy or torch, whichever reaches a GPU
 wire                        a server, through the ordinary client
 driver, slots               users that wait for their answers, or arrivals that do not
 autoscale, scaling          how many users: the decision, and who carries it out

@@ -10,7 +10,7 @@ from typing import Any
 
 from benchmarks.harness.files import why_not_into
 from benchmarks.harness.printing import to_whom_it_concerns
-from benchmarks.storage_workload import document, flags, pictures, report, suite
+from benchmarks.storage_workload import document, flags, pictures, report, suite, trials
 from benchmarks.storage_workload.options import default_output
 from benchmarks.storage_workload.run import execute
 from remote_server.errors import ConfigError
@@ -23,6 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _sigterm_as_ctrl_c():
             if argv[:1] == ["suite"]:
                 return suite.main(argv[1:])
+            if argv[:1] == ["validate"]:
+                return trials.main(argv[1:])
             if argv[:1] == ["report"]:
                 return pictures.main(argv[1:])
             return _measure(argv)

@@ -22,7 +22,8 @@ class Outcome(NamedTuple):
 def render(outcomes: Sequence[Outcome]) -> str:
     """The comparison: how fast, where the blocks are, and what to make of it."""
     ran = [(name, found) for name, found, _ in outcomes if found is not None]
-    parts = ["### COMPARISON ###", _speeds(outcomes)]
+    labels = sorted({found["label"] for _, found in ran if found.get("label")})
+    parts = ["### COMPARISON ###", _speeds(outcomes), *(f"* {label}" for label in labels)]
     if ran:
         parts += ["", "### WHERE THE BLOCKS ARE ###", _residency(ran)]
         parts += ["", "### BOTTLENECKS AND HEALTH ###", *(_health(*each) for each in ran)]
@@ -37,11 +38,12 @@ def _speeds(outcomes: Sequence[Outcome]) -> str:
         if found is None:
             rows.append([name, f"SKIPPED ({reason})", *[None] * (len(heads) - 2)])
             continue
+        mark = " *" if found.get("label") else ""
         summary = found["summary"]
         stats = summary["cache_stats"]
         hits = stats["cache_hit_rate"]
         rows.append(
-            [name, "PASS" if found["verdict"]["passed"] else "FAIL", _users(found),
+            [name, ("PASS" if found["verdict"]["passed"] else "FAIL") + mark, _users(found),
              summary["avg_throughput_tokens_per_sec"], summary["requests_per_second"],
              stats["read_gb_per_sec"], stats["write_gb_per_sec"],
              _p95(summary["end_to_end_latency_ms"]), _p95(summary["storage_io_latency_ms"]),

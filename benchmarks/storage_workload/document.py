@@ -64,6 +64,7 @@ class Run:
             "schema": SCHEMA,
             "benchmark": BENCHMARK,
             "command": record.command,
+            "label": self.options.label,
             "started": record.started,
             "interrupted": self.interrupted,
             "failure": self.failure,

@@ -8,8 +8,9 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NoReturn, get_args
 
+from benchmarks.harness.options import above_zero
 from benchmarks.storage_workload.models import MODELS
-from benchmarks.storage_workload.options import Options, one_of
+from benchmarks.storage_workload.options import DEFAULTS, Options, one_of
 from benchmarks.storage_workload.scenarios import SCENARIOS
 from remote_server.errors import ConfigError
 
@@ -72,7 +73,9 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
 }  # fmt: skip
 
 
-_COMMANDS = ("suite", "report")
+_COMMANDS = ("suite", "validate", "report")
+
+_SCALED = ("bytes_scale", "gpu_mem_gb", "cpu_mem_gb", "storage_capacity_gb")
 
 
 class OneLineParser(argparse.ArgumentParser):
@@ -87,11 +90,15 @@ def parser() -> argparse.ArgumentParser:
     made = OneLineParser(
         prog="python -m benchmarks.storage_workload",
         description="How many users can this machine serve, and where is the bottleneck?",
-        epilog="`… suite --help` runs many of these; `… report --help` shows one again.",
+        epilog="`… suite --help` runs many of these; `… validate --help` runs one several times; "
+        "`… report --help` shows one again.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
     made.add_argument("--scenario", metavar="NAME", help=", ".join(SCENARIOS))
+    made.add_argument("--scale", type=above_zero, metavar="X",
+                      help="blocks and tiers of X times their size, where the command line names "
+                      "none: the scenario on a smaller machine, and labelled so")  # fmt: skip
     by_name = {field.name: field for field in fields(Options)}
     for title, options in _GROUPS.items():
         group = made.add_argument_group(title)
@@ -121,10 +128,15 @@ def parse(argv: Sequence[str]) -> Options:
             + (f"; did you mean {words[meant[0]] or ''}{meant[0]}?" if meant else "")
         )
     given = vars(found)
-    name = given.pop("scenario", None)
+    name, scale, named = given.pop("scenario", None), given.pop("scale", None), {*given}
     if name is not None:
         one_of("scenario", name, SCENARIOS)
         given = {**SCENARIOS[name], **given}
+    if scale is not None:
+        given |= {
+            field: scale * given.get(field, DEFAULTS[field])
+            for field in _SCALED if field not in named
+        }  # fmt: skip
     return Options(**given)
 
 

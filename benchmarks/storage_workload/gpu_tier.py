@@ -11,7 +11,8 @@ where attention would read them; a real one reads without writing, so this is th
 a store below has read is made anew for its row rather than handed up. Now and then a block that was
 read is fetched and compared.
 
-All of it was tested with a CPU as the device. It has not been run on a GPU.
+The device's library is CuPy or torch, see `device_library`. All of it was tested with a CPU as the
+device. It has not been run on a GPU.
 """
 
 import asyncio
@@ -25,6 +26,8 @@ import numpy as np
 
 from benchmarks.storage_workload import backend
 from benchmarks.storage_workload.backend import Behind, Occupancy, Part, ReadDone, WriteDone
+from benchmarks.storage_workload.device_library import Library
+from benchmarks.storage_workload.device_rows import DeviceRows, row_bytes_for
 from benchmarks.storage_workload.entries import Blocks
 from benchmarks.storage_workload.payload import Payload
 from benchmarks.storage_workload.row_table import RowTable
@@ -69,12 +72,10 @@ class GpuTier:
     """A `Backend` above another, which stays the caller's. `with` frees the device at its end."""
 
     def __init__(
-        self, below: backend.Backend, block_bytes: int, budget: int, payload: Payload, device: str,
-        check_every: int = CHECK_EVERY,
+        self, below: backend.Backend, block_bytes: int, budget: int, payload: Payload,
+        library: Library, check_every: int = CHECK_EVERY,
     ) -> None:  # fmt: skip
-        """`budget` in bytes, taken at once; `device` as torch names it. Raises `ConfigError`."""
-        from benchmarks.storage_workload.device_rows import DeviceRows, row_bytes_for
-
+        """`budget` in bytes, taken at once, from the device of `library`. Raises `ConfigError`."""
         self.below = below
         self.row_bytes = row_bytes_for(block_bytes)
         self.num_rows = budget // self.row_bytes
@@ -83,7 +84,7 @@ class GpuTier:
                 f"gpu_mem_gb: {budget} bytes are too few for a block of {block_bytes}"
             )
         self._window = min(self.num_rows, max(1, WINDOW_BYTES // self.row_bytes))
-        self._device = DeviceRows(device, self.num_rows, self.row_bytes, self._window)
+        self._device = DeviceRows(library, self.num_rows, self.row_bytes, self._window)
         self._payload = payload
         self._check_every = check_every
         self._rows = RowTable(self.num_rows)

@@ -18,6 +18,9 @@ from remote_server.sizes import GiB
 
 AUTOSCALER_MODES = ("qos", "capacity")
 PROFILES = ("latency", "throughput")
+
+SUBMISSION_S = 600.0
+"""The duration that the source demands of a submission."""
 ARRIVALS = ("closed", "fixed", "poisson", "gamma", "trace")
 
 
@@ -169,6 +172,19 @@ class Options:
             "mooncake_trace": self.mooncake_trace is not None,
         }
         return [name for name, is_asked in asked.items() if is_asked]
+
+    @property
+    def label(self) -> str:
+        """Why the figures are not those of the model or of a submission; empty for an ordinary
+        run. It stands beside the verdict wherever that is shown."""
+        said = []
+        if self.bytes_scale != 1:
+            said.append(f"SCALED: blocks of {self.bytes_scale:g} times their size")
+        if self.performance_profile == "throughput":
+            said.append("NO MLPERF SUBMISSION: its load on this project's own store")
+            if self.duration < SUBMISSION_S:
+                said.append(f"{self.duration:g} s in place of {SUBMISSION_S:g}")
+        return "; ".join(said)
 
     @property
     def memory_bytes(self) -> int:

@@ -32,12 +32,16 @@ code span { white-space: nowrap }
 
 def page(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> str:
     """The verdict, the figures to look at first, the charts, and the whole report."""
-    return html.whole("Storage workload", html.THEME + _STYLE, _parts(document, charts))
+    label = report.label_of(document)
+    title = f"Storage workload, {label}" if label else "Storage workload"
+    return html.whole(title, html.THEME + _STYLE, _parts(document, charts))
 
 
 def _parts(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> Iterator[str]:
     word = "PASS" if document["verdict"]["passed"] else "FAIL"
     yield f'<h1>Storage workload: <span class="{word}">{word}</span></h1>'
+    if label := report.label_of(document):
+        yield f'<p class="label"><strong>{escape(label)}</strong></p>'
     yield f"<p><code>{_command(document['command'])}</code></p>"
     yield f'<p class="about">{escape("; ".join(_about(document)))}</p>'
     yield '<div class="tiles">'

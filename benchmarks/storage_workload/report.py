@@ -13,6 +13,11 @@ _ADVICE = {
 }
 
 
+def label_of(document: Mapping[str, Any]) -> str:
+    """Why its figures are not those of the model or of a submission. Older documents have none."""
+    return str(document.get("label") or "")
+
+
 class Section(NamedTuple):
     """A heading and what is below it."""
 
@@ -21,9 +26,10 @@ class Section(NamedTuple):
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """All sections as text."""
+    """All sections as text, below the label of a run that has one."""
     parts = ["\n  ".join((f"### {title} ###", *lines)) for title, lines in sections(document)]
-    return "\n\n".join(parts)
+    label = label_of(document)
+    return "\n\n".join([*([label] if label else []), *parts])
 
 
 def sections(document: Mapping[str, Any]) -> Iterator[Section]:

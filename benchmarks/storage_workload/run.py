@@ -45,6 +45,8 @@ def execute(options: Options) -> Run:
     shape = shape_of(MODELS[options.model], load.block_tokens, options.bytes_scale)
     measured = replace(options, output=None, html=None, plots=None)
     run = Run(options, Record.begin(BENCHMARK, measured.arguments()), load.digest)
+    if isinstance(load.source, TraceSource) and load.source.note:
+        run.notes.append(load.source.note)
     with store_of(options, shape, run) as backend:
         try:
             asyncio.run(_measure(run, load, backend, shape))

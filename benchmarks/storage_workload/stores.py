@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from benchmarks.storage_workload import accounting, device_io
+from benchmarks.storage_workload import accounting, device_io, device_library
 from benchmarks.storage_workload.accounting import Line, Slots
 from benchmarks.storage_workload.backend import Backend
 from benchmarks.storage_workload.device_io import DeviceBytes
+from benchmarks.storage_workload.device_library import NoDevice
 from benchmarks.storage_workload.document import Run
 from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
 from benchmarks.storage_workload.gpu_tier import GpuTier
@@ -40,30 +41,24 @@ def store_of(options: Options, shape: BlockShape, run: Run) -> Iterator[AnyStore
         yield EmulatedBackend(options.emulated_device * 1e9)
         return
     payload = Payload(options.seed, shape.num_bytes)
-    device = find_gpu() if options.gpu_mem_gb else None
-    with _store_below(options, shape, run, payload, needs_tier=device is None) as below:
-        if device is None:
+    device = device_library.find() if options.gpu_mem_gb else NoDevice("none was asked for")
+    needs_tier = isinstance(device, NoDevice)
+    with _store_below(options, shape, run, payload, needs_tier=needs_tier) as below:
+        if isinstance(device, NoDevice):
             if options.gpu_mem_gb:
-                run.notes.append("no GPU here: --gpu-mem-gb is as 0")
+                run.notes.append(
+                    f"GPU tier SKIPPED: {device.reason}; no GPU here, --gpu-mem-gb is as 0"
+                )
             yield below
             return
         budget = round(options.gpu_mem_gb * GiB)
         with GpuTier(below, shape.num_bytes, budget, payload, device) as tier:
             run.tiers = tier.tiers
             run.notes.append(
-                f"GPU tier: {tier.num_rows} rows on {device}; a write goes there and below at once "
-                "and counts once; a read from there is a copy inside the device"
+                f"GPU tier: {tier.num_rows} rows, {device.name}; a write goes there and below at "
+                "once and counts once; a read from there is a copy inside the device"
             )
             yield tier
-
-
-def find_gpu() -> str | None:
-    """As torch names it; None without a GPU or without torch."""
-    try:
-        from benchmarks.storage_workload.device_rows import find_cuda
-    except ImportError:
-        return None
-    return find_cuda()
 
 
 @contextmanager

@@ -30,14 +30,21 @@ MAX_SHAREGPT_TOKENS = (16_384, 2_048)
 
 SHAREGPT_INTERVAL_S = 0.1
 CHARACTERS_PER_TOKEN = 4
-"""About, in English: ShareGPT has text and no token counts."""
+"""About, in English: ShareGPT has text and no token counts. A text has as many tokens as it has
+whole groups of so many characters, at least one and at most `MAX_SHAREGPT_TOKENS`."""
+
+_ASKS = ("human", "user")
+_ANSWERS = ("gpt", "chatgpt", "bing", "bard", "assistant")
+"""As conversations of ShareGPT name the two sides. All other roles are passed over."""
 
 
 class TraceSource:
     """The requests of a trace, in groups that must keep their order: conversations, or single
     requests. Who asks for a user's requests gets the next group that nobody has."""
 
-    def __init__(self, groups: Sequence[Sequence[Request]]) -> None:
+    def __init__(self, groups: Sequence[Sequence[Request]], note: str = "") -> None:
+        """`note` tells people what of the file is not among them; empty for nothing."""
+        self.note = note
         self.requests = [*_in_rounds(groups)]
         self._groups = deque(groups)
 
@@ -61,10 +68,12 @@ def read_mooncake(path: Path) -> TraceSource:
 
 
 def read_burst(path: Path) -> TraceSource:
-    """Columns `Request tokens`, `Response tokens`, and `Timestamp` in seconds where it is there.
-    Raises `ConfigError`."""
-    groups = []
-    line = 1
+    """Columns `Request tokens`, `Response tokens`, and `Timestamp` in seconds where it is there;
+    `Model`, `Total tokens`, `Log Type`, `Session ID` and `Elapsed time` are not needed. Requests
+    without response tokens have failed, as its authors say, and are left out. Raises
+    `ConfigError`."""
+    groups: list[list[Request]] = []
+    line, num_failed, number = 1, 0, 0
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = csv.DictReader(file)
@@ -73,6 +82,9 @@ def read_burst(path: Path) -> TraceSource:
                 context, generation = (
                     _whole(row, column) for column in ("Request tokens", "Response tokens")
                 )
+                if not generation:
+                    num_failed += 1
+                    continue
                 arrival_s = number * BURST_INTERVAL_S
                 if row.get("Timestamp"):
                     arrival_s = _seconds(row, "Timestamp")
@@ -84,12 +96,14 @@ def read_burst(path: Path) -> TraceSource:
         raise ConfigError(f"burst_trace_path: {path}: {error.strerror}") from None
     except (ValueError, csv.Error) as error:
         raise ConfigError(f"burst_trace_path: {path}, line {line}: {error}") from None
-    return _not_empty(groups, "burst_trace_path", path)
+    note = f"{num_failed} of {number + 1} requests of the trace had failed and are left out"
+    return _not_empty(groups, "burst_trace_path", path, note if num_failed else "")
 
 
 def read_sharegpt(path: Path, max_conversations: int) -> TraceSource:
-    """A list of `{"id", "conversations": [{"from": "human" | "gpt", "value"}]}`. Each question is
-    a turn, and the questions before it are what its prompt begins with. Raises `ConfigError`."""
+    """A list of `{"id", "conversations": [{"from": "human" | "gpt", "value"}]}`. Each question that
+    is answered is a turn, and the questions before it are what its prompt begins with. Ids are not
+    needed, other roles are passed over, and a text that is null is empty. Raises `ConfigError`."""
     groups: list[list[Request]] = []
     for number, recorded in enumerate(_conversations(path), 1):
         if len(groups) == max_conversations:
@@ -148,12 +162,13 @@ def _seconds(row: Mapping[str, str], column: str) -> float:
 def _conversation(number: int, messages: Sequence[dict[str, Any]]) -> list[Request]:
     requests: list[Request] = []
     said: list[Entry] = []
-    for asked, answered in itertools.pairwise(messages):
-        if (asked["from"], answered["from"]) != ("human", "gpt"):
+    between = [message for message in messages if message["from"] in (*_ASKS, *_ANSWERS)]
+    for asked, answered in itertools.pairwise(between):
+        if asked["from"] not in _ASKS or answered["from"] not in _ANSWERS:
             continue
         turn = len(said) + 1
         question, answer = (
-            max(1, min(most, len(message["value"]) // CHARACTERS_PER_TOKEN))
+            max(1, min(most, _characters(message["value"]) // CHARACTERS_PER_TOKEN))
             for message, most in zip((asked, answered), MAX_SHAREGPT_TOKENS, strict=True)
         )
         new = Entry(Kind.TURN, question, number, 0, turn)
@@ -161,6 +176,15 @@ def _conversation(number: int, messages: Sequence[dict[str, Any]]) -> list[Reque
         requests.append(request._replace(prefix=tuple(said), new=new, turn=turn))
         said.append(new)
     return requests
+
+
+def _characters(text: object) -> int:
+    """Raises `TypeError` for what is neither text nor null."""
+    if text is None:
+        return 0
+    if not isinstance(text, str):
+        raise TypeError(f"{text!r} is no text")
+    return len(text)
 
 
 def _request(number: int, user: int, generation: int, arrival_s: float) -> Request:
@@ -175,7 +199,9 @@ def _in_rounds(groups: Sequence[Sequence[Request]]) -> Iterator[Request]:
         yield from (request for request in turn if request is not None)
 
 
-def _not_empty(groups: Sequence[Sequence[Request]], setting: str, path: Path) -> TraceSource:
+def _not_empty(
+    groups: Sequence[Sequence[Request]], setting: str, path: Path, note: str = ""
+) -> TraceSource:
     if not groups:
-        raise ConfigError(f"{setting}: {path} has no requests")
-    return TraceSource(groups)
+        raise ConfigError(f"{setting}: {path} has no requests{f': {note}' if note else ''}")
+    return TraceSource(groups, note)

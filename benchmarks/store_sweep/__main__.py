@@ -2,11 +2,14 @@
 
     python -m benchmarks.store_sweep --concurrency 1,2,4,8,16 --html sweep.html --csv sweep.csv
     python -m benchmarks.store_sweep --storage-latency-ms 20 --json sweep.json
+    python -m benchmarks.store_sweep --servers 2            two servers under one load
+    python -m benchmarks.store_sweep --server tcp://10.0.0.7:5757
     python -m benchmarks.store_sweep plan --target-tokens-per-s 1000000 --read-p50-ms 30 \
         --record sweep.json
 
 A sweep (`run`, which may be left out) starts a server, and for each point processes of clients that
-hold conversations, in rounds. `plan` measures nothing: it reads a sweep.
+hold conversations, in rounds. With --server it starts none. `plan` measures nothing: it reads a
+sweep.
 """
 
 import argparse
@@ -16,21 +19,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import options, table
+from benchmarks.harness import options
 from benchmarks.harness.files import why_not_written
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
-from benchmarks.store_sweep import conversation, page, source, spare, sweep
+from benchmarks.store_sweep import network, page, printed, source, spare, sweep
 from benchmarks.store_sweep.figures import as_figure, read_record
-from benchmarks.store_sweep.operating import best_within, operating_points, servers_for
-from benchmarks.store_sweep.points import (
-    Percentiles,
-    Point,
-    Result,
-    as_csv,
-    in_rounds,
-    read_csv,
+from benchmarks.store_sweep.operating import (
+    WithinSla,
+    best_within,
+    servers_for,
+    slas_for,
+    within_slas,
 )
+from benchmarks.store_sweep.points import Point, Result, as_csv, in_rounds, read_csv
+from benchmarks.store_sweep.servers import Servers, Storage, Wanted, running
 from remote_server.errors import ConfigError
 
 MODULE = "benchmarks.store_sweep"
@@ -55,45 +58,66 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     points = {Point.parse(text) for text in arguments.concurrency.split(",")}
-    storage = _storage(arguments)
+    wanted = Wanted(arguments.servers, _storage(arguments), tuple(arguments.server))
+    wanted.check()
     _check_files(arguments)
     record = Record.begin(MODULE, argv)
-    if storage is not None:
-        record.parameters["emulated storage"] = str(storage)
+    if wanted.storage is not None:
+        record.parameters["emulated storage"] = str(wanted.storage)
     load = sweep.Load(arguments.block_bytes, arguments.seconds, arguments.pause_ms)
     rounds: dict[Point, list[sweep.Round]] = {
         point: [] for point in sorted(points, key=lambda point: (point.concurrency, point))
     }
-    with Runner(arguments.rounds, 0) as runner:
-        _measure(rounds, arguments.rounds, load, storage, runner)
+    with (
+        Runner(arguments.rounds, 0) as runner,
+        running(wanted, [*rounds], load.block_bytes) as servers,
+    ):
+        raw = _measure(rounds, arguments.rounds, load, servers, runner)
     record.interrupted = runner.interrupted
     record.end()
-    results = [sweep.pooled(point, of_point) for point, of_point in rounds.items() if of_point]
+    results = [
+        sweep.pooled(point, of_point, load.block_bytes, raw)
+        for point, of_point in rounds.items() if of_point
+    ]  # fmt: skip
     record.figures += [as_figure(result) for result in results]
     verdicts = spare.verdicts(results, record.machine["cores"])
+    record.parameters["servers"] = _described(servers)
     record.parameters["conclusion"] = spare.conclusion(verdicts)
-    _write(record, verdicts, arguments, storage)
-    _show(verdicts, load, storage)
+    record.parameters["network"] = network.conclusion(results, servers.here)
+    slas = within_slas(results, arguments.sla_ms or slas_for(results))
+    _write(record, verdicts, slas, arguments)
+    _show(record, verdicts, slas, load, wanted.storage)
     runner.num_failed = sum(result.errors > 0 for result in results)
     return options.finish(record, runner)
 
 
 def _measure(
     rounds: dict[Point, list[sweep.Round]], num_rounds: int, load: sweep.Load,
-    storage: sweep.Storage | None, runner: Runner,
-) -> None:  # fmt: skip
-    with sweep.server([*rounds], load.block_bytes, storage) as server:
-        for number, point in in_rounds([*rounds], num_rounds):
-            where = f"round {number + 1} of {num_rounds}: {point}"
-            runner.say(where)
-            measured = sweep.run_round(server, server.endpoint, point, load, f"{number} {point}")
-            rounds[point].append(measured)
-            for error in dict.fromkeys(measured.errors):
-                print(f"{where}: {measured.errors.count(error)} x {error}", file=sys.stderr)
+    servers: Servers, runner: Runner,
+) -> float | None:  # fmt: skip
+    """Fill `rounds`. The fastest that two raw connections were before any of them."""
+    raw: list[float] = []
+    for number, point in in_rounds([*rounds], num_rounds):
+        where = f"round {number + 1} of {num_rounds}: {point}"
+        runner.say(where)
+        if servers.here:
+            raw.append(network.raw_gb_per_s())
+        measured = sweep.run_round(servers, point, load, f"{number} {point}")
+        rounds[point].append(measured)
+        for error in dict.fromkeys(measured.errors):
+            print(f"{where}: {measured.errors.count(error)} x {error}", file=sys.stderr)
     runner.say("")
+    return max(raw, default=None)
 
 
-def _storage(arguments: argparse.Namespace) -> sweep.Storage | None:
+def _described(servers: Servers) -> str:
+    number = len(servers.addresses)
+    how = "started for the sweep" if servers.pids else "running already"
+    where = "on this machine" if servers.here else "on another machine"
+    return f"{number} server{'s' * (number > 1)} {where}, {how}"
+
+
+def _storage(arguments: argparse.Namespace) -> Storage | None:
     channels, spread = arguments.storage_channels, arguments.storage_spread_percent
     if arguments.storage_latency_ms is None:
         if channels is not None or spread is not None:
@@ -102,7 +126,7 @@ def _storage(arguments: argparse.Namespace) -> sweep.Storage | None:
     spread = _SPREAD_PERCENT if spread is None else spread
     if not 0 <= spread <= 100:
         raise ConfigError(f"storage_spread_percent: {spread:g} is not from 0 to 100")
-    return sweep.Storage(arguments.storage_latency_ms, spread, channels or _CHANNELS)
+    return Storage(arguments.storage_latency_ms, spread, channels or _CHANNELS)
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
@@ -117,51 +141,29 @@ def _check_files(arguments: argparse.Namespace) -> None:
 
 
 def _write(
-    record: Record, verdicts: Sequence[spare.Verdict], arguments: argparse.Namespace,
-    storage: sweep.Storage | None,
+    record: Record, verdicts: Sequence[spare.Verdict], slas: Sequence[WithinSla],
+    arguments: argparse.Namespace,
 ) -> None:  # fmt: skip
     if arguments.json is not None:
         record.write(arguments.json)
     if arguments.csv is not None:
         arguments.csv.write_text(as_csv([one.result for one in verdicts]))
     if arguments.html is not None and verdicts:
-        emulated = "" if storage is None else str(storage)
-        arguments.html.write_text(page.render(record, verdicts, arguments.block_bytes, emulated))
+        arguments.html.write_text(page.render(record, verdicts, slas, arguments.block_bytes))
 
 
 def _show(
-    verdicts: Sequence[spare.Verdict], load: sweep.Load, storage: sweep.Storage | None
-) -> None:
-    print(
-        f"{conversation.LOOKUPS} lookups, {conversation.READS} reads and {conversation.WRITES} "
-        f"writes a conversation; blocks of {load.block_bytes:,} bytes; milliseconds"
-    )
-    if load.pause_ms:
-        print(f"before each turn a pause of {load.pause_ms:g} ms on average")
-    if storage is not None:
-        print(f"EMULATED storage: {storage}")
-    lines: list[list[table.Cell]] = []
-    for verdict in verdicts:
-        result = verdict.result
-        lines.append([
-            str(result.point), result.point.concurrency, result.tps, result.tokens_per_s,
-            *result.lookup[:3], *result.read[:3], *result.write[:3], result.errors,
-            result.cpu_percent, result.server_percent, *verdict.words,
-        ])  # fmt: skip
-    headers = ["", "at once", "a second", "tokens/s",
-               *(f"{name} {p}" for name in ("lookup", "read", "write")
-                 for p in Percentiles._fields[:3]),
-               "errors", "CPU %", "server's %", "cores to spare", "lookups"]  # fmt: skip
-    print(table.render(headers, lines))
-    print(spare.conclusion(verdicts))
-    recommended: list[list[table.Cell]] = [
-        [one.profile, str(one.result.point), one.result.tokens_per_s, one.result.lookup.p50,
-         one.result.read.p50, one.rule]
-        for one in operating_points([one.result for one in verdicts])
-    ]  # fmt: skip
-    if recommended:
-        headers = ["profile", "at once", "tokens/s", "lookup p50", "read p50", "rule"]
-        print(f"\n{table.render(headers, recommended)}")
+    record: Record, verdicts: Sequence[spare.Verdict], slas: Sequence[WithinSla],
+    load: sweep.Load, storage: Storage | None,
+) -> None:  # fmt: skip
+    results = [one.result for one in verdicts]
+    print(printed.header(load, record.parameters["servers"], storage))
+    print(printed.points(verdicts))
+    print(record.parameters["conclusion"])
+    print(record.parameters["network"])
+    for text in (printed.split(results), printed.recommended(results), printed.slas(slas)):
+        if text and results:
+            print(f"\n{text}")
 
 
 def _plan(arguments: argparse.Namespace) -> int:
@@ -190,6 +192,10 @@ def _sweep_of(arguments: argparse.Namespace) -> list[Result]:
     return read_csv(arguments.csv)
 
 
+def _limits(text: str) -> list[float]:
+    return sorted({options.above_zero(word) for word in text.split(",")})
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=f"python -m {MODULE}",
@@ -209,6 +215,14 @@ def _parser() -> argparse.ArgumentParser:
         help="before each turn, on average, as people and models take (default: none)")  # fmt: skip
     add("--block-bytes", type=options.size, default=source.BLOCK_BYTES, metavar="SIZE",
         help="of 128 tokens (default: the source's payload, %(default)s)")  # fmt: skip
+    add("--servers", type=options.positive, default=1, metavar="N",
+        help="start so many and share the clients out evenly (default: %(default)s)")  # fmt: skip
+    add("--server", action="append", default=[], metavar="ADDRESS",
+        help="a running server in place of one of ours, tcp://HOST:PORT, with ?keys=FILE where it "
+        "demands keys; may be repeated")  # fmt: skip
+    add("--sla-ms", type=_limits, metavar="MS,MS",
+        help="limits on reads (p50) to find the best configuration for (default: the source's, "
+        "25,30,45,60, and in proportion to the fastest read)")  # fmt: skip
     add("--storage-latency-ms", type=options.above_zero, metavar="MS",
         help="emulate a storage behind the server: what a read of a block takes in it, on "
         "average")  # fmt: skip

@@ -1,19 +1,23 @@
-"""The source's three charts, drawn by matplotlib, as SVG to be set into a page.
+"""The source's three charts, and where a read's time goes, drawn by matplotlib, as SVG to be set
+into a page.
 
 Lines and letters take the colour of the text around them, so one picture serves light and dark.
+Each point and each bar is a group with its exact values as a title, which a browser shows to a
+pointer without a script, and with the name of its series, which `interactive` uses.
 """
 
 import io
 import math
 import re
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
 
-from benchmarks.store_sweep.points import Percentiles, Result
+from benchmarks.store_sweep.points import PARTS, Percentiles, Result
 
 _TEXT = "#010203"  # stands for the colour of the text around, and is drawn nowhere else
 # Okabe and Ito's palette, those of it that are read on white and on black.
-_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00")
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7")
 _MARKS = ("o", "s", "^", "D")
 _STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
     "svg.fonttype": "none",  # text, not outlines
@@ -33,7 +37,20 @@ _STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
 }
 
 
-def latency(results: Sequence[Result], operation: str) -> str:
+class Chart(NamedTuple):
+    """One picture."""
+
+    name: str
+    svg: str
+    series: dict[str, str]
+    """Of each series that can be switched off: its name, and its colour."""
+
+
+Tips = dict[str, str]
+"""What each point shows: its values in words, by its id, `SERIES~NUMBER`."""
+
+
+def latency(results: Sequence[Result], operation: str) -> Chart:
     """Percentiles of `operation` ("lookup" or "read") over thousands of tokens a second.
 
     Up to the peak: beyond it more clients give fewer tokens, and the curve would turn back. In
@@ -41,6 +58,8 @@ def latency(results: Sequence[Result], operation: str) -> str:
     """
     peak = max(range(len(results)), key=lambda place: results[place].tokens_per_s)
     shown = results[: peak + 1]
+    tips: Tips = {}
+    series: dict[str, str] = {}
 
     def draw(axes: Any) -> None:
         from matplotlib.ticker import LogLocator, NullLocator
@@ -50,8 +69,14 @@ def latency(results: Sequence[Result], operation: str) -> str:
             ys = [getattr(getattr(result, operation), name) for result in shown]
             if None in ys:
                 continue
-            axes.plot(xs, ys, _MARKS[number], label=name,
-                      color=_COLOURS[number])  # fmt: skip
+            series[name] = _COLOURS[number]
+            for place, (x, y, result) in enumerate(zip(xs, ys, shown, strict=True)):
+                axes.plot([x], [y], _MARKS[number], label="" if place else name,
+                          color=_COLOURS[number], gid=f"{name}~{place}")  # fmt: skip
+                tips[f"{name}~{place}"] = (
+                    f"{operation} {name}: {y:.2f} ms at {result.point.concurrency} at once "
+                    f"({result.point}), {x:.1f} K tokens/s"
+                )
         axes.set_xlabel("thousands of tokens a second")
         axes.set_ylabel(f"{operation}, ms")
         axes.set_yscale("log")
@@ -59,14 +84,16 @@ def latency(results: Sequence[Result], operation: str) -> str:
         axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(_MARKS))
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncols=len(_MARKS)).set_gid(
+            "legend"
+        )
         axes.spines["right"].set_visible(False)
         places, names = _without_overlap(xs, [f"{r.point.concurrency}" for r in shown])
         above = axes.secondary_xaxis("top")
         above.set_xticks(places, names)
         above.set_xlabel("conversations at once")
 
-    return _svg(draw, f"{operation}-")
+    return Chart(operation, _svg(draw, f"{operation}-", tips), series)
 
 
 def _without_overlap(xs: list[float], names: list[str]) -> tuple[list[float], list[str]]:
@@ -88,30 +115,73 @@ def _line_below(value: float) -> float:
     return float(max(step * power for step in (1, 2, 5) if step * power <= value))
 
 
-def throughput(results: Sequence[Result]) -> str:
+def throughput(results: Sequence[Result]) -> Chart:
     """Conversations a second and thousands of tokens a second, over the number at once."""
+    tips: Tips = {}
+    series = {"conversations a second": _COLOURS[0], "thousands of tokens a second": _COLOURS[1]}
+
+    def bars(axes: Any, shift: float, values: Sequence[float], name: str, **style: Any) -> None:
+        places = [place + shift for place in range(len(values))]
+        for place, bar in enumerate(axes.bar(places, values, 0.38, color=series[name], **style)):
+            bar.set_gid(f"{name}~{place}")
+            point = results[place].point
+            tips[f"{name}~{place}"] = (
+                f"{values[place]:.1f} {name} at {point.concurrency} at once ({point})"
+            )
 
     def draw(axes: Any) -> None:
-        places = range(len(results))
-        axes.bar([place - 0.2 for place in places], [result.tps for result in results], 0.38,
-                 color=_COLOURS[0], label="conversations a second (left)")  # fmt: skip
+        left, right_name = series
+        bars(axes, -0.2, [one.tps for one in results], left, label=f"{left} (left)")
         right = axes.twinx()
-        right.bar([place + 0.2 for place in places],
-                  [result.tokens_per_s / 1e3 for result in results], 0.38, color=_COLOURS[1],
-                  label="thousands of tokens a second (right)", hatch="//")  # fmt: skip
-        axes.set_xticks(places, [f"{r.point.concurrency}\n({r.point})" for r in results])
-        axes.set_xlabel("conversations at once (processes x clients)")
-        axes.set_ylabel("conversations a second")
-        right.set_ylabel("thousands of tokens a second")
+        bars(right, 0.2, [one.tokens_per_s / 1e3 for one in results], right_name,
+             label=f"{right_name} (right)", hatch="//")  # fmt: skip
+        _name_points(axes, results)
+        axes.set_ylabel(left)
+        right.set_ylabel(right_name)
         right.grid(visible=False)
         axes.grid(visible=False, axis="x")
         handles = [*axes.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
-        axes.legend(handles=handles, loc="upper left")
+        axes.legend(handles=handles, loc="upper left").set_gid("legend")
 
-    return _svg(draw, "throughput-")
+    return Chart("throughput", _svg(draw, "throughput-", tips), series)
 
 
-def _svg(draw: Callable[[Any], None], prefix: str) -> str:
+def split(results: Sequence[Result]) -> Chart | None:
+    """The parts of a read, one on the other, over the number at once; None without any."""
+    known = [result for result in results if result.split is not None]
+    tips: Tips = {}
+    series = dict(zip(PARTS, _COLOURS, strict=True))
+
+    def draw(axes: Any) -> None:
+        below = [0.0] * len(known)
+        for number, name in enumerate(PARTS):
+            heights = [result.split.parts[name] for result in known if result.split is not None]
+            drawn = axes.bar(range(len(known)), heights, 0.6, bottom=below, color=series[name],
+                             label=name, hatch=("", "//", "..", "\\\\", "xx")[number])  # fmt: skip
+            for place, bar in enumerate(drawn):
+                bar.set_gid(f"{name}~{place}")
+                point = known[place].point
+                tips[f"{name}~{place}"] = (
+                    f"{name}: {heights[place]:.3f} ms of a read (mean) at {point.concurrency} at "
+                    f"once ({point})"
+                )
+            below = [under + height for under, height in zip(below, heights, strict=True)]
+        _name_points(axes, known)
+        axes.set_ylabel("mean of a read, ms")
+        axes.grid(visible=False, axis="x")
+        axes.legend(loc="upper left").set_gid("legend")
+
+    return Chart("split", _svg(draw, "split-", tips), series) if known else None
+
+
+def _name_points(axes: Any, results: Sequence[Result]) -> None:
+    names = [f"{one.point.concurrency}\n({one.point})" for one in results]
+    axes.set_xticks(range(len(results)), names)
+    axes.set_xlabel("conversations at once (processes x clients)")
+
+
+def _svg(draw: Callable[[Any], None], prefix: str, tips: Mapping[str, str]) -> str:
+    """`tips` is filled by `draw`."""
     # Imported here: it takes half a second, and most runs draw nothing.
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -121,7 +191,21 @@ def _svg(draw: Callable[[Any], None], prefix: str) -> str:
         draw(figure.add_subplot())
         to = io.StringIO()
         figure.savefig(to, format="svg", transparent=True, metadata={"Date": None})
-    return _to_set_into_a_page(to.getvalue(), prefix)
+    return _with_tips(_to_set_into_a_page(to.getvalue(), prefix), prefix, tips)
+
+
+def _with_tips(svg: str, prefix: str, tips: Mapping[str, str]) -> str:
+    for name, tip in tips.items():
+        series, _, place = name.partition("~")
+        group = f'<g id="{prefix}{name}">'
+        assert svg.count(group) == 1, f"matplotlib drew no {name}"
+        id_ = f"{prefix}{series.replace(' ', '-')}-{place}"
+        svg = svg.replace(
+            group,
+            f'<g id="{id_}" class="point" role="img" data-series="{series}" data-place="{place}" '
+            f'aria-label="{escape(tip)}"><title>{escape(tip)}</title>',
+        )
+    return svg
 
 
 def _to_set_into_a_page(svg: str, prefix: str) -> str:

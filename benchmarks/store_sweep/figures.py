@@ -4,11 +4,23 @@ import re
 from pathlib import Path
 
 from benchmarks.harness.record import Figure, Record, RecordError
-from benchmarks.store_sweep.points import OPERATIONS, Percentiles, Point, Result
+from benchmarks.store_sweep.points import (
+    OPERATIONS,
+    Percentiles,
+    Point,
+    ReadSplit,
+    Result,
+    split_of,
+)
 from remote_server.errors import ConfigError
 
 _CPU = "cpu, percent"
 _SERVER = "server, percent of a core"
+_MOVED = "moved, GB/s"
+_RAW = "two raw connections, GB/s"
+_SPLIT = {
+    name: f"read {name}, mean, ms" for name in ReadSplit._fields if name != "apart_percent"
+} | {"apart_percent": "reads whose parts are off by 5 %, percent"}
 
 
 def as_figure(result: Result) -> Figure:
@@ -24,6 +36,9 @@ def as_figure(result: Result) -> Figure:
         for percent, value in getattr(result, operation)._asdict().items()
     }
     measured |= {_CPU: result.cpu_percent, _SERVER: result.server_percent}
+    measured |= {_MOVED: result.moved_gb_per_s, _RAW: result.raw_gb_per_s}
+    if result.split is not None:
+        measured |= {_SPLIT[name]: value for name, value in result.split._asdict().items()}
     values |= {name: value for name, value in measured.items() if value is not None}
     return Figure(f"{result.point.concurrency} at once ({result.point})", "as named", values, "tcp")
 
@@ -52,6 +67,8 @@ def _result(figure: Figure) -> Result:
         Point.parse(point), values["conversations per second"], values["tokens per second"],
         percentiles("lookup"), percentiles("read"), percentiles("write"),
         int(values["errors"]), values.get(_CPU), values.get(_SERVER),
+        split_of({name: values.get(shown) for name, shown in _SPLIT.items()}),
+        values.get(_MOVED), values.get(_RAW),
     )  # fmt: skip
 
 

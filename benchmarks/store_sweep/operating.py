@@ -70,3 +70,37 @@ def servers_for(target_tokens_per_s: float, tokens_per_s_of_one: float) -> int:
     if not (target_tokens_per_s > 0 and tokens_per_s_of_one > 0):
         raise ConfigError("tokens per second: both the target and one server's must be above 0")
     return math.ceil(target_tokens_per_s / tokens_per_s_of_one)
+
+
+class WithinSla(NamedTuple):
+    """The best configuration for one limit on reads (p50)."""
+
+    limit_ms: float
+    result: Result | None
+    """The most tokens with faster reads; None when no point has them."""
+
+
+# The source's limits, and what they are in units of its fastest read, 18.81 ms.
+SOURCE_SLAS_MS = (25.0, 30.0, 45.0, 60.0)
+_IN_FASTEST_READS = (1.33, 1.6, 2.4, 3.2)
+
+
+def slas_for(results: Sequence[Result]) -> list[float]:
+    """The source's limits. Where even the slowest read is within the first of them, that one, and
+    limits in the same proportion to the fastest read: the source's would not tell points apart."""
+    reads = [one.read.p50 for one in results if one.read.p50 is not None and not one.errors]
+    if not reads or max(reads) >= SOURCE_SLAS_MS[0]:
+        return [*SOURCE_SLAS_MS]
+    scaled = [float(f"{times * min(reads):.2g}") for times in _IN_FASTEST_READS]
+    return sorted({*scaled, SOURCE_SLAS_MS[0]})
+
+
+def within_slas(results: Sequence[Result], limits_ms: Sequence[float]) -> list[WithinSla]:
+    """The best point for each limit."""
+    found: list[WithinSla] = []
+    for limit in limits_ms:
+        try:
+            found.append(WithinSla(limit, best_within(results, limit)))
+        except ConfigError:
+            found.append(WithinSla(limit, None))
+    return found

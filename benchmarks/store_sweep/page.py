@@ -1,13 +1,14 @@
-"""One HTML page of a sweep that needs nothing else: no script, no address, no file beside it."""
+"""One HTML page of a sweep that needs nothing else: no address, no file beside it, one script in it
+without which it still shows all."""
 
 from collections.abc import Sequence
 from html import escape
 
 from benchmarks.harness import html
 from benchmarks.harness.record import Record
-from benchmarks.store_sweep import charts, conversation, source, spare
-from benchmarks.store_sweep.operating import operating_points
-from benchmarks.store_sweep.points import Percentiles, Result
+from benchmarks.store_sweep import charts, conversation, interactive, printed, source, spare
+from benchmarks.store_sweep.operating import WithinSla, operating_points
+from benchmarks.store_sweep.points import PARTS, Percentiles, Result
 from remote_server.sizes import format_bytes
 
 _STYLE = """
@@ -24,28 +25,73 @@ code { background: var(--soft); padding: .1rem .3rem }
 
 
 def render(
-    record: Record, verdicts: Sequence[spare.Verdict], block_bytes: int, emulated: str
+    record: Record, verdicts: Sequence[spare.Verdict], slas: Sequence[WithinSla], block_bytes: int
 ) -> str:
-    """`verdicts` of at least one point. `emulated` says what of the storage was; empty for the
-    ordinary server."""
+    """`verdicts` of at least one point. The record's parameters may name an emulated storage, the
+    servers, and the conclusion on the network."""
     results = [one.result for one in verdicts]
     parts = [
         "<h1>How many conversations does a server carry?</h1>",
-        _about(record, block_bytes, emulated),
-        "<h2>What a lookup takes</h2>", _wide(charts.latency(results, "lookup")),
+        _about(record, block_bytes),
+        "<h2>Duration of a lookup</h2>", _chart(charts.latency(results, "lookup"), "lookups"),
         f"<p>{escape(spare.conclusion(verdicts))}</p>",
-        "<h2>What a read takes</h2>", _wide(charts.latency(results, "read")),
-        "<h2>Throughput</h2>", _wide(charts.throughput(results)),
+        "<h2>Duration of a read</h2>", _chart(charts.latency(results, "read"), "reads"),
+        *_split(results),
+        "<h2>Throughput</h2>", _chart(charts.throughput(results), "throughput"),
+        f"<p>{escape(str(record.parameters.get('network', '')))}</p>",
+        "<h2>The best configuration for a limit on reads</h2>", _about_slas(), _slas(slas),
         "<h2>Every point</h2>", _points(results),
         "<h2>What it took of the machine, and the rest</h2>", _about_cores(), _rest(verdicts),
         "<h2>Where to run it</h2>", _operating(results),
         "<h2>The source's own figures</h2>", _about_source(),
         _points(source.results()),
+        f"<script>{interactive.SCRIPT}</script>",
     ]  # fmt: skip
-    return html.whole("kvferry: store sweep", html.THEME + _STYLE, parts)
+    return html.whole("kvferry: store sweep", html.THEME + _STYLE + interactive.STYLE, parts)
 
 
-def _about(record: Record, block_bytes: int, emulated: str) -> str:
+def _chart(chart: charts.Chart, name: str) -> str:
+    return interactive.figure(chart, f"chart of {name}")
+
+
+def _split(results: Sequence[Result]) -> list[str]:
+    """The parts of a read; nothing without them."""
+    chart = charts.split(results)
+    if chart is None:
+        return []
+    rows = [
+        [f"{one.point.concurrency} ({one.point})", *(f"{ms:.3f}" for ms in one.split[:6]),
+         f"{one.split.apart_percent:.1f} %"]
+        for one in results if one.split is not None
+    ]  # fmt: skip
+    about = (
+        "<p>Means, which sum up. <em>Serialize</em>: until the request was handed to ZeroMQ. "
+        "<em>Server</em>: in the server without its storage. <em>Storage</em>: until its store "
+        "had found and read the blocks. <em>Deserialize</em>: into the client's memory, verified, "
+        "until its thread went on. <em>Network</em>: the rest of the way, with the queues of both "
+        "sockets. <em>Apart</em>: reads, measured as a whole, that are more than 5 % off the sum "
+        "of their parts.</p>"
+    )
+    headers = ["at once", *PARTS, "read", "apart"]
+    return ["<h2>Parts of a read</h2>", _chart(chart, "parts of a read"), about,
+            _table(headers, rows)]  # fmt: skip
+
+
+def _about_slas() -> str:
+    return (
+        "<p>The point with the most tokens whose reads (p50) are below the limit. The limits are "
+        "the source's; where all reads are faster than the first of those, limits in the same "
+        "proportion to the fastest read stand before it.</p>"
+    )
+
+
+def _slas(slas: Sequence[WithinSla]) -> str:
+    return _table(printed.SLA_HEADERS, [printed.sla_cells(one) for one in slas], words=(0, 1))
+
+
+def _about(record: Record, block_bytes: int) -> str:
+    emulated = str(record.parameters.get("emulated storage", ""))
+    servers = str(record.parameters.get("servers", ""))
     stolen = f" The host gave {record.stolen_percent:g} % of the CPU time to other machines." if (
         record.stolen_percent) else ""  # fmt: skip
     storage = f"<p><strong>The storage is emulated:</strong> {escape(emulated)}.</p>" if (
@@ -58,7 +104,8 @@ def _about(record: Record, block_bytes: int, emulated: str) -> str:
         f"{conversation.TOKENS_BOOKED:,} tokens. It moves {conversation.BLOCKS_MOVED} blocks: a "
         "read is of all blocks written before. Percentiles are of the samples of all clients "
         f"together.</p>{storage}"
-        f"<p>{escape(record.describe_machine())}, {escape(record.started)}.{stolen}<br>"
+        f"<p>{escape(record.describe_machine())}, {escape(record.started)}.{stolen} "
+        f"{escape(servers)}<br>"
         f"<code>{escape(record.command)}</code><br>{escape(versions)}</p>"
     )
 

@@ -3,7 +3,7 @@
 import csv
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Self
@@ -78,6 +78,32 @@ class Percentiles(NamedTuple):
 NOTHING = Percentiles(None, None, None, None)
 
 
+class ReadSplit(NamedTuple):
+    """Parts of a read, and the read itself, in milliseconds: means, because means sum up."""
+
+    serialize: float
+    network: float
+    server: float
+    """Without its storage."""
+
+    storage: float
+    deserialize: float
+    """Into the client's memory, verified, until its thread goes on."""
+
+    read: float
+    """Measured around the whole read, not from the parts."""
+
+    apart_percent: float
+    """Reads of which the parts do not sum up to the read within 5 %."""
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return dict(zip(PARTS, self, strict=False))
+
+
+PARTS = ReadSplit._fields[:5]
+
+
 @dataclass(frozen=True)
 class Result:
     """What one point came to."""
@@ -97,7 +123,29 @@ class Result:
     """Of all cores, how much was in use meanwhile: near 100 the machine is the limit."""
 
     server_percent: float | None = None
-    """Of one core, what the server's process used. Its loop is one thread, and has one core."""
+    """Of one core, what the servers' processes used. The loop of each is one thread."""
+
+    split: ReadSplit | None = None
+    """None when the server sends no times."""
+
+    moved_gb_per_s: float | None = None
+    """Blocks read and written, in 10⁹ bytes."""
+
+    raw_gb_per_s: float | None = None
+    """The speed of two raw TCP connections of this machine in the same run."""
+
+    @property
+    def network_percent(self) -> float | None:
+        """The part of `raw_gb_per_s` that the blocks took."""
+        if not self.raw_gb_per_s or self.moved_gb_per_s is None:
+            return None
+        return 100 * self.moved_gb_per_s / self.raw_gb_per_s
+
+
+def split_of(values: Mapping[str, float | None]) -> ReadSplit | None:
+    """From its fields by name; None unless all are there."""
+    known = {name: value for name, value in values.items() if value is not None}
+    return ReadSplit(**known) if len(known) == len(ReadSplit._fields) else None
 
 
 OPERATIONS = ("lookup", "read", "write")
@@ -105,6 +153,7 @@ COLUMNS = (
     "processes", "concurrency_per_process", "total_concurrency", "tps", "tokens_per_sec",
     *(f"{name}_{percent}_ms" for name in OPERATIONS for percent in Percentiles._fields),
     "errors", "cpu_percent", "server_cpu_percent",
+    *(f"read_mean_{name}" for name in ReadSplit._fields), "moved_gb_per_s", "raw_gb_per_s",
 )  # fmt: skip
 """The source's, then those that it does not have."""
 
@@ -121,7 +170,8 @@ def as_csv(results: Sequence[Result]) -> str:
             ["" if value is None else value for value in (
                 point.processes, point.clients, point.concurrency, round(result.tps, 3),
                 round(result.tokens_per_s, 1), *samples, result.errors, result.cpu_percent,
-                result.server_percent,
+                result.server_percent, *(result.split or (None,) * len(ReadSplit._fields)),
+                result.moved_gb_per_s, result.raw_gb_per_s,
             )]
         )  # fmt: skip
     return text.getvalue()
@@ -151,4 +201,6 @@ def _result(row: dict[str, str]) -> Result:
         float(row["tps"]), float(row["tokens_per_sec"]),
         percentiles("lookup"), percentiles("read"), percentiles("write"),
         int(row.get("errors") or 0), number("cpu_percent"), number("server_cpu_percent"),
+        split_of({name: number(f"read_mean_{name}") for name in ReadSplit._fields}),
+        number("moved_gb_per_s"), number("raw_gb_per_s"),
     )  # fmt: skip

@@ -25,13 +25,15 @@ from remote_server import protocol
 from remote_server.errors import RemoteProtocolError
 from remote_server.malloc import keep_freed_memory
 from remote_server.server.config import ServerConfig
+from remote_server.server.request_times import RequestTimes
 from remote_server.server.server import Server
 from remote_server.sizes import parse_bytes
 from remote_server.turns import Steps, to_end
 
 MODULE = "benchmarks.store_sweep.slow_server"
 
-Handle = Callable[[bytes, Sequence[memoryview]], Steps[None] | None]
+Handle = Callable[[bytes, Sequence[memoryview], float | None], Steps[None] | None]
+RequestTimesOf = Callable[[protocol.Get], RequestTimes]
 
 
 class Channels:
@@ -66,27 +68,42 @@ class SlowGets:
         self._handle = handle
         self._channels = channels
         self._clock = clock
-        self._waiting: list[tuple[float, int, bytes, Sequence[memoryview]]] = []
+        self._waiting: list[tuple[float, int, bytes, Sequence[memoryview], float]] = []
         self._number = 0
+        self._in_storage_s = 0.0
+        """Of the get that is being handed on."""
 
     def handle(
         self, client: bytes, frames: Sequence[memoryview], arrived: float | None = None
     ) -> Steps[None] | None:
         num_blocks = _blocks_asked_for(frames)
         if not num_blocks:
-            return self._handle(client, frames)
+            return self._handle(client, frames, arrived)
         self._number += 1
-        due = self._channels.done_at(num_blocks, self._clock())
-        heapq.heappush(self._waiting, (due, self._number, client, frames))
+        now = self._clock()
+        due = self._channels.done_at(num_blocks, now)
+        since = now if arrived is None else arrived
+        heapq.heappush(self._waiting, (due, self._number, client, frames, since))
         return None
+
+    def timing(self, times_of: Callable[[protocol.Get], RequestTimes]) -> RequestTimesOf:
+        """`times_of` with the emulated time booked as the storage's."""
+
+        def times_with_storage(request: protocol.Get, /) -> RequestTimes:
+            times = times_of(request)
+            times.add_storage(self._in_storage_s)
+            return times
+
+        return times_with_storage
 
     def go_on(self) -> int | None:
         """Answer what is due. Milliseconds that the loop may wait for messages now: none when
         there are answers to send. None: as long as it likes."""
         answered = False
         while self._waiting and self._waiting[0][0] <= self._clock():
-            _, _, client, frames = heapq.heappop(self._waiting)
-            steps = self._handle(client, frames)
+            due, _, client, frames, arrived = heapq.heappop(self._waiting)
+            self._in_storage_s = due - arrived
+            steps = self._handle(client, frames, arrived)
             if steps is not None:
                 to_end(steps)
             answered = True
@@ -108,7 +125,9 @@ class SlowServer(Server):
         super().start()
         (quarters,) = self.quarters.values()
         self._slow = SlowGets(quarters.handlers.handle, self._channels)
-        quarters.handlers.handle = self._slow.handle  # type: ignore[method-assign]
+        handlers = quarters.handlers
+        handlers.handle = self._slow.handle  # type: ignore[method-assign]
+        handlers.times_of = self._slow.timing(handlers.times_of)  # type: ignore[method-assign]
 
     def _patience_ms(self, more_to_do: bool) -> int:
         """Asked in every turn of the loop, before it waits for messages."""

@@ -12,16 +12,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.harness import machine
-from benchmarks.store_sweep import conversation, slow_server, talkers
-from benchmarks.store_sweep.points import Percentiles, Point, Result
-from examples.processes import REPOSITORY, LoggedProcess, RemoteServer
-from remote_server.sizes import GiB, MiB
-
-NAMESPACE = "store-sweep"
+from benchmarks.store_sweep import conversation, talkers
+from benchmarks.store_sweep.points import PARTS, Percentiles, Point, ReadSplit, Result
+from benchmarks.store_sweep.servers import Servers
+from examples.processes import REPOSITORY
 
 _START_S = 60.0
-_LIVE_CONVERSATIONS = 4
-"""Of each client, that memory holds: the one it is in, and room so that its blocks stay."""
 
 
 class Load(NamedTuple):
@@ -35,68 +31,18 @@ class Load(NamedTuple):
     """Before each turn, on average."""
 
 
-class Storage(NamedTuple):
-    """What is emulated behind the server."""
-
-    latency_ms: float
-    """Of each block, on average."""
-
-    spread_percent: float
-    """How much less, or more, one may take."""
-
-    channels: int
-    """Blocks at a time."""
-
-    def __str__(self) -> str:
-        return (
-            f"each block of a read takes {self.latency_ms:g} ms more in the server, give or take "
-            f"{self.spread_percent:g} %, {self.channels} blocks at a time; lookups and writes do "
-            "not"
-        )
-
-
-class SlowServerProcess(LoggedProcess):
-    """`slow_server` in a process of its own."""
-
-    name = "slow-server"
-
-    def __init__(self, memory: int, storage: Storage) -> None:
-        super().__init__(
-            [sys.executable, "-m", slow_server.MODULE, "--memory", str(memory),
-             "--latency-ms", str(storage.latency_ms), "--channels", str(storage.channels),
-             "--spread", str(storage.spread_percent)]
-        )  # fmt: skip
-        self.endpoint = ""
-
-    def is_ready(self) -> bool:
-        for line in self.log.read_text(errors="replace").splitlines():
-            if line.startswith("ready on "):
-                self.endpoint = line.split()[-1]
-        return bool(self.endpoint)
-
-
-def server(
-    points: Sequence[Point], block_bytes: int, storage: Storage | None
-) -> RemoteServer | SlowServerProcess:
-    """The server of a whole sweep, not started. Without a storage it is the ordinary one."""
-    most = max(point.concurrency for point in points)
-    needed = most * _LIVE_CONVERSATIONS * conversation.BLOCKS * (block_bytes + 4096) * 5 // 4
-    memory = max(needed, 256 * MiB)
-    machine.skip_unless_fits(memory + GiB, None)
-    if storage is not None:
-        return SlowServerProcess(memory, storage)
-    return RemoteServer(memory=str(memory))
-
-
 class _Talkers:
     """One process of clients. Ends with the block, whatever it was doing."""
 
     def __init__(
-        self, stack: ExitStack, endpoint: str, load: Load, clients: int, speaker: str
+        self, stack: ExitStack, servers: Servers, load: Load, point: Point, number: int, name: str
     ) -> None:
+        """The process `number` of those of `point`."""
+        first = number * point.clients
         self._process = subprocess.Popen(
-            [sys.executable, "-m", talkers.MODULE, endpoint, NAMESPACE, str(load.block_bytes),
-             str(clients), str(load.seconds), str(load.pause_ms), speaker],
+            [sys.executable, "-m", talkers.MODULE, servers.text, servers.namespace,
+             str(load.block_bytes), str(first), str(point.clients), str(load.seconds),
+             str(load.pause_ms), f"{name} {number}"],
             cwd=REPOSITORY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
         stack.callback(self._end)
@@ -144,20 +90,19 @@ class Round(NamedTuple):
         return [error for talk in self.talks for error in talk["errors"]]
 
 
-def run_round(server: LoggedProcess, endpoint: str, point: Point, load: Load, name: str) -> Round:
+def run_round(servers: Servers, point: Point, load: Load, name: str) -> Round:
     """`name` is this round's and point's alone."""
     with ExitStack() as stack:
         processes = [
-            _Talkers(stack, endpoint, load, point.clients, f"{name} {number}")
-            for number in range(point.processes)
+            _Talkers(stack, servers, load, point, number, name) for number in range(point.processes)
         ]
         for process in processes:
             process.wait_until_ready()
-        began, before, server_before_s = time.monotonic(), machine.cpu_times(), _cpu_s(server.pid)
+        began, before, server_before_s = time.monotonic(), machine.cpu_times(), _cpu_s(servers.pids)
         for process in processes:
             process.begin()
         talks = [talk for process in processes for talk in process.result()]
-        took_s, now, server_s = time.monotonic() - began, machine.cpu_times(), _cpu_s(server.pid)
+        took_s, now, server_s = time.monotonic() - began, machine.cpu_times(), _cpu_s(servers.pids)
     total = now.total - before.total
     busy = round(100 * (1 - (now.idle - before.idle) / total), 1) if total > 0 else None
     of_server = None
@@ -166,8 +111,11 @@ def run_round(server: LoggedProcess, endpoint: str, point: Point, load: Load, na
     return Round(talks, busy, of_server)
 
 
-def pooled(point: Point, rounds: Sequence[Round]) -> Result:
-    """What all clients of a point did, all rounds taken together.
+def pooled(
+    point: Point, rounds: Sequence[Round], block_bytes: int, raw_gb_per_s: float | None = None
+) -> Result:
+    """What all clients of a point did, all rounds taken together. `raw_gb_per_s` is the fastest
+    pass of two raw connections in the run.
 
     Percentiles are of all samples together: a mean of each client's percentiles, as in the source,
     hides the slowest. The rate is the sum of the clients' own, on average over the rounds.
@@ -184,7 +132,19 @@ def pooled(point: Point, rounds: Sequence[Round]) -> Result:
         all_of("lookups"), all_of("reads"), all_of("writes"),
         sum(len(one.errors) for one in rounds),
         _mean([one.cpu_percent for one in rounds]), _mean([one.server_percent for one in rounds]),
+        _split(talks), tps * conversation.BLOCKS_MOVED * block_bytes / 1e9,
+        raw_gb_per_s,
     )  # fmt: skip
+
+
+def _split(talks: Sequence[dict[str, Any]]) -> ReadSplit | None:
+    timed = sum(talk["timed"] for talk in talks)
+    if not timed:
+        return None
+    means = [sum(talk["split_ms"][place] for talk in talks) / timed
+             for place in range(len(PARTS) + 1)]  # fmt: skip
+    apart = 100 * sum(talk["apart"] for talk in talks) / timed
+    return ReadSplit._make([*(round(mean, 4) for mean in means), round(apart, 2)])
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -192,11 +152,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return round(sum(known) / len(known), 1) if known else None
 
 
-def _cpu_s(pid: int) -> float | None:
-    """What a process has used of all cores. None where /proc does not say."""
-    try:
-        # After "pid (name)", where a name may hold spaces and parentheses.
-        words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+def _cpu_s(pids: Sequence[int]) -> float | None:
+    """CPU time of these processes on all cores. None without any, or without /proc."""
+    total = 0.0
+    for pid in pids:
+        try:
+            # After "pid (name)", where a name may hold spaces and parentheses.
+            words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except OSError:
+            return None
+        total += (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+    return total if pids else None

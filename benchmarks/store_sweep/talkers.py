@@ -1,6 +1,10 @@
 """A process of clients, each a thread with a connection of its own and conversations to hold.
 
-python -m … ENDPOINT NAMESPACE BLOCK_BYTES CLIENTS SECONDS PAUSE_MS SPEAKER
+python -m … SERVERS NAMESPACE BLOCK_BYTES FIRST CLIENTS SECONDS PAUSE_MS SPEAKER
+
+SERVERS are separated by commas. FIRST is the number of the first client among those of all
+processes: client number n talks to server n modulo the number of servers, so that they share the
+load evenly. All blocks of a conversation are on one server.
 
 Says `ready` when each client has held one conversation, begins when a line comes in, and says what
 it measured as one line of JSON.
@@ -19,10 +23,15 @@ from benchmarks.harness.runner import nothing
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
 from benchmarks.store_sweep.conversation import BLOCKS, TURNS, keys_of
-from remote_server.client import RemoteClient
+from benchmarks.store_sweep.points import PARTS
+from remote_server.address import server_address
+from remote_server.client import GetTimes, RemoteClient
 from remote_server.malloc import keep_freed_memory
 
 MODULE = "benchmarks.store_sweep.talkers"
+
+# Parts that sum up to a read within this much of it are its parts.
+_APART = 0.05
 
 T = TypeVar("T")
 
@@ -34,6 +43,15 @@ class Talk:
     lookups: list[float] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
     writes: list[float] = field(default_factory=list)
+    split_ms: list[float] = field(default_factory=lambda: [0.0] * (len(PARTS) + 1))
+    """Sums over the timed reads: of each part, and of the reads."""
+
+    timed: int = 0
+    """Reads with times."""
+
+    apart: int = 0
+    """Of these, those whose parts do not sum up to the read within 5 %."""
+
     conversations: float = 0.0
     """Held while all other clients were busy, too: of the last one the part until then."""
 
@@ -112,9 +130,11 @@ class Talker:
         result = _timed(
             talk.reads,
             lambda: self._client.get(
-                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S
+                self._namespace, keys, rows, stall_s=PATIENCE_S, timeout_s=PATIENCE_S, timed=True
             ).result(),
         )
+        if result.times is not None:
+            add_split(talk, result.times, time.monotonic())
         if len(result.landed) != len(keys):
             raise AssertionError(f"not all blocks came: {result.outcomes}, {result.error}")
         for row, key in zip(rows, keys, strict=True):
@@ -131,6 +151,19 @@ class Talker:
         )  # fmt: skip
         if result.created != end - first:
             raise AssertionError(f"{result.created} of {end - first} blocks kept: {result}")
+
+
+def add_split(talk: Talk, times: GetTimes, now: float) -> None:
+    """Book the last of `talk.reads`, which ended `now` for its caller. What passed since its last
+    block was verified is the client's, as `deserialize`."""
+    parts_s = [times.serialize_s, times.network_s, times.server_s, times.storage_s,
+               times.deserialize_s + now - times.ended]  # fmt: skip
+    parts_ms = [1e3 * part for part in parts_s]
+    read_ms = talk.reads[-1]
+    for place, value in enumerate([*parts_ms, read_ms]):
+        talk.split_ms[place] += value
+    talk.timed += 1
+    talk.apart += abs(sum(parts_ms) - read_ms) > _APART * read_ms
 
 
 def _timed(samples: list[float], ask: Callable[[], T]) -> T:
@@ -150,17 +183,16 @@ def pauses(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    endpoint, namespace, block_bytes, clients, seconds, pause_ms, speaker = (
+    servers, namespace, block_bytes, first, clients, seconds, pause_ms, speaker = (
         sys.argv[1:] if argv is None else argv
     )
     keep_freed_memory()
-    talkers = [
-        Talker(
-            connect(endpoint, namespace, int(block_bytes)),
-            namespace, int(block_bytes), f"{speaker} {number}",
-        )
-        for number in range(int(clients))
-    ]  # fmt: skip
+    addresses = [server_address(server) for server in servers.split(",")]
+    talkers = []
+    for number in range(int(clients)):
+        address = addresses[(int(first) + number) % len(addresses)]
+        client = connect(address.endpoint, namespace, int(block_bytes), keys=address.keys)
+        talkers.append(Talker(client, namespace, int(block_bytes), f"{speaker} {number}"))
     warm_up = [talker.talk_for(0) for talker in talkers]
     if errors := [error for talk in warm_up for error in talk.errors]:
         sys.exit(f"the first conversation failed: {errors[0]}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 
+from remote_server.client.get_times import GetStopwatch
 from remote_server.client.results import ClientConfig, GetOutcome, GetResult, resolve
 from remote_server.errors import KVFerryError, without_frames
 
@@ -28,6 +29,8 @@ class GetTransfer:
     """From when the I/O thread takes it over."""
     deadline: float = inf
 
+    stopwatch: GetStopwatch | None = None
+    """Of a `timed` get."""
     offsets: list[int] = field(default_factory=list)
     """Where its rows begin in the registered region; empty when they come over tcp."""
     order: int = 0
@@ -108,7 +111,8 @@ class GetTransfer:
         landed = [i for i, known in enumerate(outcomes) if known is GetOutcome.HIT]
         self.to_ask.clear()
         self.rows = []
-        resolve(self.future, GetResult(landed, outcomes, self.bytes, self.error))
+        times = None if self.stopwatch is None else self.stopwatch.times
+        resolve(self.future, GetResult(landed, outcomes, self.bytes, self.error, times))
 
     def check(self, asked: list[int]) -> None:
         """Every block without a fate is among those `asked` for, once, or waits to be."""

@@ -166,12 +166,15 @@ class TcpGets(GetLane):
             request_id=self._next_request_id(),
             namespace=transfer.namespace,
             keys=[transfer.keys[index] for index in indices],
+            timed=transfer.stopwatch is not None,
         )
         # The summary, a message for each block at most, and one that ends them.
         num_replies = len(indices) + 2
         if not self._connection.send(protocol.encode(message), num_replies=num_replies):
             self.blocked = True
             return []
+        if transfer.stopwatch is not None:
+            transfer.stopwatch.sent(message.request_id)
         self._window.add(message.request_id, transfer, indices)
         return indices
 
@@ -205,6 +208,8 @@ class TcpGets(GetLane):
         if batch is None:
             self._connection.discard_rest()
             return
+        stopwatch = batch.transfer.stopwatch
+        came = 0.0 if stopwatch is None else stopwatch.clock()
         if isinstance(reply, protocol.Got):
             self._take_summary(batch, reply)
         elif isinstance(reply, protocol.Blocks):
@@ -214,6 +219,8 @@ class TcpGets(GetLane):
             self._window.close_rest(batch, GetOutcome.REFUSED)
         else:
             raise RemoteProtocolError(f"a get was answered with {type(reply).__name__}")
+        if stopwatch is not None and isinstance(reply, protocol.Got | protocol.Blocks):
+            stopwatch.landed(reply, came)
         if not batch.open:
             del self._window.batches[reply.request_id]
         self._answered(batch.transfer, now)

@@ -32,6 +32,7 @@ from remote_server import protocol
 from remote_server.client import requests
 from remote_server.client.breaker import BreakerState
 from remote_server.client.declarations import Declaration
+from remote_server.client.get_times import GetStopwatch
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.loop import Loop
 from remote_server.client.mailbox import Call
@@ -220,13 +221,15 @@ class RemoteClient:
         *,
         stall_s: float = 0.05,
         timeout_s: float = 10.0,
+        timed: bool = False,
     ) -> "Future[GetResult]":
         """Fill `rows`, each exactly as long as its block, in the order of `keys`.
 
         The rows are written until the future ends and not after. It never raises: see
         `GetResult.outcomes`. Keys that have not landed are given up after `stall_s` without
         anything coming for this get or one submitted before it, or after `timeout_s`. A row
-        whose outcome is not HIT may hold anything.
+        whose outcome is not HIT may hold anything. `timed` measures where the time goes, see
+        `GetResult.times`, for some microseconds on either side.
         """
         future = _future(GetResult)
         self._loop.mailbox.submit(
@@ -237,6 +240,7 @@ class RemoteClient:
                 rows=list(rows),
                 stall_s=_seconds(stall_s),
                 timeout_s=_seconds(timeout_s),
+                stopwatch=GetStopwatch(self._clock) if timed else None,
             )
         )
         return future

@@ -7,6 +7,7 @@ from enum import StrEnum, auto
 from typing import TypeVar
 
 from remote_server.address import check_endpoint
+from remote_server.client.get_times import GetTimes
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import PutOutcome
 
@@ -174,6 +175,10 @@ class GetResult:
 
     error: KVFerryError | None = None
     """Why some keys were LATE, REFUSED or UNAVAILABLE. Misses and bad blocks are no error."""
+
+    times: GetTimes | None = None
+    """Of a `timed` get. None of others, over shared memory, and from a server that does not
+    measure."""
 
 
 @dataclass(frozen=True)

@@ -65,16 +65,25 @@ class Got(_Reply, frozen=True, tag="got"):
     lengths: Counts = msgspec.field(default_factory=list)
     checksums: Checksums = msgspec.field(default_factory=list)
     blocks_per_frame: int = 1
+    server_us: int = 0
+    storage_us: int = 0
 
 
 class Blocks(_Reply, frozen=True, tag="blocks"):
-    """Some blocks of a streamed get. `more` is false in the last message of the get."""
+    """Some blocks of a streamed get. `more` is false in the last message of the get.
+
+    `server_us`, here and in `Got`, are the microseconds from the arrival of a get with `timed`
+    until this message was made, and `storage_us` those of them in which its blocks were looked
+    for and read. Both are 0, and not sent, without `timed`.
+    """
 
     indices: Counts
     lengths: Counts
     checksums: Checksums
     more: bool
     blocks_per_frame: int = 1
+    server_us: int = 0
+    storage_us: int = 0
 
 
 class Leased(_Reply, frozen=True, tag="leased"):

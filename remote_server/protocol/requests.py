@@ -58,11 +58,16 @@ class Put(Message, frozen=True, tag="put"):
 
 
 class Get(Message, frozen=True, tag="get"):
-    """Ask for the bytes of `keys`: streamed block by block, or whole in one message."""
+    """Ask for the bytes of `keys`: streamed block by block, or whole in one message.
+
+    `timed` asks for `server_us` and `storage_us` in the replies. A server that does not know the
+    field ignores it.
+    """
 
     namespace: Namespace
     keys: Keys
     stream: bool = True
+    timed: bool = False
 
 
 class Touch(Message, frozen=True, tag="touch"):

@@ -10,6 +10,7 @@ from enum import Enum, auto
 from itertools import islice
 
 from remote_server.server.outgoing import Parcel, blocks_parcel, next_batch
+from remote_server.server.request_times import RequestTimes
 from remote_server.sizes import MiB
 from remote_server.store.answers import Found
 from remote_server.store.slabs import Block
@@ -58,8 +59,11 @@ class DiskStream:
         found: Found,
         waterfall: Waterfall,
         tier: Tier,
+        times: RequestTimes | None = None,
     ) -> None:
-        """Takes over the pins of `found`."""
+        """Takes over the pins of `found`. `times` are those that its messages carry, when the get
+        asked for them."""
+        self._times = times
         self._request_id = request_id
         self._epoch = epoch
         self._namespace = namespace
@@ -83,6 +87,15 @@ class DiskStream:
         `last_resort`: nothing of this client is on its way that will leave memory, so a block
         that finds no room now is lost. Waiting for others could be waiting for each other.
         """
+        is_ready = self._read_on(last_resort)
+        if self._times is not None:
+            if is_ready:
+                self._times.storage_ends()
+            else:
+                self._times.storage_begins()
+        return is_ready
+
+    def _read_on(self, last_resort: bool) -> bool:
         if self._ended:
             return True
         self._drop_lost()
@@ -115,8 +128,9 @@ class DiskStream:
         self._ended = not self._places
         self.num_bytes -= sum(block.length for block in blocks)
         return blocks_parcel(
-            self._request_id, self._epoch, indices, blocks, self._tier, more=not self._ended
-        )
+            self._request_id, self._epoch, indices, blocks, self._tier, self._times,
+            more=not self._ended,
+        )  # fmt: skip
 
     def cancel(self) -> None:
         """What is being read is let go when it comes."""

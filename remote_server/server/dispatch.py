@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from time import monotonic
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
@@ -32,6 +33,7 @@ from remote_server.protocol import (
 from remote_server.server.copier import Copier
 from remote_server.server.limits import InFlight, waiting_bytes
 from remote_server.server.outgoing import Parcel, Stream
+from remote_server.server.request_times import RequestTimes
 from remote_server.server.send_queue import Outboxes
 from remote_server.server.shm_requests import SharedHandlers
 from remote_server.server.transfers import FrameHandlers
@@ -90,11 +92,14 @@ class Handlers:
         in_flight: InFlight | None = None,
         server_counters: Mapping[str, int] = {},
         later: Later | None = None,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """`local_socket` is where regions are attached, by who knows `local_secret`; empty when
         they cannot be. `may_name` says which namespaces exist for these clients, who are those of
         `tenant`. `server_counters` are shown beside those of `store`. `later` takes over what is
         left of a request that waited for the disk; without it that is done at once."""
+        self._clock = clock
+        self._arrived = 0.0
         self._tenant = tenant
         self._local_secret = local_secret
         self._may_name = may_name
@@ -146,6 +151,7 @@ class Handlers:
         closed when the client has gone; then it is not answered. The payload views stay in use
         until the put that they belong to has been copied.
         """
+        self._arrived = self._clock() if arrived is None else arrived
         try:
             steps = self._handle(client, frames)
             if steps is None:
@@ -290,7 +296,11 @@ class Handlers:
         return self._frames.put(client, request, payload, draining=self.draining)
 
     def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> Steps[None]:
-        return self._frames.get(client, request)
+        return self._frames.get(client, request, self.times_of(request) if request.timed else None)
+
+    def times_of(self, _request: Get, /) -> RequestTimes:
+        """The stopwatch of a get that asked for its times, which has just arrived."""
+        return RequestTimes(self._arrived, self._clock)
 
     def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> Steps[None]:
         touched = yield from self._store.touch(request.namespace, request.keys)

@@ -160,19 +160,11 @@ class MeteredHandlers(Handlers):
 
     def __init__(self, meters: Meters, *given: Any, **named: Any) -> None:
         """What `Handlers` takes, behind the meters."""
-        super().__init__(*given, **named)
+        super().__init__(*given, clock=meters.clock, **named)
         self._meters = meters
-        self._clock = meters.clock
-        self._arrived = 0.0
         answered = (kind for kind in self._by_type if kind is not Release)
         self._operations = {kind: meters.histogram(_name(kind)) for kind in answered}
         self._streams = meters.histogram(STREAM)
-
-    def handle(
-        self, client: bytes, frames: Sequence[memoryview], arrived: float | None = None
-    ) -> Steps[None] | None:
-        self._arrived = self._clock() if arrived is None else arrived
-        return super().handle(client, frames, arrived)
 
     def _rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
         arrived = self._arrived

@@ -8,6 +8,7 @@ import zmq
 
 from remote_server import protocol
 from remote_server.server.put import checksums_of
+from remote_server.server.request_times import RequestTimes, times_now
 from remote_server.store.answers import Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
@@ -129,7 +130,12 @@ def blocks_per_frame(blocks: Sequence[Block]) -> int:
 class BlockStream:
     """The `Blocks` messages of one streamed get. Owns the pins of what it has not sent."""
 
-    def __init__(self, request_id: int, epoch: str, found: Pinned, tier: Tier) -> None:
+    def __init__(
+        self, request_id: int, epoch: str, found: Pinned, tier: Tier,
+        times: RequestTimes | None = None,
+    ) -> None:  # fmt: skip
+        """`times` are those that its messages carry, when the get asked for them."""
+        self._times = times
         self._request_id = request_id
         self._epoch = epoch
         self._tier = tier
@@ -145,8 +151,9 @@ class BlockStream:
             return None
         indices, blocks = next_batch(self._left, may_gather)
         parcel = blocks_parcel(
-            self._request_id, self._epoch, indices, blocks, self._tier, more=bool(self._left)
-        )
+            self._request_id, self._epoch, indices, blocks, self._tier, self._times,
+            more=bool(self._left),
+        )  # fmt: skip
         self.num_bytes -= parcel.num_bytes
         return parcel
 
@@ -176,9 +183,11 @@ def next_batch(left: deque[tuple[int, Block]], may_gather: bool) -> tuple[list[i
 
 
 def blocks_parcel(
-    request_id: int, epoch: str, indices: list[int], blocks: list[Block], tier: Tier, *, more: bool
-) -> Parcel:
+    request_id: int, epoch: str, indices: list[int], blocks: list[Block], tier: Tier,
+    times: RequestTimes | None, *, more: bool,
+) -> Parcel:  # fmt: skip
     """One `Blocks` message. Takes over the pins of `blocks`, which may be none in the last one."""
+    server_us, storage_us = times_now(times)
     header = protocol.Blocks(
         request_id=request_id,
         epoch=epoch,
@@ -187,6 +196,8 @@ def blocks_parcel(
         checksums=checksums_of(blocks, tier),
         more=more,
         blocks_per_frame=max(1, len(blocks)),
+        server_us=server_us,
+        storage_us=storage_us,
     )
     num_bytes = sum(header.lengths)
     payload = frames_of(blocks, max(1, len(blocks)), tier)

@@ -22,6 +22,7 @@ from remote_server.server.outgoing import (
     to_gather,
 )
 from remote_server.server.put import PartedPut, blocks_of, checksums_of, copy_in, stored_reply
+from remote_server.server.request_times import RequestTimes, times_now
 from remote_server.server.send_queue import Outboxes
 from remote_server.store.answers import Found, Pinned
 from remote_server.store.slabs import Block
@@ -140,26 +141,31 @@ class FrameHandlers:
 
         return BlockJob(copy, len(sources), num_bytes, finish)
 
-    def get(self, client: bytes, request: Get) -> Steps[None]:
+    def get(self, client: bytes, request: Get, times: RequestTimes | None = None) -> Steps[None]:
+        """`times` are those that its replies carry, when it asked for them."""
         if request.stream:
-            return self._get_stream(client, request)
-        return self._get_whole(client, request)
+            return self._get_stream(client, request, times)
+        return self._get_whole(client, request, times)
 
     # ── in parts ─────────────────────────────────────────────────────────────────────────
 
-    def _get_stream(self, client: bytes, request: Get) -> Steps[None]:
+    def _get_stream(self, client: bytes, request: Get, times: RequestTimes | None) -> Steps[None]:
         store = self._store
+        if times is not None:
+            times.storage_begins()
         found = yield from store.find(request.namespace, request.keys, self._checked(client))
+        if times is not None:
+            times.storage_ends()
         if not self._outboxes.may_stream(client, len(found.blocks)):
             store.tier.unpin_all([block for block in found.blocks if block is not None])
             raise RequestRefused(
                 ErrorCode.TOO_MUCH_IN_FLIGHT,
                 "too many blocks are on their way, small as they are: ask as blocks land",
             )
-        self._reply(client, self._got(request, found))
+        self._reply(client, self._got(request, found, times))
         if isinstance(found, Pinned):
             if found.blocks:
-                stream = BlockStream(request.request_id, store.epoch, found, store.tier)
+                stream = BlockStream(request.request_id, store.epoch, found, store.tier, times)
                 self._post_stream(client, request, stream)
             return
         assert store.waterfall is not None, "nothing else finds what is not in memory"
@@ -168,18 +174,20 @@ class FrameHandlers:
             request,
             DiskStream(
                 request.request_id, store.epoch, request.namespace, found, store.waterfall,
-                store.tier,
+                store.tier, times,
             ),
         )  # fmt: skip
 
-    def _get_whole(self, client: bytes, request: Get) -> Steps[None]:
+    def _get_whole(self, client: bytes, request: Get, times: RequestTimes | None) -> Steps[None]:
         def on_found(found: Pinned) -> None:
-            rest = self._send(client, request, found)
+            rest = self._send(client, request, found, times)
             self._go_on_later(client, request.request_id, rest)
 
+        if times is not None:
+            times.storage_begins()
         found = yield from self._store.fetch(request.namespace, request.keys, on_found)
         if found is not None:
-            yield from self._send(client, request, found)
+            yield from self._send(client, request, found, times)
 
     def _checked(self, client: bytes) -> Callable[[Sequence[Block]], None]:
         """What raises `RequestRefused` when a get of `client` has pinned more than it may, given
@@ -194,7 +202,8 @@ class FrameHandlers:
 
         return check
 
-    def _got(self, request: Get, found: Pinned | Found) -> Got:
+    def _got(self, request: Get, found: Pinned | Found, times: RequestTimes | None) -> Got:
+        server_us, storage_us = times_now(times)
         return Got(
             request_id=request.request_id,
             epoch=self._store.epoch,
@@ -203,11 +212,17 @@ class FrameHandlers:
             miss=found.miss,
             duplicate=found.duplicate,
             found=found.indices,
+            server_us=server_us,
+            storage_us=storage_us,
         )
 
-    def _send(self, client: bytes, request: Get, found: Pinned) -> Steps[None]:
+    def _send(
+        self, client: bytes, request: Get, found: Pinned, times: RequestTimes | None
+    ) -> Steps[None]:
         """Answer a get in one message, maybe some time after it came: what was on disk is in
         memory now. Takes over the pins of `found`."""
+        if times is not None:
+            times.storage_ends()
         tier, left = self._store.tier, deque(found.blocks)
         frames: list[bytes | zmq.Frame] = []
         sent_from_arena: list[Block] = []
@@ -230,7 +245,7 @@ class FrameHandlers:
             tier.unpin_all([*left, *sent_from_arena])
             raise
         got = msgspec.structs.replace(
-            self._got(request, found),
+            self._got(request, found, times),
             lengths=[block.length for block in found.blocks],
             checksums=checksums,
             blocks_per_frame=per_frame,

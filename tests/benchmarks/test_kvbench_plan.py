@@ -128,3 +128,35 @@ def test_all_three_formats_say_the_same(capsys):
     assert [{name: str(value) for name, value in plan.items()} for plan in as_json] == as_csv
     assert main([*arguments, "text"]) == 0
     assert "327,680" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["kvcache", "io-size", "io_size"])
+def test_the_sources_names_for_parts_of_a_plan_are_the_plan(name, capsys):
+    arguments = ["--model", "70b", "--num-requests", "10"]
+    assert main([name, *arguments]) == 0
+    shown = capsys.readouterr().out
+    assert main(["plan", "--models", "70b", "--requests", "10"]) == 0
+    assert capsys.readouterr().out == shown
+
+
+@pytest.mark.parametrize(
+    ("name", "instead"),
+    [("ct-perftest", "six_systems --processes N"), ("sequential_ct_perftest", "--processes N"),
+     ("nixlbench", "run --ways nixl,gds")],
+)  # fmt: skip
+def test_a_command_of_the_source_that_is_not_here_names_what_is(name, instead, capsys):
+    assert main([name, "--backend", "UCX"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"kvbench: there is no {name} here; ") and instead in error
+
+
+def test_the_models_of_the_source_are_planned_together(capsys):
+    assert main(["plan", "--models", "source", "--format", "json"]) == 0
+    plans = {plan["model"]: plan["bytes_per_token"] for plan in json.loads(capsys.readouterr().out)}
+    assert plans == BYTES_PER_TOKEN
+
+
+def test_a_server_that_is_no_address_is_refused_before_anything_is_moved(capsys):
+    with pytest.raises(SystemExit):
+        main(["run", "--server", "http://127.0.0.1:1"])
+    assert "--server" in capsys.readouterr().err

@@ -1,5 +1,6 @@
 """Blocks of a model over every way: in stages that add up, in a window, with every byte checked."""
 
+import importlib
 import json
 import threading
 from collections import deque
@@ -7,13 +8,20 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.harness.runner import Skipped, WrongBytes
-from benchmarks.kvbench import measure, nixl_ways
+from benchmarks.harness.record import Record, Row
+from benchmarks.harness.runner import Runner, Skipped, WrongBytes
+from benchmarks.kvbench import __main__ as kvbench
+from benchmarks.kvbench import making, measure, nixl_ways
 from benchmarks.kvbench.__main__ import main
+from benchmarks.kvbench.device_ways import DeviceRequest, Vram
 from benchmarks.kvbench.file_ways import OneFile
+from benchmarks.kvbench.plan import Plan
 from benchmarks.kvbench.transfer import Stages, move
 from benchmarks.kvbench.ways import Memory, Rows
+from benchmarks.remote_kv_cache.baseline import ferry_client
 from benchmarks.remote_kv_cache.baseline.disk_cases import aligned
+from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
+from examples.processes import RemoteServer
 
 LOCAL = "memory,file,file O_DIRECT"
 
@@ -81,12 +89,12 @@ def test_every_way_moves_630_blocks_and_its_stages_are_its_time(tmp_path, capsys
         "--trials", "3", "--window", "1MiB",
     )  # fmt: skip
     rows = {(row["transport"], row["operation"]): row for row in record["rows"]}
-    assert {way for way, _ in rows} == {*measure.WAYS}
+    assert {way for way, _ in rows} == {*making.WAYS}
     figures = {(f["transport"], f["name"].split(", ")[1]): f["values"] for f in record["figures"]}
     for key, row in rows.items():
         assert "failed" not in row
         if row.get("skipped"):
-            assert key[0] == measure.NIXL
+            assert key[0] in (making.NIXL, *making._OF_A_DEVICE)
             continue
         assert row["bytes"] == 630 * 16 * 1024
         values = figures[key]
@@ -94,7 +102,13 @@ def test_every_way_moves_630_blocks_and_its_stages_are_its_time(tmp_path, capsys
         wall = 1e6 * sum(row["values"]) / len(row["values"])
         assert stages == pytest.approx(wall, rel=0.1), key
         assert values["average per block"] == pytest.approx(wall / 630, rel=1e-4)
-    assert "tiny r=10" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "tiny r=10" in shown
+    (headers,) = (line for line in shown.splitlines() if "GiB/s" in line)
+    (line,) = (line for line in shown.splitlines() if "  write  memory" in line)
+    gb, gib = line.split()[7:9]
+    assert headers.split()[4:6] == ["GB/s", "GiB/s"]
+    assert float(gib) == pytest.approx(float(gb) * 1e9 / (1 << 30), rel=0.01)
 
 
 def test_a_profile_has_a_row_for_each_window(tmp_path):
@@ -167,7 +181,7 @@ class Halving(Memory):
 def test_half_a_block_is_not_saved_by_the_half_that_an_earlier_trial_brought(direction):
     source, target, kept = (aligned(3, 4096) for _ in range(3))
     way = Halving(rows := Rows(source, target, 4096), kept)
-    lane = measure.Lane(way, rows, measure.Kept(), 2, check=True)
+    lane = measure.Lane(making.Made(way, making.Kept()), rows, 2, check=True)
     (case,) = (case for case in lane.cases("way") if case.key.direction == direction)
     for _ in range(2):
         case.prepare()
@@ -184,11 +198,79 @@ def test_what_does_not_fit_and_what_is_not_installed_says_so(tmp_path, monkeypat
     def absent(name: str) -> None:
         raise ImportError(f"No module named {name!r}")
 
-    monkeypatch.setattr(nixl_ways.importlib, "import_module", absent)
-    with pytest.raises(Skipped, match=r"NIXL cannot be imported: No module named 'nixl._api'"):
+    monkeypatch.setattr(importlib, "import_module", absent)
+    with pytest.raises(Skipped, match=r"cannot import nixl: No module named 'nixl._api'"):
         nixl_ways.NixlFile(tmp_path, Rows(aligned(1, 4096), aligned(1, 4096), 4096))
     record = run(tmp_path, "run", "--models", "tiny", "--ways", "nixl", "--trials", "1")
-    assert all("NIXL cannot" in row["skipped"] for row in record["rows"])
+    assert all("cannot import nixl" in row["skipped"] for row in record["rows"])
     (tmp_path / "record.json").unlink()
     record = run(tmp_path, "run", "--models", "tiny", "--ways", LOCAL, "--memory", "1MiB")
     assert all("--memory allows" in row["skipped"] for row in record["rows"])
+
+
+def measured(tmp_path: Path, ways: list[str], **more: str) -> dict[tuple[str, str], Row]:
+    """Rows of the tiny model, on a CPU as the device."""
+    record = Record("kvbench", "test")
+    (plan,) = planned(["--models", "tiny", "--window", "256KiB"])
+    with Runner(1, 0) as runner:
+        measure.measure(
+            runner, record, plan, ways=ways, windows=(16,), folder=tmp_path, memory=None,
+            check=True, **more,
+        )  # fmt: skip
+    return {(row.transport, row.operation): row for row in record.rows}
+
+
+def planned(arguments: list[str]) -> list[Plan]:
+    return kvbench._plans(kvbench._parser().parse_args(["run", *arguments]))
+
+
+def test_blocks_of_a_device_go_to_the_host_and_through_a_server_and_come_back(tmp_path):
+    ways = [making.VRAM, making.VRAM_SHM, making.VRAM_TCP]
+    rows = measured(tmp_path, ways, device="cpu")
+    assert {*rows} == {(way, operation) for way in ways for operation in ("write", "read")}
+    assert all(row.gb_per_s for row in rows.values()), [row.reason for row in rows.values()]
+
+
+def test_a_read_that_leaves_the_device_as_it_was_is_wrong_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(Vram, "prepare_read", lambda *_: DeviceRequest([]))
+    rows = measured(tmp_path, [making.VRAM], device="cpu")
+    assert "WrongBytes: block 0: byte 0" in rows[making.VRAM, "read"].reason
+
+
+def test_the_way_of_gds_is_nixls_over_the_devices_addresses(tmp_path, monkeypatch):
+    monkeypatch.setattr(making, "GDS", nixl_ways.POSIX)  # without a GPU there is no GDS backend
+    rows = measured(tmp_path, [making.VRAM_GDS], device="cpu")
+    if (reason := rows[making.VRAM_GDS, "write"].reason).startswith("SKIPPED: cannot import"):
+        pytest.skip(reason)
+    assert all(row.gb_per_s for row in rows.values()), reason
+
+
+def test_without_a_gpu_the_rows_of_its_memory_say_so(tmp_path, monkeypatch):
+    torch = importlib.import_module("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    rows = measured(tmp_path, [making.VRAM, making.VRAM_GDS])
+    assert {row.reason for row in rows.values()} == {"SKIPPED: there is no GPU"}
+
+
+def test_a_running_server_is_measured_and_left_as_it_was(tmp_path, monkeypatch):
+    ways = [making.SHM, making.TCP]
+    with RemoteServer("128MiB") as server:
+        rows = measured(tmp_path, ways, server=server.endpoint)
+        assert all(row.gb_per_s for row in rows.values()), [row.reason for row in rows.values()]
+        client = connect(server.endpoint, "other", 4096)
+        try:
+            stats = client.stats(timeout_s=PATIENCE_S).result()
+            assert not [name for name in stats.namespaces if name.startswith("kvbench")]
+            assert stats.tiers["memory"].blocks == 0
+        finally:
+            client.close()
+    monkeypatch.setattr(ferry_client, "_READY_S", 0.2)
+    gone = measured(tmp_path, [making.TCP], server=server.endpoint)
+    assert gone[making.TCP, "read"].reason == "SKIPPED: no connection over tcp within 0.2 s"
+
+
+def test_a_server_with_too_little_room_is_skipped_and_evicts_nothing(tmp_path):
+    with RemoteServer("17MiB") as server:
+        rows = measured(tmp_path, [making.TCP], server=server.endpoint)
+    reason = rows[making.TCP, "write"].reason
+    assert reason.startswith("SKIPPED: the server has ") and "of memory free" in reason

@@ -1,101 +1,108 @@
 """Six systems: each row is the software it names, and gives back the bytes it was given."""
 
+import argparse
 import importlib
 import json
+import multiprocessing
+import os
+import shutil
+import signal
+from contextlib import ExitStack
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from benchmarks.harness.runner import Skipped, WrongBytes
-from benchmarks.kvbench.ways import Rows
-from benchmarks.remote_kv_cache.baseline import blocks, redis_work
-from benchmarks.remote_kv_cache.baseline.disk_cases import aligned
+from benchmarks.harness import peer_folder
+from benchmarks.harness.runner import Runner, Skipped, WrongBytes
 from benchmarks.six_systems import __main__ as six
-from benchmarks.six_systems import others, shared_prefix
-from benchmarks.six_systems.lmcache_server import LmcacheServer
-from benchmarks.six_systems.systems import FilePerBlock, SharedMap, System
+from benchmarks.six_systems import catalogue, clients, lmcache_library, memcached, shared_prefix
+from benchmarks.six_systems.catalogue import SYSTEMS, Entry
+from benchmarks.six_systems.clients import Client, alone, crowd, own_rows
+from benchmarks.six_systems.redis import slot_of
+from benchmarks.six_systems.systems import Host, Share, Sizes, nothing_to_serve, verify
+from remote_server.sizes import GiB
 
 BLOCK_BYTES = 4096
+NOT_OURS = [entry.name for entry in SYSTEMS if not entry.name.startswith("kvferry")]
+SHORT = ["--total", "64KiB", "--block-bytes", "8KiB", "--trials", "1", "--warm-ups", "0",
+         "--prefix-block-bytes", "1KiB"]  # fmt: skip
 
 
 @pytest.fixture
-def rows() -> Rows:
-    source, target = aligned(6, BLOCK_BYTES), aligned(6, BLOCK_BYTES)
-    blocks.fill(source)
-    return Rows(source, target, BLOCK_BYTES)
+def no_peers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing on the PATH, and an empty folder of peers."""
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    monkeypatch.setenv(peer_folder.VARIABLE, str(tmp_path / "none"))
 
 
-def made(name: str, folder: Path, rows: Rows) -> System:
-    """Skips the test where the software is missing."""
-    makers = {
-        "shared map": lambda: SharedMap(rows),
-        "files": lambda: FilePerBlock(folder / "files", rows, synced=False),
-        "files, fsync": lambda: FilePerBlock(folder / "files", rows, synced=True),
-        "HDF5": lambda: others.Hdf5(folder, rows),
-        "Redis": lambda: others.Redis(folder, rows, "unix"),
-        "vLLM's fs tier": lambda: others.VllmFiles(folder, rows),
-        "LMCache": lambda: LmcacheServer(rows),
-        "GPU": lambda: others.Gpu(rows),
-    }
-    try:
-        return makers[name]()
-    except Skipped as reason:
-        pytest.skip(str(reason))
+def sizes_in(folder: Path, num_blocks: int = 6) -> Sizes:
+    (folder / "system").mkdir()
+    return Sizes(BLOCK_BYTES, num_blocks, folder / "system")
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["shared map", "files", "files, fsync", "HDF5", "Redis", "vLLM's fs tier", "LMCache", "GPU"],
-)
-def test_every_system_gives_back_what_was_written_last_and_forgets_when_told(tmp_path, rows, name):
-    system = made(name, tmp_path, rows)
-    try:
-        for generation in (1, 2):
-            system.clear()
-            rows.source_pool[:, :8] = generation
-            system.write()
-            for make_ready in (lambda: None, system.make_cold):
-                try:
-                    make_ready()
-                except Skipped:
-                    continue
-                blocks.poison(rows.target_pool)
-                system.read()
-                six._verify(rows)
-        system.clear()
-        blocks.poison(rows.target_pool)
+@pytest.mark.parametrize("name", NOT_OURS)
+def test_every_system_gives_back_what_was_written_last_and_forgets_when_told(tmp_path, name):
+    entry, sizes = catalogue.find(name), sizes_in(tmp_path)
+    with own_rows(sizes.num_blocks, BLOCK_BYTES, sizes.folder) as share:
         try:
-            system.read()
-        except Exception:
-            return  # it has nothing to read, and says so
-        with pytest.raises(WrongBytes):
-            six._verify(rows)
-    finally:
-        system.close()
+            with entry.serve(sizes) as host, alone(entry, host, share) as client:
+                writes_reads_and_forgets(client, share)
+        except Skipped as reason:
+            pytest.skip(str(reason))
 
 
-def test_all_rows_are_there_measured_or_skipped_with_a_reason(tmp_path, monkeypatch, capsys):
-    def not_here(*_: object) -> None:
-        raise Skipped("left out of this test")
+def writes_reads_and_forgets(client: Client, share: Share) -> None:
+    for generation in (1, 2):
+        client.do("before_write")
+        share.rows.source_pool[:, :8] = generation
+        client.do("write")
+        client.do("verify_write")
+        for before in ("before_hot_read", "before_cold_read"):
+            try:
+                client.do(before)
+            except Skipped:
+                continue
+            client.do("read")
+            client.do("verify")
+    client.do("before_hot_read")
+    client._system.clear()
+    try:
+        client.do("read")
+    except Exception:
+        return  # it has nothing to read, and reports it
+    with pytest.raises(WrongBytes):
+        client.do("verify")
 
-    monkeypatch.setattr(six, "VllmFiles", not_here)
-    monkeypatch.setattr(six, "LmcacheServer", not_here)
-    monkeypatch.setattr(redis_work, "find", lambda: not_here())
+
+def run(tmp_path: Path, *arguments: str) -> tuple[dict, dict]:
+    """The record, and its rows by (system, operation)."""
     file = tmp_path / "record.json"
-    arguments = ["--total", "64KiB", "--block-bytes", "8KiB", "--trials", "1", "--warm-ups", "0",
-                 "--prefix-block-bytes", "1KiB", "--directory", str(tmp_path)]  # fmt: skip
-    assert six.main([*arguments, "--json", str(file)]) == 0
+    given = [*SHORT, *arguments, "--directory", str(tmp_path), "--json", str(file)]
+    assert six.main(given) == 0
     assert [*tmp_path.iterdir()] == [file], "nothing stays in the directory"
     record = json.loads(file.read_text())
-    rows = {(row["transport"], row["operation"]): row for row in record["rows"]}
-    assert len(rows) == 13 * 3
+    return record, {(row["transport"], row["operation"]): row for row in record["rows"]}
+
+
+def test_all_rows_are_there_measured_or_skipped_with_a_reason(tmp_path, no_peers, capsys):
+    names = [entry.name for entry in SYSTEMS if entry.name != "vLLM's fs tier"]
+    record, rows = run(tmp_path, "--systems", *names)
+    assert len(rows) == len(names) * 3
     assert all((row["seconds"] is None) == ("skipped" in row) for row in record["rows"])
     for system in ("kvferry, shared memory", "kvferry, tcp", "files", "files, fsync"):
         for operation in (six.WRITE, six.HOT, six.COLD):
             assert rows[system, operation]["bytes"] == 64 << 10
             assert rows[system, operation]["values"], (system, operation)
-    assert rows["Redis, tcp", six.HOT]["skipped"] == "left out of this test"
     assert rows["shared-memory map", six.COLD]["skipped"] == "memory is never cold"
+    for system, missing in {
+        "Redis, tcp": "no redis-server on the PATH", "memcached, tcp": "no memcached on the PATH",
+        "Redis Cluster, three processes": "no redis-cli on the PATH",
+        "memcached, tcp, pymemcache": "no memcached on the PATH",
+    }.items():  # fmt: skip
+        reason = rows[system, six.WRITE]["skipped"]
+        assert reason == f"{missing}; `make peers` installs it", system
+    assert "MPI and Mercury" in rows["PDC", six.HOT]["skipped"]
     shown = capsys.readouterr().out
     assert "write, from process to process: kvferry" in shown
     assert f"numpy {record['versions']['numpy']}" in shown
@@ -107,17 +114,163 @@ def test_all_rows_are_there_measured_or_skipped_with_a_reason(tmp_path, monkeypa
     assert "792 of 1300 blocks were there already" in shown
 
 
-def test_lmcache_is_skipped_with_what_its_import_said(monkeypatch, rows):
+@pytest.mark.parametrize("peer", ["h5py", "lmcache", "nixl", "mooncake"])
+def test_a_peer_that_does_not_import_is_skipped_with_the_words_of_its_import(
+    tmp_path, monkeypatch, peer
+):
     real = importlib.import_module
 
     def broken(name: str) -> object:
-        if name.startswith("lmcache"):
+        if name.partition(".")[0] == peer:
             raise OSError("libcudart.so.13: cannot open shared object file")
         return real(name)
 
     monkeypatch.setattr(importlib, "import_module", broken)
-    with pytest.raises(Skipped, match=r"cannot import lmcache: libcudart\.so\.13: cannot open"):
-        LmcacheServer(rows)
+    (tmp_path / peer).mkdir()
+    (tmp_path / peer / peer_folder.STAMP).write_text("recipe\n1.0\n")
+    monkeypatch.setenv(peer_folder.VARIABLE, str(tmp_path))
+    own = [entry for entry in SYSTEMS if peer.removesuffix("py") in entry.name.lower()
+           or (peer == "h5py" and entry.name == "HDF5")]  # fmt: skip
+    assert own
+    sizes = sizes_in(tmp_path)
+    for entry in own:
+        with (
+            pytest.raises(Skipped, match=rf"^cannot import {peer}: libcudart\.so\.13: cannot open"),
+            own_rows(2, BLOCK_BYTES, sizes.folder) as share,
+            entry.serve(sizes) as host,
+            alone(entry, host, share),
+        ):
+            pass
+
+
+def test_processes_share_the_blocks_and_each_row_is_all_of_them_together(tmp_path, capsys):
+    arguments = ["--processes", "2", "--systems", "fsync", "PDC", "--no-shared-prefix"]
+    record, rows = run(tmp_path, *arguments, "--memory", "150KiB")
+    assert all(rows["PDC", operation]["skipped"] for operation in (six.WRITE, six.HOT))
+    del rows["PDC", six.WRITE], rows["PDC", six.HOT], rows["PDC", six.COLD]
+    assert {*rows} == {("files, fsync", name) for name in (six.WRITE, six.HOT, six.COLD)}
+    for row in rows.values():
+        assert row["model"] == "2 processes, 4 x 8.0 KiB each"
+        assert row["bytes"] == 64 << 10 and row["values"]
+    assert record["parameters"]["measured together"] == [["files, fsync"], ["PDC"]]
+    assert "of 2 processes together" in capsys.readouterr().out
+
+
+def test_wrong_bytes_of_one_process_fail_the_step_and_so_does_one_that_dies(tmp_path):
+    sizes = sizes_in(tmp_path, 8)
+    with crowd(catalogue.find("files"), Host(), sizes, 2) as both:
+        both.do("before_write")
+        both.do("write")
+        files = [sizes.folder / f"client-{number}/3" for number in (0, 1)]
+        assert files[0].read_bytes() != files[1].read_bytes(), "no process has another's bytes"
+        both.do("before_hot_read")
+        both.do("read")
+        both.do("verify")
+        files[1].write_bytes(files[0].read_bytes())
+        both.do("read")
+        with pytest.raises(WrongBytes, match="block 3 came back with other bytes"):
+            both.do("verify")
+        os.kill(both._workers[1].process.pid, signal.SIGKILL)
+        with pytest.raises(RuntimeError, match="a client's process ended"):
+            both.do("read")
+
+
+@pytest.mark.parametrize(
+    ("sent", "raised"),
+    [(("Skipped", "no GPU"), Skipped), (("WrongBytes", "block 3"), WrongBytes),
+     (("OSError", "full"), RuntimeError), (None, None)],
+)  # fmt: skip
+def test_what_another_process_raises_is_raised_here_by_its_kind(sent, raised):
+    here, there = multiprocessing.Pipe()
+    there.send(sent)
+    answer = clients._answer(clients._Worker(None, here), 1.0)
+    assert type(answer) is (raised or type(None))
+    assert raised is None or sent[1] in str(answer)
+    there.close()
+    assert "ended" in str(clients._answer(clients._Worker(None, here), 1.0))
+
+
+def test_what_does_not_fit_together_is_measured_one_after_another(tmp_path):
+    chosen = catalogue.choose("shared-memory map") + catalogue.choose("UCX")
+    chosen += catalogue.choose("files")
+    arguments = argparse.Namespace(systems=[chosen], memory=None, processes=1)
+    files = ["files", "files, fsync"]
+
+    def groups() -> list[list[str]]:
+        return [[entry.name for entry in group] for group in six._groups(arguments, 1 << 20)]
+
+    assert groups() == [["shared-memory map", *files], ["NIXL, another process (UCX)"]]
+    arguments.memory = 5 << 19
+    assert groups() == [["shared-memory map"], ["files"], ["files, fsync"],
+                        ["NIXL, another process (UCX)"]]  # fmt: skip
+    record, rows = run(tmp_path, "--memory", "160KiB", "--systems", "files", "shared-memory map",
+                       "--no-shared-prefix")  # fmt: skip
+    assert rows["files", six.WRITE]["values"]
+    assert rows["shared-memory map", six.HOT]["skipped"].startswith("needs 192.0 KiB")
+    assert len(record["parameters"]["measured together"]) == 3
+
+
+def test_a_system_that_breaks_while_it_starts_fails_its_own_rows_only(tmp_path):
+    def broken(_: Sizes) -> NoReturn:
+        raise AttributeError("no attribute 'start'")
+
+    sizes = Sizes(BLOCK_BYTES, 2, tmp_path)
+    with own_rows(2, BLOCK_BYTES, tmp_path) as share, ExitStack() as stack:
+        entries = [Entry("broken", broken, lambda *_: None), catalogue.find("shared-memory map")]
+        cases = [case for entry in entries
+                 for case in six._cases(stack, entry, sizes, share, 1)]  # fmt: skip
+        samples = Runner(1, 0).measure("both", cases)
+    reasons = {key.system: sample.failed for key, sample in samples.items()}
+    assert reasons["broken"] == "RuntimeError: AttributeError: no attribute 'start'"
+    assert reasons["shared-memory map"] is None
+
+
+def test_a_name_that_is_in_no_system_is_refused_with_the_names_there_are(capsys):
+    with pytest.raises(SystemExit):
+        six.main(["--systems", "reddis"])
+    assert "'reddis' is in none of: kvferry, shared memory; kvferry, tcp" in capsys.readouterr().err
+    assert [entry.name for entry in catalogue.choose("Redis, ")] == [
+        "Redis, tcp", "Redis, unix socket"
+    ]  # fmt: skip
+
+
+def test_a_key_has_the_slot_that_rediss_specification_gives_it():
+    assert slot_of(b"123456789") == 0x31C3
+
+
+def test_a_block_larger_than_memcacheds_largest_item_is_skipped(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/usr/bin/{name}")
+    with (
+        pytest.raises(Skipped, match=r"items are 1 GiB at most \(-I\)"),
+        memcached.serve(Sizes(GiB, 1, tmp_path), transport="tcp"),
+    ):
+        pass
+    server = memcached.MemcachedServer(Sizes(3 << 20, 8, tmp_path), "tcp")
+    assert server.command[server.command.index("-I") + 1] == "4m"
+    assert "-M" in server.command, "a full one refuses and does not evict"
+
+
+def test_lmcache_reports_its_use_to_nobody_and_copies_into_no_memory_but_the_rows(no_peers):
+    environment = lmcache_library.environment()
+    assert environment["LMCACHE_TRACK_USAGE"] == "false" and environment["DO_NOT_TRACK"] == "1"
+    assert "PYTHONPATH" not in environment, "it is in this Python, or nowhere"
+
+
+def test_all_but_files_maps_and_devices_are_served_by_a_process():
+    without = {entry.name for entry in SYSTEMS if entry.serve is nothing_to_serve}
+    assert without == {
+        "shared-memory map", "files", "files, fsync", "HDF5", "LMCache, local disk",
+        "NIXL, file (POSIX)", "vLLM's fs tier", "GPU memory",
+    }  # fmt: skip
+
+
+def test_bytes_are_compared_to_the_last_one(tmp_path):
+    with own_rows(2, BLOCK_BYTES, tmp_path) as share:
+        share.rows.target_pool[:] = share.rows.source_pool
+        verify(share.rows)
+        share.rows.target_pool[1, -1] ^= 1
+        with pytest.raises(WrongBytes, match="block 1"):
+            verify(share.rows)
 
 
 def test_what_sessions_have_in_common_is_stored_once():

@@ -8,13 +8,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import cupy_stand_in
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.storage_workload import gpu_tier, hardware, report, run, stores, suite
+from benchmarks.storage_workload import device_library, gpu_tier, hardware, report, run, suite
 from benchmarks.storage_workload.accounting import lines_of_gpu
 from benchmarks.storage_workload.backend import Backend, Behind, Part, WriteDone
+from benchmarks.storage_workload.device_library import (
+    CupyLibrary,
+    Library,
+    NoDevice,
+    TorchLibrary,
+)
 from benchmarks.storage_workload.device_rows import DeviceRows, row_bytes_for
 from benchmarks.storage_workload.emulated import EmulatedBackend, NoTier
 from benchmarks.storage_workload.entries import Blocks
@@ -31,6 +38,13 @@ MiB = 1 << 20
 BLOCK = 10_001  # no multiple of a word
 PAYLOAD = Payload(1, BLOCK, noise_bytes=MiB)
 WHERE = ("alone", "emulated", "memory", "disk")
+ON_CPU = TorchLibrary(torch, "cpu")
+
+
+@pytest.fixture(params=["torch", "cupy"])
+def library(request: pytest.FixtureRequest) -> Library:
+    """torch on the CPU, and CuPy's half on a stand-in that has its names."""
+    return ON_CPU if request.param == "torch" else CupyLibrary(cupy_stand_in)
 
 
 def blocks(*numbers: int) -> Blocks:
@@ -44,7 +58,7 @@ def blocks(*numbers: int) -> Blocks:
 @contextmanager
 def above(below: Backend, num_rows: int, payload: Payload = PAYLOAD) -> Iterator[GpuTier]:
     budget = num_rows * row_bytes_for(BLOCK)
-    with GpuTier(below, BLOCK, budget, payload, "cpu", check_every=1) as tier:
+    with GpuTier(below, BLOCK, budget, payload, ON_CPU, check_every=1) as tier:
         yield tier
 
 
@@ -76,8 +90,8 @@ def books(
 # ── rows ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_rows_hold_exactly_what_was_stored_in_them_whatever_the_order():
-    rows = DeviceRows("cpu", 7, row_bytes_for(BLOCK), 5)
+def test_rows_hold_exactly_what_was_stored_in_them_whatever_the_order(library: Library):
+    rows = DeviceRows(library, 7, row_bytes_for(BLOCK), 5)
     given = blocks(1, 2, 5, 3)
     for place, (key, length) in enumerate(zip(*given, strict=True)):
         PAYLOAD.fill(rows.staging(place, length).data, key)
@@ -106,10 +120,51 @@ def test_events_are_waited_for_and_their_milliseconds_become_seconds(
             calls.append("elapsed")
             return 250.0
 
-    rows = DeviceRows("cpu", 2, 8, 2)
-    monkeypatch.setattr(rows, "_events", [Event(), Event()])
+    library = TorchLibrary(torch, "cpu")
+    rows = DeviceRows(library, 2, 8, 2)
+    monkeypatch.setattr(library, "_events", [Event(), Event()])
     assert rows.store([1], [8]) == 0.25
     assert calls == ["record", "record", "synchronize", "elapsed"]
+
+
+def test_cupys_events_are_waited_for_and_its_memory_is_given_back():
+    rows = DeviceRows(CupyLibrary(cupy_stand_in), 2, 8, 2)
+    assert rows.store([1], [8]) == 0.001 == rows.read([1])
+    assert rows.store([], []) == 0
+    rows.close()
+    assert cupy_stand_in.released
+
+
+def found_with(*installed: str) -> Library | NoDevice:
+    """CuPy and torch as they are here, of which only those are installed."""
+
+    def import_module(name: str) -> object:
+        if name not in installed:
+            raise ImportError(name)
+        return cupy_stand_in if name == "cupy" else torch
+
+    return device_library.find(import_module=import_module)  # type: ignore[arg-type]
+
+
+def test_cupy_is_taken_before_torch_and_torch_where_cupy_has_no_gpu(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    assert isinstance(found_with("cupy", "torch"), CupyLibrary)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: None)
+    assert isinstance(found_with("cupy", "torch"), CupyLibrary)
+    assert isinstance(found_with("torch"), TorchLibrary)
+
+    def no_driver() -> int:
+        raise RuntimeError("cudaErrorInsufficientDriver: too old\nsecond line")
+
+    monkeypatch.setattr(cupy_stand_in.cuda.runtime, "getDeviceCount", no_driver)
+    assert isinstance(found_with("cupy", "torch"), TorchLibrary)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    reason = "cupy: RuntimeError: cudaErrorInsufficientDriver: too old; torch finds no GPU"
+    assert found_with("cupy", "torch") == NoDevice(reason)
+    monkeypatch.setattr(cupy_stand_in.cuda.runtime, "getDeviceCount", lambda: 0)
+    assert found_with("cupy") == NoDevice("cupy finds no GPU; torch is not installed")
 
 
 def test_the_least_recently_used_leaves_first_and_of_one_prompt_the_last():
@@ -261,7 +316,7 @@ def test_one_block_of_so_many_that_are_read_is_compared():
             await tier.read(blocks(*range(10)))
         assert (await tier.counters())["gpu_checked"] == 5  # the 1st, 8th, 15th, 22nd, 29th
 
-    with GpuTier(NoTier(), BLOCK, MiB, PAYLOAD, "cpu", check_every=7) as tier:
+    with GpuTier(NoTier(), BLOCK, MiB, PAYLOAD, ON_CPU, check_every=7) as tier:
         asyncio.run(check(tier))
 
 
@@ -314,7 +369,7 @@ def options(**settings: object) -> Options:
 
 @pytest.fixture
 def with_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "find_gpu", lambda: "cpu")
+    monkeypatch.setattr(device_library, "find", lambda: ON_CPU)
     monkeypatch.setattr(run, "HEADROOM_S", 0.01)
 
 
@@ -347,10 +402,11 @@ def test_a_run_with_a_gpu_tier_has_books_that_agree_and_reads_from_the_device(
 def test_without_a_gpu_the_size_is_as_0_and_a_note_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    monkeypatch.setattr(stores, "find_gpu", lambda: None)
+    monkeypatch.setattr(device_library, "find", lambda: NoDevice("cupy is not installed"))
     monkeypatch.setattr(run, "HEADROOM_S", 0.01)
     found = run.execute(options(cache_dir=tmp_path, no_disk=True, max_requests=1))
-    assert found.tiers == ("memory",) and "no GPU here: --gpu-mem-gb is as 0" in found.notes
+    note = "GPU tier SKIPPED: cupy is not installed; no GPU here, --gpu-mem-gb is as 0"
+    assert found.tiers == ("memory",) and note in found.notes
     nowhere = "cpu_mem_gb: 0 with no_disk leaves nowhere to store anything"
     with pytest.raises(ConfigError, match=nowhere):
         run.execute(options(no_disk=True, cpu_mem_gb=0))
@@ -361,26 +417,38 @@ def test_without_a_gpu_the_size_is_as_0_and_a_note_says_so(
 def test_torch_is_not_imported_before_a_gpu_tier_is_asked_for():
     code = (
         "import sys; sys.modules['torch'] = None\n"
-        "from benchmarks.storage_workload import __main__, gpu_tier, run, stores\n"
+        "from benchmarks.storage_workload import __main__, device_library, gpu_tier, run\n"
         "from benchmarks.storage_workload.options import Options\n"
         "run.HEADROOM_S = 0.01\n"
         "small = dict(model='tiny-1b', num_users=1, duration=0.1, cpu_mem_gb=0.1, no_disk=True)\n"
         "assert not run.execute(Options(gpu_mem_gb=0, bytes_scale=0.01, **small)).notes\n"
-        "assert 'benchmarks.storage_workload.device_rows' not in sys.modules\n"
-        "assert stores.find_gpu() is None"
+        "assert not {'cupy', 'torch'} & {name for name, module in sys.modules.items() if module}\n"
+        "sys.modules['cupy'] = None\n"
+        "reason = 'cupy is not installed; torch is not installed'\n"
+        "assert device_library.find() == device_library.NoDevice(reason)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
 
 
 def test_more_than_is_free_is_refused_with_both_numbers(monkeypatch: pytest.MonkeyPatch):
-    with pytest.raises(ConfigError, match=r"gpu_mem_gb: .*asked"):
-        GpuTier(NoTier(), BLOCK, 1 << 50, PAYLOAD, "cpu")
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * MiB, 80 * MiB))
-    with pytest.raises(ConfigError, match=r"gpu_mem_gb: .* only 3\.0 MiB is free on cuda"):
-        GpuTier(NoTier(), BLOCK, 4 * MiB, PAYLOAD, "cuda")
+    with pytest.raises(ConfigError, match="gpu_mem_gb: "):
+        GpuTier(NoTier(), BLOCK, 1 << 50, PAYLOAD, ON_CPU)
+    for library in (CupyLibrary(cupy_stand_in), TorchLibrary(torch, "cpu")):
+        monkeypatch.setattr(library, "is_gpu", True)
+        monkeypatch.setattr(library, "free_bytes", lambda: 3 * MiB)
+        with pytest.raises(ConfigError, match=r"gpu_mem_gb: .* only 3\.0 MiB is free \(.* on c"):
+            GpuTier(NoTier(), BLOCK, 4 * MiB, PAYLOAD, library)
     with pytest.raises(ConfigError, match="gpu_mem_gb: 100 bytes are too few"):
-        GpuTier(NoTier(), BLOCK, 100, PAYLOAD, "cpu")
+        GpuTier(NoTier(), BLOCK, 100, PAYLOAD, ON_CPU)
+
+
+def test_what_is_free_but_not_in_one_piece_is_refused_too(monkeypatch: pytest.MonkeyPatch):
+    library = CupyLibrary(cupy_stand_in)
+    assert library.free_bytes() == 64 * MiB
+    monkeypatch.setattr(library, "free_bytes", lambda: 1 << 60)
+    with pytest.raises(ConfigError, match=r"gpu_mem_gb: .* CuPy on cuda: out of memory to alloc"):
+        GpuTier(NoTier(), BLOCK, 1 << 50, PAYLOAD, library)
 
 
 def test_the_suite_skips_workloads_of_a_gpu_only_where_there_is_none(tmp_path: Path):

@@ -71,7 +71,9 @@ def test_a_report_has_every_section_of_the_source_and_its_figures(workload_run):
         "nvme read: ", "NVMe Entries: ", "prefill_decode: ", "batch: ",
     ):  # fmt: skip
         assert words in text
-    assert all(line.startswith(("###", "  ")) for line in text.splitlines() if line)
+    label, *lines = text.splitlines()
+    assert label == "SCALED: blocks of 0.05 times their size"
+    assert all(line.startswith(("###", "  ")) for line in lines if line)
 
 
 def test_what_was_not_asked_for_has_no_section(workload_run):
@@ -98,7 +100,7 @@ def plots(workload_run: WorkloadRun, tmp_path_factory: pytest.TempPathFactory) -
         words = ["report", str(workload_run.json), "--plots", str(folder)]
         assert storage_workload.main(words) == 0
     again = out.getvalue().split("\n\npython")[0]
-    assert again.startswith("### STORAGE") and again in workload_run.printed
+    assert "\n\n### STORAGE" in again and again in workload_run.printed
     return folder
 
 

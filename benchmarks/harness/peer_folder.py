@@ -1,0 +1,134 @@
+"""The folder of peers: `python -m benchmarks.peers` fills it, and benchmarks find them there.
+
+    .peers/NAME/packages    Python packages, and programs that came in them
+    .peers/NAME/root        Debian packages, unpacked: programs and their libraries
+    .peers/NAME/.installed  the recipe that it was made from; written last
+
+What this Python or the PATH already has is used first, and an entry here never shadows it.
+"""
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks.harness.runner import Skipped
+
+VARIABLE = "KVFERRY_PEERS"
+"""The environment's name of another folder."""
+
+STAMP, PACKAGES, ROOT = ".installed", "packages", "root"
+
+_PATIENCE_S = 60.0
+_REPOSITORY = Path(__file__).resolve().parent.parent.parent
+
+
+class Program(NamedTuple):
+    """A program, and what its environment needs besides this process's own."""
+
+    path: str
+    env: dict[str, str]
+
+
+def default() -> Path:
+    """The folder that is used when none is named."""
+    return Path(os.environ.get(VARIABLE) or _REPOSITORY / ".peers").resolve()
+
+
+def installed(peer: str) -> Path | None:
+    """The folder of `peer`; None while it is not, or not wholly, installed."""
+    folder = default() / peer
+    return folder if (folder / STAMP).is_file() else None
+
+
+def use(*peers: str) -> None:
+    """Let this process import the packages of `peers`, those that are installed.
+
+    They come last on the path: a module that this Python has itself stays the one that is imported.
+    """
+    for peer in peers:
+        folder = installed(peer)
+        if folder is not None and (path := str(folder / PACKAGES)) not in sys.path:
+            sys.path.append(path)
+
+
+def package(peer: str, module: str) -> Any:
+    """`module`, of this Python or of `peer`. Raises `Skipped` with the reason of its import."""
+    use(peer)
+    try:
+        return importlib.import_module(module)
+    except Exception as error:  # a package built for CUDA raises whatever its loader does
+        raise Skipped(f"cannot import {module.partition('.')[0]}: {error}{_hint(peer)}") from None
+
+
+def program(peer: str, name: str) -> Program:
+    """`name` on the PATH, beside this Python, or of `peer`. Raises `Skipped` when there is none."""
+    beside = str(Path(sys.executable).parent)
+    if found := shutil.which(name) or shutil.which(name, path=beside):
+        return Program(found, {})
+    if folder := installed(peer):
+        return of_folder(folder, name)
+    raise Skipped(f"no {name} on the PATH{_hint(peer)}")
+
+
+def of_folder(folder: Path, name: str) -> Program:
+    """`name` among what a peer's folder has. Raises `Skipped` when it has none."""
+    packages = folder / PACKAGES
+    in_wheels = [*packages.glob(f"*/bin/{name}"), *packages.glob(f"*/{name}")]
+    for path in [folder / ROOT / "usr/bin" / name, *sorted(in_wheels)]:
+        if path.parent == packages / "bin":
+            continue  # a Python script, which starts the program of the same name in the wheel
+        if path.is_file() and os.access(path, os.X_OK):
+            return Program(str(path), library_path(folder))
+    raise Skipped(f"no {name} in {folder}")
+
+
+def version(found: Program) -> str:
+    """As in `7.0.15`, of what `--version` prints. Raises `Skipped` when it does not run."""
+    try:
+        done = subprocess.run(
+            [found.path, "--version"], env={**os.environ, **found.env}, capture_output=True,
+            text=True, errors="replace", timeout=_PATIENCE_S,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Skipped(f"{found.path} does not run: {error}") from None
+    match = re.search(r"\d+\.\d+\.\d+", done.stdout)
+    if done.returncode or match is None:
+        last_words = f"{done.stdout}{done.stderr}".strip().rpartition("\n")[2]
+        raise Skipped(f"{found.path} does not run: {last_words}")
+    return match[0]
+
+
+def versions(*peers: str) -> dict[str, str]:
+    """Of the packages that `peers` have, by the names of their distributions. Not imported."""
+    paths = [str(folder / PACKAGES) for peer in peers if (folder := installed(peer))]
+    return {found.name: found.version for found in metadata.distributions(path=paths)}
+
+
+def library_path(folder: Path) -> dict[str, str]:
+    """`LD_LIBRARY_PATH` for the programs of a peer's folder; empty when it brought no libraries."""
+    roots = [folder / ROOT / "usr/lib", folder / ROOT / "lib"]
+    found = [str(path) for root in roots for path in sorted(root.glob("*-linux-gnu*"))]
+    if not found:
+        return {}
+    if before := os.environ.get("LD_LIBRARY_PATH"):
+        found.append(before)
+    return {"LD_LIBRARY_PATH": ":".join(found)}
+
+
+def python_path(peer: str) -> dict[str, str]:
+    """`PYTHONPATH` for a Python process of `peer`; empty when this Python itself has the peer."""
+    folder = installed(peer)
+    if folder is None:
+        return {}
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": ":".join([*([before] if before else []), str(folder / PACKAGES)])}
+
+
+def _hint(peer: str) -> str:
+    return "" if installed(peer) else "; `make peers` installs it"

@@ -1,0 +1,131 @@
+"""The ways by name: each is made over the same rows, or skipped with the reason."""
+
+import secrets
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.harness.runner import Skipped, nothing
+from benchmarks.kvbench.device_ways import DeviceRows, Vram, VramThroughServer
+from benchmarks.kvbench.file_ways import OneFile
+from benchmarks.kvbench.nixl_ways import GDS, NixlFile
+from benchmarks.kvbench.plan import Plan
+from benchmarks.kvbench.transfer import Way
+from benchmarks.kvbench.ways import Memory, Rows, Server
+from benchmarks.remote_kv_cache.baseline import blocks
+from benchmarks.remote_kv_cache.baseline.blocks import SharedPool
+from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, server_for
+from remote_server.address import server_address
+from remote_server.client import RemoteClient
+from remote_server.sizes import MiB, format_bytes
+from remote_server.store.disk.layout import padded
+
+MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL = "memory", "shm", "tcp", "file", "file O_DIRECT", "nixl"
+VRAM, VRAM_SHM, VRAM_TCP, VRAM_GDS = "vram", "vram shm", "vram tcp", "gds"
+WAYS = (MEMORY, SHM, TCP, BUFFERED, DIRECT, NIXL, VRAM, VRAM_SHM, VRAM_TCP, VRAM_GDS)
+
+_OF_A_DEVICE = (VRAM, VRAM_SHM, VRAM_TCP, VRAM_GDS)
+_THROUGH_SERVER = {SHM: "shm", TCP: "tcp", VRAM_SHM: "shm", VRAM_TCP: "tcp"}
+
+
+class Kept:
+    """What one place holds: the mark that its last write put into every block."""
+
+    def __init__(self) -> None:
+        self.mark: int | None = None
+
+
+class Made(NamedTuple):
+    """A way, and what a trial of it needs."""
+
+    way: Way
+    kept: Kept
+    clear: Callable[[], object] = nothing
+    """Needed before a write by what leaves alone the blocks that it has."""
+
+    device: DeviceRows | None = None
+    """Where its blocks begin and end, if not in the rows themselves."""
+
+
+class Maker:
+    """Makes ways over one plan's rows. Everything that it opens is closed with `stack`."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        plan: Plan,
+        rows: Rows,
+        pools: tuple[SharedPool, SharedPool],
+        scratch: Path,
+        server: str = "",
+        device: str = "cuda",
+    ) -> None:
+        """`server` is that of a running one, as an engine's setting has it (`?keys=FILE`); without
+        it one is started for the first way that needs it."""
+        self._stack = stack
+        self._plan = plan
+        self.rows = rows
+        self._pools = pools
+        self._scratch = scratch
+        self._server = server
+        self._endpoint, self._keys = server_address(server) if server else ("", "")
+        self._device = device
+        self._device_rows: DeviceRows | None = None
+        self._in_server = Kept()
+        self._namespace = f"kvbench-{secrets.token_hex(4)}"
+
+    def make(self, name: str) -> Made:
+        """Raises `Skipped` where this machine has no such way."""
+        device = self._rows_on_device() if name in _OF_A_DEVICE else None
+        if name == MEMORY:
+            return Made(Memory(self.rows, blocks.allocate(*self.rows.padded_source.shape)), Kept())
+        if name in _THROUGH_SERVER:
+            through = self._through_server(_THROUGH_SERVER[name])
+            way = through if device is None else VramThroughServer(through, device)
+            return Made(way, self._in_server, through.clear, device)
+        if name == VRAM and device is not None:
+            return Made(Vram(self.rows, device), Kept(), device=device)
+        if name in (NIXL, VRAM_GDS):
+            backend = {"backend": GDS} if name == VRAM_GDS else {}
+            nixl = NixlFile(self._scratch, self.rows, device=device, **backend)
+            self._stack.callback(nixl.close)
+            return Made(nixl, Kept(), device=device)
+        file = OneFile(self._scratch, self.rows, direct=name == DIRECT)
+        self._stack.callback(file.close)
+        return Made(file, Kept())
+
+    def _rows_on_device(self) -> DeviceRows:
+        if self._device_rows is None:
+            self._device_rows = DeviceRows(self.rows, self._device)
+        return self._device_rows
+
+    def _through_server(self, transport: str) -> Server:
+        if not self._endpoint:
+            server = server_for(self._plan.num_bytes, self._plan.block_bytes)
+            self._endpoint = self._stack.enter_context(server).endpoint
+        client = connect(
+            self._endpoint, self._namespace, self._plan.block_bytes, transport=transport,
+            rows=self._pools if transport == "shm" else (), keys=self._keys,
+        )  # fmt: skip
+        self._stack.callback(client.close)
+        if self._server:
+            _skip_unless_room(client, self._plan)
+            self._stack.callback(self._leave, client)
+        return Server(client, self._namespace, self.rows)
+
+    def _leave(self, client: RemoteClient) -> None:
+        """Take everything back out of a server that goes on running."""
+        client.forget(self._namespace)
+        client.clear(self._namespace, forget=True, timeout_s=PATIENCE_S).result()
+
+
+def _skip_unless_room(client: RemoteClient, plan: Plan) -> None:
+    """Raises `Skipped` where the blocks would evict what others keep in the server."""
+    memory = client.stats(timeout_s=PATIENCE_S).result().tiers["memory"]
+    free, needed = memory.budget_bytes - memory.used_bytes, plan.batch * padded(plan.block_bytes)
+    if free < needed + needed // 4 + 16 * MiB:
+        raise Skipped(
+            f"the server has {format_bytes(free)} of memory free, the blocks are "
+            f"{format_bytes(needed)} and need a quarter and 16 MiB more"
+        )

@@ -1,0 +1,103 @@
+"""The systems that are compared: what serves each, its client, and the memory that it takes."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any, NamedTuple
+
+from benchmarks.six_systems import (
+    lmcache_server,
+    lmcache_shared,
+    memcached,
+    mooncake,
+    nixl,
+    ours,
+    redis,
+)
+from benchmarks.six_systems.lmcache_disk import LmcacheDisk
+from benchmarks.six_systems.others import Gpu, Hdf5, VllmFiles, serve_pdc
+from benchmarks.six_systems.systems import (
+    FilePerBlock,
+    Host,
+    Share,
+    SharedMap,
+    Sizes,
+    nothing_to_serve,
+)
+
+OURS_SHM = "kvferry, shared memory"
+PEERS = ("redis-py", "pymemcache", "h5py", "lmcache", "nixl", "mooncake")
+"""Whose packages are imported, so that their versions are part of the record."""
+
+
+class Entry(NamedTuple):
+    """One row of the comparison."""
+
+    name: str
+    serve: Callable[[Sizes], AbstractContextManager[Host]]
+    """Runs while clients use it. Raises `Skipped` where it cannot run here."""
+
+    connect: Callable[[Host, Share], Any]
+    """A client, a `System`. Raises `Skipped` where it cannot run here."""
+
+    copies: float = 0.0
+    """The memory that it takes for each byte that it is given, besides the rows."""
+
+    apart: bool = False
+    """Never measured together with others: its threads take a core also when they have nothing to
+    do."""
+
+    @property
+    def is_process(self) -> bool:
+        """Whether the bytes go to another process: not so for files, maps and devices."""
+        return self.serve is not nothing_to_serve
+
+
+def _ours(transport: str, *, disk: bool) -> Entry:
+    name = "shared memory" if transport == "shm" else transport
+    return Entry(
+        f"kvferry, {name}" + ("" if disk else ", no disk"),
+        partial(ours.serve, disk=disk), partial(ours.Ours, transport=transport), 1.3,
+    )  # fmt: skip
+
+
+def _local(name: str, connect: Callable[[Host, Share], Any], copies: float = 0.0) -> Entry:
+    return Entry(name, nothing_to_serve, connect, copies)
+
+
+SYSTEMS = (
+    _ours("shm", disk=True),
+    _ours("tcp", disk=True),
+    _ours("shm", disk=False),
+    _ours("tcp", disk=False),
+    _local("shared-memory map", SharedMap, 1.0),
+    _local("files", partial(FilePerBlock, synced=False)),
+    _local("files, fsync", partial(FilePerBlock, synced=True)),
+    _local("HDF5", Hdf5),
+    Entry("Redis, tcp", partial(redis.serve, transport="tcp"), redis.Redis, 2.0),
+    Entry("Redis, unix socket", partial(redis.serve, transport="unix"), redis.Redis, 2.0),
+    Entry("Redis Cluster, three processes", redis.serve_cluster, redis.RedisCluster, 2.0),
+    Entry("memcached, tcp", partial(memcached.serve, transport="tcp"), memcached.Memcached, 1.6),
+    Entry("memcached, unix socket", partial(memcached.serve, transport="unix"),
+          memcached.Memcached, 1.6),
+    Entry("memcached, tcp, pymemcache", partial(memcached.serve, transport="tcp"),
+          memcached.PyMemcache, 3.6),
+    Entry("LMCache, its server", lmcache_server.serve, lmcache_server.LmcacheServer, 1.3),
+    Entry("LMCache, shared memory", lmcache_shared.serve, lmcache_shared.LmcacheShared, 1.6),
+    _local("LMCache, local disk", LmcacheDisk),
+    Entry("Mooncake store, tcp", mooncake.serve, mooncake.Mooncake, 1.6),
+    Entry("NIXL, another process (UCX)", nixl.serve, nixl.NixlMemory, 1.0, apart=True),
+    _local("NIXL, file (POSIX)", nixl.NixlFiles),
+    _local("vLLM's fs tier", VllmFiles),
+    Entry("PDC", serve_pdc, lambda _host, _share: None),
+    _local("GPU memory", Gpu),
+)  # fmt: skip
+
+
+def find(name: str) -> Entry:
+    return next(entry for entry in SYSTEMS if entry.name == name)
+
+
+def choose(part: str) -> list[Entry]:
+    """Those with `part` in their names, in the order of `SYSTEMS`; may be none."""
+    return [entry for entry in SYSTEMS if part.strip().lower() in entry.name.lower()]

@@ -1,0 +1,171 @@
+"""Servers of a sweep: started here for it, or running already, on this machine or another."""
+
+import secrets
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+from benchmarks.harness import machine
+from benchmarks.harness.runner import Skipped
+from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect
+from benchmarks.store_sweep import conversation, slow_server
+from benchmarks.store_sweep.points import Point
+from examples.processes import LoggedProcess, RemoteServer
+from remote_server.address import is_loopback, server_address
+from remote_server.client import RemoteClient
+from remote_server.errors import ConfigError
+from remote_server.sizes import GiB, MiB, format_bytes
+
+NAMESPACE = "store-sweep"
+
+_LIVE_CONVERSATIONS = 4
+"""Of each client, that memory holds: the one it is in, and room so that its blocks stay."""
+
+
+class Storage(NamedTuple):
+    """What is emulated behind a server."""
+
+    latency_ms: float
+    """Of each block, on average."""
+
+    spread_percent: float
+    """How much less, or more, one may take."""
+
+    channels: int
+    """Blocks at a time."""
+
+    def __str__(self) -> str:
+        return (
+            f"each block of a read takes {self.latency_ms:g} ms more in the server, give or take "
+            f"{self.spread_percent:g} %, {self.channels} blocks at a time; lookups and writes do "
+            "not"
+        )
+
+
+class Wanted(NamedTuple):
+    """Which servers to sweep over."""
+
+    number: int = 1
+    """To be started."""
+
+    storage: Storage | None = None
+    """Emulated behind each of them."""
+
+    given: tuple[str, ...] = ()
+    """Addresses of running ones, as an engine's setting has them; then none is started."""
+
+    def check(self) -> None:
+        """Raise `ConfigError` for what contradicts itself."""
+        for address in self.given:
+            server_address(address, "server")
+        if len(set(self.given)) < len(self.given):
+            raise ConfigError("server: the same address is given twice")
+        if self.given and self.number > 1:
+            raise ConfigError("servers: are started here; with --server none is")
+        if self.given and self.storage is not None:
+            raise ConfigError(
+                "storage_latency_ms: the delay is emulated in a server that the sweep starts, "
+                "and with --server none is started"
+            )
+
+
+class Servers(NamedTuple):
+    """Ready to be swept."""
+
+    addresses: list[str]
+    pids: list[int]
+    """Empty when they were not started here."""
+
+    namespace: str
+    here: bool
+    """All are reached over this machine's loopback."""
+
+    @property
+    def text(self) -> str:
+        """For a process of clients."""
+        return ",".join(self.addresses)
+
+
+class SlowServerProcess(LoggedProcess):
+    """`slow_server` in a process of its own."""
+
+    name = "slow-server"
+
+    def __init__(self, memory: int, storage: Storage) -> None:
+        super().__init__(
+            [sys.executable, "-m", slow_server.MODULE, "--memory", str(memory),
+             "--latency-ms", str(storage.latency_ms), "--channels", str(storage.channels),
+             "--spread", str(storage.spread_percent)]
+        )  # fmt: skip
+        self.endpoint = ""
+
+    def is_ready(self) -> bool:
+        for line in self.log.read_text(errors="replace").splitlines():
+            if line.startswith("ready on "):
+                self.endpoint = line.split()[-1]
+        return bool(self.endpoint)
+
+
+@contextmanager
+def running(wanted: Wanted, points: Sequence[Point], block_bytes: int) -> Iterator[Servers]:
+    """The servers for a sweep over `points`. Those started here end with the block; in the others
+    nothing of the sweep is kept. Raises `Skipped` when one cannot be used."""
+    wanted.check()
+    most = max(point.concurrency for point in points)
+    of_one = -(-most // max(1, len(wanted.given) or wanted.number))
+    needed = of_one * _LIVE_CONVERSATIONS * conversation.BLOCKS * (block_bytes + 4096) * 5 // 4
+    if wanted.given:
+        with _borrowed(wanted.given, block_bytes, needed) as servers:
+            yield servers
+        return
+    memory = max(needed, 256 * MiB)
+    machine.skip_unless_fits(wanted.number * memory + GiB, None)
+    with ExitStack() as stack:
+        started = [_server(memory, wanted.storage) for _ in range(wanted.number)]
+        for server in started:
+            stack.enter_context(server)
+        addresses = [server.endpoint for server in started]
+        yield Servers(addresses, [server.pid for server in started], NAMESPACE, here=True)
+
+
+def _server(memory: int, storage: Storage | None) -> RemoteServer | SlowServerProcess:
+    """Without a storage it is the ordinary server."""
+    if storage is not None:
+        return SlowServerProcess(memory, storage)
+    return RemoteServer(memory=str(memory))
+
+
+@contextmanager
+def _borrowed(given: Sequence[str], block_bytes: int, needed: int) -> Iterator[Servers]:
+    namespace = f"{NAMESPACE}-{secrets.token_hex(4)}"
+    with ExitStack() as stack:
+        clients: list[RemoteClient] = []
+        for text in given:
+            address = server_address(text, "server")
+            try:
+                client = connect(address.endpoint, namespace, block_bytes, keys=address.keys)
+            except Skipped as why:
+                raise Skipped(f"{address.endpoint}: {why}") from None
+            clients.append(client)
+            stack.callback(client.close)
+            stack.callback(_forget, client, namespace)
+            _warn_if_small(client, address.endpoint, needed)
+        here = all(is_loopback(server_address(text).endpoint) for text in given)
+        yield Servers([*given], [], namespace, here=here)
+
+
+def _forget(client: RemoteClient, namespace: str) -> None:
+    client.forget(namespace)
+    client.clear(namespace, forget=True, timeout_s=PATIENCE_S).exception()
+
+
+def _warn_if_small(client: RemoteClient, endpoint: str, needed: int) -> None:
+    tiers = client.stats(timeout_s=PATIENCE_S).result().tiers
+    budget = tiers["memory"].budget_bytes
+    if budget < needed and "disk" not in tiers:
+        print(
+            f"{endpoint} has {format_bytes(budget)} of memory, the busiest point needs "
+            f"{format_bytes(needed)}: blocks may leave before they are read, which is an error",
+            file=sys.stderr,
+        )

@@ -1,0 +1,241 @@
+"""Where the time of a get goes: what the server sends on request, and how a client splits it."""
+
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from client_helpers import NAMESPACE
+from disk_server import IN_MEMORY, checked_server, put_all
+from handler_bench import HandlerBench
+from wire_peer import Peer, key
+
+from remote_server import protocol
+from remote_server.client.get_times import GetStopwatch, GetTimes
+from remote_server.client.remote_client import RemoteClient
+from remote_server.client.results import ClientConfig
+from remote_server.protocol import Blocks, Get, Got, Hello, Put
+from remote_server.server.dispatch import Handlers
+from remote_server.server.request_times import UNTIMED, RequestTimes, times_now
+from remote_server.sizes import MiB
+
+pytest_plugins = ["client_fixtures"]
+
+
+class Time:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+# ── the server's half ────────────────────────────────────────────────────────────────────────
+
+
+class Timed(HandlerBench):
+    """Handlers with a clock that only a test moves, and four blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.time = Time()
+        self.handlers = Handlers(
+            self.store, self.copier, self.outboxes, self.shared, "socket", clock=self.time
+        )
+        self.send(Hello(request_id=1, protocol=1, namespace="ns", block_bytes=4096))
+        keys = [key(number) for number in range(4)]
+        put = Put(request_id=2, namespace="ns", keys=keys, lengths=[100] * 4, checksums=[],
+                  blocks_per_frame=4)  # fmt: skip
+        self.send(put, bytes(400))
+        self.turn()
+        self.router.sent.clear()
+
+    def send(self, request: protocol.Request, *payload: bytes) -> None:
+        self.handle(b"c", [*protocol.encode(request), *payload])
+
+    def headers(self) -> list[bytes]:
+        self.settle()
+        return [frames[1] for _, frames in self.router.sent]
+
+
+@pytest.fixture
+def bench() -> Iterator[Timed]:
+    bench = Timed()
+    yield bench
+    bench.close()
+
+
+def a_get(**fields: object) -> Get:
+    return Get(request_id=9, namespace="ns", keys=[key(number) for number in range(4)], **fields)
+
+
+def test_each_message_of_a_timed_get_carries_the_time_since_the_request_arrived(bench):
+    bench.router.full.add(b"c")
+    bench.send(a_get(timed=True))
+    bench.time.now += 0.25
+    got, blocks = map(protocol.decode_reply, bench.headers())
+    assert isinstance(got, Got) and isinstance(blocks, Blocks)
+    assert (got.server_us, got.storage_us) == (1, 0), "0 would be: not measured"
+    assert (blocks.server_us, blocks.storage_us) == (250_000, 0)
+
+
+def test_a_get_in_one_message_is_timed_as_well(bench):
+    bench.send(a_get(timed=True, stream=False))
+    (got,) = map(protocol.decode_reply, bench.headers())
+    assert got.lengths == [100] * 4 and got.server_us == 1
+
+
+def test_the_time_that_blocks_take_from_disk_is_time_of_the_store(tmp_path, context):
+    with checked_server(tmp_path) as server:
+        peer = Peer(context, server.endpoint)
+        put_all(peer, IN_MEMORY + 4)  # the first ones are on disk alone
+        peer.send(Get(request_id=99, namespace="big", keys=[key(0)], timed=True))
+        (got, _), (blocks, _) = peer.receive(), peer.receive()
+    assert got.storage_us < blocks.storage_us <= blocks.server_us
+
+
+def test_time_of_the_store_is_a_part_of_the_servers_time():
+    clock = Time()
+    times = RequestTimes(clock(), clock)
+    times.add_storage(0.125)
+    clock.now += 0.5
+    times.storage_begins()
+    clock.now += 0.25
+    times.storage_begins()
+    times.storage_ends()
+    times.storage_ends()
+    assert times.now() == (750_000, 375_000)
+    times.add_storage(9.0)
+    assert times.now() == (750_000, 750_000)
+    assert times_now(None) == UNTIMED == (0, 0)
+
+
+# ── old and new together ─────────────────────────────────────────────────────────────────────
+
+
+class OldGet(msgspec.Struct, tag_field="type", tag="get"):
+    """As a server without times reads it."""
+
+    request_id: int
+    namespace: str
+    keys: list[bytes]
+    stream: bool = True
+
+
+class OldBlocks(msgspec.Struct, tag_field="type", tag="blocks"):
+    """As a client without times reads it."""
+
+    request_id: int
+    epoch: str
+    indices: list[int]
+    lengths: list[int]
+    checksums: list[int]
+    more: bool
+    blocks_per_frame: int = 1
+
+
+def test_without_timed_nothing_of_it_is_on_the_wire(bench):
+    assert b"timed" not in protocol.encode(a_get())[1]
+    bench.send(a_get())
+    assert not [header for header in bench.headers() if b"_us" in header]
+
+
+def test_an_old_server_reads_a_timed_get_and_an_old_client_its_reply(bench):
+    asked = msgspec.msgpack.decode(protocol.encode(a_get(timed=True))[1], type=OldGet)
+    assert asked.keys == a_get().keys and asked.stream
+    bench.send(a_get(timed=True))
+    _, header = bench.headers()
+    assert msgspec.msgpack.decode(header, type=OldBlocks).indices == [0, 1, 2, 3]
+
+
+def test_a_timed_get_from_a_server_that_sends_no_times_lands_without_times(fake, make_client):
+    fake.hold(NAMESPACE, {key(1): bytes(4096)})
+    result = make_client(fake.endpoint).get(
+        NAMESPACE, [key(1)], [memoryview(bytearray(4096))], timed=True
+    ).result()  # fmt: skip
+    assert fake.wait_for(Get)[0].message.timed
+    assert (result.landed, result.times) == ([0], None)
+
+
+# ── the client's half ────────────────────────────────────────────────────────────────────────
+
+
+def blocks_at(server_us: int, storage_us: int = 0) -> Blocks:
+    return Blocks(
+        request_id=7, epoch="e", indices=[], lengths=[], checksums=[], more=False,
+        server_us=server_us, storage_us=storage_us,
+    )  # fmt: skip
+
+
+def total(times: GetTimes) -> float:
+    return (times.serialize_s + times.network_s + times.server_s + times.storage_s
+            + times.deserialize_s)  # fmt: skip
+
+
+def test_the_parts_are_those_of_the_last_message_and_sum_up_to_all_of_it():
+    clock = Time()
+    watch = GetStopwatch(clock)
+    clock.now += 0.001
+    watch.sent(7)
+    clock.now += 0.030  # 2 there, 25 in the server of which 20 in its storage, 3 back
+    came = clock.now
+    clock.now += 0.004
+    watch.landed(blocks_at(25_000, 20_000), came)
+    times = watch.times
+    assert times is not None
+    parts = [times.serialize_s, times.network_s, times.server_s, times.storage_s,
+             times.deserialize_s]  # fmt: skip
+    assert parts == pytest.approx([0.001, 0.005, 0.005, 0.020, 0.004])
+    assert total(times) == pytest.approx(times.ended - times.began) == pytest.approx(0.035)
+
+
+def test_a_message_that_waited_for_earlier_blocks_to_land_was_not_on_the_network_meanwhile():
+    clock = Time()
+    watch = GetStopwatch(clock)
+    watch.sent(7)
+    clock.now += 0.010
+    came = clock.now
+    clock.now += 0.006  # the first block lands, while the second one arrives
+    watch.landed(blocks_at(8_000), came)
+    came = clock.now
+    clock.now += 0.006
+    watch.landed(blocks_at(9_000), came)
+    times = watch.times
+    assert times is not None
+    assert (times.server_s, times.network_s) == (pytest.approx(0.009), pytest.approx(0.001))
+    assert times.deserialize_s == pytest.approx(0.012)
+    assert total(times) == pytest.approx(0.022)
+
+
+def test_a_server_that_says_more_than_passed_takes_no_more_than_passed():
+    clock = Time()
+    watch = GetStopwatch(clock)
+    watch.sent(7)
+    clock.now += 0.010
+    watch.landed(blocks_at(99_000, 98_000), clock.now)
+    times = watch.times
+    assert times is not None and times.network_s == 0
+    assert total(times) == pytest.approx(0.010)
+
+
+def test_the_parts_of_gets_from_a_real_server_sum_up_to_what_the_caller_waited(server):
+    with_times = 0
+    client = RemoteClient(ClientConfig(server.endpoint, transport="tcp"))
+    client.declare("ns", MiB)
+    deadline = time.monotonic() + 5
+    while not client.ready:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    keys, rows = [key(number) for number in range(3)], [memoryview(bytearray(MiB))] * 3
+    assert client.put("ns", keys, rows, deferred=False).result().created == 3
+    for _ in range(10):
+        began = time.monotonic()
+        result = client.get("ns", keys, rows, timed=True, stall_s=5).result()
+        waited_s = time.monotonic() - began
+        assert result.landed == [0, 1, 2] and result.times is not None
+        woken_s = began + waited_s - result.times.ended
+        with_times += abs(total(result.times) + woken_s - waited_s) <= 0.05 * waited_s
+        assert min(result.times.server_s, result.times.storage_s, result.times.deserialize_s) > 0
+        assert result.times.network_s >= 0
+    assert with_times >= 8, "a thread may lose its core between two stamps, but not each time"
+    assert client.get("ns", keys, rows, stall_s=5).result().times is None
+    client.close()
