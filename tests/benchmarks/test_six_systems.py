@@ -95,6 +95,8 @@ def test_all_rows_are_there_measured_or_skipped_with_a_reason(tmp_path, no_peers
             assert rows[system, operation]["bytes"] == 64 << 10
             assert rows[system, operation]["values"], (system, operation)
     assert rows["shared-memory map", six.COLD]["skipped"] == "memory is never cold"
+    in_memory = rows["kvferry, tcp, no disk", six.COLD]["skipped"]
+    assert in_memory == "it keeps everything in memory"
     for system, missing in {
         "Redis, tcp": "no redis-server on the PATH", "memcached, tcp": "no memcached on the PATH",
         "Redis Cluster, three processes": "no redis-cli on the PATH",
@@ -248,6 +250,18 @@ def test_a_block_larger_than_memcacheds_largest_item_is_skipped(tmp_path, monkey
     server = memcached.MemcachedServer(Sizes(3 << 20, 8, tmp_path), "tcp")
     assert server.command[server.command.index("-I") + 1] == "4m"
     assert "-M" in server.command, "a full one refuses and does not evict"
+
+
+def test_more_blocks_than_a_socket_holds_replies_for_go_through_memcached(tmp_path, monkeypatch):
+    monkeypatch.setattr(memcached, "_PATIENCE_S", 5.0)
+    entry, sizes = catalogue.find("memcached, unix socket"), sizes_in(tmp_path, 2000)
+    with own_rows(sizes.num_blocks, BLOCK_BYTES, sizes.folder) as share:
+        try:
+            with entry.serve(sizes) as host, alone(entry, host, share) as client:
+                for step in ("before_write", "write", "verify_write", "before_write"):
+                    client.do(step)
+        except Skipped as reason:
+            pytest.skip(str(reason))
 
 
 def test_lmcache_reports_its_use_to_nobody_and_copies_into_no_memory_but_the_rows(no_peers):
