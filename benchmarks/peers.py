@@ -22,6 +22,7 @@ from typing import NamedTuple
 
 from benchmarks.harness import peer_folder
 from benchmarks.harness.peer_folder import PACKAGES, ROOT, STAMP
+from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.harness.runner import Skipped
 
 _PATIENCE_S = 900.0
@@ -116,21 +117,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     peers = [peer for peer in PEERS if peer.name in arguments.only]
     arguments.into.mkdir(parents=True, exist_ok=True)
+    num_installed = 0
+    with to_whom_it_concerns():
+        num_installed = _install_all(peers, arguments.into)
+        if num_installed and arguments.into != peer_folder.default():
+            print(f"\nexport {peer_folder.VARIABLE}={arguments.into}", end="")
+        if num_installed:
+            print(_NEXT)
+    return 0 if num_installed else 1
+
+
+def _install_all(peers: Sequence[Peer], into: Path) -> int:
+    """A line for each. Returns how many are there now."""
     width = max(len(peer.name) for peer in peers)
     num_installed = 0
     for number, peer in enumerate(peers, 1):
         print(f"{number} of {len(peers)}  {peer.name:<{width}}  ", end="", flush=True)
         try:
-            print(install(peer, arguments.into), flush=True)
+            print(install(peer, into), flush=True)
             num_installed += 1
         except CannotInstall as reason:
             print(f"not installed: {reason}", flush=True)
-    if not num_installed:
-        return 1
-    if arguments.into != peer_folder.default():
-        print(f"\nexport {peer_folder.VARIABLE}={arguments.into}", end="")
-    print(_NEXT)
-    return 0
+    return num_installed
 
 
 def install(peer: Peer, into: Path) -> str:

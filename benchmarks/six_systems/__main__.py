@@ -2,7 +2,7 @@
 
     python -m benchmarks.six_systems --block-bytes 1MiB --total 256MiB
     python -m benchmarks.six_systems --total 1GB                             the source's amount
-    python -m benchmarks.six_systems --total 4GiB --processes 2              all together, at once
+    python -m benchmarks.six_systems --total 2GiB --processes 2              all together, at once
     python -m benchmarks.six_systems --systems redis memcached "kvferry, tcp"
 
 Every row is the software that it names. What is not installed is SKIPPED with the reason;

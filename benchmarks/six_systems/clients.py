@@ -6,6 +6,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
@@ -139,11 +140,10 @@ def crowd(entry: Entry, host: Host, sizes: Sizes, num_processes: int) -> Iterato
             here, there = context.Pipe()
             folder = sizes.folder / f"client-{number}"
             folder.mkdir()
+            client = (entry.name, replace(host, restart=None), number * share, share)
             process = context.Process(
-                target=_work, daemon=True,
-                args=(entry.name, host.address, number * share, share, sizes.block_bytes, folder,
-                      there),
-            )  # fmt: skip
+                target=_work, args=(*client, sizes.block_bytes, folder, there), daemon=True
+            )
             process.start()
             there.close()
             workers.append(_Worker(process, here))
@@ -179,7 +179,7 @@ def _end(workers: list[_Worker]) -> None:
 
 
 def _work(
-    name: str, address: Any, first: int, num_blocks: int, block_bytes: int, folder: Path,
+    name: str, host: Host, first: int, num_blocks: int, block_bytes: int, folder: Path,
     pipe: "Connection[Any, Any]",
 ) -> None:  # fmt: skip
     """One client: takes the steps that it receives, until the pipe is closed."""
@@ -189,7 +189,7 @@ def _work(
     try:
         with (
             own_rows(num_blocks, block_bytes, folder, first) as share,
-            alone(catalogue.find(name), Host(address), share) as client,
+            alone(catalogue.find(name), host, share) as client,
         ):
             pipe.send(None)
             _serve(client, pipe)

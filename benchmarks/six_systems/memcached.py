@@ -18,6 +18,10 @@ MOST_ITEM_BYTES = GiB
 
 _OVERHEAD = KiB
 _PATIENCE_S = 60.0
+_UNANSWERED = 64
+"""Commands sent ahead of their answers. memcached reads no further while an answer does not fit
+into the socket, and a Unix socket holds a few hundred small ones."""
+
 _WINDOW_BYTES = 16 * MiB
 """Asked for and not yet received."""
 
@@ -85,26 +89,31 @@ class Memcached:
         self._replies = self._socket.makefile("rb")
 
     def clear(self) -> None:
-        self._socket.sendall(b"".join(b"delete %b\r\n" % key for key in self._keys))
-        for _ in self._keys:
+        for number, key in enumerate(self._keys):
+            self._socket.sendall(b"delete %b\r\n" % key)
+            if number >= _UNANSWERED:
+                self._line()
+        for _ in self._keys[:_UNANSWERED]:
             self._line()
 
     def write(self) -> None:
-        for key, row in zip(self._keys, self._rows.source, strict=True):
+        for number, (key, row) in enumerate(zip(self._keys, self._rows.source, strict=True)):
             self._socket.sendall(b"set %b 0 0 %d\r\n" % (key, row.nbytes))
             self._socket.sendall(row)
             self._socket.sendall(b"\r\n")
-        for _ in self._keys:
-            if (line := self._line()) != b"STORED":
-                raise OSError(f"memcached answered a set with {line!r}")
+            if number >= _UNANSWERED:
+                self._stored()
+        for _ in self._keys[:_UNANSWERED]:
+            self._stored()
 
     def read(self) -> None:
-        window = max(2, _WINDOW_BYTES // self._rows.block_bytes)
+        window = max(2, min(_UNANSWERED, _WINDOW_BYTES // self._rows.block_bytes))
         commands = [b"get %b\r\n" % key for key in self._keys]
         self._socket.sendall(b"".join(commands[:window]))
         for number, row in enumerate(self._rows.target):
             self._read_into(row)
-            self._socket.sendall(b"".join(commands[number + window : number + window + 1]))
+            if number + window < len(commands):
+                self._socket.sendall(commands[number + window])
 
     def make_cold(self) -> None:
         raise Skipped("it keeps everything in memory")
@@ -112,6 +121,10 @@ class Memcached:
     def close(self) -> None:
         self._replies.close()
         self._socket.close()
+
+    def _stored(self) -> None:
+        if (line := self._line()) != b"STORED":
+            raise OSError(f"memcached answered a set with {line!r}")
 
     def _line(self) -> bytes:
         line = self._replies.readline()

@@ -34,7 +34,12 @@ def serve(sizes: Sizes, *, disk: bool) -> Iterator[Host]:
         return server.endpoint
 
     try:
-        yield Host(server.endpoint, restart if disk else None)
+        if disk:
+            yield Host(
+                server.endpoint, restart, "it is not restarted while several processes use it"
+            )
+        else:
+            yield Host(server.endpoint)
     finally:
         server.stop()
 
@@ -67,7 +72,7 @@ class Ours:
 
     def make_cold(self) -> None:
         if self._host.restart is None:
-            raise Skipped("its server keeps everything in memory, or others use it as well")
+            raise Skipped(self._host.never_cold)
         self._wait_for("its disk to have all blocks", self._all_on_disk)
         self._client.close()
         self._client = self._connect(self._host.restart())

@@ -59,6 +59,9 @@ class Host:
     restart: Callable[[], Any] | None = None
     """Stops and starts it, and returns the new address; in the process that started it only."""
 
+    never_cold: str = "it keeps everything in memory"
+    """Why it has no cold reads, where it cannot be restarted."""
+
 
 class Share(NamedTuple):
     """What one client keeps: blocks `first`, `first` + 1, … of all, in rows of its own."""

@@ -44,7 +44,8 @@ DOCUMENT = Document(
                 Correction(
                     "GDS hangs at batches of 256 and more",
                     "its GDS figures are of r=1 alone for that reason. Here a window bounds what "
-                    "is on the way, whatever the batch, in the row gds too (SKIPPED without a GPU)",
+                    "is on the way, whatever the batch, in the row gds as well (SKIPPED without a "
+                    "GPU)",
                 ),
                 Correction(
                     "for blocks below a MiB, prefer GDS",

@@ -131,6 +131,34 @@ def test_a_peer_that_does_not_run_leaves_what_was_there_before(tmp_path, monkeyp
     assert (tmp_path / "peer/packages/old.py").exists()
 
 
+def test_debian_packages_come_by_lists_of_their_own_where_the_systems_are_missing(
+    tmp_path, monkeypatch
+):
+    ran: list[list[str]] = []
+
+    def stub(command: list[str], *, cwd: Path | None = None, **_: object) -> str:
+        ran.append(command)
+        if command[:2] == ["apt-get", "download"]:
+            raise CannotInstall("apt-get: E: Unable to locate package daemon")
+        if cwd is not None and "download" in command:
+            (cwd / "daemon_1.0.deb").write_text("")
+        return ""
+
+    monkeypatch.setattr(shutil, "which", lambda name, **_: f"/usr/bin/{name}")
+    monkeypatch.setattr(peers, "_run", stub)
+    (tmp_path / "new").mkdir()
+    peers._unpack_debian(("daemon",), tmp_path / "new", tmp_path)
+    assert [f"Dir::State::lists={tmp_path}/.apt/lists" in command for command in ran] == [
+        False, True, True, False
+    ]  # fmt: skip
+    assert ran[-1] == ["dpkg", "-x", str(tmp_path / "new/downloads/daemon_1.0.deb"),
+                       str(tmp_path / "new/root")]  # fmt: skip
+    assert not (tmp_path / "new/downloads").exists()
+    monkeypatch.setattr(shutil, "which", lambda *_, **__: None)
+    with pytest.raises(CannotInstall, match="there is no apt-get"):
+        peers._unpack_debian(("daemon",), tmp_path / "new", tmp_path)
+
+
 def test_one_peer_that_cannot_be_had_is_one_line_and_the_others_are_installed(
     tmp_path, monkeypatch, capsys
 ):
