@@ -67,6 +67,11 @@ DOCUMENT = Document(
                     "missing in the first published code",
                 ),
                 Correction(
+                    "validate.sh: results validation",
+                    "it runs vLLM and three sets of tiers three times and shows mean and deviation "
+                    "without judging them; `validate` here judges criteria and variation",
+                ),
+                Correction(
                     "this is not a pass/fail test",
                     "its report begins with PASS or FAIL",
                 ),

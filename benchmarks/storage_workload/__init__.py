@@ -9,7 +9,8 @@ models, personas, entries   how large a token is, who asks, what a request has i
 requests, traces            the requests of each user, from a seed; and those that were recorded
 payload                     bytes that nobody can compress, made as fast as they are copied
 backend                     what the driver needs of a store; `emulated` ones of known speed
-store_host, host_*, turns   the server's own store in this process, on a thread of its own
+store_host, host_*, turns   the server's own store in this process, on a thread of its own;
+                            `host_cascade` has a block in one tier, as the source does
 measured_disk, device_times, device_io   its disk, and when the device had which block
 gpu_tier, row_table, device_rows   memory of a GPU above any of them
 device_library                     CuPy or torch, whichever reaches a GPU

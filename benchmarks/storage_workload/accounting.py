@@ -38,6 +38,7 @@ def lines_of(
     slots: Slots,
     *,
     has_memory: bool,
+    is_cascade: bool = False,
 ) -> list[Line]:
     """Of a store in this process, when nothing is on its way any more."""
     memory = occupancy["memory"]
@@ -82,11 +83,25 @@ def lines_of(
                  counters["hits_disk"], _blocks(transfers, "read", "disk")),
             Line("disk", "damaged blocks",
                  counters["disk_read_damaged"] + counters["disk_read_io_error"], 0),
-            Line("disk", "put = written + too late + declined", counters["put_created"],
-                 counters["disk_demoted"] + counters["disk_demoted_late"]
-                 + counters["disk_demote_declined"]),
+            _offered(counters, is_cascade=is_cascade),
         ]  # fmt: skip
+    if is_cascade:
+        lines.append(Line("memory", "blocks evicted before they were offered to the disk",
+                          counters["evicted"], 0))  # fmt: skip
     return lines
+
+
+def _offered(counters: Mapping[str, int], *, is_cascade: bool) -> Line:
+    """A cascade turns away each block when it is put, and offers it when it leaves memory."""
+    become = (
+        counters["disk_demoted"] + counters["disk_demoted_late"] + counters["disk_demote_declined"]
+    )
+    if not is_cascade:
+        return Line("disk", "put = written + too late + declined", counters["put_created"], become)
+    return Line(
+        "disk", "left memory = written + too late + declined", counters["cascade_offered"],
+        become - counters["disk_declined_first_time"],
+    )  # fmt: skip
 
 
 def lines_of_gpu(

@@ -71,7 +71,10 @@ class Run:
             "machine": dict(record.machine),
             "stolen_percent": record.stolen_percent,
             "versions": record.versions,
-            "parameters": {"request digest": self.request_digest},
+            "parameters": {
+                "request digest": self.request_digest,
+                **({"label": self.options.label} if self.options.label else {}),
+            },
             "options": _plain(asdict(self.options)),
             "seed": self.options.seed,
             "request_digest": self.request_digest,

@@ -39,6 +39,8 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
                       "end (default: the system's temporary directory)"),
         "storage_capacity_gb": ("N", "GiB of the disk tier; 0: a quarter of what is free there"),
         "no_disk": ("", "memory alone"),
+        "cascade": ("", "the source's waterfall: blocks are written to disk when they leave "
+                    "memory, not behind their put"),
         "server": ("ENDPOINT", "a running server instead of a store in this process, as "
                    "tcp://127.0.0.1:5757, with ?keys=FILE where it demands keys"),
         "emulated_device": ("GB_PER_S", "no store: a device of this speed that keeps all, to try "

@@ -36,12 +36,12 @@ class HostMemory:
         """Blocks that are read or written together."""
 
         self.num_staged_out = 0
-        """Blocks that left because memory keeps none."""
+        """Blocks that left because memory keeps none, or because the cascade wrote them to disk."""
 
         self._namespace = namespace
         self._may_hold = max(self.window * block_bytes, num_bytes // HELD_SHARE)
         self._held = 0
-        self._wake = wake
+        self.wake = wake
 
     def hold(self, num_bytes: int) -> Turn[None]:
         """Wait until so much of memory may be held. Until `give_back`."""
@@ -51,7 +51,7 @@ class HostMemory:
 
     def give_back(self, num_bytes: int) -> None:
         self._held -= num_bytes
-        self._wake()
+        self.wake()
 
     def holding(self, num_bytes: int, turn: Turn[T]) -> Turn[T]:
         """`turn`, which holds so much of memory from its first step to its last."""
@@ -63,10 +63,18 @@ class HostMemory:
 
     def let_go(self, keys: Sequence[bytes]) -> None:
         """The caller uses these no longer. What others have pinned is theirs to let go."""
-        if self.keeps:
-            return
-        for block in self.tier.pin_all(self._namespace, keys):
-            if block is not None:
-                self.tier.unpin(block)
-                if not block.pins:
-                    self.num_staged_out += self.tier.remove(block)
+        if not self.keeps:
+            self.drop(keys)
+
+    def drop(self, keys: Sequence[bytes]) -> set[bytes]:
+        """Those of `keys` that memory has no longer, because nobody has them pinned."""
+        left = set()
+        for key, block in zip(keys, self.tier.pin_all(self._namespace, keys), strict=True):
+            if block is None:
+                left.add(key)
+                continue
+            self.tier.unpin(block)
+            if not block.pins:
+                self.num_staged_out += self.tier.remove(block)
+                left.add(key)
+        return left

@@ -10,6 +10,7 @@ import numpy as np
 from benchmarks.storage_workload.backend import Part, ReadDone
 from benchmarks.storage_workload.device_times import Interval, covered
 from benchmarks.storage_workload.entries import Blocks
+from benchmarks.storage_workload.host_cascade import HostCascade, OnDisk
 from benchmarks.storage_workload.host_memory import HostMemory
 from benchmarks.storage_workload.measured_disk import MeasuredDisk
 from benchmarks.storage_workload.turns import Turn
@@ -38,7 +39,13 @@ class HostReads:
         memory: HostMemory,
         disk: MeasuredDisk | None,
         block_bytes: int,
+        cascade: HostCascade | None = None,
+        on_disk: OnDisk | None = None,
     ) -> None:
+        """With `cascade` a read makes room for what it brings up, by way of `on_disk`, and leaves
+        no copy of it in memory."""
+        self._cascade = cascade
+        self._on_disk = on_disk
         self._store = store
         self._namespace = namespace
         self._memory = memory
@@ -57,6 +64,8 @@ class HostReads:
         for first in range(0, prefix, self._memory.window):
             window = blocks.part(first, min(prefix, first + self._memory.window))
             turn = self._read_window(window, spans)
+            if self._cascade is not None and self._on_disk is not None:
+                turn = self._cascade.reading(window.keys, self._on_disk, turn)
             read = yield from self._memory.holding(window.num_bytes, turn)
             good += read
             if read < len(window.keys):
@@ -101,7 +110,10 @@ class HostReads:
                     yield True
         finally:
             self._memory.tier.unpin_all(block for _, block, _ in left)
-        self._memory.let_go([block.key for block in pinned.blocks])
+        keys = [block.key for block in pinned.blocks]
+        self._memory.let_go(keys)
+        if self._cascade is not None:
+            self._cascade.put_back(keys)
         return good
 
     def _fetch(self, window: Blocks) -> Turn[tuple[Pinned, Mapping[bytes, Interval]]]:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from benchmarks.storage_workload.backend import Behind, Part, WriteDone
 from benchmarks.storage_workload.device_times import Interval, covered
 from benchmarks.storage_workload.entries import Blocks
+from benchmarks.storage_workload.host_cascade import HostCascade
 from benchmarks.storage_workload.host_memory import HostMemory
 from benchmarks.storage_workload.measured_disk import MeasuredDisk
 from benchmarks.storage_workload.payload import Payload
@@ -63,7 +64,11 @@ class HostWrites:
         memory: HostMemory,
         disk: MeasuredDisk | None,
         payload: Payload,
+        cascade: HostCascade | None = None,
     ) -> None:
+        """With `cascade` blocks are written to disk when they leave memory, and not behind their
+        put."""
+        self._cascade = cascade
         self._store = store
         self._namespace = namespace
         self._memory = memory
@@ -85,6 +90,8 @@ class HostWrites:
         for first in range(0, len(blocks.keys), window_blocks):
             window = blocks.part(first, first + window_blocks)
             turn = self._write_window(window, put)
+            if self._cascade is not None:
+                turn = self._cascade.writing(len(window.keys), self.until_on_disk, turn)
             yield from self._memory.holding(window.num_bytes, turn)
             yield True
         put.is_whole = True
@@ -118,11 +125,13 @@ class HostWrites:
             self._store.end_put(reserved, None, Declined.WITHDRAWN)
             raise
         keys = [block.key for block in reserved.blocks]
-        if self._disk is not None:
+        if self._disk is not None and self._cascade is None:
             self._expect_on_disk(keys, put)
         self._store.end_put(reserved, [True] * len(keys))
         put.created_bytes += sum(block.length for block in reserved.blocks)
         put.outcomes.update(reserved.outcomes)
+        if self._cascade is not None:
+            self._cascade.created(keys)
         if not self._memory.keeps:
             yield from self._until_on_disk(keys, put)
 
@@ -147,6 +156,15 @@ class HostWrites:
             created = put.disk_blocks
             part = put.on_disk()._replace(total_s=total_s)
         return WriteDone(created, existed, declined, (part,) if created else (), waited_s)
+
+    def until_on_disk(self, keys: Sequence[bytes]) -> Turn[None]:
+        """Offer these blocks of memory to the disk, and go on when it has or has declined them."""
+        assert self._store.waterfall is not None
+        put = Put()
+        put.is_whole = True
+        self._expect_on_disk(keys, put)
+        self._store.waterfall.asked_again(self._namespace, keys)
+        yield from self._until_on_disk(keys, put)
 
     # ── down to disk ─────────────────────────────────────────────────────────────────────
 

@@ -63,6 +63,7 @@ class Options:
     max_requests: int = 0
     storage_capacity_gb: float = 0.0
     no_disk: bool = False
+    cascade: bool = False
     block_tokens: int = 16
     bytes_scale: float = 1.0
     think_scale: float = 1.0
@@ -114,6 +115,8 @@ class Options:
             raise ConfigError("emulated_device with server: a device instead of all tiers")
         if self.no_disk and not self.cpu_mem_gb and not self.gpu_mem_gb:
             raise ConfigError("cpu_mem_gb: 0 with no_disk leaves nowhere to store anything")
+        if self.cascade and (self.no_disk or not self.cpu_mem_gb):
+            raise ConfigError("cascade: needs memory above a disk")
         if self.enable_rag and self.traces:
             raise ConfigError(f"enable_rag with {self.traces[0]}: a trace brings no documents")
         at_rate, as_recorded = "an arrival of fixed, poisson or gamma", "an arrival of trace"
@@ -135,6 +138,7 @@ class Options:
             ),
             ("storage_capacity_gb", "a store in this process", self.server is None),
             ("no_disk", "a store in this process", self.server is None),
+            ("cascade", "a store in this process", self.server is None),
             ("request_rate", at_rate, self.arrival not in ("closed", "trace")),
             ("trace_rate", as_recorded, self.arrival == "trace"),
             ("burst_trace_path", "use_burst_trace", self.use_burst_trace),

@@ -14,7 +14,10 @@ _ADVICE = {
 
 
 def label_of(document: Mapping[str, Any]) -> str:
-    """Why its figures are not those of the model or of a submission. Older documents have none."""
+    """Why its figures are not those of the model or of a submission. An older document has none,
+    but the scale of its blocks."""
+    if "label" not in document and document["options"]["bytes_scale"] != 1:
+        return f"SCALED: blocks of {document['options']['bytes_scale']:g} times their size"
     return str(document.get("label") or "")
 
 
@@ -67,6 +70,8 @@ def _assessment(document: Mapping[str, Any]) -> Iterator[str]:
     )
     for criterion in criteria:
         yield criterion.line
+    if scaling := document["summary"]["autoscaling_summary"]:
+        yield f"Answer: {scaling['says']}"
     for line in document["accounting"]:
         if not line["agrees"]:
             yield (

@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from benchmarks.storage_workload.backend import Behind, Occupancy, ReadDone, WriteDone
 from benchmarks.storage_workload.entries import Blocks
+from benchmarks.storage_workload.host_cascade import HostCascade, LeavingOnly
 from benchmarks.storage_workload.host_memory import HostMemory
 from benchmarks.storage_workload.host_reads import HostReads
 from benchmarks.storage_workload.host_writes import HostWrites
@@ -46,10 +47,11 @@ class StoreHost:
     """A `Backend`. `with` starts the thread and ends it; the store is gone after that."""
 
     def __init__(
-        self, block_bytes: int, memory: int, disk: int, folder: Path | None, payload: Payload
-    ) -> None:
+        self, block_bytes: int, memory: int, disk: int, folder: Path | None, payload: Payload,
+        *, cascade: bool = False,
+    ) -> None:  # fmt: skip
         """`memory` and `disk` in bytes, 0 for none; `folder` is for the disk, empty, and stays
-        the caller's. Raises `ConfigError`."""
+        the caller's. `cascade` needs both, see `host_cascade`. Raises `ConfigError`."""
         if not memory and not disk:
             raise ConfigError("cpu_mem_gb: 0 without a disk leaves nowhere to store anything")
         self.has_memory = memory > 0
@@ -70,13 +72,25 @@ class StoreHost:
                 self.disk = MeasuredDisk(folder, disk, block_bytes, self._thread.wake)
                 undo.callback(self.disk.close)
             tier = MemoryTier(self._arena)
-            self.store = Store(tier, disk=self.disk.tier if self.disk is not None else None)
+            admission = LeavingOnly() if cascade else None
+            below = self.disk.tier if self.disk is not None else None
+            self.store = Store(tier, disk=below, admission=admission)
             self.store.declare(NAMESPACE, NamespaceInfo(block_bytes=block_bytes))
             self._memory = HostMemory(
                 tier, NAMESPACE, self.memory, block_bytes, self._thread.wake, keeps=self.has_memory
             )
-            self._reads = HostReads(self.store, NAMESPACE, self._memory, self.disk, block_bytes)
-            self._writes = HostWrites(self.store, NAMESPACE, self._memory, self.disk, payload)
+            self.cascade: HostCascade | None = None
+            if admission is not None:
+                self.cascade = HostCascade(
+                    self.store, NAMESPACE, self._memory, block_bytes, admission
+                )
+            self._writes = HostWrites(
+                self.store, NAMESPACE, self._memory, self.disk, payload, self.cascade
+            )
+            self._reads = HostReads(
+                self.store, NAMESPACE, self._memory, self.disk, block_bytes, self.cascade,
+                self._writes.until_on_disk,
+            )  # fmt: skip
             self._close = undo.pop_all()
 
     def __enter__(self) -> "StoreHost":
@@ -107,10 +121,16 @@ class StoreHost:
         }
 
     async def counters(self) -> Mapping[str, int]:
-        """The store's; and `staged_out`, the blocks that left memory because it keeps none."""
-        return await self.call(
-            lambda: {**self.store.all_counters(), "staged_out": self._memory.num_staged_out}
-        )
+        """The store's; `staged_out`, the blocks that left memory because it keeps none or by the
+        cascade; and `cascade_offered`, those that the cascade offered to the disk."""
+        own = {"staged_out": 0, "cascade_offered": 0}
+
+        def ask() -> dict[str, int]:
+            own["staged_out"] = self._memory.num_staged_out
+            own["cascade_offered"] = 0 if self.cascade is None else self.cascade.offered
+            return {**self.store.all_counters(), **own}
+
+        return await self.call(ask)
 
     async def settle(self) -> None:
         while not await self.call(self._writes.give_up_late):

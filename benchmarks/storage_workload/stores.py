@@ -86,7 +86,10 @@ def _store_below(
         capacity = 0 if options.no_disk else round(options.storage_capacity_gb * GiB)
         if not options.no_disk and not capacity:
             capacity = shutil.disk_usage(folder).free // SHARE_OF_DISK
-        host = StoreHost(shape.num_bytes, options.memory_bytes, capacity, folder, payload)
+        host = StoreHost(
+            shape.num_bytes, options.memory_bytes, capacity, folder, payload,
+            cascade=options.cascade,
+        )  # fmt: skip
         with host:
             run.tiers = host.tiers
             run.notes += _notes(host)
@@ -111,6 +114,11 @@ def _notes(host: StoreHost) -> Iterator[str]:
             "no memory tier: every write is answered by the disk, and every read, unless another "
             f"has just brought the same block; {format_bytes(host.memory)} of memory hold what "
             "is on its way"
+        )
+    if host.cascade is not None:
+        yield (
+            "cascade: a block is written to disk when it leaves memory, and the write that needs "
+            "the room waits for it; what is read from disk stays there"
         )
     if host.disk is not None and not host.disk.direct:
         yield (
@@ -143,7 +151,7 @@ async def close_books(
     run.accounting += accounting.lines_of(
         transfers, run.counters, occupancy,
         Slots(memory_slot_bytes(shape.num_bytes), disk_slot_bytes(shape.num_bytes)),
-        has_memory=backend.has_memory,
+        has_memory=backend.has_memory, is_cascade=backend.cascade is not None,
     )  # fmt: skip
     run.accounting.append(await _own_check(backend))
     run.notes += _disk_notes(run.counters)

@@ -208,7 +208,8 @@ def main(argv: Sequence[str], run_one: Callable[[Options], Run] = execute) -> in
     criteria = judge(trials, found, arguments.max_cv)
     record.interrupted = interrupted
     record.end()
-    record.parameters["label"] = label_of(trials[0]) if trials else ""
+    if trials and (label := label_of(trials[0])):
+        record.parameters["label"] = label
     record.parameters["verdict"] = {
         "passed": passed(criteria) and not interrupted,
         "criteria": [one._asdict() for one in criteria],

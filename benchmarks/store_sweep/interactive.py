@@ -58,6 +58,9 @@ SCRIPT = """
     hide();
     shown = point; point.classList.add("shown");
     tip.textContent = point.getAttribute("aria-label"); tip.hidden = false;
+    place(point);
+  };
+  const place = (point) => {
     const at = point.getBoundingClientRect(), box = tip.getBoundingClientRect();
     const right = Math.max(EDGE, document.documentElement.clientWidth - box.width - EDGE);
     const left = Math.min(right, Math.max(EDGE, at.left + (at.width - box.width) / 2));
@@ -119,6 +122,9 @@ SCRIPT = """
     if (legend) legend.classList.add("off");
   };
   document.querySelectorAll(".chart").forEach(start);
-  addEventListener("scroll", hide, {passive: true, capture: true});
+  const scrolled = () => {
+    if (shown && shown === document.activeElement) place(shown); else hide();
+  };
+  addEventListener("scroll", scrolled, {passive: true, capture: true});
 })();
 """

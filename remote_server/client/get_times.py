@@ -22,7 +22,7 @@ class GetTimes:
     """When the last block had been verified."""
 
     serialize_s: float
-    """Until the request was handed to ZeroMQ."""
+    """Until the request was encoded and handed to ZeroMQ."""
 
     network_s: float
     """On the way there and back, and in the queues of both sockets."""
@@ -49,8 +49,9 @@ class GetStopwatch:
         self.times: GetTimes | None = None
         """None until a message with the server's times has come."""
 
-    def sent(self, request_id: int) -> None:
-        """A batch was handed to ZeroMQ just now."""
+    def sending(self, request_id: int) -> None:
+        """A batch is handed to ZeroMQ now. Before and not after that: the server may have it before
+        this thread runs again."""
         self._sent[request_id] = self.clock()
 
     def landed(self, reply: protocol.Got | protocol.Blocks, came: float) -> None:

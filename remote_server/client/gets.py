@@ -170,11 +170,12 @@ class TcpGets(GetLane):
         )
         # The summary, a message for each block at most, and one that ends them.
         num_replies = len(indices) + 2
-        if not self._connection.send(protocol.encode(message), num_replies=num_replies):
+        frames = protocol.encode(message)
+        if transfer.stopwatch is not None:
+            transfer.stopwatch.sending(message.request_id)
+        if not self._connection.send(frames, num_replies=num_replies):
             self.blocked = True
             return []
-        if transfer.stopwatch is not None:
-            transfer.stopwatch.sent(message.request_id)
         self._window.add(message.request_id, transfer, indices)
         return indices
 

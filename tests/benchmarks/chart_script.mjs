@@ -20,7 +20,7 @@ class Element {
   getBoundingClientRect() { return this.box; }
   addEventListener(name, handler) { this.handlers[name] = handler; }
   fire(name, event = {}) { this.handlers[name]({ preventDefault() {}, ...event }); }
-  focus() { document.active?.fire("blur"); document.active = this; this.fire("focus"); }
+  focus() { document.activeElement?.fire("blur"); document.activeElement = this; this.fire("focus"); }
   append() {}
   remove() { this.removed = true; }
   closest() { return this; }
@@ -45,9 +45,10 @@ chart.querySelectorAll = () => points;
 const tip = new Element([0, 0, 80, 20]);
 globalThis.document = {
   body: new Element(), documentElement: { clientWidth: 390 },
-  createElement: () => tip, querySelectorAll: () => [chart], active: null,
+  createElement: () => tip, querySelectorAll: () => [chart], activeElement: null,
 };
-globalThis.addEventListener = () => {};
+let scroll;
+globalThis.addEventListener = (_, handler) => { scroll = handler; };
 
 new Function(readFileSync(0, "utf8"))();
 assert(!keys.hidden && legend.classList.contains("off") && title.removed && tip.hidden);
@@ -63,13 +64,16 @@ assert(tip.hidden && !points[2].classList.contains("shown"), "nothing is near");
 points[0].focus();
 assert.equal(tip.textContent, "p50 0");
 assert.equal(tip.style.left, "8px", "inside the window");
+points[0].box = { ...points[0].box, left: 100, top: 60 };
+scroll();
+assert(!tip.hidden && tip.style.left === "65px", "it goes along when its point is scrolled to");
 points[0].fire("keydown", { key: "ArrowRight" });
-assert(document.active === points[1] && tip.textContent === "p50 1");
+assert(document.activeElement === points[1] && tip.textContent === "p50 1");
 points[1].fire("keydown", { key: "ArrowDown" });
-assert(document.active === points[4] && tip.textContent === "p99 1");
+assert(document.activeElement === points[4] && tip.textContent === "p99 1");
 points[4].fire("keydown", { key: "End" });
 points[5].fire("keydown", { key: "ArrowRight" });
-assert(document.active === points[5] && stops()[0] === points[5], "the last one stays");
+assert(document.activeElement === points[5] && stops()[0] === points[5], "the last one stays");
 points[5].fire("keydown", { key: "Escape" });
 assert(tip.hidden);
 
@@ -81,3 +85,6 @@ svg.fire("pointermove", { clientX: 205, clientY: 105 });
 assert(tip.hidden, "nor pointed at");
 keys.fire("click", { target: button });
 assert(!points[0].classList.contains("off"));
+svg.fire("pointermove", { clientX: 215, clientY: 112 });
+scroll();
+assert(tip.hidden, "of what only a pointer showed nothing stays");

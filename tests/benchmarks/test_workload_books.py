@@ -33,7 +33,12 @@ TIERS = {
     "memory": (MEMORY, 0),
     "memory and disk": (MEMORY, disk_of(256)),
     "disk": (0, disk_of(128)),
+    "cascade": (MEMORY, disk_of(256)),
 }
+
+
+def host_with(tiers: str, folder: Path) -> StoreHost:
+    return host_of(folder, *TIERS[tiers], cascade=tiers == "cascade")
 
 
 class Books(NamedTuple):
@@ -43,17 +48,22 @@ class Books(NamedTuple):
     counters: Mapping[str, int]
     occupancy: Mapping[str, Occupancy]
     has_memory: bool
+    is_cascade: bool = False
 
     def lines(self) -> list[Line]:
         return accounting.lines_of(
-            self.transfers, self.counters, self.occupancy, SLOTS, has_memory=self.has_memory
-        )
+            self.transfers, self.counters, self.occupancy, SLOTS, has_memory=self.has_memory,
+            is_cascade=self.is_cascade,
+        )  # fmt: skip
 
 
 async def books_of(booked: Booked, host: StoreHost) -> Books:
     await booked.settle()
     await host.call(host.store.check)
-    return Books(booked.transfers, await host.counters(), await host.occupancy(), host.has_memory)
+    return Books(
+        booked.transfers, await host.counters(), await host.occupancy(), host.has_memory,
+        host.cascade is not None,
+    )  # fmt: skip
 
 
 async def hundreds_of_operations(host: StoreHost, seed: int) -> Books:
@@ -79,7 +89,7 @@ async def hundreds_of_operations(host: StoreHost, seed: int) -> Books:
 async def test_the_books_agree_after_hundreds_of_operations_at_once(
     tmp_path: Path, tiers: str, seed: int
 ):
-    with host_of(tmp_path, *TIERS[tiers]) as host:
+    with host_with(tiers, tmp_path) as host:
         books = await hundreds_of_operations(host, seed)
     assert [line for line in books.lines() if not line.agrees] == []
     # Of everything that can happen to a block, something did.
@@ -87,7 +97,9 @@ async def test_the_books_agree_after_hundreds_of_operations_at_once(
     assert counters["put_created"] > 200 and counters["get_hit"] > 200
     if "memory" in tiers:
         assert counters["evicted"] > 100
-    if "disk" in tiers:
+    if tiers == "cascade":
+        assert counters["cascade_offered"] > 100 and counters["evicted"] == 0
+    if tiers != "memory":
         assert counters["disk_evicted"] > 30 and counters["disk_promoted"] > 30
 
 
@@ -116,7 +128,7 @@ def falsified(books: Books) -> list[Books]:
 async def test_every_line_disagrees_when_a_number_of_its_own_is_off_by_one(
     tmp_path: Path, tiers: str
 ):
-    with host_of(tmp_path, *TIERS[tiers]) as host:
+    with host_with(tiers, tmp_path) as host:
         booked = Booked(host)
         for first in range(0, 320, 16):
             await booked.write(blocks_of(range(first, first + 16)))

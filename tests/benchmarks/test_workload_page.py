@@ -61,6 +61,7 @@ def test_a_report_has_every_section_of_the_source_and_its_figures(workload_run):
     assert re.findall(r"^### (.*) ###$", text, re.MULTILINE) == HEADERS
     for line in (
         "  10 s: 20 users, saturation 0.50, 1.250 GB/s: more", "  24 users, say",
+        "  Answer: 24 users, say",
         "  hit rate: here 0.6, trace 0.4, off by +50.0%",
         "  Counted over the same 1,200 requests, without a store and a limit: 41.23%, here 40.00%",
         "  FAIL: the hit rate is off by +50.0%, 5% are allowed",

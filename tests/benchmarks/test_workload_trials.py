@@ -139,7 +139,7 @@ def test_a_scaled_submission_is_called_so_in_the_json_the_report_and_the_page(wo
         "project's own store; 60 s in place of 600"
     )
     found = run_of(options).document()
-    assert found["label"] == label
+    assert found["label"] == found["parameters"]["label"] == label
     measured = {**json.loads(workload_run.json.read_text()), "label": label}
     assert report.render(measured).startswith(f"{label}\n\n### STORAGE PERFORMANCE ASSESSMENT: ")
     shown = page.page(measured, {})

@@ -56,14 +56,15 @@ def payload(block_bytes: int = BLOCK_BYTES) -> BreakablePayload:
 
 
 def host_of(
-    folder: Path, memory: int = 0, disk: int = 0, block_bytes: int = BLOCK_BYTES
-) -> StoreHost:
+    folder: Path, memory: int = 0, disk: int = 0, block_bytes: int = BLOCK_BYTES,
+    *, cascade: bool = False,
+) -> StoreHost:  # fmt: skip
     """With little memory of its own beside what is asked for."""
     with (
         patch.object(store_host, "STAGING_BYTES", 16 * MiB),
         patch.object(host_reads, "ROWS_BYTES", MiB),
     ):
-        return StoreHost(block_bytes, memory, disk, folder, payload(block_bytes))
+        return StoreHost(block_bytes, memory, disk, folder, payload(block_bytes), cascade=cascade)
 
 
 def wire_to(endpoint: str, transport: str = "auto") -> WireBackend:

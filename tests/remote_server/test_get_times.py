@@ -175,7 +175,7 @@ def test_the_parts_are_those_of_the_last_message_and_sum_up_to_all_of_it():
     clock = Time()
     watch = GetStopwatch(clock)
     clock.now += 0.001
-    watch.sent(7)
+    watch.sending(7)
     clock.now += 0.030  # 2 there, 25 in the server of which 20 in its storage, 3 back
     came = clock.now
     clock.now += 0.004
@@ -191,7 +191,7 @@ def test_the_parts_are_those_of_the_last_message_and_sum_up_to_all_of_it():
 def test_a_message_that_waited_for_earlier_blocks_to_land_was_not_on_the_network_meanwhile():
     clock = Time()
     watch = GetStopwatch(clock)
-    watch.sent(7)
+    watch.sending(7)
     clock.now += 0.010
     came = clock.now
     clock.now += 0.006  # the first block lands, while the second one arrives
@@ -209,7 +209,7 @@ def test_a_message_that_waited_for_earlier_blocks_to_land_was_not_on_the_network
 def test_a_server_that_says_more_than_passed_takes_no_more_than_passed():
     clock = Time()
     watch = GetStopwatch(clock)
-    watch.sent(7)
+    watch.sending(7)
     clock.now += 0.010
     watch.landed(blocks_at(99_000, 98_000), clock.now)
     times = watch.times
