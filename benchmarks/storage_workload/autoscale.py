@@ -20,6 +20,10 @@ UP, DOWN = 1.2, 0.8
 OVER, UNDER = 1.1, 0.9
 """Times the target: beyond these there are too many users, or too few."""
 
+FAR, DOWN_FAR = 2.0, 0.5
+"""Both of two looks so many times above the target, and no number of users known to be well: then
+so many users are left. A fifth less would only be the next of many."""
+
 STRIKES = 2
 """Looks in a row that must find too many before it is believed."""
 
@@ -127,7 +131,7 @@ def _search(state: QosState, saturation: float, target: float) -> tuple[QosState
         state = state._replace(strikes=state.strikes + 1)
         if state.strikes < STRIKES:
             return state, Decision(users, "too slow once")
-        return _too_many(state)
+        return _too_many(state, DOWN_FAR if min(state.looks[-STRIKES:]) > FAR * target else DOWN)
     state = state._replace(strikes=0)
     if saturation < UNDER * target:
         return _more(state, UP)
@@ -152,7 +156,8 @@ def _more(state: QosState, times: float) -> tuple[QosState, Decision]:
     return _moved(state, more), Decision(more, "more")
 
 
-def _too_many(state: QosState) -> tuple[QosState, Decision]:
+def _too_many(state: QosState, times: float = DOWN) -> tuple[QosState, Decision]:
+    """With no number of users that was well yet, go on with `times` as many."""
     users = state.users
     bad = users if state.bad is None else min(state.bad, users)
     # What was well before may have been luck.
@@ -160,7 +165,7 @@ def _too_many(state: QosState) -> tuple[QosState, Decision]:
     if bad <= 1:
         return state, Decision(1, "too slow for a single user", True)
     if not state.good:
-        fewer = max(1, math.floor(users * DOWN))
+        fewer = max(1, math.floor(users * times))
         return _moved(state, fewer)._replace(cooldown=COOLDOWN), Decision(fewer, "fewer")
     state, decision = _between(state)
     return state._replace(cooldown=0 if decision.done else COOLDOWN), decision

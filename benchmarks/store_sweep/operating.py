@@ -86,10 +86,11 @@ _IN_FASTEST_READS = (1.33, 1.6, 2.4, 3.2)
 
 
 def slas_for(results: Sequence[Result]) -> list[float]:
-    """The source's limits. Where even the slowest read is within the first of them, that one, and
-    limits in the same proportion to the fastest read: the source's would not tell points apart."""
+    """The source's limits. Where those choose one point alone, the first of them, and limits in the
+    same proportion to the fastest read."""
     reads = [one.read.p50 for one in results if one.read.p50 is not None and not one.errors]
-    if not reads or max(reads) >= SOURCE_SLAS_MS[0]:
+    chosen = {one.result and one.result.point for one in within_slas(results, SOURCE_SLAS_MS)}
+    if not reads or len(chosen) > 1:
         return [*SOURCE_SLAS_MS]
     scaled = [float(f"{times * min(reads):.2g}") for times in _IN_FASTEST_READS]
     return sorted({*scaled, SOURCE_SLAS_MS[0]})

@@ -80,8 +80,8 @@ def _split(results: Sequence[Result]) -> list[str]:
 def _about_slas() -> str:
     return (
         "<p>The point with the most tokens whose reads (p50) are below the limit. The limits are "
-        "the source's; where all reads are faster than the first of those, limits in the same "
-        "proportion to the fastest read stand before it.</p>"
+        "the source's; where those choose one point alone, the first of them stands behind limits "
+        "in the same proportion to the fastest read.</p>"
     )
 
 

@@ -374,13 +374,15 @@ def test_the_best_configuration_for_each_limit_of_the_source_by_its_own_table():
     ]  # fmt: skip
 
 
-def test_limits_that_all_points_keep_are_scaled_to_the_fastest_read():
+def test_limits_that_do_not_tell_points_apart_are_scaled_to_the_fastest_read():
     fast = [
         replace(one, read=Percentiles(*(p and p / 10 for p in one.read)))
         for one in source.results()
     ]
     limits = slas_for(fast)
     assert limits == [2.5, 3.0, 4.5, 6.0, 25.0]
+    assert slas_for([fast[0], source.results()[-1]]) == [25.0, 30.0, 45.0, 60.0], "1x1 and 8x10"
+    assert slas_for([fast[0], replace(fast[1], read=Percentiles(99.0, None, None, None))]) == limits
     points = [one.result and str(one.result.point) for one in within_slas(fast, limits)]
     assert points == ["8x2", "8x4", "8x8", "8x10", "8x10"]
 
