@@ -116,12 +116,14 @@ class DiskStream:
     def next_parcel(self, may_gather: bool = True) -> Parcel | None:
         if self._ended:
             return None
-        here: deque[tuple[int, Block]] = deque()
+        here_indices: deque[int] = deque()
+        here: deque[Block] = deque()
         for place in self._places:
             if place.block is None:
                 break
-            here.append((place.index, place.block))
-        indices, blocks = next_batch(here, may_gather)
+            here_indices.append(place.index)
+            here.append(place.block)
+        indices, blocks = next_batch(here_indices, here, may_gather)
         for _ in blocks:
             self._places.popleft()
         self._drop_lost()

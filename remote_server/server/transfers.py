@@ -156,26 +156,33 @@ class FrameHandlers:
         found = yield from store.find(request.namespace, request.keys, self._checked(client))
         if times is not None:
             times.storage_ends()
-        if not self._outboxes.may_stream(client, len(found.blocks)):
+        try:
+            # Of many blocks each of these is a step of its own: a millisecond and more.
+            if len(found.blocks) > KEYS_PER_STEP:
+                yield
+            stream = self._stream_of(request, found, times)
+            if len(found.blocks) > KEYS_PER_STEP:
+                yield
+            if not self._outboxes.may_stream(client, len(found.blocks)):
+                raise RequestRefused(
+                    ErrorCode.TOO_MUCH_IN_FLIGHT,
+                    "too many blocks are on their way, small as they are: ask as blocks land",
+                )
+            self._reply(client, self._got(request, found, times))
+        except BaseException:
             store.tier.unpin_all([block for block in found.blocks if block is not None])
-            raise RequestRefused(
-                ErrorCode.TOO_MUCH_IN_FLIGHT,
-                "too many blocks are on their way, small as they are: ask as blocks land",
-            )
-        self._reply(client, self._got(request, found, times))
+            raise
+        if found.blocks:
+            self._post_stream(client, request, stream)
+
+    def _stream_of(self, request: Get, found: Pinned | Found, times: RequestTimes | None) -> Stream:
+        store = self._store
         if isinstance(found, Pinned):
-            if found.blocks:
-                stream = BlockStream(request.request_id, store.epoch, found, store.tier, times)
-                self._post_stream(client, request, stream)
-            return
+            return BlockStream(request.request_id, store.epoch, found, store.tier, times)
         assert store.waterfall is not None, "nothing else finds what is not in memory"
-        self._post_stream(
-            client,
-            request,
-            DiskStream(
-                request.request_id, store.epoch, request.namespace, found, store.waterfall,
-                store.tier, times,
-            ),
+        return DiskStream(
+            request.request_id, store.epoch, request.namespace, found, store.waterfall, store.tier,
+            times,
         )  # fmt: skip
 
     def _get_whole(self, client: bytes, request: Get, times: RequestTimes | None) -> Steps[None]:
