@@ -4,6 +4,8 @@ An engine takes half a minute to start, so each is started once for all tests th
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -31,7 +33,22 @@ def cluster(logs: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="session")
-def engine(cluster: Cluster, model: Path, logs: Path) -> Iterator[Engine]:
+def starting_scene(
+    request: pytest.FixtureRequest, model: Path, logs: Path
+) -> "Iterator[Future[Scene]]":
+    """The scene of this session, if any test of it is there: it starts beside the engine that
+    asks first. A start is mostly one thread's imports, and two take little longer than one."""
+    if not any("scene" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        yield Future()
+        return
+    with ExitStack() as stack, ThreadPoolExecutor(1) as starter:
+        started = starter.submit(stack.enter_context, scene_of(model, logs))
+        yield started
+        started.result()  # what is not there yet cannot be ended
+
+
+@pytest.fixture(scope="session")
+def engine(cluster: Cluster, starting_scene: object, model: Path, logs: Path) -> Iterator[Engine]:
     """The ordinary engine: its own prefix cache on, a small pool, the server below, over TCP so
     that a test can hold what comes from it."""
     with Engine(
@@ -44,10 +61,9 @@ def engine(cluster: Cluster, model: Path, logs: Path) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
-def scene(model: Path, logs: Path) -> Iterator[Scene]:
+def scene(starting_scene: "Future[Scene]") -> Scene:
     """An engine for queues, and its server."""
-    with scene_of(model, logs) as scene:
-        yield scene
+    return starting_scene.result()
 
 
 @pytest.fixture(scope="session")
