@@ -26,7 +26,7 @@ from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
 from remote_server.http_address import BACKLOG, Address
 from remote_server.log_limit import FewLines
-from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE
+from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
 from remote_server.server.server import Server
 from remote_server.server.snapshot import Snapshot
 
@@ -74,17 +74,6 @@ class PrefetchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     namespace: str
     keys: Annotated[list[str], msgspec.Meta(min_length=1, max_length=MAX_KEYS_PER_MESSAGE)]
-
-
-def read_key(text: str) -> bytes:
-    """Raises `ValueError`, saying what is wrong."""
-    try:
-        key = bytes.fromhex(text)
-    except ValueError:
-        raise ValueError(f"{text!r:.80} is not hexadecimal") from None
-    if not 0 < len(key) <= MAX_KEY_BYTES:
-        raise ValueError(f"a key of {len(key)} bytes: 1 to {MAX_KEY_BYTES}")
-    return key
 
 
 class Site:

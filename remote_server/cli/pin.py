@@ -6,7 +6,7 @@ from typing import Any
 
 from remote_server.ascii_json import ascii_json
 from remote_server.cli.common import add_server, complain, connected, say
-from remote_server.protocol import MAX_KEY_BYTES, Kept
+from remote_server.protocol import Kept, read_key
 from remote_server.sizes import format_bytes
 
 
@@ -45,12 +45,9 @@ def _add(commands: Any, name: str, text: str, description: str, *, keep: bool) -
 
 def _key(text: str) -> bytes:
     try:
-        key = bytes.fromhex(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r:.80} is not hexadecimal") from None
-    if not 0 < len(key) <= MAX_KEY_BYTES:
-        raise argparse.ArgumentTypeError(f"a key of {len(key)} bytes: 1 to {MAX_KEY_BYTES}")
-    return key
+        return read_key(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def run(flags: argparse.Namespace, *, keep: bool) -> int:

@@ -47,6 +47,7 @@ from remote_server.protocol.limits import (
     ShortText,
     check_name,
     check_names,
+    read_key,
 )
 from remote_server.protocol.local import (
     Attach,
@@ -155,6 +156,7 @@ __all__ = [
     "encode_local",
     "identities",
     "is_complete",
+    "read_key",
     "request_id_of",
     "split_frames",
 ]

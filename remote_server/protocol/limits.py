@@ -123,3 +123,14 @@ def check_names(namespace: str, client: str, fingerprint: Mapping[str, str]) -> 
     for field, value in fingerprint.items():
         check_name("fingerprint field", field)
         check_name(f"fingerprint {field:.40}", value)
+
+
+def read_key(text: str) -> bytes:
+    """The key that `text` has in hexadecimal. Raises `ValueError`, saying what is wrong."""
+    try:
+        key = bytes.fromhex(text)
+    except ValueError:
+        raise ValueError(f"{text!r:.80} is not hexadecimal") from None
+    if not 0 < len(key) <= MAX_KEY_BYTES:
+        raise ValueError(f"a key of {len(key)} bytes: 1 to {MAX_KEY_BYTES}")
+    return key

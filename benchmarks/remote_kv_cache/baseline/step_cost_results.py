@@ -117,7 +117,7 @@ def describe(record: Record, lengths: Sequence[int]) -> str:
                 continue
             steps = _figure(record, f"{_name(length, phase)}: steps") or {}
             ms = [_ms(record, length, phase, what) for what in _PICK]
-            us = [a_block.get(what, 0.0) for what in _A_BLOCK]
+            us = [a_block[what] for what in _A_BLOCK]
             lines.append([f"{length:,}", phase, int(steps["median"]), *ms, *us])
             if phase in WALKS_WITH_ANSWERS:
                 verdict = "met" if us[0] <= GOAL_US else "NOT met"
