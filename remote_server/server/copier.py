@@ -1,4 +1,4 @@
-"""The slow part of a request: copying and hashing bytes, a turn at a time on the loop thread."""
+"""Copy jobs: copying and hashing bytes, a turn at a time on the loop thread."""
 
 import logging
 import socket
@@ -15,11 +15,11 @@ from remote_server.turns import Turns
 
 log = logging.getLogger(__name__)
 
-# What is copied before requests get their turn again: about half a millisecond.
+# Bytes copied before requests get their turn again: about half a millisecond.
 TURN_BYTES = 4 * MiB
 
-# What may wait to be copied before a put is answered only when it has been copied, so that its
-# sender waits. Little, because bytes that wait leave the CPU's cache.
+# While more bytes wait to be copied, a put is answered only after its copy, so that its sender
+# waits. Little, because bytes that wait fall out of the CPU's cache.
 MAX_QUEUED_BYTES = 4 * MiB
 
 
@@ -28,10 +28,10 @@ class Job(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Of a put, as long as they wait to be copied."""
+        """The bytes of a put, until they are copied; otherwise 0."""
 
     def work_some(self) -> bool:
-        """Do what fits into one turn. True when there is nothing left to do."""
+        """Work for one turn. True when there is nothing left to do."""
 
     def end(self, failed: bool) -> None:
         """Called once: when `work_some` has returned True, or has raised."""
@@ -39,8 +39,8 @@ class Job(Protocol):
 
 @dataclass(slots=True)
 class BlockJob:
-    """`work(i)` gives the verdict on block i of `num_blocks`; `finish` gets all of them, or None
-    if `work` failed."""
+    """`work(i)` returns the verdict on block i of `num_blocks`; `finish` gets all of them, or None
+    if `work` raised."""
 
     work: Callable[[int], bool]
     num_blocks: int
@@ -61,12 +61,12 @@ class BlockJob:
 
 class Copier:
     """Jobs of all connections, in turns. Those of one connection are done in the order submitted,
-    so that its forced puts land in the order in which they came.
+    so that its forced puts take effect in order of arrival.
 
-    Not on a thread of its own: libzmq's thread already receives while this copies, and two
-    threads of Python cost more in handing the interpreter to and fro than their overlap gained.
+    A thread of its own gains nothing: libzmq's thread already receives while this copies, and two
+    Python threads lost more by passing the interpreter's lock than they gained by overlap.
 
-    `wakeup` becomes readable when somebody calls `wake`; poll it, then call `drain_wakeup`.
+    `wakeup` becomes readable when `wake` is called; poll it, then call `drain_wakeup`.
     """
 
     def __init__(self, guard: Guard | None = None) -> None:
@@ -88,7 +88,7 @@ class Copier:
         return self._turns.num_bytes
 
     def is_full(self) -> bool:
-        """So much waits that the sender of a put shall wait until it has been copied."""
+        """So much waits that the answer to a put must wait for its copy."""
         return self._turns.num_bytes > MAX_QUEUED_BYTES
 
     @property
@@ -97,11 +97,11 @@ class Copier:
         return self._turns.num_waiting
 
     def submit(self, job: Job, client: bytes = b"", tenant: str = "") -> None:
-        """`job` is of a connection, `client`, of that tenant."""
+        """Queue `job`, of the connection `client` of `tenant`."""
         self._turns.add(tenant, client, job, job.num_bytes)
 
     def copy_some(self) -> bool:
-        """Give the job whose turn it is a turn. True when there is more to do at once."""
+        """Give the next job its turn. True when there is more to do at once."""
         if not self._turns.num_waiting or not self.gate.is_open:
             return False
         self._turns.take_turn(self._work_some)
@@ -120,7 +120,7 @@ class Copier:
 
     def wake(self) -> None:
         """Make `wakeup` readable, from any thread or signal handler."""
-        with suppress(OSError):  # full, so readable already; or closed, and nobody is asleep
+        with suppress(OSError):  # full, so readable already; or closed, and no thread polls it
             self._wake.send(b"\0")
 
     def drain_wakeup(self) -> None:
@@ -129,7 +129,7 @@ class Copier:
                 pass
 
     def stop(self) -> None:
-        """Forget what was not finished. What it wrote stays unpublished."""
+        """Drop unfinished jobs. Their blocks stay unpublished."""
         self._turns.drop_all()
         self.wakeup.close()
         self._wake.close()

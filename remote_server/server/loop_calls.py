@@ -1,7 +1,7 @@
-"""Questions from other threads, answered by the server's loop between two turns.
+"""Calls from other threads, run by the server's loop between two turns.
 
-So nothing on the data path needs a lock: what another thread wants to know or to have done, it
-asks for here and waits, as long as it likes, on a future.
+The data path therefore needs no lock: another thread has the loop read or change state, and waits
+on a future, for any time.
 """
 
 from collections import deque
@@ -13,7 +13,7 @@ from remote_server.errors import ServerUnavailable
 
 Answer = TypeVar("Answer")
 
-# Far above what the one who asks has under way. More are refused rather than remembered.
+# Far above the calls that the admin HTTP has under way. More are refused.
 MAX_QUESTIONS = 64
 
 
@@ -21,20 +21,20 @@ class Desk:
     """`ask` on any thread, `answer_one` on the loop's."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake` makes the loop take a turn soon, whoever calls it."""
+        """`wake` makes the loop take a turn soon, from any thread."""
         self._wake = wake
         self._questions: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._closed = False
 
     def ask(self, question: Callable[[], Answer]) -> "Future[Answer]":
-        """Have the loop call `question`, which must be quick: nobody is served meanwhile.
+        """Have the loop call `question`, which must be quick: the loop serves no request meanwhile.
 
-        What it returns or raises is the future's. The future fails with `ServerUnavailable` when
-        the loop has ended, ends, or is asked too much at once. Cancelling it is fine.
+        The future gets its result or exception. It fails with `ServerUnavailable` when the loop has
+        ended or ends, or when `MAX_QUESTIONS` calls wait. It may be cancelled.
         """
         future: Future[Answer] = Future()
         if len(self._questions) >= MAX_QUESTIONS:
-            future.set_exception(ServerUnavailable(f"{MAX_QUESTIONS} questions are waiting"))
+            future.set_exception(ServerUnavailable(f"{MAX_QUESTIONS} calls are waiting"))
             return future
         self._questions.append((future, question))
         if self._closed:
@@ -44,20 +44,20 @@ class Desk:
         return future
 
     def answer_one(self) -> None:
-        """One a turn, so that many questions delay nobody by more than one."""
+        """One a turn, so that many calls delay a request by no more than one."""
         if not self._questions:
             return
         future, question = self._questions.popleft()
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(question())
-            except Exception as error:  # it is the asker's, and must never end the server
+            except Exception as error:  # the caller's error, which must never end the server
                 future.set_exception(error)
         if self._questions:
             self._wake()
 
     def close(self) -> None:
-        """The loop has ended: whoever waits, or asks from now on, is told so."""
+        """The loop has ended: fail waiting calls, and all later ones."""
         self._closed = True
         self._refuse_all()
 

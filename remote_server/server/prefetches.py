@@ -1,4 +1,4 @@
-"""The prefetches that operators asked for: a part of one of them each turn of the loop."""
+"""Prefetches by operators: a part of one of them in each turn of the loop."""
 
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -9,11 +9,11 @@ from remote_server.guard import Guard
 from remote_server.server.tenant import Quarters
 from remote_server.store.prefetch import Prefetch, Prefetched
 
-MAX_PREFETCHES = 4  # each reads from the disk beside everybody's gets
+MAX_PREFETCHES = 4  # each competes with clients' gets for the disk
 
 
 class Prefetches:
-    """Of all tenants. The loop's thread calls everything."""
+    """The prefetches of all tenants. Called on the loop's thread only."""
 
     def __init__(
         self, quarters: Mapping[str, Quarters], guard: Guard, wake: Callable[[], None]
@@ -28,8 +28,8 @@ class Prefetches:
     def begin(
         self, namespace: str, keys: Sequence[bytes]
     ) -> "tuple[Prefetch, Future[Prefetched]] | None":
-        """Bring what is on disk of `keys` into memory. None when there is no such namespace, which
-        with tenants is named `tenant/namespace`.
+        """Read those of `keys` that are on disk into memory. None when `namespace` does not exist;
+        with tenants it is named `tenant/namespace`.
 
         The future is done at the end; never when the server ends before that. Raises
         `ServerUnavailable` while `MAX_PREFETCHES` are under way.
@@ -63,7 +63,7 @@ class Prefetches:
         self._wake()
 
     def take_turn(self) -> bool:
-        """A part of one of them. Whether there is more to do at once."""
+        """Run a part of one of them. Whether there is more to do at once."""
         if self._to_go_on:
             self._guard.run("a prefetch", self._to_go_on.popleft(), None)
         return bool(self._to_go_on)

@@ -1,4 +1,4 @@
-"""The memory of this process beside its arenas: what libzmq and Python hold."""
+"""The private memory of this process, held by libzmq and Python beside the arenas."""
 
 import ctypes
 import os
@@ -13,26 +13,27 @@ from remote_server.sizes import MiB
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _STATM = Path("/proc/self/statm")
 
-# One message of the largest size, which libzmq holds as a whole before anything of it is counted;
-# and 64 MiB for what the interpreter and the allocator take and keep of a burst.
+# One message of the largest size, which libzmq holds as a whole before any of it is counted; and 64
+# MiB that the interpreter and the allocator keep of a burst.
 SPARE_BYTES = MAX_MESSAGE_BYTES + 64 * MiB
 
-# Of one connection, in libzmq and not seen yet: what a correct client has unanswered of puts.
+# Of one connection, in libzmq and not received yet: a correct client's unanswered puts.
 BYTES_PER_CONNECTION = 32 * MiB
 
 # A row of an index: 300 to 500 bytes, and its part of tables that grow by doubling.
 BYTES_PER_BLOCK = 1024
 
 LOOK_AGAIN_S = 0.05
-TRIM_SHARE = 10  # times as long as giving back took, until the next look
+TRIM_SHARE = 10  # the next check waits this many times the duration of a trim
 GIVE_BACK_S = 10.0
 
 
 class PrivateMemory:
-    """Sees when libzmq holds more than any correct use of the server explains.
+    """Detects that libzmq holds more than any correct use of the server explains.
 
-    libzmq receives a message as a whole, however many frames it has, and shows nothing of it
-    before its last one. So what a peer makes it hold is known from the kernel's count alone.
+    libzmq receives a message as a whole, of any number of frames, and shows nothing of it before
+    its last frame. The memory of unfinished messages is therefore visible only in the kernel's
+    count.
     """
 
     def __init__(self, now: float) -> None:
@@ -40,9 +41,9 @@ class PrivateMemory:
         self._look_at = now
 
     def is_beyond(self, now: float, num_connections: int, accounted: Callable[[], int]) -> bool:
-        """Whether the process has grown by more than these explain. Looks at most every
-        `LOOK_AGAIN_S`, and adds up what is `accounted` for only then: the loop asks in every turn.
-        """
+        """Whether the process has grown by more than its connections and `accounted` explain. The
+        loop calls this in every turn; it checks, and calls `accounted`, at most every
+        `LOOK_AGAIN_S`."""
         if now < self._look_at:
             return False
         self._look_at = now + LOOK_AGAIN_S
@@ -55,8 +56,8 @@ class PrivateMemory:
         return private_bytes() - self._at_start > explained
 
     def given_back(self, now: float) -> None:
-        """The socket that held it is closed. What is free goes back to the kernel, and nothing is
-        judged until libzmq's thread has had the time to free it."""
+        """The socket that held the memory is closed. Return free memory to the kernel, and check
+        nothing until libzmq's thread has had the time to free it."""
         _trim()
         self._look_at = now + GIVE_BACK_S
 
@@ -67,7 +68,8 @@ def _trim() -> None:
 
 
 def private_bytes() -> int:
-    """Resident memory of this process that is no arena: those are shared files. 0 without /proc."""
+    """Resident memory of this process without its arenas, which are shared files. 0 without
+    /proc."""
     try:
         _, resident, shared = _STATM.read_text().split()[:3]
     except OSError:

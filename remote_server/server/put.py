@@ -1,4 +1,4 @@
-"""A put: its checks, and its reservation a part at a time."""
+"""Puts over TCP and shared memory: checks, and reservation part by part."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,12 +17,12 @@ from remote_server.turns import KEYS_PER_STEP, parts
 
 
 def check_put(request: Put | PutShared, num_checksums: int, info: NamespaceInfo | None) -> None:
-    """Raise `RequestRefused` when the request contradicts itself, a limit or its namespace,
-    whose `info` is None when nobody declared it."""
+    """Raise `RequestRefused` when the request contradicts itself, a limit or its namespace. `info`
+    is None when no client has declared the namespace."""
     if info is None:
         raise RequestRefused(
             ErrorCode.UNKNOWN_NAMESPACE,
-            f"namespace {request.namespace!r} was not declared to this server: say hello",
+            f"namespace {request.namespace!r} was not declared to this server: send hello",
         )
     if not len(request.keys) == len(request.lengths) == num_checksums:
         raise RequestRefused(
@@ -50,8 +50,8 @@ def blocks_of(
 ) -> Iterator[memoryview]:
     """The blocks of a put as views of its payload frames, one per key.
 
-    Raises `RequestRefused`, before the first block, when `check_put` does or the payload is not
-    what the request announces.
+    Raises `RequestRefused`, before the first block, when `check_put` does or the payload differs
+    from the request's lengths.
     """
     check_put(request, len(request.checksums) or len(request.keys), info)
     try:
@@ -61,10 +61,10 @@ def blocks_of(
 
 
 def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
-    """Fill `block` from `source`, and say whether what landed is what was announced.
+    """Fill `block` from `source`. Whether the copy has the announced checksum.
 
-    The copy is hashed, not the source: what has to be right is what will be served. A block
-    without a checksum is taken as it comes.
+    The copy is hashed, not the source, because the copy will be served. A block without a checksum
+    is accepted unchecked.
     """
     view = tier.view(block)
     np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source, np.uint8))
@@ -72,7 +72,8 @@ def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
 
 
 def is_intact(block: Block, tier: Tier) -> bool:
-    """Whether the bytes of `block` still hash to its checksum. Without one, it gets one."""
+    """Whether the bytes of `block` still hash to its checksum. One without a checksum is given
+    it."""
     computed = protocol.checksum(block.namespace, block.key, tier.view(block))
     if block.checksum is None:
         block.checksum = computed
@@ -80,10 +81,10 @@ def is_intact(block: Block, tier: Tier) -> bool:
 
 
 def checksums_of(blocks: Sequence[Block], tier: Tier) -> list[int]:
-    """What the readers of `blocks` shall find. They must be pinned.
+    """The checksums that readers of `blocks` will check. The blocks must be pinned.
 
-    A block that was put without a checksum is hashed here and now, on the loop thread: only
-    who measures what checking costs puts such blocks, and reads them without asking for it.
+    A block that was put without a checksum is hashed here, on the loop thread. Only a measurement
+    of the cost of checksums puts such blocks, and it reads them without asking for checksums.
     """
     checksums = []
     for block in blocks:
@@ -94,7 +95,7 @@ def checksums_of(blocks: Sequence[Block], tier: Tier) -> list[int]:
 
 
 def stored_reply(request_id: int, epoch: str, reserved: Reserved) -> Stored:
-    """What became of each key of a put, as far as that is known by now."""
+    """The outcome of each key of a put, as far as it is known now."""
     outcomes = reserved.outcomes
     return Stored(
         request_id=request_id,
@@ -110,10 +111,10 @@ def stored_reply(request_id: int, epoch: str, reserved: Reserved) -> Stored:
 
 
 class PartedPut:
-    """What the store has reserved for each part, in the order of the keys.
+    """The store's reservations for each part of a put, in the order of the keys.
 
-    Every part is ended once, by its owner. The keys of a part that is reserved are pending, while
-    those of the next one are not known yet.
+    Its owner ends every part once. The keys of a reserved part are pending, those of later parts
+    are not known to the store yet.
     """
 
     def __init__(
@@ -136,16 +137,17 @@ class PartedPut:
         self._draining = draining
         self.parts: list[Reserved] = []
         self.bytes_of_part: list[int] = []
-        """As announced, what is not written included."""
+        """By the request, including blocks that are not written."""
         self.num_blocks = 0
         self.num_keys = 0
-        """Of the parts that are reserved."""
+        """Of the reserved parts."""
 
     def reserve(self) -> Iterable[tuple[Reserved, int]]:
-        """Each part, and of how many keys it is, when it has been reserved. Raises `RequestRefused`
-        when the namespace was forgotten since: its blocks may have another size now."""
+        """The parts, each with its number of keys, as they are reserved. Raises
+        `RequestRefused` when the namespace was forgotten since: its blocks may have another size
+        now."""
         keys, lengths, checksums = self._given
-        if len(keys) <= KEYS_PER_STEP:  # at once: a generator costs as much as all the rest
+        if len(keys) <= KEYS_PER_STEP:  # no generator: it costs as much as all the rest
             return (self._reserve(keys, lengths, checksums, None),)
         return self._reserve_parts(set())
 
@@ -179,11 +181,11 @@ class PartedPut:
         if info is None or info.block_bytes != self._declared:
             raise RequestRefused(
                 ErrorCode.UNKNOWN_NAMESPACE,
-                f"namespace {self._namespace!r} was forgotten while the put was read: say hello",
+                f"namespace {self._namespace!r} was forgotten while the put was read: send hello",
             )
 
     def give_up(self) -> None:
-        """Nothing of it is kept."""
+        """End every part without publishing a block."""
         for part in self.parts:
             self._store.end_put(part, None, Declined.WITHDRAWN)
 
@@ -192,7 +194,7 @@ class PartedPut:
         return sum(self.bytes_of_part)
 
     def as_one(self) -> Reserved:
-        """What has become of all keys by now, without the blocks."""
+        """The outcomes of all keys so far, without the blocks."""
         if len(self.parts) == 1:
             return self.parts[0]
         reasons: Counter[str] = Counter()

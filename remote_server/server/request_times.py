@@ -1,4 +1,4 @@
-"""Times of one request, for a client that asked for them: in the server, and in its store."""
+"""Times of one request, for a client that requested them: in the server, and in its store."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -9,7 +9,7 @@ class ServerTimes(NamedTuple):
 
     server_us: int
     storage_us: int
-    """Of `server_us`, how long its blocks were looked for and read."""
+    """The part of `server_us` in which its blocks were looked up and read."""
 
 
 UNTIMED = ServerTimes(0, 0)
@@ -43,12 +43,12 @@ class RequestTimes:
         self._storage_s += seconds
 
     def now(self) -> ServerTimes:
-        """Until now; at least 1 µs in the server, so that 0 stays the word for "not measured"."""
+        """Until now; at least 1 µs in the server, because 0 means "not measured"."""
         server_s = self._clock() - self._arrived
         server_us = max(1, round(1e6 * server_s))
         return ServerTimes(server_us, min(server_us, round(1e6 * self._storage_s)))
 
 
 def times_now(times: RequestTimes | None) -> ServerTimes:
-    """`times` until now; `UNTIMED` of a request that asked for none."""
+    """`times` until now; `UNTIMED` for a request without times."""
     return UNTIMED if times is None else times.now()

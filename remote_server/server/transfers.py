@@ -36,8 +36,8 @@ Submit = Callable[[Job, bytes], None]
 
 
 class FrameHandlers:
-    """Each request is answered once, through `post`, maybe some time after its last step, or raises
-    `RequestRefused`; a stream's blocks follow its answer through `post_stream`."""
+    """Each request is answered once through `post`, possibly after its last step, or raises
+    `RequestRefused`. The blocks of a stream follow its answer through `post_stream`."""
 
     def __init__(
         self,
@@ -50,8 +50,8 @@ class FrameHandlers:
         post_stream: PostStream,
         go_on_later: GoOnLater,
     ) -> None:
-        """The last three and `submit` are given the client; `outboxes` is only asked what waits
-        for it, and what more may."""
+        """`submit` and the last three take the client. Of `outboxes` only limits and held bytes are
+        read."""
         self.uncopied = Uncopied(store.tier.stats().budget_bytes)
         self._store = store
         self._submit = submit
@@ -90,9 +90,9 @@ class FrameHandlers:
         except BaseException:
             put.give_up()
             raise
-        # The frames are libzmq's memory, so the sender's has been free since they were sent. While
-        # more waits than is copied in a turn, the answer waits too: it is what makes room in the
-        # sender's window, and nothing else slows it down.
+        # The frames are libzmq's memory, so the sender's own is free since they were sent. While
+        # more bytes wait than one turn copies, the answer waits too: it frees the sender's window,
+        # and nothing else slows the sender down.
         at_once = (request.deferred and not self._copier_is_full()) or not put.num_blocks
 
         def answer() -> None:
@@ -111,8 +111,8 @@ class FrameHandlers:
         sources: list[list[memoryview]],
         answer: Callable[[], None] | None,
     ) -> None:
-        """A job for each part, the last one first, so that the head of a prefix is published last.
-        `answer`, if any, is called when the first part has been published."""
+        """Submit a job for each part, the last one first, so that the head of a prefix is published
+        last. `answer`, if any, is called when the first part has been published."""
         self.uncopied.take(client, waiting_bytes(put.num_keys, put.num_bytes))
         for number in reversed(range(len(put.parts))):
             job = self._job(client, put, number, sources[number], None if number else answer)
@@ -142,7 +142,7 @@ class FrameHandlers:
         return BlockJob(copy, len(sources), num_bytes, finish)
 
     def get(self, client: bytes, request: Get, times: RequestTimes | None = None) -> Steps[None]:
-        """`times` are those that its replies carry, when it asked for them."""
+        """Its replies carry `times`, if given."""
         if request.stream:
             return self._get_stream(client, request, times)
         return self._get_whole(client, request, times)
@@ -157,7 +157,7 @@ class FrameHandlers:
         if times is not None:
             times.storage_ends()
         try:
-            # Of many blocks each of these is a step of its own: a millisecond and more.
+            # With many blocks each of these takes more than a millisecond: a step of its own.
             if len(found.blocks) > KEYS_PER_STEP:
                 yield
             stream = self._stream_of(request, found, times)
@@ -166,7 +166,7 @@ class FrameHandlers:
             if not self._outboxes.may_stream(client, len(found.blocks)):
                 raise RequestRefused(
                     ErrorCode.TOO_MUCH_IN_FLIGHT,
-                    "too many blocks are on their way, small as they are: ask as blocks land",
+                    "too many small blocks are in flight: request more as blocks arrive",
                 )
             self._reply(client, self._got(request, found, times))
         except BaseException:
@@ -197,8 +197,8 @@ class FrameHandlers:
             yield from self._send(client, request, found, times)
 
     def _checked(self, client: bytes) -> Callable[[Sequence[Block]], None]:
-        """What raises `RequestRefused` when a get of `client` has pinned more than it may, given
-        the blocks that each of its steps has pinned."""
+        """A check to call with the blocks that each step of a get of `client` has pinned. It raises
+        `RequestRefused` when the client holds more than it may."""
         held = 0
 
         def check(pinned: Sequence[Block]) -> None:
@@ -226,8 +226,8 @@ class FrameHandlers:
     def _send(
         self, client: bytes, request: Get, found: Pinned, times: RequestTimes | None
     ) -> Steps[None]:
-        """Answer a get in one message, maybe some time after it came: what was on disk is in
-        memory now. Takes over the pins of `found`."""
+        """Answer a get in one message, after its blocks were read from disk if necessary. Takes
+        over the pins of `found`."""
         if times is not None:
             times.storage_ends()
         tier, left = self._store.tier, deque(found.blocks)
@@ -266,13 +266,13 @@ class FrameHandlers:
     def _frame_of_whole_get(
         self, client: bytes, blocks: Sequence[Block], num_bytes: int
     ) -> tuple[int, int]:
-        """How many of `blocks` go into each frame of one message, and how many bytes are copied
+        """How many of `blocks` to put into each frame of one message, and how many bytes are copied
         for that. Raises `RequestRefused` when the message may not be sent."""
         if num_bytes > protocol.MAX_MESSAGE_BYTES:
             raise RequestRefused(
                 ErrorCode.TOO_LARGE,
                 f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
-                "ask for a stream, or for fewer keys",
+                "request a stream, or fewer keys",
             )
         outboxes, per_frame = self._outboxes, blocks_per_frame(blocks)
         self._in_flight.check(outboxes.bytes_of(client), num_bytes)
@@ -283,8 +283,8 @@ class FrameHandlers:
         if not outboxes.may_post(client, own_frames):
             raise RequestRefused(
                 ErrorCode.TOO_MUCH_IN_FLIGHT,
-                f"a message of {len(blocks)} blocks, while so many are not read yet: ask for a "
-                "stream, or for fewer keys",
+                f"a message of {len(blocks)} blocks, while earlier ones are unread: request a "
+                "stream, or fewer keys",
             )
         return per_frame, copied
 

@@ -1,4 +1,4 @@
-"""A `verify` request: blocks hashed again where they lie, some of them in each turn."""
+"""Verify requests: blocks are hashed again in place, some of them in each turn."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,13 +10,13 @@ from remote_server.turns import KEYS_PER_STEP, parts
 
 
 class VerifyJob:
-    """Looks at each key once, in memory and on disk, and removes the copies that are bad.
+    """Checks each key once, in memory and on disk, and removes damaged copies.
 
-    What memory holds of a part of the keys is pinned while that part is hashed. A block that
-    leaves before its part begins counts as absent.
+    The blocks that memory holds of a part of the keys are pinned while that part is hashed. A block
+    that is evicted before its part begins counts as absent.
     """
 
-    num_bytes = 0  # it holds nothing that a put waits for
+    num_bytes = 0  # it holds no bytes of a put
 
     def __init__(
         self,
@@ -25,8 +25,8 @@ class VerifyJob:
         keys: Sequence[bytes],
         answer: Callable[[int, int], None],
     ) -> None:
-        """`answer` is called once, with how many keys had a bad copy, and how many only good ones;
-        maybe some time after the last turn, because the disk is read by other threads."""
+        """`answer` is called once, with the number of keys with a damaged copy, and with only
+        intact ones. The disk is read by other threads, so it may come after the last turn."""
         self._store = store
         self._namespace = namespace
         self._answer = answer
@@ -38,7 +38,7 @@ class VerifyJob:
         self._num_waiting = 1  # for the disk, and for the last part
 
     def work_some(self) -> bool:
-        """Hash what fits into one turn. True when all that memory holds has been hashed."""
+        """Hash blocks for one turn. True when all that memory holds has been hashed."""
         if not self._part:
             part = next(self._parts, ())
             if not part:
@@ -56,7 +56,8 @@ class VerifyJob:
         return False
 
     def end(self, failed: bool) -> None:
-        """All parts have been begun; or the hashing broke, which proves nothing against a block."""
+        """All parts have been begun; or the hashing raised, which does not prove a block
+        damaged."""
         if failed:
             self._store.tier.unpin_all(self._blocks)
         self._one_is_done()
@@ -73,7 +74,7 @@ class VerifyJob:
             tier.unpin(block)
 
     def _end_part(self) -> None:
-        """Have the disk look at the same keys, and go on meanwhile."""
+        """Check the same keys on disk, and go on meanwhile."""
         in_memory, self._verdicts = self._verdicts, {}
         part, self._part = self._part, ()
         self._num_waiting += 1

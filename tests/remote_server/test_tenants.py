@@ -310,7 +310,7 @@ def test_a_tenants_file_that_breaks_while_the_server_runs_changes_nothing(tenanc
     newcomer.send(protocol.Stats(request_id=1))
     peer.stats_once(lambda stats: stats.counters["peers_refused_unknown_key"] >= 1)
     assert silent(newcomer)
-    assert "tenants c get a place when the server starts again" in caplog.text
+    assert "tenants c are added when the server starts again" in caplog.text
 
 
 def test_a_tenants_disk_is_its_own_and_comes_back_to_it_alone(tenancy, tmp_path):
