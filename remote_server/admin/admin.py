@@ -1,4 +1,4 @@
-"""The life of the admin HTTP: a socket first, then a thread with an event loop of its own."""
+"""The admin HTTP's life: its socket, then a thread with an event loop of its own."""
 
 import asyncio
 import logging
@@ -16,22 +16,21 @@ from remote_server.server.server import Server
 log = logging.getLogger(__name__)
 
 STOP_S = 2.0
-"""How long answers that are under way keep a server from ending."""
+"""The longest time by which answers under way delay the end of a server."""
 
 
 class Admin:
     """`with Admin(config) as admin:` holds the address; `serve(server)` answers from then on.
 
-    Whatever goes wrong here is logged, and the cache goes on serving. Its thread waits on
-    sockets and shares nothing with the server's loop but `server.desk`.
+    Errors here are logged, and the cache goes on serving. The thread waits on sockets and shares
+    only `server.desk` with the server's loop.
     """
 
     def __init__(self, config: ServerConfig) -> None:
-        """Take the address. Raises `ConfigError` when it cannot be had, unless it is the default
-        one: then this server says so and has no admin HTTP, as it may be the second on its host.
-        """
+        """Bind the address. Raises `ConfigError` when that fails. A failure at the default address
+        is logged instead, and this server has no admin HTTP: it may be the second on its host."""
         self.url = ""
-        """Where it listens; empty when it does not."""
+        """The address it listens at; empty when it does not listen."""
         self._token = read_token(config.admin_token_file)
         self._listener = _listener(config)
         if self._listener is not None:
@@ -44,22 +43,22 @@ class Admin:
         self._thread: threading.Thread | None = None
 
     def serve(self, server: Server) -> None:
-        """Answer on a thread of its own. aiohttp is imported there, a third of a second during
-        which the server serves already."""
+        """Answer on a thread of its own. aiohttp is imported there: a third of a second in which
+        the server serves already."""
         if self._listener is None:
             return
         self._thread = threading.Thread(target=self._run, args=(server,), name="admin", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the address and end the thread, within `STOP_S` and a little."""
-        self._stopping = True  # before the loop is looked for: it may just be beginning
+        """Close the address and end the thread, within about `STOP_S`."""
+        self._stopping = True  # before `_loop` is read: the thread may just be starting
         if self._thread is not None:
             if self._loop is not None:
                 try:
                     self._loop.call_soon_threadsafe(self._leave.set)
                 except RuntimeError:  # it has ended by itself
-                    log.debug("the admin thread was gone already")
+                    log.debug("the admin thread has already ended")
             self._thread.join(2 * STOP_S)
         if self._listener is not None:
             self._listener.close()

@@ -1,4 +1,4 @@
-"""Who may change something: whoever knows the token."""
+"""The admin token, which requests that change something must carry."""
 
 import hmac
 import logging
@@ -23,17 +23,16 @@ class Token:
         return "Token(***)"
 
     def matches(self, header: str) -> bool:
-        """Whether an `Authorization` header carries it. The time it takes does not depend on how
-        much of it is right."""
+        """Whether an `Authorization` header carries it. The comparison takes constant time."""
         scheme, _, given = header.partition(" ")
         same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._secret)
         return same and scheme.lower() == "bearer"
 
 
 def read_token(file: str) -> Token | None:
-    """The token in `file`, without blanks around it; None when no file is named.
+    """The token in `file`, without surrounding whitespace; None when no file is named.
 
-    Raises `ConfigError` when it cannot be read or cannot be meant.
+    Raises `ConfigError` when it cannot be read or is not a usable token.
     """
     if not file:
         return None

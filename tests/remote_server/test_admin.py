@@ -211,7 +211,7 @@ async def test_a_clear_is_answered_when_no_restart_would_find_the_blocks(
     monkeypatch.setattr(server, "_gone", Future)  # the disk does not come to an end
     monkeypatch.setattr(site, "GONE_S", 0.01)
     status, _, text = await http.post("/clear", json={"namespace": "file"})
-    assert status == 500 and "may be back" in text
+    assert status == 500 and "may come back" in text
 
 
 async def test_without_a_token_set_nothing_can_be_changed_and_the_reason_is_said():
