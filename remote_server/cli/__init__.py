@@ -1,13 +1,13 @@
-"""`kvferry`: run a server, see inside it, ask why.
+"""`kvferry`: commands that run, inspect and change a server.
 
 One file a subcommand, each with `add` (its flags) and a function that returns the exit status:
 
     0   yes, done, healthy
-    1   no: a check failed, or what was asked for is not so
-    2   wrong usage: a flag, a setting or a file that cannot be meant
+    1   no: a check failed, or nothing was found
+    2   wrong usage: an invalid flag, setting or file
     3   no server answered
 
-Lines for people go to stdout, complaints to stderr; `--json` prints one object for scripts.
+Results go to stdout, errors to stderr; `--json` prints one object for scripts.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:  # `kvferry stats | head`: the reader has seen enough
+    except BrokenPipeError:  # `kvferry stats | head`: the reader has closed the pipe
         sys.stderr.close()
         return 0
 
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="kvferry",
-        description="Run a KV-cache server, see inside it, ask why.",
+        description="Run, inspect and change a KV-cache server.",
         epilog="Exit status: 0 yes, 1 no, 2 wrong usage, 3 no server answered.",
         allow_abbrev=False,
     )

@@ -1,4 +1,4 @@
-"""`kvferry doctor`: is this host fit for it, does the server answer, do the engines agree?"""
+"""`kvferry doctor`: checks of this host, of the server, and of agreement between its engines."""
 
 import argparse
 import json
@@ -21,16 +21,16 @@ from remote_server.protocol.namespace_diff import all_gaps
 from remote_server.server.dispatch import server_name
 from remote_server.sizes import GiB, MiB, format_bytes
 
-# vLLM needs it for its own messages between processes; containers come with 64 MiB.
+# vLLM needs it for its own messages between processes; containers have 64 MiB by default.
 _LITTLE_SHM = 1 * GiB
-# A TTL or a log read across two hosts is off by this; nothing else of ours depends on wall clocks.
+# A TTL or a log read across two hosts is off by this; nothing else here depends on wall clocks.
 _CLOCK_S = 2.0
-# It reads some 2 MB of source where the version is not a tested one: a second.
+# For an untested version it reads some 2 MB of source: a second.
 _JUDGED_WITHIN_S = 60.0
 
 
 class Finding(NamedTuple):
-    """One check: `ok`, `note` (works, could be better) or `bad`; and what to do about it."""
+    """One check: `ok`, `note` (works, could be better) or `bad`; with the remedy."""
 
     check: str
     verdict: str
@@ -78,7 +78,7 @@ def host_findings(
     sys_: Path = Path("/sys"),
     shm: Path = Path("/dev/shm"),
 ) -> Iterable[Finding]:
-    """What this host gives, whether or not a server runs."""
+    """Checks of this host, with or without a server."""
     yield _shm_size(shm)
     yield _locked_memory()
     yield _huge_pages(sys_)
@@ -134,8 +134,8 @@ def _hash_seed() -> Finding:
 
 
 def _vllm() -> Finding:
-    """The vLLM beside this package, judged by a process: its names are the connector's matter,
-    and nothing here imports that."""
+    """The vLLM beside this package, judged by a process of the connector: nothing here may import
+    that."""
     judge = [sys.executable, "-m", "kv_connector.vllm_support", "--json"]
     ran = subprocess.run(judge, capture_output=True, text=True, timeout=_JUDGED_WITHIN_S)
     if ran.returncode == 2:
@@ -147,13 +147,13 @@ def _vllm() -> Finding:
     if verdict["refusal"]:
         return Finding("vLLM", "bad", verdict["refusal"])
     if not verdict["tested"]:
-        told = f"{verdict['version']}: not tested, but all that is needed is there"
+        told = f"{verdict['version']}: not tested, but it has all that is needed"
         return Finding("vLLM", "note", told)
     return Finding("vLLM", "ok", f"{verdict['version']}: tested")
 
 
 def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[Finding]:
-    """What the server says of itself."""
+    """Checks of the server by its own statistics."""
     told = f"{reply.server} answers at {address}"
     ours = server_name()
     if reply.server != ours:
@@ -178,18 +178,19 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
         yield Finding("failures", "bad", f"{errors} failures inside the server: its log has them")
     damaged = reply.counters.get("integrity_checksum", 0)
     if damaged:
-        yield Finding("integrity", "bad", f"{damaged} blocks were damaged where they lay: bad RAM?")
+        yield Finding("integrity", "bad", f"{damaged} blocks were damaged in memory: bad RAM?")
     gaps = all_gaps(reply.namespaces)
     if not reply.namespaces:
-        yield Finding("engines", "note", "none has declared itself yet")
+        yield Finding("engines", "note", "none has declared a namespace yet")
     elif not gaps:
-        yield Finding("engines", "ok", f"{len(reply.namespaces)} namespaces, none nearly another")
+        yield Finding("engines", "ok", f"{len(reply.namespaces)} namespaces, no two nearly equal")
     for gap in gaps:
         yield Finding("engines", "bad", gap.line())
 
 
 def _shared_memory(address: str, timeout_s: float) -> Finding:
-    """Whether a client on this host gets the short way. Leaves nothing on the server."""
+    """Whether a client on this host is given shared memory. Removes its namespace from the
+    server."""
     region = SharedRegion(1 * MiB)
     namespace = f"{SELF_TESTS}doctor/{secrets.token_hex(8)}"
     client = client_of(address, client_name="kvferry doctor")

@@ -1,4 +1,4 @@
-"""`kvferry pin`: keep blocks in a server's memory, whatever else comes; `unpin` lets them go."""
+"""`kvferry pin`: keep blocks in a server's memory. `kvferry unpin`: let them be evicted again."""
 
 import argparse
 from functools import partial
@@ -14,15 +14,15 @@ def add(commands: Any) -> None:
     _add(
         commands,
         "pin",
-        "keep blocks in memory, whatever else comes",
+        "keep blocks in memory",
         "Keep blocks from eviction, until unpin, clear, their age, or a restart of the server. "
-        "At most half of the memory. Exit status 1 when that was too little, or nothing was there.",
+        "At most half of the memory. Exit status 1 when that was too little, or none was found.",
         keep=True,
     )
     _add(
         commands,
         "unpin",
-        "let blocks go that pin keeps",
+        "let pinned blocks be evicted again",
         "Undo pin. Exit status 1 when nothing was pinned.",
         keep=False,
     )

@@ -1,4 +1,4 @@
-"""`kvferry stats`: what a server holds and what it has done, once or again and again."""
+"""`kvferry stats`: a server's contents and counts, once or every second."""
 
 import argparse
 import time
@@ -11,7 +11,7 @@ from remote_server.client import RemoteClient
 from remote_server.protocol import StatsReply
 from remote_server.sizes import format_bytes
 
-# What lookups and gets were answered, and why puts were not taken: what is looked at first.
+# Hits of lookups and gets: the first figures to look at.
 _RATIOS = (("lookups", "lookup_hits", "lookup_keys"), ("gets", "get_hit", "get_total"))
 _FLOWS = (
     ("in", ("bytes_in", "shared_bytes_in")),
@@ -23,7 +23,7 @@ _FLOWS = (
 
 def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "stats", help="what the server holds, and what it has done since its start"
+        "stats", help="the server's contents, and its counts since its start"
     )
     add_server(parser)
     parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
@@ -53,7 +53,7 @@ def _replies(client: RemoteClient, flags: argparse.Namespace) -> Iterator[StatsR
 
 
 def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
-    """The lines to print. With the reply of a while `before`, flows are per second since then."""
+    """The lines to print. With an earlier reply `before`, flows are per second since then."""
     lines = [f"{reply.server}  epoch {reply.epoch}  up {_duration(reply.uptime_s)}", ""]
     lines.append(f"{'tier':<8}  {'used':>10}  {'of':>10}  {'blocks':>10}  {'writing':>8}  pinned")
     for name, tier in reply.tiers.items():
@@ -102,7 +102,7 @@ def _flows(reply: StatsReply, before: StatsReply | None) -> list[str]:
 
 
 def _wrong(counters: Mapping[str, int]) -> dict[str, int]:
-    """What was declined, refused or damaged: by its reason, and only if there was any."""
+    """Counters of declined, refused or damaged blocks that are not zero."""
     words = ("declined", "refused", "bad_", "integrity", "damaged", "error", "failed", "evicted")
     return {
         name: count

@@ -1,4 +1,4 @@
-"""`kvferry watch`: what happens on a server, as it happens, a line for each second that had any."""
+"""`kvferry watch`: changes on a server, a line for each second that had any."""
 
 import argparse
 import time
@@ -13,7 +13,7 @@ from remote_server.sizes import format_bytes
 
 def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "watch", help="what happens on the server, as it happens, until Ctrl-C"
+        "watch", help="changes on the server, line by line, until Ctrl-C"
     )
     add_server(parser)
     parser.add_argument("--every-s", type=seconds, default=1.0, metavar="SECONDS",
@@ -52,7 +52,7 @@ def _say(flags: argparse.Namespace, told: list[str], grown: Mapping[str, int]) -
 
 
 def events(before: StatsReply | None, now: StatsReply) -> tuple[list[str], dict[str, int]]:
-    """What to tell of the time between two replies, and the counters that grew in it."""
+    """The events between two replies, and the counters that grew."""
     if before is None:
         blocks = sum(tier.blocks for tier in now.tiers.values())
         return [f"{now.server}, epoch {now.epoch}: {blocks:,} blocks"], {}

@@ -1,4 +1,4 @@
-"""`kvferry why`: which engines share nothing, and the setting in which they differ."""
+"""`kvferry why`: the settings that keep engines from sharing blocks."""
 
 import argparse
 from typing import Any
@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
         "keep them from each other's blocks. Exit status 1 when there are any.",
     )
     add_server(parser)
-    parser.add_argument("namespace", nargs="?", help="only about this one, or those it begins")
+    parser.add_argument("namespace", nargs="?", help="only this one, or those with this prefix")
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     parser.set_defaults(run=run)
 
@@ -34,7 +34,7 @@ def run(flags: argparse.Namespace) -> int:
         named = f" that begins with {chosen!r}" if chosen else ""
         say(
             f"no engine has declared a namespace{named}",
-            "an engine does so once its server answers; its log says the address it tries",
+            "an engine declares one when its server answers; its log has the server's address",
         )
         return 1
     else:
@@ -49,13 +49,13 @@ def _told(reply: StatsReply, known: list[str], gaps: list[Gap]) -> list[str]:
         stats = reply.namespaces[name]
         engine = stats.client or "not seen since the start"
         if stats.forgotten:
-            engine = "no longer known: others have declared too much since"
+            engine = "no longer known: the fingerprints of others took its place"
         model = stats.fingerprint.get("model_name", "")
         runs = f"{engine}, of {model}" if model else engine
         lines.append(f"{name:<{width}}  {stats.blocks:>9,}  {stats.disk_blocks:>9,}  {runs}")
     lines.append("")
     if not gaps:
-        return [*lines, "no two of them differ in little: nothing keeps them apart by mistake"]
+        return [*lines, "no two of them are nearly equal: each difference looks intended"]
     for gap in gaps:
         lines.append(gap.line())
     return [
