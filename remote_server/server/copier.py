@@ -1,17 +1,23 @@
-"""Copy jobs: copying and hashing bytes, a turn at a time on the loop thread."""
+"""Copying and hashing of blocks on the loop thread, in turns: the jobs of puts and verifies."""
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+
+from remote_server import protocol
 from remote_server.fault_points import Gate
 from remote_server.guard import Guard
 from remote_server.sizes import MiB
-from remote_server.turns import Turns
+from remote_server.store.slabs import Block
+from remote_server.store.store import Store
+from remote_server.store.tier import Tier
+from remote_server.turns import KEYS_PER_STEP, Turns, parts
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +63,125 @@ class BlockJob:
 
     def end(self, failed: bool) -> None:
         self.finish(None if failed else self.verdicts)
+
+
+def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
+    """Fill `block` from `source`. Whether the copy has the announced checksum.
+
+    The copy is hashed, not the source, because the copy will be served. A block without a checksum
+    is accepted unchecked.
+    """
+    view = tier.view(block)
+    np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source, np.uint8))
+    return block.checksum is None or is_intact(block, tier)
+
+
+def is_intact(block: Block, tier: Tier) -> bool:
+    """Whether the bytes of `block` still hash to its checksum. One without a checksum is given
+    it."""
+    computed = protocol.checksum(block.namespace, block.key, tier.view(block))
+    if block.checksum is None:
+        block.checksum = computed
+    return computed == block.checksum
+
+
+def checksums_of(blocks: Sequence[Block], tier: Tier) -> list[int]:
+    """The checksums that readers of `blocks` will check. The blocks must be pinned.
+
+    A block that was put without a checksum is hashed here, on the loop thread. Only a measurement
+    of the cost of checksums puts such blocks, and it reads them without asking for checksums.
+    """
+    checksums = []
+    for block in blocks:
+        if block.checksum is None:
+            block.checksum = protocol.checksum(block.namespace, block.key, tier.view(block))
+        checksums.append(block.checksum)
+    return checksums
+
+
+class VerifyJob:
+    """Checks each key once, in memory and on disk, and removes damaged copies.
+
+    The blocks that memory holds of a part of the keys are pinned while that part is hashed. A block
+    that is evicted before its part begins counts as absent.
+    """
+
+    num_bytes = 0  # it holds no bytes of a put
+
+    def __init__(
+        self,
+        store: Store,
+        namespace: str,
+        keys: Sequence[bytes],
+        answer: Callable[[int, int], None],
+    ) -> None:
+        """`answer` is called once, with the number of keys with a damaged copy, and with only
+        intact ones. The disk is read by other threads, so it may come after the last turn."""
+        self._store = store
+        self._namespace = namespace
+        self._answer = answer
+        self._parts = iter(parts([*dict.fromkeys(keys)]))
+        self._part: Sequence[bytes] = ()
+        self._blocks: list[Block] = []
+        self._verdicts: dict[bytes, bool] = {}  # of memory, in this part
+        self._bad = self._intact = 0
+        self._num_waiting = 1  # for the disk, and for the last part
+
+    def work_some(self) -> bool:
+        """Hash blocks for one turn. True when all that memory holds has been hashed."""
+        if not self._part:
+            part = next(self._parts, ())
+            if not part:
+                return True
+            self._part = part
+            self._blocks = self._store.pin_to_verify(self._namespace, part)
+            self._blocks.reverse()
+        num_bytes, num_blocks = 0, 0
+        while self._blocks and num_bytes < TURN_BYTES and num_blocks < KEYS_PER_STEP:
+            block = self._blocks.pop()
+            num_bytes, num_blocks = num_bytes + block.length, num_blocks + 1
+            self._hash(block)
+        if not self._blocks:
+            self._end_part()
+        return False
+
+    def end(self, failed: bool) -> None:
+        """All parts have been begun; or the hashing raised, which does not prove a block
+        damaged."""
+        if failed:
+            self._store.tier.unpin_all(self._blocks)
+        self._one_is_done()
+
+    def _hash(self, block: Block) -> None:
+        tier = self._store.tier
+        good = True
+        try:
+            good = is_intact(block, tier)
+            if not good:
+                self._store.remove_corrupt(block)
+        finally:
+            self._verdicts[block.key] = good
+            tier.unpin(block)
+
+    def _end_part(self) -> None:
+        """Check the same keys on disk, and go on meanwhile."""
+        in_memory, self._verdicts = self._verdicts, {}
+        part, self._part = self._part, ()
+        self._num_waiting += 1
+
+        def seen(on_disk: dict[bytes, bool]) -> None:
+            keys = in_memory | on_disk
+            intact = sum(in_memory.get(key, True) and on_disk.get(key, True) for key in keys)
+            self._intact += intact
+            self._bad += len(keys) - intact
+            self._one_is_done()
+
+        self._store.verify_on_disk(self._namespace, part, seen)
+
+    def _one_is_done(self) -> None:
+        self._num_waiting -= 1
+        if not self._num_waiting:
+            self._answer(self._bad, self._intact)
 
 
 class Copier:

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 
-from remote_server.server.outgoing import Parcel, blocks_parcel, next_batch
-from remote_server.server.request_times import RequestTimes
+from remote_server.server.outgoing import Parcel, RequestTimes, blocks_parcel, next_batch
 from remote_server.sizes import MiB
 from remote_server.store.answers import Found
 from remote_server.store.slabs import Block

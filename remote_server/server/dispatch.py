@@ -30,14 +30,13 @@ from remote_server.protocol import (
     Verify,
     Welcome,
 )
-from remote_server.server.copier import Copier
+from remote_server.server.copier import Copier, VerifyJob
+from remote_server.server.get import FrameGets
 from remote_server.server.limits import InFlight, waiting_bytes
-from remote_server.server.outgoing import Parcel, Stream
-from remote_server.server.request_times import RequestTimes
+from remote_server.server.outgoing import Parcel, RequestTimes, Stream
+from remote_server.server.put import FramePuts
 from remote_server.server.send_queue import Outboxes
 from remote_server.server.shm_requests import SharedHandlers
-from remote_server.server.transfers import FrameHandlers
-from remote_server.server.verify import VerifyJob
 from remote_server.server.wall_clock import told_to_people
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
@@ -114,11 +113,13 @@ class Handlers:
         in_flight = in_flight or InFlight(store.tier, 0)
         self._most_in_flight = in_flight.per_client
         self._later = later or _at_once
-        self._frames = FrameHandlers(
-            store, partial(copier.submit, tenant=tenant), copier.is_full, outboxes, in_flight,
-            self._post, self._post_stream, self._go_on_later,
-        )  # fmt: skip
-        self.uncopied = self._frames.uncopied
+        self._puts = FramePuts(
+            store, partial(copier.submit, tenant=tenant), copier.is_full, self._reply
+        )
+        self._gets = FrameGets(
+            store, outboxes, in_flight, self._post, self._post_stream, self._go_on_later
+        )
+        self.uncopied = self._puts.uncopied
         self._by_type: dict[type, Callable[..., Steps[None] | None]] = {
             Hello: self._hello,
             Lookup: self._lookup,
@@ -293,10 +294,10 @@ class Handlers:
         self._reply(client, found)
 
     def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> Steps[None]:
-        return self._frames.put(client, request, payload, draining=self.draining)
+        return self._puts.put(client, request, payload, draining=self.draining)
 
     def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> Steps[None]:
-        return self._frames.get(client, request, self.times_of(request) if request.timed else None)
+        return self._gets.get(client, request, self.times_of(request) if request.timed else None)
 
     def times_of(self, _request: Get, /) -> RequestTimes:
         """The stopwatch of a timed get that has just arrived."""

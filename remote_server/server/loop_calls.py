@@ -1,15 +1,18 @@
-"""Calls from other threads, run by the server's loop between two turns.
+"""Calls from other threads, and prefetches, run by the server's loop between requests.
 
 The data path therefore needs no lock: another thread has the loop read or change state, and waits
 on a future, for any time.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from remote_server.errors import ServerUnavailable
+from remote_server.guard import Guard
+from remote_server.server.tenant import Quarters
+from remote_server.store.prefetch import Prefetch, Prefetched
 
 Answer = TypeVar("Answer")
 
@@ -69,3 +72,63 @@ class Desk:
                 return
             if future.set_running_or_notify_cancel():
                 future.set_exception(ServerUnavailable("the server is stopping"))
+
+
+MAX_PREFETCHES = 4  # each competes with clients' gets for the disk
+
+
+class Prefetches:
+    """The prefetches of all tenants. Called on the loop's thread only."""
+
+    def __init__(
+        self, quarters: Mapping[str, Quarters], guard: Guard, wake: Callable[[], None]
+    ) -> None:
+        """`wake` makes the loop take a turn soon."""
+        self._quarters = quarters
+        self._guard = guard
+        self._wake = wake
+        self._to_go_on: deque[Callable[[], None]] = deque()
+        self._num_under_way = 0
+
+    def begin(
+        self, namespace: str, keys: Sequence[bytes]
+    ) -> "tuple[Prefetch, Future[Prefetched]] | None":
+        """Read those of `keys` that are on disk into memory. None when `namespace` does not exist;
+        with tenants it is named `tenant/namespace`.
+
+        The future is done at the end; never when the server ends before that. Raises
+        `ServerUnavailable` while `MAX_PREFETCHES` are under way.
+        """
+        for quarters in self._quarters.values():
+            for name in quarters.store.namespace_stats(texts=False):
+                if namespace == quarters.full_name(name):
+                    return self._begin(quarters, name, keys)
+        return None
+
+    def _begin(
+        self, quarters: Quarters, namespace: str, keys: Sequence[bytes]
+    ) -> "tuple[Prefetch, Future[Prefetched]]":
+        if self._num_under_way >= MAX_PREFETCHES:
+            raise ServerUnavailable(f"{MAX_PREFETCHES} prefetches are under way")
+        future: Future[Prefetched] = Future()
+        future.set_running_or_notify_cancel()
+
+        def ended(result: Prefetched) -> None:
+            self._num_under_way -= 1
+            future.set_result(result)
+
+        quarters.store.use_namespace(namespace)
+        begun = quarters.store.prefetch(namespace, keys, self._go_on_later, ended)
+        self._num_under_way += 1
+        self._go_on_later(begun.go_on)
+        return begun, future
+
+    def _go_on_later(self, go_on: Callable[[], None]) -> None:
+        self._to_go_on.append(go_on)
+        self._wake()
+
+    def take_turn(self) -> bool:
+        """Run a part of one of them. Whether there is more to do at once."""
+        if self._to_go_on:
+            self._guard.run("a prefetch", self._to_go_on.popleft(), None)
+        return bool(self._to_go_on)

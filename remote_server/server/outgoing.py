@@ -1,14 +1,13 @@
-"""Outgoing messages, and streams that produce them one at a time."""
+"""Outgoing messages, the times that they carry, and streams that produce them one at a time."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import zmq
 
 from remote_server import protocol
-from remote_server.server.put import checksums_of
-from remote_server.server.request_times import RequestTimes, times_now
+from remote_server.server.copier import checksums_of
 from remote_server.store.answers import Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
@@ -125,6 +124,56 @@ def blocks_per_frame(blocks: Sequence[Block]) -> int:
     """How many of `blocks` to put into each frame of one message, where they may be gathered."""
     largest = max((block.length for block in blocks), default=OWN_FRAME_BYTES)
     return 1 if largest >= OWN_FRAME_BYTES else min(MAX_SHARING, SHARED_FRAME_BYTES // largest)
+
+
+class ServerTimes(NamedTuple):
+    """Microseconds since a request arrived. Both are 0 in replies to requests without `timed`."""
+
+    server_us: int
+    storage_us: int
+    """The part of `server_us` in which its blocks were looked up and read."""
+
+
+UNTIMED = ServerTimes(0, 0)
+
+
+class RequestTimes:
+    """A stopwatch of one request. One thread, the server's loop, uses it."""
+
+    __slots__ = ("_arrived", "_clock", "_since", "_storage_s")
+
+    def __init__(self, arrived: float, clock: Callable[[], float]) -> None:
+        """`arrived` is by `clock`, in seconds."""
+        self._arrived = arrived
+        self._clock = clock
+        self._storage_s = 0.0
+        self._since: float | None = None
+
+    def storage_begins(self) -> None:
+        """The request waits for its blocks from now on. Safe to repeat."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def storage_ends(self) -> None:
+        """Its blocks are there. Safe to repeat."""
+        if self._since is not None:
+            self.add_storage(self._clock() - self._since)
+            self._since = None
+
+    def add_storage(self, seconds: float) -> None:
+        """Its blocks took `seconds` more, before `storage_begins` or in a storage of its own."""
+        self._storage_s += seconds
+
+    def now(self) -> ServerTimes:
+        """Until now; at least 1 µs in the server, because 0 means "not measured"."""
+        server_s = self._clock() - self._arrived
+        server_us = max(1, round(1e6 * server_s))
+        return ServerTimes(server_us, min(server_us, round(1e6 * self._storage_s)))
+
+
+def times_now(times: RequestTimes | None) -> ServerTimes:
+    """`times` until now; `UNTIMED` for a request without times."""
+    return UNTIMED if times is None else times.now()
 
 
 class BlockStream:

@@ -1,19 +1,21 @@
-"""Puts over TCP and shared memory: checks, and reservation part by part."""
+"""Puts: checks and reservation, part by part, and puts whose blocks travel as frames."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol import Declined, ErrorCode, Put, PutOutcome, PutShared, Stored
+from remote_server.server.copier import BlockJob, Job, copy_in
+from remote_server.server.limits import Uncopied, waiting_bytes
 from remote_server.store.answers import Reserved
 from remote_server.store.namespaces import NamespaceInfo
-from remote_server.store.slabs import Block
 from remote_server.store.store import Store
-from remote_server.store.tier import Tier
-from remote_server.turns import KEYS_PER_STEP, parts
+from remote_server.turns import KEYS_PER_STEP, Steps, parts
+
+Submit = Callable[[Job, bytes], None]
+SendReply = Callable[[bytes, protocol.Reply], None]
 
 
 def check_put(request: Put | PutShared, num_checksums: int, info: NamespaceInfo | None) -> None:
@@ -58,40 +60,6 @@ def blocks_of(
         return protocol.split_frames(frames, request.lengths, request.blocks_per_frame)
     except RemoteProtocolError as error:
         raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
-
-
-def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
-    """Fill `block` from `source`. Whether the copy has the announced checksum.
-
-    The copy is hashed, not the source, because the copy will be served. A block without a checksum
-    is accepted unchecked.
-    """
-    view = tier.view(block)
-    np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source, np.uint8))
-    return block.checksum is None or is_intact(block, tier)
-
-
-def is_intact(block: Block, tier: Tier) -> bool:
-    """Whether the bytes of `block` still hash to its checksum. One without a checksum is given
-    it."""
-    computed = protocol.checksum(block.namespace, block.key, tier.view(block))
-    if block.checksum is None:
-        block.checksum = computed
-    return computed == block.checksum
-
-
-def checksums_of(blocks: Sequence[Block], tier: Tier) -> list[int]:
-    """The checksums that readers of `blocks` will check. The blocks must be pinned.
-
-    A block that was put without a checksum is hashed here, on the loop thread. Only a measurement
-    of the cost of checksums puts such blocks, and it reads them without asking for checksums.
-    """
-    checksums = []
-    for block in blocks:
-        if block.checksum is None:
-            block.checksum = protocol.checksum(block.namespace, block.key, tier.view(block))
-        checksums.append(block.checksum)
-    return checksums
 
 
 def stored_reply(request_id: int, epoch: str, reserved: Reserved) -> Stored:
@@ -201,3 +169,101 @@ class PartedPut:
         for part in self.parts:
             reasons.update(part.reasons)
         return Reserved(bytearray().join(part.outcomes for part in self.parts), [], [], reasons)
+
+
+class FramePuts:
+    """Puts whose blocks travel as frames of the message. Each is answered once through `reply`,
+    possibly after its last step, or raises `RequestRefused`."""
+
+    def __init__(
+        self,
+        store: Store,
+        submit: Submit,
+        copier_is_full: Callable[[], bool],
+        reply: SendReply,
+    ) -> None:
+        """`submit` and `reply` take the client."""
+        self.uncopied = Uncopied(store.tier.stats().budget_bytes)
+        self._store = store
+        self._submit = submit
+        self._copier_is_full = copier_is_full
+        self._reply = reply
+
+    def put(
+        self, client: bytes, request: Put, payload: Sequence[memoryview], *, draining: bool
+    ) -> Steps[None]:
+        """`payload` stays in use until it has been copied."""
+        try:
+            blocks = blocks_of(request, payload, self._store.namespaces.get(request.namespace))
+        except RequestRefused as refusal:
+            if isinstance(refusal.__cause__, RemoteProtocolError):
+                self._store.counters["integrity_length"] += 1
+            raise
+        num_bytes = sum(request.lengths)
+        self.uncopied.check(client, waiting_bytes(len(request.keys), num_bytes))
+        self._store.counters["bytes_in"] += num_bytes
+        put = PartedPut(
+            self._store, request.namespace, request.keys, request.lengths,
+            request.checksums or [None] * len(request.keys),
+            force=request.force, draining=draining,
+        )  # fmt: skip
+        sources: list[list[memoryview]] = []
+        try:
+            for reserved, num_keys in put.reserve():
+                if sources:
+                    yield
+                of_part = [*islice(blocks, num_keys)]
+                sources.append([of_part[index] for index in reserved.indices])
+        except BaseException:
+            put.give_up()
+            raise
+        # The frames are libzmq's memory, so the sender's own is free since they were sent. While
+        # more bytes wait than one turn copies, the answer waits too: it frees the sender's window,
+        # and nothing else slows the sender down.
+        at_once = (request.deferred and not self._copier_is_full()) or not put.num_blocks
+
+        def answer() -> None:
+            whole = put.as_one()
+            self._reply(client, stored_reply(request.request_id, self._store.epoch, whole))
+
+        if at_once:
+            answer()
+        if put.num_blocks:
+            self._copy(client, put, sources, None if at_once else answer)
+
+    def _copy(
+        self,
+        client: bytes,
+        put: PartedPut,
+        sources: list[list[memoryview]],
+        answer: Callable[[], None] | None,
+    ) -> None:
+        """Submit a job for each part, the last one first, so that the head of a prefix is published
+        last. `answer`, if any, is called when the first part has been published."""
+        self.uncopied.take(client, waiting_bytes(put.num_keys, put.num_bytes))
+        for number in reversed(range(len(put.parts))):
+            job = self._job(client, put, number, sources[number], None if number else answer)
+            self._submit(job, client)
+
+    def _job(
+        self,
+        client: bytes,
+        put: PartedPut,
+        number: int,
+        sources: list[memoryview],
+        answer: Callable[[], None] | None,
+    ) -> BlockJob:
+        tier, part = self._store.tier, put.parts[number]
+        num_bytes = put.bytes_of_part[number]
+        waiting = waiting_bytes(len(part.outcomes), num_bytes)
+
+        def copy(place: int) -> bool:
+            return copy_in(part.blocks[place], sources[place], tier)
+
+        def finish(intact: list[bool] | None) -> None:
+            self.uncopied.give_back(client, waiting)
+            self._store.end_put(part, intact)
+            if answer is not None:
+                answer()
+
+        return BlockJob(copy, len(sources), num_bytes, finish)

@@ -25,10 +25,8 @@ from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import server_name
 from remote_server.server.intake import CannotBind, Flooded, Intake, make_router
-from remote_server.server.limits import Allowances
-from remote_server.server.loop_calls import Desk
-from remote_server.server.prefetches import Prefetches
-from remote_server.server.private_memory import PrivateMemory
+from remote_server.server.limits import Allowances, PrivateMemory
+from remote_server.server.loop_calls import Desk, Prefetches
 from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.shm_requests import Leases

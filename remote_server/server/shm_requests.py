@@ -16,8 +16,9 @@ from remote_server.protocol import (
     Release,
     Reply,
 )
+from remote_server.server.copier import checksums_of
 from remote_server.server.limits import InFlight
-from remote_server.server.put import PartedPut, check_put, checksums_of
+from remote_server.server.put import PartedPut, check_put
 from remote_server.server.shm_puts import SharedPut, SharedPuts
 from remote_server.shm.arena import WORD_BYTES, Arena
 from remote_server.shm.region import Region

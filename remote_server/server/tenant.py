@@ -18,9 +18,8 @@ from remote_server.errors import ConfigError
 from remote_server.guard import Guard
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
-from remote_server.server.limits import Allowances, HeldByOne, InFlight
+from remote_server.server.limits import BYTES_PER_BLOCK, Allowances, HeldByOne, InFlight
 from remote_server.server.metrics import MeteredHandlers, Meters
-from remote_server.server.private_memory import BYTES_PER_BLOCK
 from remote_server.server.send_queue import Outboxes
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.shm_puts import SharedPuts

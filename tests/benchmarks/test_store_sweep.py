@@ -48,7 +48,7 @@ from remote_server import protocol
 from remote_server.client import GetTimes
 from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig
-from remote_server.server.request_times import RequestTimes
+from remote_server.server.outgoing import RequestTimes
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
 

@@ -10,7 +10,7 @@ from disk_server import IN_MEMORY, LENGTH, put_all
 from wire_peer import Peer, block, key
 
 from remote_server.admin import site
-from remote_server.server.prefetches import MAX_PREFETCHES
+from remote_server.server.loop_calls import MAX_PREFETCHES
 from remote_server.sizes import MiB
 from remote_server.store import prefetch
 

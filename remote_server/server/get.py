@@ -1,28 +1,27 @@
-"""Puts and gets whose blocks travel as frames of the message itself."""
+"""Gets whose blocks travel as frames: streamed, or in one message."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 import msgspec
 import zmq
 
 from remote_server import protocol
-from remote_server.errors import RemoteProtocolError, RequestRefused
-from remote_server.protocol import ErrorCode, Get, Got, Put
-from remote_server.server.copier import BlockJob, Job
+from remote_server.errors import RequestRefused
+from remote_server.protocol import ErrorCode, Get, Got
+from remote_server.server.copier import checksums_of
 from remote_server.server.disk_stream import DiskStream
-from remote_server.server.limits import InFlight, Uncopied, waiting_bytes
+from remote_server.server.limits import InFlight
 from remote_server.server.outgoing import (
     BlockStream,
     Parcel,
+    RequestTimes,
     Stream,
     blocks_per_frame,
     frames_of,
+    times_now,
     to_gather,
 )
-from remote_server.server.put import PartedPut, blocks_of, checksums_of, copy_in, stored_reply
-from remote_server.server.request_times import RequestTimes, times_now
 from remote_server.server.send_queue import Outboxes
 from remote_server.store.answers import Found, Pinned
 from remote_server.store.slabs import Block
@@ -32,114 +31,28 @@ from remote_server.turns import KEYS_PER_STEP, Steps
 Post = Callable[[bytes, protocol.Reply, Parcel], None]
 PostStream = Callable[[bytes, Get, Stream], None]
 GoOnLater = Callable[[bytes, int, Steps[None]], None]
-Submit = Callable[[Job, bytes], None]
 
 
-class FrameHandlers:
-    """Each request is answered once through `post`, possibly after its last step, or raises
+class FrameGets:
+    """Each get is answered once through `post`, possibly after its last step, or raises
     `RequestRefused`. The blocks of a stream follow its answer through `post_stream`."""
 
     def __init__(
         self,
         store: Store,
-        submit: Submit,
-        copier_is_full: Callable[[], bool],
         outboxes: Outboxes,
         in_flight: InFlight,
         post: Post,
         post_stream: PostStream,
         go_on_later: GoOnLater,
     ) -> None:
-        """`submit` and the last three take the client. Of `outboxes` only limits and held bytes are
-        read."""
-        self.uncopied = Uncopied(store.tier.stats().budget_bytes)
+        """The last three take the client. Of `outboxes` only limits and held bytes are read."""
         self._store = store
-        self._submit = submit
-        self._copier_is_full = copier_is_full
         self._outboxes = outboxes
         self._in_flight = in_flight
         self._post = post
         self._post_stream = post_stream
         self._go_on_later = go_on_later
-
-    def put(
-        self, client: bytes, request: Put, payload: Sequence[memoryview], *, draining: bool
-    ) -> Steps[None]:
-        """`payload` stays in use until it has been copied."""
-        try:
-            blocks = blocks_of(request, payload, self._store.namespaces.get(request.namespace))
-        except RequestRefused as refusal:
-            if isinstance(refusal.__cause__, RemoteProtocolError):
-                self._store.counters["integrity_length"] += 1
-            raise
-        num_bytes = sum(request.lengths)
-        self.uncopied.check(client, waiting_bytes(len(request.keys), num_bytes))
-        self._store.counters["bytes_in"] += num_bytes
-        put = PartedPut(
-            self._store, request.namespace, request.keys, request.lengths,
-            request.checksums or [None] * len(request.keys),
-            force=request.force, draining=draining,
-        )  # fmt: skip
-        sources: list[list[memoryview]] = []
-        try:
-            for reserved, num_keys in put.reserve():
-                if sources:
-                    yield
-                of_part = [*islice(blocks, num_keys)]
-                sources.append([of_part[index] for index in reserved.indices])
-        except BaseException:
-            put.give_up()
-            raise
-        # The frames are libzmq's memory, so the sender's own is free since they were sent. While
-        # more bytes wait than one turn copies, the answer waits too: it frees the sender's window,
-        # and nothing else slows the sender down.
-        at_once = (request.deferred and not self._copier_is_full()) or not put.num_blocks
-
-        def answer() -> None:
-            whole = put.as_one()
-            self._reply(client, stored_reply(request.request_id, self._store.epoch, whole))
-
-        if at_once:
-            answer()
-        if put.num_blocks:
-            self._copy(client, put, sources, None if at_once else answer)
-
-    def _copy(
-        self,
-        client: bytes,
-        put: PartedPut,
-        sources: list[list[memoryview]],
-        answer: Callable[[], None] | None,
-    ) -> None:
-        """Submit a job for each part, the last one first, so that the head of a prefix is published
-        last. `answer`, if any, is called when the first part has been published."""
-        self.uncopied.take(client, waiting_bytes(put.num_keys, put.num_bytes))
-        for number in reversed(range(len(put.parts))):
-            job = self._job(client, put, number, sources[number], None if number else answer)
-            self._submit(job, client)
-
-    def _job(
-        self,
-        client: bytes,
-        put: PartedPut,
-        number: int,
-        sources: list[memoryview],
-        answer: Callable[[], None] | None,
-    ) -> BlockJob:
-        tier, part = self._store.tier, put.parts[number]
-        num_bytes = put.bytes_of_part[number]
-        waiting = waiting_bytes(len(part.outcomes), num_bytes)
-
-        def copy(place: int) -> bool:
-            return copy_in(part.blocks[place], sources[place], tier)
-
-        def finish(intact: list[bool] | None) -> None:
-            self.uncopied.give_back(client, waiting)
-            self._store.end_put(part, intact)
-            if answer is not None:
-                answer()
-
-        return BlockJob(copy, len(sources), num_bytes, finish)
 
     def get(self, client: bytes, request: Get, times: RequestTimes | None = None) -> Steps[None]:
         """Its replies carry `times`, if given."""
@@ -168,7 +81,8 @@ class FrameHandlers:
                     ErrorCode.TOO_MUCH_IN_FLIGHT,
                     "too many small blocks are in flight: request more as blocks arrive",
                 )
-            self._reply(client, self._got(request, found, times))
+            got = self._got(request, found, times)
+            self._post(client, got, Parcel([*protocol.encode(got)]))
         except BaseException:
             store.tier.unpin_all([block for block in found.blocks if block is not None])
             raise
@@ -287,6 +201,3 @@ class FrameHandlers:
                 "stream, or fewer keys",
             )
         return per_frame, copied
-
-    def _reply(self, client: bytes, message: protocol.Reply) -> None:
-        self._post(client, message, Parcel([*protocol.encode(message)]))
