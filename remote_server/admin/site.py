@@ -21,7 +21,6 @@ from aiohttp import web
 
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
 from remote_server.admin.summary import shown, summary
-from remote_server.admin.token import Token
 from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
 from remote_server.http_address import BACKLOG, Address
@@ -61,6 +60,9 @@ MAX_KEYS_BODY_BYTES = MAX_KEYS_PER_MESSAGE * (2 * MAX_KEY_BYTES + 4) + MAX_BODY_
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+Matches = Callable[[str], bool]
+"""Whether an `Authorization` header carries the admin token."""
+
 
 class ClearRequest(msgspec.Struct, forbid_unknown_fields=True):
     """Exactly one of the two: an empty request does not clear everything."""
@@ -79,10 +81,10 @@ class PrefetchRequest(msgspec.Struct, forbid_unknown_fields=True):
 class Site:
     """The handlers, on the admin thread. They read the server through a `Snapshot`."""
 
-    def __init__(self, server: Server, address: Address, token: Token | None) -> None:
+    def __init__(self, server: Server, address: Address, matches: Matches | None) -> None:
         self._server = server
         self._address = address
-        self._token = token
+        self._matches = matches
         self._page, self._policy = _page()
         self._taking: asyncio.Future[Snapshot] | None = None
         self._taken: Snapshot | None = None
@@ -261,12 +263,12 @@ class Site:
     def _check_token(self, request: web.Request) -> None:
         """Changes need the token; so do reads, where other machines can reach the address."""
         if request.method in ("GET", "HEAD"):
-            if self._token is None or self._address.is_loopback or request.path in _OPEN:
+            if self._matches is None or self._address.is_loopback or request.path in _OPEN:
                 return
-        elif self._token is None:
+        elif self._matches is None:
             self.refused["no_token_set"] += 1
             raise web.HTTPForbidden(text="this server has no --admin-token-file: refused\n")
-        if not self._token.matches(request.headers.get("Authorization", "")):
+        if not self._matches(request.headers.get("Authorization", "")):
             self.refused["token"] += 1
             raise web.HTTPUnauthorized(
                 text="send the token of --admin-token-file as Authorization: Bearer TOKEN\n",
@@ -328,12 +330,12 @@ async def serve_site(
     server: Server,
     listener: socket.socket,
     address: Address,
-    token: Token | None,
+    matches: Matches | None,
     leave: asyncio.Event,
     stop_s: float,
 ) -> None:
     """Answer requests on `listener`, until `leave`."""
-    site = Site(server, address, token)
+    site = Site(server, address, matches)
     app = site.application()
     runner = web.AppRunner(
         app, access_log=None, handle_signals=False, keepalive_timeout=PATIENCE_S,
