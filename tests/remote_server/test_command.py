@@ -11,8 +11,7 @@ from client_helpers import key
 
 from remote_server.cli import COMMANDS, main
 from remote_server.cli import doctor as doctor_module
-from remote_server.cli.stats import picture
-from remote_server.cli.watch import events
+from remote_server.cli.stats import events, picture
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import StatsReply
 from remote_server.store import namespaces
@@ -275,11 +274,11 @@ def test_the_script_is_what_the_distribution_installs():
                           capture_output=True, text=True, timeout=20)  # fmt: skip
     assert done.returncode == 0
     for command in COMMANDS:
-        assert command.__name__.rpartition(".")[2] in done.stdout
+        assert command in done.stdout
 
 
 def test_the_readme_and_the_commands_know_each_other():
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     blocks = "".join(re.findall(r"^```$(.*?)^```$", readme, re.MULTILINE | re.DOTALL))
     named = set(re.findall(r"^kvferry ([a-z]+)", blocks, re.MULTILINE))
-    assert named == {command.__name__.rpartition(".")[2] for command in COMMANDS}
+    assert named == COMMANDS.keys()
