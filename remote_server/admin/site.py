@@ -53,7 +53,7 @@ KEPT_CONNECTIONS = 8
 # A connection ends when no request of it was answered for so long: it is silent, its request never
 # ends, or it does not read.
 PATIENCE_S = 10.0
-LOOK_S = 1.0  # between two checks of that
+CHECK_S = 1.0  # between two checks of that
 
 MAX_BODY_BYTES = 4096
 MAX_KEYS_BODY_BYTES = MAX_KEYS_PER_MESSAGE * (2 * MAX_KEY_BYTES + 4) + MAX_BODY_BYTES
@@ -387,11 +387,11 @@ async def serve_site(
     try:
         while not leave.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(leave.wait(), LOOK_S)
+                await asyncio.wait_for(leave.wait(), CHECK_S)
             now = monotonic()
             connected = web_server.connections
             for protocol in since.keys() - set(connected):
-                if now - since[protocol] > LOOK_S:  # otherwise it may not be connected yet
+                if now - since[protocol] > CHECK_S:  # otherwise it may not be connected yet
                     del since[protocol]
                     site.kept.pop(protocol, None)
             for protocol in connected:

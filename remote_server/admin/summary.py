@@ -27,14 +27,14 @@ PERCENTILES = (50, 90, 99)
 
 def summary(snapshot: Snapshot) -> dict[str, Any]:
     """All of `snapshot`, with counts and percentiles of its histograms."""
-    said: dict[str, Any] = msgspec.to_builtins(snapshot)
-    said["bounds_s"] = list(BOUNDS_S)
+    content: dict[str, Any] = msgspec.to_builtins(snapshot)
+    content["bounds_s"] = list(BOUNDS_S)
     for name, timings in snapshot.operations.items():
-        operation = said["operations"][name]
+        operation = content["operations"][name]
         operation["count"] = sum(timings.counts)
         for percent in PERCENTILES:
             operation[f"p{percent}_s"] = percentile(timings.counts, percent)
-    return said
+    return content
 
 
 def percentile(counts: Sequence[int], percent: float) -> float | None:

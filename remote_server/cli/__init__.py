@@ -20,7 +20,7 @@ from typing import Any
 from remote_server import __main__ as server_main
 from remote_server import keys
 from remote_server.cli import bench, clear, doctor, pin, stats, why
-from remote_server.cli.common import NoServer, complain
+from remote_server.cli.common import NoServer, print_error
 from remote_server.errors import ConfigError, KVFerryError
 
 DELEGATED: dict[str, tuple[Callable[..., int], str]] = {
@@ -58,13 +58,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(flags.run(flags))
     except NoServer as error:
-        complain(str(error))
+        print_error(str(error))
         return 3
     except ConfigError as error:
-        complain(str(error))
+        print_error(str(error))
         return 2
     except KVFerryError as error:
-        complain(str(error))
+        print_error(str(error))
         return 1
     except KeyboardInterrupt:
         return 130

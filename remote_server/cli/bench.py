@@ -272,8 +272,8 @@ def _table(rows: Sequence[Row], block_bytes: int, *, integrity: bool, load: floa
     return lines
 
 
-def _progress(told: str) -> None:
+def _progress(text: str) -> None:
     """On stderr, and only on a terminal."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{told}")
+        sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()

@@ -29,14 +29,14 @@ def coloured(text: str, colour: str) -> str:
     return f"\033[{_CODES[colour]}m{text}\033[0m"
 
 
-def say(*lines: str, mark: str = "", colour: str = "") -> None:
+def print_lines(*lines: str, mark: str = "", colour: str = "") -> None:
     """Print for people, at once. Every line is `plain`, because it may hold text from a server or
     its peers; `mark` comes first, in `colour`."""
     for line in lines:
         print((coloured(mark, colour) if mark else "") + plain(line), flush=True)
 
 
-def complain(line: str) -> None:
+def print_error(line: str) -> None:
     """Print an error to stderr, made `plain` as well."""
     print(plain(f"kvferry: {line}"), file=sys.stderr)
 

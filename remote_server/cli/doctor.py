@@ -14,7 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from remote_server.ascii_json import ascii_json
-from remote_server.cli.common import NoServer, add_server, ask_stats, client_of, connected, say
+from remote_server.cli.common import (
+    NoServer,
+    add_server,
+    ask_stats,
+    client_of,
+    connected,
+    print_lines,
+)
 from remote_server.client import SharedRegion
 from remote_server.protocol import SELF_TESTS, StatsReply
 from remote_server.protocol.namespace_diff import all_gaps
@@ -62,12 +69,12 @@ def run(flags: argparse.Namespace) -> int:
         findings.append(Finding("server", "bad", str(error)))
         status = 3
     if flags.json:
-        say(ascii_json([finding._asdict() for finding in findings]))
+        print_lines(ascii_json([finding._asdict() for finding in findings]))
     else:
         width = max(len(finding.check) for finding in findings)
-        for check, verdict, told in findings:
+        for check, verdict, text in findings:
             colour = {"ok": "green", "note": "yellow", "bad": "red"}[verdict]
-            say(f"  {check:<{width}}  {told}", mark=f"{verdict:<4}", colour=colour)
+            print_lines(f"  {check:<{width}}  {text}", mark=f"{verdict:<4}", colour=colour)
     if any(finding.verdict == "bad" for finding in findings):
         return status or 1
     return 0
@@ -92,11 +99,11 @@ def _shm_size(shm: Path) -> Finding:
         size = shutil.disk_usage(shm)
     except OSError:
         return Finding("shared memory", "bad", f"{shm} is missing: vLLM needs it")
-    told = f"{shm} has {format_bytes(size.free)} free of {format_bytes(size.total)}"
+    text = f"{shm} has {format_bytes(size.free)} free of {format_bytes(size.total)}"
     if size.total < _LITTLE_SHM:
         return Finding("shared memory", "bad",
-                       f"{told}; vLLM needs more: docker run --shm-size=4g")  # fmt: skip
-    return Finding("shared memory", "ok", told)
+                       f"{text}; vLLM needs more: docker run --shm-size=4g")  # fmt: skip
+    return Finding("shared memory", "ok", text)
 
 
 def _locked_memory() -> Finding:
@@ -129,8 +136,8 @@ def _hash_seed() -> Finding:
     seed = os.environ.get("PYTHONHASHSEED")
     if seed is None:
         return Finding("hash seed", "ok", "vLLM's own, the same in every engine that uses sha256")
-    told = f"PYTHONHASHSEED={seed}: engines find only what was stored with the same"
-    return Finding("hash seed", "note", told)
+    text = f"PYTHONHASHSEED={seed}: engines find only what was stored with the same"
+    return Finding("hash seed", "note", text)
 
 
 def _vllm() -> Finding:
@@ -147,19 +154,19 @@ def _vllm() -> Finding:
     if verdict["refusal"]:
         return Finding("vLLM", "bad", verdict["refusal"])
     if not verdict["tested"]:
-        told = f"{verdict['version']}: not tested, but it has all that is needed"
-        return Finding("vLLM", "note", told)
+        text = f"{verdict['version']}: not tested, but it has all that is needed"
+        return Finding("vLLM", "note", text)
     return Finding("vLLM", "ok", f"{verdict['version']}: tested")
 
 
 def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[Finding]:
     """Checks of the server by its own statistics."""
-    told = f"{reply.server} answers at {address}"
+    text = f"{reply.server} answers at {address}"
     ours = server_name()
     if reply.server != ours:
-        yield Finding("server", "note", f"{told}; this side is {ours}")
+        yield Finding("server", "note", f"{text}; this side is {ours}")
     else:
-        yield Finding("server", "ok", told)
+        yield Finding("server", "ok", text)
     if reply.time_s:
         ahead = reply.time_s - now_s
         far = abs(ahead) > _CLOCK_S
@@ -168,8 +175,8 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
         )
     for name, tier in reply.tiers.items():
         used = f"{tier.used_bytes / max(tier.budget_bytes, 1):.0%}"
-        told = f"{used} of {format_bytes(tier.budget_bytes)}, {tier.blocks:,} blocks"
-        yield Finding(f"tier {name}", "ok", told)
+        text = f"{used} of {format_bytes(tier.budget_bytes)}, {tier.blocks:,} blocks"
+        yield Finding(f"tier {name}", "ok", text)
     failed = reply.counters.get("failed_checks", 0)
     if failed:
         yield Finding("books", "bad", f"{failed} failed checks: a bug; please report it")

@@ -12,7 +12,7 @@ from remote_server.cli.common import (
     ask_stats,
     clear_screen,
     connected,
-    say,
+    print_lines,
     seconds,
 )
 from remote_server.client import RemoteClient
@@ -44,11 +44,11 @@ def run(flags: argparse.Namespace) -> int:
         before: StatsReply | None = None
         for reply in _replies(client, flags):
             if flags.json:
-                say(ascii_json(reply))
+                print_lines(ascii_json(reply))
             else:
                 if flags.watch:
                     clear_screen()
-                say(*picture(reply, before))
+                print_lines(*picture(reply, before))
             before = reply
     return 0
 
@@ -99,13 +99,13 @@ def _flows(reply: StatsReply, before: StatsReply | None) -> list[str]:
     for name, parts in _FLOWS:
         total = sum(reply.counters.get(part, 0) for part in parts)
         if before is None or before.epoch != reply.epoch:
-            told = format_bytes(total)
+            text = format_bytes(total)
         else:
             seconds = max(reply.uptime_s - before.uptime_s, 1e-3)
             moved = total - sum(before.counters.get(part, 0) for part in parts)
-            told = f"{format_bytes(total)}, {format_bytes(int(moved / seconds))}/s"
+            text = f"{format_bytes(total)}, {format_bytes(int(moved / seconds))}/s"
         if total:
-            lines.append(f"{name:<10} {told:>14}")
+            lines.append(f"{name:<10} {text:>14}")
     return lines
 
 
@@ -151,24 +151,24 @@ def run_watch(flags: argparse.Namespace) -> int:
                 now = ask_stats(client, flags.timeout_s)
             except Exception as error:
                 if before is not None:
-                    _say(flags, ["the server is gone"], {})
+                    _print_events(flags, ["the server is gone"], {})
                     before = None
                 if client.closed:
                     raise NoServer("the connection is closed") from error
             else:
-                told, grown = events(before, now)
-                if told:
-                    _say(flags, told, grown)
+                lines, grown = events(before, now)
+                if lines:
+                    _print_events(flags, lines, grown)
                 before = now
             time.sleep(flags.every_s)
 
 
-def _say(flags: argparse.Namespace, told: list[str], grown: Mapping[str, int]) -> None:
+def _print_events(flags: argparse.Namespace, lines: list[str], grown: Mapping[str, int]) -> None:
     at = time.strftime("%H:%M:%S")
     if flags.json:
-        say(ascii_json({"at": time.time(), "events": told, "counters": dict(grown)}))
+        print_lines(ascii_json({"at": time.time(), "events": lines, "counters": dict(grown)}))
     else:
-        say(f"{at}  {'; '.join(told)}")
+        print_lines(f"{at}  {'; '.join(lines)}")
 
 
 def events(before: StatsReply | None, now: StatsReply) -> tuple[list[str], dict[str, int]]:
@@ -178,15 +178,15 @@ def events(before: StatsReply | None, now: StatsReply) -> tuple[list[str], dict[
         return [f"{now.server}, epoch {now.epoch}: {blocks:,} blocks"], {}
     if before.epoch != now.epoch:
         return [f"the server was restarted, epoch {now.epoch}"], {}
-    told = [f"+ namespace {name}" for name in now.namespaces if name not in before.namespaces]
-    told += [f"- namespace {name}" for name in before.namespaces if name not in now.namespaces]
+    lines = [f"+ namespace {name}" for name in now.namespaces if name not in before.namespaces]
+    lines += [f"- namespace {name}" for name in before.namespaces if name not in now.namespaces]
     grown = {
         name: count - before.counters.get(name, 0)
         for name, count in now.counters.items()
         if count != before.counters.get(name, 0)
     }
-    told += [
+    lines += [
         f"{name} {format_bytes(by) if 'bytes' in name else format(by, ',')}"
         for name, by in grown.items()
     ]
-    return told, grown
+    return lines, grown

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from remote_server.ascii_json import ascii_json
-from remote_server.cli.common import add_server, ask_stats, connected, say
+from remote_server.cli.common import add_server, ask_stats, connected, print_lines
 from remote_server.protocol import StatsReply
 from remote_server.protocol.namespace_diff import Gap, all_gaps
 
@@ -29,20 +29,20 @@ def run(flags: argparse.Namespace) -> int:
     gaps = [gap for gap in all_gaps(reply.namespaces) if gap.namespace.startswith(chosen)]
     known = [name for name in reply.namespaces if name.startswith(chosen)]
     if flags.json:
-        say(ascii_json([gap._asdict() for gap in gaps]))
+        print_lines(ascii_json([gap._asdict() for gap in gaps]))
     elif not known:
         named = f" that begins with {chosen!r}" if chosen else ""
-        say(
+        print_lines(
             f"no engine has declared a namespace{named}",
             "an engine declares one when its server answers; its log has the server's address",
         )
         return 1
     else:
-        say(*_told(reply, known, gaps))
+        print_lines(*_report(reply, known, gaps))
     return 1 if gaps else 0
 
 
-def _told(reply: StatsReply, known: list[str], gaps: list[Gap]) -> list[str]:
+def _report(reply: StatsReply, known: list[str], gaps: list[Gap]) -> list[str]:
     width = max(len("namespace"), *map(len, known))
     lines = [f"{'namespace':<{width}}  {'blocks':>9}  {'on disk':>9}  engine"]
     for name in known:

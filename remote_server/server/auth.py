@@ -51,7 +51,7 @@ _BROKEN = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_N
 _LISTENING, _NOT_ACCEPTED = int(zmq.Event.LISTENING), int(zmq.Event.ACCEPT_FAILED)
 
 # Between checks for free descriptors, while there are none.
-_LOOK_AGAIN_S = 0.5
+_RETRY_S = 0.5
 
 COUNTERS = (
     "peers_refused_unknown_key", "peers_refused_connections", "peers_refused_share",
@@ -128,7 +128,7 @@ class Door:
         self._monitor.connect(reports)
         self._poller.register(self._monitor, zmq.POLLIN)
 
-    def look_away(self) -> None:
+    def unwatch(self) -> None:
         """Must be called before the ROUTER is closed."""
         if self._entrance is not None:
             self._entrance.close()
@@ -163,7 +163,7 @@ class Door:
         called with each message, because the first one identifies the connection."""
         if self.connections.knows(client):
             return True
-        self._take_note()
+        self._read_events()
         return self.connections.met(client, int(frame.get(zmq.SRCFD)), tenant)
 
     def take_gone(self) -> list[bytes]:
@@ -174,16 +174,16 @@ class Door:
     def bound(self) -> None:
         """Must be called right after the bind of `router`, while descriptors are free. Raises
         `OSError`."""
-        self._take_note()
+        self._read_events()
 
     def handle(self, events: Mapping[object, int]) -> None:
         """Answer handshakes, and record which connections have opened and closed."""
         now = self._clock()
         if self._known is not None and now >= self._reload_at:
             self._reload_at = now + RELOAD_S
-            self._known.look_again()
+            self._known.reload()
         if self.is_shut and now >= self._open_at:
-            self._open_at = now + _LOOK_AGAIN_S
+            self._open_at = now + _RETRY_S
             assert self._entrance is not None
             self._entrance.open_again()
         if self._asked in events:
@@ -194,18 +194,18 @@ class Door:
                 ):
                     break
                 # Record first that the peer was accepted: its answer needs that.
-                self._take_note()
+                self._read_events()
                 self._answer(self._asked.recv_multipart(zmq.NOBLOCK))
         elif self._monitor in events:
-            self._take_note()
+            self._read_events()
         self._place()
 
     def close(self) -> None:
-        self.look_away()
+        self.unwatch()
         self._poller.unregister(self._asked)
         self._asked.close(0)
 
-    def _take_note(self) -> None:
+    def _read_events(self) -> None:
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             head = self._monitor.recv_multipart(zmq.NOBLOCK)[0]
             event = int.from_bytes(head[:2], sys.byteorder)
@@ -229,17 +229,17 @@ class Door:
                         may_open(),
                     )
                     self._entrance.shut_out()
-                    self._open_at = self._clock() + _LOOK_AGAIN_S
+                    self._open_at = self._clock() + _RETRY_S
             else:
                 self.counters["peers_refused_handshake"] += 1
-                self._say("a peer without our public key, or no CURVE, or no ZeroMQ at all")
+                self._log_refusal("a peer without our public key, or no CURVE, or no ZeroMQ at all")
 
     def _accepted(self, fd: int) -> None:
         oldest = self.connections.accepted(fd)
         if oldest is not None:
             oldest.shut()
             self.counters["peers_refused_unfinished"] += 1
-            self._say(f"{oldest.peer}: its handshake was the oldest of too many")
+            self._log_refusal(f"{oldest.peer}: its handshake was the oldest of too many")
 
     def _place(self) -> None:
         """Count connections whose handshakes have ended."""
@@ -265,7 +265,7 @@ class Door:
         connection."""
         if self._answered_at is None:
             return False
-        self._take_note()
+        self._read_events()
         self._place()
         if self._answered_at is not None and now >= self._answered_at + ANSWER_ENDS_S:
             self._answered_at = None
@@ -274,10 +274,10 @@ class Door:
     def _no_place(self, peer: str, tenant: str) -> None:
         if self.connections.is_full:
             self.counters["peers_refused_connections"] += 1
-            self._say(f"{peer}: {self._max_connections} connections are open already")
+            self._log_refusal(f"{peer}: {self._max_connections} connections are open already")
         else:
             self.counters["peers_refused_share"] += 1
-            self._say(f"{peer}: tenant {tenant} has as many connections as it may")
+            self._log_refusal(f"{peer}: tenant {tenant} has as many connections as it may")
         self.of_tenant[tenant]["connections_refused"] += 1
 
     def _answer(self, request: list[bytes]) -> None:
@@ -302,7 +302,7 @@ class Door:
             tenant = self._known.tenants.get(key)
             if tenant is None:
                 self.counters["peers_refused_unknown_key"] += 1
-                self._say(f"{address}: no tenant has the key {key}")
+                self._log_refusal(f"{address}: no tenant has the key {key}")
         else:
             tenant = None
         if tenant is None:
@@ -315,6 +315,6 @@ class Door:
             self._answered_at = self._clock()
         return _OK, key
 
-    def _say(self, reason: str) -> None:
+    def _log_refusal(self, reason: str) -> None:
         """Log at a bounded rate: a peer that connects in a loop must not fill the log."""
         self._lines.say(logging.WARNING, "refused a connection: %s (all are counted)", reason)

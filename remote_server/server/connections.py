@@ -23,7 +23,7 @@ RESERVED = 8
 LEAST_HANDSHAKES = 64
 
 # The number of the oldest handshakes to examine when there are too many.
-LOOKED_AT = 32
+EXAMINED = 32
 
 # Offsets in `struct tcp_info` of the bytes received and sent since the start (Linux 4.19).
 _RECEIVED, _SENT = 128, 200
@@ -133,7 +133,7 @@ class Connections:
         part, to be shut: a correct peer sends that within milliseconds. Those that wait for our
         part stay, or none of many simultaneous correct peers would connect."""
         self._handshakes[fd] = Connection(fd, _peer_of_descriptor(fd))
-        for oldest in [*islice(self._handshakes.values(), LOOKED_AT)]:
+        for oldest in [*islice(self._handshakes.values(), EXAMINED)]:
             if len(self._handshakes) <= self._most_handshakes:
                 break
             if oldest.has_moved(*self._ended):  # it is over, and no event has shown it yet

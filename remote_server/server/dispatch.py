@@ -37,7 +37,7 @@ from remote_server.server.outgoing import Parcel, RequestTimes, Stream
 from remote_server.server.put import FramePuts
 from remote_server.server.send_queue import Outboxes
 from remote_server.server.shm_requests import SharedHandlers
-from remote_server.server.wall_clock import told_to_people
+from remote_server.server.wall_clock import wall_time_s
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
 from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
@@ -334,7 +334,7 @@ class Handlers:
             epoch=self._store.epoch,
             server=self._server,
             uptime_s=self._store.uptime_s,
-            time_s=told_to_people(),
+            time_s=wall_time_s(),
             tiers=self._store.tier_stats(),
             namespaces=self._store.namespace_stats(texts=request.fingerprints),
             counters=self.counters() | dict(self._server_counters),

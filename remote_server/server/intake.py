@@ -168,7 +168,7 @@ class Intake:
         themselves; their requests in flight are lost, blocks are not. Raises `CannotBind`."""
         self._door.counters["sockets_replaced"] += 1
         self._poller.unregister(self.router)
-        self._door.look_away()
+        self._door.unwatch()
         self.router.close(linger=0)
         self._serving.drop_all()
         self.router = make_router(self._context, self.endpoint)

@@ -32,7 +32,7 @@ class InFlight:
         self.in_total = max(LEAST_BYTES, budget - budget // 8)
         # Summing up pinned bytes costs microseconds, so it is not done for every message.
         self._stride = budget // 64
-        self._not_looked_at = 0
+        self._unchecked = 0
 
     def check_waiting(self, held: int, more: int) -> None:
         """The same for bytes that are not pinned yet."""
@@ -48,8 +48,8 @@ class InFlight:
         """Raise `RequestRefused` when a client that holds `held` bytes may not have `more`. They
         are pinned already; the caller unpins them then."""
         self.check_waiting(held, more)
-        self._not_looked_at += more
-        if self._not_looked_at < self._stride:
+        self._unchecked += more
+        if self._unchecked < self._stride:
             return
         if self._tier.pinned_bytes > self.in_total:
             raise RequestRefused(
@@ -57,7 +57,7 @@ class InFlight:
                 f"more than {format_bytes(self.in_total)} of this server's memory are in use by "
                 "transfers: retry in a moment",
             )
-        self._not_looked_at = 0
+        self._unchecked = 0
 
 
 class Allowance:
@@ -200,7 +200,7 @@ BYTES_PER_CONNECTION = 32 * MiB
 # A row of an index: 300 to 500 bytes, and its part of tables that grow by doubling.
 BYTES_PER_BLOCK = 1024
 
-LOOK_AGAIN_S = 0.05
+CHECK_INTERVAL_S = 0.05
 TRIM_SHARE = 10  # the next check waits this many times the duration of a trim
 GIVE_BACK_S = 10.0
 
@@ -215,28 +215,28 @@ class PrivateMemory:
 
     def __init__(self, now: float) -> None:
         self._at_start = private_bytes()
-        self._look_at = now
+        self._check_at = now
 
     def is_beyond(self, now: float, num_connections: int, accounted: Callable[[], int]) -> bool:
         """Whether the process has grown by more than its connections and `accounted` explain. The
         loop calls this in every turn; it checks, and calls `accounted`, at most every
-        `LOOK_AGAIN_S`."""
-        if now < self._look_at:
+        `CHECK_INTERVAL_S`."""
+        if now < self._check_at:
             return False
-        self._look_at = now + LOOK_AGAIN_S
+        self._check_at = now + CHECK_INTERVAL_S
         explained = SPARE_BYTES + num_connections * BYTES_PER_CONNECTION + accounted()
         if private_bytes() - self._at_start <= explained:
             return False
         began = time.monotonic()
         _trim()  # the allocator keeps up to 256 MiB of a burst
-        self._look_at += TRIM_SHARE * (time.monotonic() - began)
+        self._check_at += TRIM_SHARE * (time.monotonic() - began)
         return private_bytes() - self._at_start > explained
 
     def given_back(self, now: float) -> None:
         """The socket that held the memory is closed. Return free memory to the kernel, and check
         nothing until libzmq's thread has had the time to free it."""
         _trim()
-        self._look_at = now + GIVE_BACK_S
+        self._check_at = now + GIVE_BACK_S
 
 
 def _trim() -> None:

@@ -183,7 +183,7 @@ class Server:
         more_to_do |= self.prefetches.take_turn()
         self.desk.answer_one()
         idle = not events and not more_to_do
-        run("periodic checks", partial(self._look_after, idle), None)
+        run("periodic checks", partial(self._check_periodically, idle), None)
         return more_to_do
 
     def drain(self) -> None:
@@ -224,7 +224,7 @@ class Server:
     def snapshot(self) -> Snapshot:
         """On the loop thread: the state of the whole server now."""
         everybody = self.quarters.values()
-        seen = gather([quarters.look() for quarters in everybody])
+        seen = gather([quarters.snapshot() for quarters in everybody])
         first = next(iter(everybody))
         return Snapshot(
             server=server_name(),
@@ -372,7 +372,7 @@ class Server:
         quiet = not (busy or any(quarters.busy for quarters in self.quarters.values()))
         return quiet or self._clock() >= self._drain_until
 
-    def _look_after(self, idle: bool) -> None:
+    def _check_periodically(self, idle: bool) -> None:
         now = self._clock()
         if self._private_memory.is_beyond(now, self._door.num_connections, self._accounted):
             self._start_over("ZeroMQ holds more memory than requests explain")

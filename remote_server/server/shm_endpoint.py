@@ -110,7 +110,7 @@ class LocalSocket:
             elif number in self._pending:
                 self._guard.run("an attach", partial(self._read, number), None)
         if self.pending:
-            self._look_at_the_clock()
+            self._end_overdue()
         if self._number in events and not self._accept_again_at:
             self._accept()  # last: a new connection may get a number that was closed above
         self._watch_listener()
@@ -127,7 +127,7 @@ class LocalSocket:
         for region in self._leaving:
             region.close()
 
-    def _look_at_the_clock(self) -> None:
+    def _end_overdue(self) -> None:
         now = self._clock()
         for number, pending in [*self._pending.items()]:
             if now >= pending.ends_at:

@@ -139,7 +139,7 @@ class Quarters:
             largest=sorted(everybody, key=HeldByOne.total, reverse=True)[:MAX_HOLDERS],
         )
 
-    def look(self) -> Part:
+    def snapshot(self) -> Part:
         """On the loop thread: its state now."""
         store, waterfall, disk = self.store, self.store.waterfall, self.store.disk
         replies, streams = self.outboxes.num_waiting()

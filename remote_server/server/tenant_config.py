@@ -183,7 +183,7 @@ class KnownKeys:
         self.former: dict[str, str] = {}
         """Keys that were withdrawn. Their connections may still be open."""
 
-    def look_again(self) -> None:
+    def reload(self) -> None:
         seen = _fingerprint(self._path)
         if seen == self._seen:
             return

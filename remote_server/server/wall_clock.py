@@ -6,6 +6,6 @@ No decision may depend on it: it can jump by hours. Durations are measured by `m
 import time
 
 
-def told_to_people() -> float:
+def wall_time_s() -> float:
     """Seconds since 1970, by this machine's clock."""
     return time.time()

@@ -287,7 +287,7 @@ async def test_a_connection_that_says_nothing_half_a_request_or_reads_nothing_is
     monkeypatch, tmp_path
 ):
     monkeypatch.setattr(site, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(site, "LOOK_S", 0.05)
+    monkeypatch.setattr(site, "CHECK_S", 0.05)
     half = b"POST /clear HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
     half += f"Authorization: Bearer {TOKEN}\r\n\r\n{{".encode()
     with served(admin_token_file=write_token(tmp_path)) as (_, admin):
