@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from remote_server.errors import ServerUnavailable
 from remote_server.guard import Guard
-from remote_server.server.tenant import Quarters
+from remote_server.server.tenant import Quarters, namespaces_named
 from remote_server.store.prefetch import Prefetch, Prefetched
 
 Answer = TypeVar("Answer")
@@ -99,10 +99,8 @@ class Prefetches:
         The future is done at the end; never when the server ends before that. Raises
         `ServerUnavailable` while `MAX_PREFETCHES` are under way.
         """
-        for quarters in self._quarters.values():
-            for name in quarters.store.namespace_stats(texts=False):
-                if namespace == quarters.full_name(name):
-                    return self._begin(quarters, name, keys)
+        for quarters, name in namespaces_named(self._quarters, namespace):
+            return self._begin(quarters, name, keys)
         return None
 
     def _begin(

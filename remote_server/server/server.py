@@ -31,7 +31,7 @@ from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.shm_requests import Leases
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
-from remote_server.server.tenant import Quarters
+from remote_server.server.tenant import Quarters, namespaces_named
 from remote_server.server.tenant_config import KnownKeys, Tenant, read_tenants
 from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, Population, warn_if_dev_shm_is_small
 from remote_server.sizes import format_bytes
@@ -277,13 +277,11 @@ class Server:
         """
         found = False
         memory = disk = 0
-        for quarters in self.quarters.values():
-            for name in quarters.store.namespace_stats():
-                if namespace in (None, quarters.full_name(name)):
-                    found = True
-                    removed = quarters.store.clear(name)
-                    memory += removed.from_memory
-                    disk += removed.from_disk
+        for quarters, name in namespaces_named(self.quarters, namespace):
+            found = True
+            removed = quarters.store.clear(name)
+            memory += removed.from_memory
+            disk += removed.from_disk
         if not found and namespace is not None:
             return None
         return Removed(memory, disk), self._gone()

@@ -7,7 +7,7 @@ these serves all clients.
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -251,3 +251,13 @@ class Quarters:
         except OSError as error:
             log.warning("no shared memory, clients on this host use TCP: %s", error)
             return None
+
+
+def namespaces_named(
+    quarters: Mapping[str, Quarters], full_name: str | None
+) -> Iterator[tuple[Quarters, str]]:
+    """The namespace with that full name, in its tenant's quarters; of all tenants all for None."""
+    for each in quarters.values():
+        for name in each.store.namespace_stats(texts=False):
+            if full_name in (None, each.full_name(name)):
+                yield each, name
