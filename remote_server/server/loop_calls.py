@@ -7,6 +7,7 @@ on a future, for any time.
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from remote_server.errors import ServerUnavailable
@@ -87,8 +88,8 @@ class Prefetches:
         self._quarters = quarters
         self._guard = guard
         self._wake = wake
-        self._to_go_on: deque[Callable[[], None]] = deque()
-        self._num_under_way = 0
+        self._steps: deque[tuple[Future[Prefetched], Callable[[], None]]] = deque()
+        self._under_way: set[Future[Prefetched]] = set()
 
     def begin(
         self, namespace: str, keys: Sequence[bytes]
@@ -96,8 +97,8 @@ class Prefetches:
         """Read those of `keys` that are on disk into memory. None when `namespace` does not exist;
         with tenants it is named `tenant/namespace`.
 
-        The future is done at the end; never when the server ends before that. Raises
-        `ServerUnavailable` while `MAX_PREFETCHES` are under way.
+        The future is done at the end, with the exception of a step that raised; never when the
+        server ends before that. Raises `ServerUnavailable` while `MAX_PREFETCHES` are under way.
         """
         for quarters, name in namespaces_named(self._quarters, namespace):
             return self._begin(quarters, name, keys)
@@ -106,27 +107,35 @@ class Prefetches:
     def _begin(
         self, quarters: Quarters, namespace: str, keys: Sequence[bytes]
     ) -> "tuple[Prefetch, Future[Prefetched]]":
-        if self._num_under_way >= MAX_PREFETCHES:
+        if len(self._under_way) >= MAX_PREFETCHES:
             raise ServerUnavailable(f"{MAX_PREFETCHES} prefetches are under way")
         future: Future[Prefetched] = Future()
         future.set_running_or_notify_cancel()
-
-        def ended(result: Prefetched) -> None:
-            self._num_under_way -= 1
-            future.set_result(result)
-
+        go_on_later = partial(self._go_on_later, future)
         quarters.store.use_namespace(namespace)
-        begun = quarters.store.prefetch(namespace, keys, self._go_on_later, ended)
-        self._num_under_way += 1
-        self._go_on_later(begun.go_on)
+        begun = quarters.store.prefetch(namespace, keys, go_on_later, future.set_result)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.remove)
+        go_on_later(begun.go_on)
         return begun, future
 
-    def _go_on_later(self, go_on: Callable[[], None]) -> None:
-        self._to_go_on.append(go_on)
-        self._wake()
+    def _go_on_later(self, future: Future[Prefetched], go_on: Callable[[], None]) -> None:
+        if not future.done():  # a step that raised has ended it
+            self._steps.append((future, go_on))
+            self._wake()
 
     def take_turn(self) -> bool:
         """Run a part of one of them. Whether there is more to do at once."""
-        if self._to_go_on:
-            self._guard.run("a prefetch", self._to_go_on.popleft(), None)
-        return bool(self._to_go_on)
+        if self._steps:
+            self._guard.run("a prefetch", partial(_run_step, *self._steps.popleft()), None)
+        return bool(self._steps)
+
+
+def _run_step(future: Future[Prefetched], go_on: Callable[[], None]) -> None:
+    """One that raises ends its prefetch. The exception goes on, to be logged."""
+    try:
+        go_on()
+    except Exception as error:
+        if not future.done():
+            future.set_exception(error)
+        raise
