@@ -380,8 +380,7 @@ async def serve_site(
         lines.say(logging.WARNING, "admin HTTP: %s: %s", context["message"], error)
 
     loop.set_exception_handler(failed)
-    # A few at a time, so that requests are answered between; the others wait in the kernel, where
-    # they cost nothing.
+    # A few at a time, so that requests are answered between; the kernel keeps the others.
     listening = await loop.create_server(connect, sock=listener, backlog=8)
     listener.listen(BACKLOG)
     try:

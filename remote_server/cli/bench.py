@@ -88,8 +88,7 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _why_incomparable(address: str, transport: str, *, same_host: bool) -> str:
-    """The reason why sockets and copies of this host are no measure of that server, or an empty
-    text."""
+    """The reason why sockets and copies of this host are no measure of that server, or ""."""
     endpoint, keys = server_address(address, "--server")
     if transport == "shm":
         return ""

@@ -100,7 +100,7 @@ def checked_address(text: str) -> str:
 
 
 def client_of(server: str, **options: Any) -> RemoteClient:
-    """A client of `server`, written as in `--server`; `options` are those of `ClientConfig`. Raises
+    """A client of `server`, an address as in `--server`, with `options` of `ClientConfig`. Raises
     `ConfigError`."""
     endpoint, keys = server_address(server, "--server")
     return RemoteClient(ClientConfig(endpoint, keys=keys, quiet=True, **options))
@@ -108,8 +108,8 @@ def client_of(server: str, **options: Any) -> RemoteClient:
 
 @contextmanager
 def connected(flags: argparse.Namespace) -> Iterator[RemoteClient]:
-    """A client of the server in the flags. The block raises `NoServer` when an answer does not
-    arrive in time."""
+    """A client of the server in the flags. The block raises `NoServer` when no answer arrives in
+    time."""
     client = client_of(flags.server, client_name="kvferry", transport="tcp")
     try:
         _wait_until_ready(client, flags.timeout_s)
@@ -124,7 +124,7 @@ def connected(flags: argparse.Namespace) -> Iterator[RemoteClient]:
 
 
 def ask_stats(client: RemoteClient, timeout_s: float, *, fingerprints: bool = False) -> StatsReply:
-    """`fingerprints` includes those of namespaces. Raises `ServerUnavailable` or
+    """`fingerprints`: with those of namespaces. Raises `ServerUnavailable` or
     `DeadlineExceeded`."""
     asked = client.stats(fingerprints=fingerprints, timeout_s=timeout_s)
     return asked.result(timeout_s + 1)

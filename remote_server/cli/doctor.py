@@ -141,8 +141,7 @@ def _hash_seed() -> Finding:
 
 
 def _vllm() -> Finding:
-    """The vLLM beside this package, judged by a process of the connector: nothing here may import
-    that."""
+    """The vLLM beside this package, judged by a process of the connector: no import of it here."""
     judge = [sys.executable, "-m", "kv_connector.vllm_support", "--json"]
     ran = subprocess.run(judge, capture_output=True, text=True, timeout=_JUDGED_WITHIN_S)
     if ran.returncode == 2:

@@ -75,8 +75,8 @@ class Door:
         guard: Guard | None = None,
         tenants: Sequence[str] = ("",),
     ) -> None:
-        """Must be created before `router` is bound. Without keys every peer is admitted while there
-        is room."""
+        """Must be created before `router` is bound. Without keys it admits every peer it has room
+        for."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._guard = guard or Guard()
         self._clock = clock
@@ -148,8 +148,7 @@ class Door:
         return self._entrance is not None and self._entrance.shut
 
     def tenant_of(self, frame: zmq.Frame) -> str | None:
-        """The tenant of the connection that `frame` came on; None when its key was withdrawn
-        since."""
+        """The tenant of the connection of `frame`; None when its key was withdrawn since."""
         if self._known is None:
             return ""
         return self._known.tenants.get(str(frame.get("User-Id")))
@@ -172,7 +171,7 @@ class Door:
         return gone
 
     def bound(self) -> None:
-        """Must be called right after the bind of `router`, while descriptors are free. Raises
+        """Must be called right after the bind of `router`, with free descriptors. Raises
         `OSError`."""
         self._read_events()
 
@@ -261,8 +260,7 @@ class Door:
             self._gone.append(client)
 
     def _waits_for_an_end(self, now: float) -> bool:
-        """Whether the end of the answered handshake is awaited: it shows the tenant of a
-        connection."""
+        """Whether the end of the answered handshake is awaited: it shows a connection's tenant."""
         if self._answered_at is None:
             return False
         self._read_events()

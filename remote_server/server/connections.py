@@ -49,8 +49,7 @@ class Connection:
     client: bytes | None = None  # its routing id, from its first message on
 
     def shut(self) -> None:
-        """Shut it down, so that libzmq closes it. No effect on a descriptor that was reused
-        since."""
+        """Shut it down, so that libzmq closes it. No effect on a descriptor that was reused."""
         try:
             with socket.socket(fileno=os.dup(self.fd)) as ours:
                 if self.peer and _peer_of(ours) == self.peer:
@@ -59,8 +58,7 @@ class Connection:
             return  # it has closed meanwhile
 
     def has_moved(self, sent: int, received: int) -> bool:
-        """Whether at least so many bytes went each way. False where the kernel does not count
-        them."""
+        """Whether at least so many bytes went each way. False where the kernel has no counts."""
         try:
             with socket.socket(fileno=os.dup(self.fd)) as ours:
                 info = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)

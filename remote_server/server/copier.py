@@ -77,8 +77,7 @@ def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
 
 
 def is_intact(block: Block, tier: Tier) -> bool:
-    """Whether the bytes of `block` still hash to its checksum. One without a checksum is given
-    it."""
+    """Whether the bytes of `block` still hash to its checksum. A block without one gets it."""
     computed = protocol.checksum(block.namespace, block.key, tier.view(block))
     if block.checksum is None:
         block.checksum = computed
@@ -146,8 +145,7 @@ class VerifyJob:
         return False
 
     def end(self, failed: bool) -> None:
-        """All parts have been begun; or the hashing raised, which does not prove a block
-        damaged."""
+        """All parts have been begun; or the hashing raised, which proves no block damaged."""
         if failed:
             self._store.tier.unpin_all(self._blocks)
         self._one_is_done()

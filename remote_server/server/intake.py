@@ -19,8 +19,7 @@ from remote_server.server.tenant import Quarters
 # The routing id, the magic, the header, and at most one payload frame for each block.
 MAX_FRAMES = 3 + protocol.MAX_KEYS_PER_MESSAGE
 
-# Frames beyond these that are read and dropped: 50 ms on a busy core, in which no other client is
-# served.
+# Frames beyond these that are read and dropped: 50 ms on a busy core, without other requests.
 DISCARDED_FRAMES = 10_000
 
 _HEAD = 3

@@ -132,8 +132,7 @@ MAX_UNCOPIED_BYTES = 64 * MiB
 # Of all connections of a tenant together; an eighth of its memory where that is more.
 LEAST_UNCOPIED_BYTES = 256 * MiB
 
-# What a waiting request takes for each of its keys, beside the bytes of blocks: key, numbers, frame
-# and view.
+# What a waiting request takes for each key, beside blocks: key, numbers, frame and view.
 BYTES_PER_KEY = 1024
 
 
@@ -209,8 +208,7 @@ class PrivateMemory:
     """Detects that libzmq holds more than any correct use of the server explains.
 
     libzmq receives a message as a whole, of any number of frames, and shows nothing of it before
-    its last frame. The memory of unfinished messages is therefore visible only in the kernel's
-    count.
+    its last frame. Only the kernel's count shows the memory of unfinished messages.
     """
 
     def __init__(self, now: float) -> None:
@@ -245,8 +243,7 @@ def _trim() -> None:
 
 
 def private_bytes() -> int:
-    """Resident memory of this process without its arenas, which are shared files. 0 without
-    /proc."""
+    """Resident memory of this process without its arenas, shared files. 0 without /proc."""
     try:
         _, resident, shared = _STATM.read_text().split()[:3]
     except OSError:

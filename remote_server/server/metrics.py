@@ -93,8 +93,7 @@ class Histogram:
 
 
 Open = tuple[Histogram, float, Traffic | None]
-"""An unanswered request: its histogram, its arrival, and its namespace's row if it is about
-blocks."""
+"""An unanswered request: its histogram, its arrival, and its namespace's row, if it has one."""
 
 
 class Meters:

@@ -111,9 +111,8 @@ class PartedPut:
         """Of the reserved parts."""
 
     def reserve(self) -> Iterable[tuple[Reserved, int]]:
-        """The parts, each with its number of keys, as they are reserved. Raises
-        `RequestRefused` when the namespace was forgotten since: its blocks may have another size
-        now."""
+        """The parts, each with its number of keys, as they are reserved. Raises `RequestRefused`
+        when the namespace was forgotten since: its blocks may have another size."""
         keys, lengths, checksums = self._given
         if len(keys) <= KEYS_PER_STEP:  # no generator: it costs as much as all the rest
             return (self._reserve(keys, lengths, checksums, None),)

@@ -158,8 +158,7 @@ class Outboxes:
         held: Allowances | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """`held` counts what all connections of the process hold, those of other tenants
-        included."""
+        """`held` counts what all connections of the process hold, of other tenants too."""
         self.held = held or Allowances()
         self._guard = guard or Guard()
         self._router = router
@@ -171,8 +170,8 @@ class Outboxes:
 
     @property
     def stuck(self) -> bool:
-        """Some client's queue was full, or its streams wait for it to read. libzmq does not report
-        when that is over."""
+        """Some client's queue was full, or its streams wait for it to read. libzmq reports no end
+        of that."""
         return any(outbox.stuck is not None or outbox.paused for outbox in self._outboxes.values())
 
     @property
@@ -265,8 +264,7 @@ class Outboxes:
         return more
 
     def _remember(self, client: bytes, unseen: int) -> None:
-        """Without this, a client with one request at a time would never be found to read
-        nothing."""
+        """Untracked bytes are kept: with one request at a time they would never add up else."""
         self._unseen[client] = unseen
         if len(self._unseen) > MAX_REMEMBERED:
             del self._unseen[next(iter(self._unseen))]

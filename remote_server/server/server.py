@@ -187,8 +187,7 @@ class Server:
         return more_to_do
 
     def drain(self) -> None:
-        """From any thread or signal handler: decline puts, finish requests under way, end
-        `serve`."""
+        """From any thread or signal handler: decline puts, finish requests, end `serve`."""
         self._drain_until = self._clock() + self.config.drain_timeout_s
         for quarters in self.quarters.values():
             quarters.handlers.draining = True

@@ -22,8 +22,7 @@ TURN_S = 0.001
 MAX_REQUESTS = 1024
 MAX_BYTES = 64 * MiB
 
-# Of all connections together. A tenant may have an equal part of it, and at least the bounds of one
-# connection.
+# Of all connections together: a tenant may have an equal part, and at least one connection's.
 MAX_REQUESTS_IN_TOTAL = 16_384
 MAX_BYTES_IN_TOTAL = 512 * MiB
 
@@ -104,8 +103,7 @@ class Serving:
         refusal: RequestRefused | None = None,
     ) -> bool:
         """Serve or queue a message of `client`, given as frames without the routing id. With
-        `refusal` it is answered with that. True when it was answered at once, False when it
-        waits."""
+        `refusal` that is the answer. True when it was answered at once, False when it waits."""
         if self._is_fair_already and not self._turns.num_waiting and _is_small(views):
             steps = _begin(quarters, client, views, refusal)
             if steps is None:
@@ -126,13 +124,13 @@ class Serving:
         return False
 
     def go_on_later(self, quarters: Quarters, client: bytes, steps: Steps[None]) -> None:
-        """Queue the remaining `steps` of a request that waited for the disk, behind the requests of
-        `client` that wait."""
+        """Queue the remaining `steps` of a request that waited for the disk, behind its
+        client's."""
         self._turns.add(quarters.tenant.name, client, Waiting(quarters, client, steps=steps))
 
     def serve(self) -> bool:
-        """Give turns until the time for requests in a turn of the loop is used up. True when more
-        of them wait."""
+        """Give turns until the time for requests in a turn of the loop is over. True when more
+        wait."""
         turns = self._turns
         if not turns.num_waiting:
             return False

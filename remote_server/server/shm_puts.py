@@ -103,8 +103,7 @@ class SharedPut:
 
     @property
     def _stands(self) -> bool:
-        """Whether the put is still valid. That of a departed client is not: other processes may
-        write to its memory."""
+        """Whether the put is still valid. After its client, others may write to that memory."""
         request = self._request
         return self.region.live and self.region.ticket(request.ticket) == request.ticket_value
 
@@ -115,8 +114,8 @@ class SharedPuts:
 
     A thread of its own was slower. These copies never block, and between two of them the thread had
     to acquire the interpreter's lock again, in competition with a loop that prepared the next put.
-    That cost more than the overlap gained: puts took 10 to 30 % longer. A lookup waits for one turn
-    at most.
+    That cost more than the overlap gained: puts took 10 to 30 % longer. A lookup waits for one
+    turn.
     """
 
     def __init__(self, arena: Arena, gate: Gate, guard: Guard | None = None) -> None:

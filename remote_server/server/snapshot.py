@@ -81,8 +81,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Part, frozen=True, kw_only=True):
-    """The content of `/stats`, and the source of `/metrics`. `counters` are those of
-    PROTOCOL.md."""
+    """The content of `/stats`, and the source of `/metrics`. PROTOCOL.md has the `counters`."""
 
     server: str
     endpoint: str

@@ -23,8 +23,8 @@ ALWAYS_ALLOWED = (f"{SELF_TESTS}canary/",)
 
 @dataclass(frozen=True)
 class Tenant:
-    """One tenant and its quotas, in bytes. Without tenants one with an empty name stands for all
-    clients."""
+    """One tenant and its quotas, in bytes. Without tenants one stands for all, with an empty
+    name."""
 
     name: str
     memory: int
