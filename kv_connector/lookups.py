@@ -8,7 +8,7 @@ from recent answers whether asking is worth it at all.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -161,18 +161,18 @@ class Lookups:
             return self._missed(Missed.BYPASS)
         if wait.news or wait.step != self._step:
             self._look(wait, namespace, key, req_context.req_id)
-        if wait.refusal is not None:
-            return self._refuse(wait, key, wait.refusal)
-        if wait.held:
-            return RETRY
         state = wait.states.get(key, PENDING)
-        if state is READABLE:
-            if not wait.may_load:
-                return RETRY
+        if state is READABLE and wait.may_load:
             wait.loads += 1
             self._num_hits += 1
             self._hits_of_step.add(key)
             return HIT
+        if wait.refusal is not None:
+            return self._refuse(wait, key, wait.refusal)
+        if wait.held:
+            return RETRY
+        if state is READABLE:
+            return RETRY
         if isinstance(state, Missed):
             return self._refuse(wait, key, state)
         if wait.out_of_time:
@@ -213,10 +213,10 @@ class Lookups:
         wait = self._waits.get(request_id)
         return wait is not None and not wait.bypass
 
-    def is_readable(self, request_id: str, key: bytes) -> bool:
-        """Whether the server answered this request that it holds `key`."""
+    def states_of(self, request_id: str) -> Mapping[bytes, KeyState | Missed | None]:
+        """What is known of this request's keys. To be read at once."""
         wait = self._waits.get(request_id)
-        return wait is not None and wait.states.get(key) is READABLE
+        return {} if wait is None else wait.states
 
     def _scheduled(self, request_id: str) -> None:
         """A tier that is used bare learns of the admission only now, and sees no deferral."""
