@@ -1,4 +1,4 @@
-"""What the store answers: plain data, and who owns the pins in it."""
+"""Results of the store: plain data, and the owner of its pins."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -7,26 +7,26 @@ from remote_server.store.slabs import Block
 
 
 class KeyStates(NamedTuple):
-    """The state of each key asked, a byte each, and how many from the first are readable."""
+    """The state of each key, one byte each, and the length of the readable prefix."""
 
     states: bytes
     prefix: int
 
 
 class Pinned(NamedTuple):
-    """What a get can serve. `blocks` are pinned for the caller, who unpins each one once."""
+    """The blocks that a get can send. `blocks` are pinned for the caller, who unpins each once."""
 
-    indices: list[int]  # into the keys asked; a key asked twice is named once
+    indices: list[int]  # into the keys requested; a repeated key has one entry
     blocks: list[Block]
     miss: int
     duplicate: int
 
 
 class Found(NamedTuple):
-    """What a streamed get can serve, each of its blocks pinned for the caller, or None where it
-    must be fetched by its key first."""
+    """The blocks that a streamed get can send: each pinned for the caller, or None where it must be
+    fetched by its key first."""
 
-    indices: list[int]  # into the keys asked; a key asked twice is named once
+    indices: list[int]  # into the keys requested; a repeated key has one entry
     keys: list[bytes]
     blocks: list[Block | None]
     miss: int
@@ -34,16 +34,16 @@ class Found(NamedTuple):
 
 
 class Reserved(NamedTuple):
-    """Where the blocks of a put go. The caller fills each and completes or fails it once."""
+    """The slots of a put's blocks. The caller fills each and completes or fails it once."""
 
     outcomes: bytearray  # one `PutOutcome` per key
-    indices: list[int]  # into the keys, where each of `blocks` came
+    indices: list[int]  # of each of `blocks`, into the keys
     blocks: list[Block]
-    reasons: Counter[str]  # why keys were declined
+    reasons: Counter[str]  # of declined keys
 
 
 class Removed(NamedTuple):
-    """How many blocks a clear removed. One that was in both tiers counts in both."""
+    """The blocks that a clear removed. A block that was in both tiers counts in both."""
 
     from_memory: int
     from_disk: int

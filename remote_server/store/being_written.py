@@ -8,7 +8,7 @@ _NONE: Mapping[bytes, list[Block]] = {}
 
 
 class BeingWritten:
-    """A key can have several: a forced put does not wait for the one before it."""
+    """Pending writes. A key can have several: a forced put does not wait for the one before."""
 
     def __init__(self) -> None:
         self._blocks: dict[str, dict[bytes, list[Block]]] = {}
@@ -19,7 +19,7 @@ class BeingWritten:
                 yield from same_key
 
     def of(self, namespace: str) -> Mapping[bytes, list[Block]]:
-        """By key. Not to be kept."""
+        """By key. The caller must not keep it."""
         return self._blocks.get(namespace, _NONE)
 
     def add(self, namespace: str, blocks: Sequence[Block]) -> None:
@@ -29,7 +29,7 @@ class BeingWritten:
                 by_key.setdefault(block.key, []).append(block)
 
     def remove(self, block: Block) -> None:
-        """It was published, or failed."""
+        """`block` was published, or failed."""
         by_key = self._blocks[block.namespace]
         same_key = by_key[block.key]
         if len(same_key) > 1:
@@ -40,8 +40,8 @@ class BeingWritten:
             del self._blocks[block.namespace]
 
     def publish(self, block: Block) -> Sequence[Block]:
-        """It is published. Returns the blocks of its key that were begun before it and are still
-        being written, which are removed as well: it has replaced them already."""
+        """Remove `block`, which is published. Returns the older pending blocks of its key, which
+        are removed as well: `block` has replaced them already."""
         same_key = self._blocks[block.namespace][block.key]
         older: Sequence[Block] = ()
         if len(same_key) > 1:

@@ -1,4 +1,4 @@
-"""What is asked for: lookups, gets from one tier or both, touches; in steps where keys are many."""
+"""Lookups, touches, and gets from one tier or both; in steps where keys are many."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -17,7 +17,7 @@ _READABLE = bytes([KeyState.READABLE])
 Place = TypeVar("Place")
 
 Check = Callable[[Sequence[Block]], None]
-"""Given the blocks that a step of a get has pinned. What it raises ends the get."""
+"""Called with the blocks that a step of a get has pinned. An exception from it ends the get."""
 
 
 def _anything(_: Sequence[Block]) -> None:
@@ -25,7 +25,7 @@ def _anything(_: Sequence[Block]) -> None:
 
 
 class Gets:
-    """What `Store` says of lookups, gets and touches."""
+    """The lookups, gets and touches of `Store`."""
 
     def __init__(
         self, tier: Tier, waterfall: Waterfall | None, expiry: Expiry, counters: Counter[str]
@@ -47,7 +47,7 @@ class Gets:
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:
         first = first_places(keys)
         if len(first) > KEYS_PER_STEP:
-            yield  # that was a step
+            yield  # `first_places` took a step's time
         pinned: list[Block | None] = []
         try:
             for part in parts([*reversed(first)]):
@@ -105,7 +105,7 @@ class Gets:
             raise
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
-        """From the last key to the first, as `_pin` does; one that comes twice counts once."""
+        """From the last key to the first, as `_pin` does. A repeated key counts once."""
         place = self._waterfall or self._tier
         touched: set[bytes] = set()
         is_first = True
@@ -118,16 +118,17 @@ class Gets:
         return len(touched)
 
     def states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """Of each key the better of what the tiers say, a byte each."""
+        """The better of the two tiers' states of each key, one byte each."""
         return (self._waterfall or self._tier).lookup_all(namespace, keys)
 
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The same for a put, which keeps what may still be found on disk after a start."""
+        """The same for a put: a key that recovery may still find on disk is ABSENT, so it is
+        stored."""
         if self._waterfall is None:
             return self._tier.lookup_all(namespace, keys)
         return self._waterfall.known_states(namespace, keys)
 
-    # ── in parts ─────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
 
     def _pin(
         self,
@@ -137,9 +138,9 @@ class Gets:
         pin_all: Callable[[str, Sequence[bytes]], Sequence[Place]],
         check: Check,
     ) -> None:
-        """Append to `pinned` what `pin_all` has for each of `keys`.
+        """Append the results of `pin_all` for `keys` to `pinned`.
 
-        They come from the last key of a get to the first, so that the head of a prefix is the most
+        Keys come from the last of a get to the first, so that the head of a prefix is the most
         recently used: without its head the rest of a prefix is worth nothing.
         """
         self._expiry.expire(namespace, keys)
@@ -153,8 +154,8 @@ class Gets:
     def _spare(
         self, namespace: str, first: dict[bytes, int], found: list[Block | bool]
     ) -> Steps[None]:
-        """Something must be read from disk, which was not known of the first parts: what the
-        disk has as well need not be pinned in memory."""
+        """Unpin in memory all that the disk has as well. A later part has shown that the disk must
+        be read, which was not known when the first parts were pinned."""
         assert self._waterfall is not None
         last_first = [*reversed(first)]
         for start in range(0, len(found), KEYS_PER_STEP):
@@ -165,7 +166,7 @@ class Gets:
     def _found_to_read(
         self, keys: Sequence[bytes], first: dict[bytes, int], found: list[Block | bool]
     ) -> Found:
-        """`found` are those of `first`, from the last to the first, and something is on disk."""
+        """`found` are those of `first`, from the last to the first; at least one is on disk."""
         found.reverse()
         places = [
             (index, key, block if isinstance(block, Block) else None)
@@ -212,7 +213,7 @@ class Gets:
 
 
 class Gathering:
-    """Blocks that a get asked of both tiers, a part after the other, until all have come."""
+    """The blocks that a get requests from both tiers, part by part, until all have arrived."""
 
     def __init__(self, num_blocks: int, unpin_all: Callable[[Iterable[Block]], None]) -> None:
         self.blocks: list[Block | None] = [None] * num_blocks
@@ -227,7 +228,7 @@ class Gathering:
         return not self._num_left
 
     def ask(self, num_blocks: int) -> Callable[[list[Block | None]], None]:
-        """What takes the next `num_blocks` over when they come."""
+        """The callback that takes the next `num_blocks` when they arrive."""
         start = self.num_asked
         self.num_asked += num_blocks
 
@@ -243,17 +244,17 @@ class Gathering:
         return came
 
     def when_whole(self, then: Callable[[], None]) -> None:
-        """Call `then` when the last of them has come; they have not all come."""
+        """Call `then` when the last block has arrived. At least one must be missing."""
         self._then = then
 
     def give_up(self) -> None:
-        """Unpin those that came, and those that come."""
+        """Unpin the blocks that have arrived, and those that will."""
         self._is_given_up = True
         self._unpin_all([block for block in self.blocks if block is not None])
 
 
 def first_places(keys: Sequence[bytes]) -> dict[bytes, int]:
-    """Each distinct key and where it comes first, in the order asked."""
+    """Each distinct key and the index of its first occurrence, in the order requested."""
     places = dict(zip(keys, range(len(keys)), strict=True))
     if len(places) < len(keys):
         places = {}
@@ -263,7 +264,7 @@ def first_places(keys: Sequence[bytes]) -> dict[bytes, int]:
 
 
 def _first_places_in_steps(keys: Sequence[bytes]) -> Steps[dict[bytes, int]]:
-    """The same in steps: 16,384 keys whose hashes are not known yet take 3 ms."""
+    """The same in steps: 16,384 keys whose hashes are not cached take 3 ms."""
     if len(keys) <= LOOKUP_KEYS_PER_STEP:
         return first_places(keys)
     places: dict[bytes, int] = {}

@@ -1,4 +1,4 @@
-"""Which blocks an operator keeps in memory: eviction leaves them alone until they are let go."""
+"""Pins of operators: blocks that stay in memory until they are unpinned."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -8,19 +8,19 @@ from remote_server.store.slabs import Block, Slab
 
 
 class KeptNow(NamedTuple):
-    """What became of the blocks that somebody wanted kept, or let go."""
+    """The result of pinning or unpinning blocks for an operator."""
 
-    kept: int  # those that are kept now, or were let go
-    num_bytes: int  # what their slots take
-    declined: int  # readable, and beyond what may be kept
+    kept: int  # blocks that are pinned now, or were unpinned
+    num_bytes: int  # of their slots
+    declined: int  # readable blocks beyond the limits
 
 
 class Kept:
-    """Readable blocks by namespace and key, and how much of the arena they hold.
+    """Readable blocks that an operator has pinned, by namespace and key, within limits.
 
-    At most half of the memory, so that the other half still follows use. That is counted in
-    slabs: one with a single kept block can never go to another block size, so a few blocks in
-    each would starve whoever comes with another. And at most half of a namespace's quota.
+    Blocks with such pins may be in at most half of the slabs, so that the other half still follows
+    use. Slabs are counted because one pinned block ties its slab to its block size: a few in each
+    slab would starve every other size. The pins of a namespace take at most half of its quota.
     """
 
     def __init__(self, num_slabs: int, namespace_bytes: int) -> None:
@@ -44,7 +44,7 @@ class Kept:
         return [*self._blocks.get(namespace, ())]
 
     def add(self, block: Block) -> bool:
-        """False when that would be too much, and then nothing has changed."""
+        """False when that would exceed a limit; then nothing has changed."""
         taken = (len(self._blocks.get(block.namespace, ())) + 1) * block.slab.slot_bytes
         if 0 < self._namespace_bytes < 2 * taken:
             return False
@@ -55,7 +55,7 @@ class Kept:
         return True
 
     def remove(self, block: Block) -> None:
-        """It must be kept."""
+        """`block` must be pinned here."""
         blocks = self._blocks[block.namespace]
         del blocks[block.key]
         if not blocks:
@@ -65,7 +65,7 @@ class Kept:
             del self._slabs[block.slab]
 
     def check(self) -> None:
-        """Assert that sums fit what is kept, and that it is no more than may be."""
+        """Assert that sums agree and limits hold."""
         assert Counter(block.slab for block in self) == self._slabs
         assert len(self._slabs) <= self._max_slabs
         if self._namespace_bytes:

@@ -1,4 +1,4 @@
-"""What is put: which keys are worth writing, a slot for each, and its publication."""
+"""Puts: the keys worth writing, a slot for each, and publication."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ _TO_WRITE = (PutOutcome.CREATED, PutOutcome.FORCED)
 
 
 class Puts:
-    """What `Store` says of puts."""
+    """The puts of `Store`."""
 
     def __init__(
         self,
@@ -100,14 +100,14 @@ class Puts:
             for block in good:
                 block.born = born
         self._tier.complete_puts(good[::-1])
-        if self._waterfall is not None:  # some may have been cleared meanwhile
+        if self._waterfall is not None:  # without those cleared meanwhile
             self._waterfall.published([b for b in good if b.state is BlockState.READABLE])
         forced = reserved.outcomes.count(PutOutcome.FORCED)
         self._counters["put_forced"] += forced
         self._counters["put_created"] += len(good) - forced
 
     def _count_put(self, reserved: Reserved) -> None:
-        """Count what is decided already; `end` counts the rest."""
+        """Count the outcomes decided so far; `end` counts the others."""
         self._counters["put_total"] += len(reserved.outcomes)
         self._counters["put_existed"] += reserved.outcomes.count(PutOutcome.EXISTED)
         self._counters["put_duplicate"] += reserved.outcomes.count(PutOutcome.DUPLICATE)
@@ -118,7 +118,7 @@ class Puts:
 def _outcomes(
     keys: Sequence[bytes], states: bytes, earlier: set[bytes], *, force: bool, draining: bool
 ) -> bytearray:
-    """What becomes of each key of a put, if there is room. `earlier` keys came before in it."""
+    """The outcome of each key of a put, if there is room. `earlier` keys came before in it."""
     outcomes = bytearray()
     seen = {key for key in keys if key in earlier}
     for key, state in zip(keys, states, strict=True):

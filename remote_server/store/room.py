@@ -1,4 +1,4 @@
-"""Who leaves when a size class has no free slot: the rule within a class and between them."""
+"""Slot reclaim: which block or slab to evict when a size class has no free slot."""
 
 from collections.abc import Callable
 
@@ -6,27 +6,27 @@ from remote_server.store.slabs import Block, SizeClass, Slab, Slabs
 
 
 class Room:
-    """Makes free slots out of blocks that nobody uses.
+    """Makes free slots from blocks that are not pinned.
 
-    When a size class has no free slot it gets, in this order: a free slab; another class's
-    coldest slab, emptied and cut anew, if it has none itself or if that slab has been idle for
-    longer than its own oldest block; its own oldest block's slot; and, when its own blocks are
-    all pinned, another's coldest slab after all. So memory follows use: a namespace that
-    arrives second takes from the first what is idle there, and neither can starve the other.
+    A size class without a free slot gets, in this order: a free slab; another class's coldest slab,
+    emptied and cut anew, if it has no slab itself or if that slab has been idle for longer than its
+    own oldest block; its own oldest block's slot; and, when its own blocks are all pinned, another
+    class's coldest slab after all. So memory follows use: a namespace that arrives second takes
+    idle slabs from the first, and neither can starve the other.
     """
 
     def __init__(self, slabs: Slabs, evict: Callable[[Block], None]) -> None:
-        """`evict` takes a readable block that is not pinned out of the index and frees its slot."""
+        """`evict` removes a readable block that is not pinned from the index and frees its slot."""
         self._slabs = slabs
         self._evict_block = evict
         self.slabs_recut = 0
-        """How often a slab changed hands."""
+        """Slabs that were taken from another size class."""
 
     def has_slot(self, size_class: SizeClass, wanted: int) -> bool:
-        """Leave `size_class` with a free slot, or say that everything is in use.
+        """Give `size_class` a free slot; False when every slot is in use.
 
-        Evicts `wanted` blocks at once where it can: they came together, and leave a run of
-        neighbours to those who come together now.
+        Evicts `wanted` blocks at once where it can: blocks that were put together are neighbours,
+        and make room for a run of new neighbours.
         """
         if size_class.open:
             return True
@@ -47,8 +47,8 @@ class Room:
     def _slab_to_take(self, size_class: SizeClass, victim: Block | None) -> Slab | None:
         """Another class's slab that is better used here.
 
-        Looking costs a pass over all slabs. It is done when the last look paid off, and
-        otherwise once per slab's worth of own evictions.
+        The search passes over all slabs. It is repeated at once when the last search found a slab,
+        and otherwise after a slab's worth of own evictions.
         """
         if victim is None:
             return self._slabs.coldest_of_others(size_class)
@@ -61,7 +61,7 @@ class Room:
         return None
 
     def _evict_own(self, size_class: SizeClass, victim: Block | None, wanted: int) -> None:
-        """Up to `wanted` of the oldest blocks, or until the next look at other classes."""
+        """Up to `wanted` of the oldest blocks, or until the next search in other classes."""
         while victim is not None:
             self._evict_block(victim)
             size_class.evictions_until_check -= 1

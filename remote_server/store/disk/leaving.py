@@ -107,7 +107,7 @@ class Leaving:
             self.unpin(older)
         return older
 
-    # ── in parts ─────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
 
     def _take_out(self, block: DiskBlock) -> None:
         self._index.take_out(block)

@@ -373,7 +373,7 @@ class DiskTier:
         assert in_policies == self._index.num_readable + self._index.num_unverified
         assert self._writing.num_bytes >= sum(block.length for block in self._index.writing())
 
-    # ── in parts ─────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
 
     def _ask_for(self, namespace: str, keys: Sequence[bytes]) -> None:
         unverified = self._index.unverified.get(namespace, {})
