@@ -8,14 +8,14 @@ from itertools import islice
 # Keys are remembered as hashes, 100 bytes each. A collision admits a block too early, no more.
 MAX_REMEMBERED = 1 << 17
 
-# After a start with a full directory new blocks are still written at once, for so long.
+# Seconds of the rate that may be written at once, also after a start with a full directory.
 MIN_BURST_S = 60
 
 _UNKNOWN = object()
 
 
 class Admit(StrEnum):
-    """Which blocks go to disk, as far as the write rate allows."""
+    """Which blocks are written to disk, within the write rate."""
 
     ALL = auto()  # every new one, soon after its put: a killed server has its blocks
     TWICE = auto()  # those whose key is put or got a second time
@@ -27,8 +27,8 @@ class WriteBudget:
     def __init__(
         self, rate: int, burst: int, start: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`rate` in bytes per second; 0 is without limit. `burst` is what may be saved up, and
-        `start` what of it is there now; never less than a minute's worth."""
+        """`rate` in bytes per second; 0 is without limit. `burst` is the most that can be saved,
+        and `start` the bytes available now; both are at least `MIN_BURST_S` of the rate."""
         self._rate = rate
         self._burst = max(burst, rate * MIN_BURST_S)
         self._left = float(min(self._burst, max(start, rate * MIN_BURST_S)))
@@ -36,7 +36,7 @@ class WriteBudget:
         self._filled_at = clock()
 
     def take(self, num_bytes: int) -> bool:
-        """Take so many, or nothing: False says that they may not be written now."""
+        """Take `num_bytes`, or nothing: False when they may not be written now."""
         if not self._rate:
             return True
         now = self._clock()
@@ -48,13 +48,13 @@ class WriteBudget:
         return True
 
     def give_back(self, num_bytes: int) -> None:
-        """What was taken and then not written."""
+        """Return bytes that were taken and then not written."""
         self._left = min(self._burst, self._left + num_bytes)
 
 
 class Admission:
-    """Decides for each block, and remembers the keys of those that it turned away: the next put
-    or get of such a key offers the block again. Forgets the oldest beyond `MAX_REMEMBERED`."""
+    """Decides for each block, and remembers the keys of declined blocks: the next put or get of
+    such a key offers the block again. Beyond `MAX_REMEMBERED` the oldest key is dropped."""
 
     def __init__(self, admit: Admit = Admit.ALL, budget: WriteBudget | None = None) -> None:
         """Without `budget` there is no limit."""
@@ -68,25 +68,26 @@ class Admission:
         return bool(self._turned_away)
 
     def is_due_again(self, namespace: str, key: bytes) -> bool:
-        """Whether this one was turned away; it is forgotten then, so that it is offered once."""
+        """Whether its block was declined. The key is dropped then, so that the block is offered
+        once."""
         return self._turned_away.pop(hash((namespace, key)), _UNKNOWN) is None
 
     def is_seen_enough(self, namespace: str, key: bytes) -> bool:
-        """Of a block that is put. What is turned away here is remembered."""
+        """Whether a block that is put may be written. The key of a declined one is remembered."""
         if self._admit is Admit.ALL or self.is_due_again(namespace, key):
             return True
         self._remember(namespace, key)
         return False
 
     def may_write(self, namespace: str, key: bytes, num_bytes: int) -> bool:
-        """Take `num_bytes` from the budget. What is turned away here is remembered as well."""
+        """Take `num_bytes` from the budget. The key of a declined block is remembered as well."""
         if self._budget is None or self._budget.take(num_bytes):
             return True
         self._remember(namespace, key)
         return False
 
     def not_written(self, num_bytes: int) -> None:
-        """`may_write` allowed these, and the disk declined them."""
+        """Return the bytes of blocks that `may_write` allowed and the disk declined."""
         if self._budget is not None:
             self._budget.give_back(num_bytes)
 
@@ -108,11 +109,11 @@ class Demand:
     """Distinct keys that were to be stored, by namespace, since its last segments were granted.
 
     Distinct, because one block that is offered a hundred times needs one slot. Beyond
-    `MAX_REMEMBERED` the namespace that has wanted nothing for longest is forgotten.
+    `MAX_REMEMBERED` the namespace with the oldest demand is dropped.
     """
 
     def __init__(self) -> None:
-        self._wanted: dict[Place, dict[int, None]] = {}  # who wanted something last is last
+        self._wanted: dict[Place, dict[int, None]] = {}  # the latest demand is last
         self._num_remembered = 0
 
     def add(self, place: Place, keys: Sequence[bytes]) -> None:
@@ -129,7 +130,7 @@ class Demand:
         return len(self._wanted.get(place, ())) >= min(num_slots, MAX_OF_ONE)
 
     def granted(self, place: Place, num_slots: int) -> None:
-        """A segment of `num_slots` serves the first of them."""
+        """Remove the keys that a segment of `num_slots` serves, the oldest first."""
         wanted = self._wanted.get(place, {})
         for key in [*islice(wanted, num_slots)]:
             del wanted[key]
@@ -138,7 +139,7 @@ class Demand:
             self._wanted.pop(place, None)
 
     def forget(self, namespace: str | None) -> None:
-        """Of one namespace, or of all: it was cleared."""
+        """Remove the demand of a cleared namespace, or of all."""
         for place in [place for place in self._wanted if namespace in (None, place[0])]:
             self._drop(place)
 

@@ -1,4 +1,5 @@
-"""Taking up what recovery finds: its blocks get their places in the index, and a verdict."""
+"""The recovery index: recovered blocks are added to the index, and kept or removed by their
+verdict."""
 
 import logging
 from collections import Counter
@@ -22,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Adoption:
-    """The `Books` that recovery writes into. Runs on the loop."""
+    """The `Books` of recovery. Runs on the loop."""
 
     def __init__(
         self,
@@ -32,7 +33,7 @@ class Adoption:
         counters: Counter[str],
         on_free: Callable[[Segment], None],
     ) -> None:
-        """`on_free` is told of each segment that recovery is done with."""
+        """`on_free` is called with each segment that recovery is done with."""
         self._index = index
         self._segments = segments
         self._leaving = leaving
@@ -71,10 +72,10 @@ class Adoption:
         previous = self._index.find(namespace, header.key)
         if previous is not None:
             self._counters["recovered_older"] += 1
-            if previous.state is BlockState.READABLE:  # so it was written since the start
+            if previous.state is BlockState.READABLE:  # written since the start
                 self._leaving.erase(block)
                 return None
-            self._leaving.keep_older(block, previous)  # they come in the order written
+            self._leaving.keep_older(block, previous)  # blocks arrive in the order written
         self._index.adopt(block)
         return block
 
@@ -86,7 +87,7 @@ class Adoption:
         for segment in segments:
             segment.num_busy -= 1
             self._on_free(segment)
-        # They were added to their policies before what was recovered, and are younger.
+        # They were added to their policies before the recovered blocks, and are younger.
         readable = [b for by_key in self._index.readable.values() for b in by_key.values()]
         fresh = [block for block in readable if block.tick >= FIRST_TICK]
         for block in sorted(fresh, key=lambda block: block.tick):
@@ -101,7 +102,7 @@ class Adoption:
         self._segments.pin(block)
 
     def judge(self, block: DiskBlock, result: ReadResult) -> DiskBlock | None:
-        """Gives back the pin. Returns an older copy of a bad block, to be judged in its place."""
+        """Releases the pin. Returns an older copy of a bad block, to be verified in its place."""
         older = None
         if block.state is BlockState.UNVERIFIED:
             if result is ReadResult.OK:

@@ -1,4 +1,4 @@
-"""Room for blocks: segments made, taken from who needs them less, and removed."""
+"""The allocator of segments: made, taken from other classes, and removed."""
 
 import logging
 import secrets
@@ -18,21 +18,21 @@ from remote_server.store.disk.segments import DiskBlock, Segment, Segments, Slot
 
 log = logging.getLogger(__name__)
 
-# After a segment could not be made, for example because somebody else filled the disk. Until
-# then each class makes do with what it has: taking a segment from another would only lose it.
+# The pause after a segment could not be made, for example because another program filled the disk.
+# Until then each class keeps its segments: one taken from another class would only be lost.
 MAKE_AGAIN_S = 10.0
 
 
 class Growth:
-    """Gives a class room: a new segment; the coldest segment of another class, if it has none
-    itself or that one has been idle for longer than its own oldest block; or its own oldest
-    blocks' slots.
+    """Gives a class room: a new segment; the coldest segment of another class, if the class has
+    none itself or that one has been idle for longer than its own oldest block; or the slots of its
+    own oldest blocks.
 
-    A segment is taken from another class only for a segment's worth of demand: otherwise one
-    block of a namespace that is used once would cost another namespace all blocks of a file.
+    A segment is taken from another class only for a segment's worth of demand: otherwise one block
+    of a namespace that is used once would cost another namespace all blocks of a file.
 
-    Making and removing files happens on an I/O thread, one after another in the order decided:
-    so files never take more than the budget, whatever is late.
+    Files are made and removed on an I/O thread, one after another in the order decided: they never
+    exceed the budget, whichever job is late.
     """
 
     def __init__(
@@ -60,26 +60,26 @@ class Growth:
 
     @property
     def clearing(self) -> bool:
-        """Somebody waits for `when_gone`."""
+        """Whether a caller waits for `when_gone`."""
         return self._waiting_for_gone > 0
 
     def close(self) -> None:
-        """Remove what was to be removed. The pool must have stopped."""
+        """Remove retired segments. The pool must have stopped."""
         if self._going:
             left = housekeeping.dispose(self._files, [*self._going], [], lambda _: None)
             left.run(Scratch())
 
     def wants(self, slot_class: SlotClass, keys: Sequence[bytes]) -> None:
-        """These are to be stored: it is demand, whether there is room or not."""
+        """Count `keys`, which are to be stored, as demand, whether there is room or not."""
         self._demand.add((slot_class.namespace, slot_class.block_bytes), keys)
 
     def lacks_demand(self, slot_class: SlotClass) -> bool:
-        """Whether that is why it gets no segment now."""
+        """Whether small demand is the reason that it gets no segment now."""
         may_take = self._clock() >= self._make_again and not self._segments.num_to_make
         return may_take and self._is_small(slot_class)
 
     def _is_small(self, slot_class: SlotClass) -> bool:
-        """It wanted less than a segment since it last got one."""
+        """Its demand since its last segment is less than a segment."""
         place = slot_class.namespace, slot_class.block_bytes
         slots = num_slots(self._segments.segment_bytes, slot_class.block_bytes)
         return not self._demand.is_enough(place, slots)
@@ -112,8 +112,8 @@ class Growth:
             self._pool.submit(job)
 
     def clear(self, segments: Iterable[Segment]) -> None:
-        """Remove them with all their blocks. Their names go first, so that no restart finds
-        them; the space of those in use when their last user is done."""
+        """Remove `segments` with all their blocks. Their names are removed first, so that no
+        restart finds them; the space of those in use is freed when their last user is done."""
         idle: list[Segment] = []
         busy: list[Segment] = []
         for segment in segments:
@@ -127,8 +127,8 @@ class Growth:
             self._dispose(idle, busy)
 
     def when_gone(self, then: Callable[[bool], None]) -> None:
-        """Call `then` when no restart would find anything of what was cleared: now, or from
-        `finish_jobs`. With False when the file system refuses to remove or to sync it."""
+        """Call `then` when no restart would find cleared blocks: now, or from `finish_jobs`. With
+        False when the file system fails to remove or to sync."""
         if not self._going:
             then(True)
             return
@@ -138,7 +138,7 @@ class Growth:
             self._waiting_for_gone -= 1
             then(done)
 
-        # Behind all that was decided before. What failed there is tried once more.
+        # Behind all earlier jobs. Removals that failed there are tried once more.
         self._dispose([], [*self._going], finish)
 
     def dispose_when_idle(self, segment: Segment) -> None:
@@ -148,13 +148,13 @@ class Growth:
             self._going.add(segment)
             self._dispose([segment])
 
-    # ── segments come ────────────────────────────────────────────────────────────────────
+    # ── new segments ─────────────────────────────────────────────────────────────────────
 
     def _take_from_others(self, slot_class: SlotClass, victim: DiskBlock | None) -> bool:
         """Replace another class's coldest segment, if it has been idle for longer than `victim`.
 
-        With a victim at hand this looks at all segments only once per segment's worth of
-        evictions, so that a put costs the same however many there are.
+        With a victim at hand all segments are searched only once per segment's worth of evictions,
+        so that the cost of a put does not depend on their number.
         """
         if self._is_small(slot_class):
             return False
@@ -208,7 +208,7 @@ class Growth:
             self._pool.submit(job)
 
     def _give_up(self, segment: Segment, why: Written) -> None:
-        """It could not be made. What was to be written there fails; its slots are nobody's."""
+        """The segment could not be made. Writes to it fail, and its slots are lost."""
         log.warning(
             "disk: no new segment of %s (%s); trying again in %g s",
             format_bytes(segment.num_bytes), why, MAKE_AGAIN_S,
@@ -220,7 +220,7 @@ class Growth:
             self._retire(segment)
             self.dispose_when_idle(segment)
 
-    # ── segments go ──────────────────────────────────────────────────────────────────────
+    # ── removed segments ─────────────────────────────────────────────────────────────────
 
     def _retire(self, segment: Segment) -> None:
         self._leaving.retire(segment)

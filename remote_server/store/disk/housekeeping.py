@@ -1,4 +1,4 @@
-"""Segments made and removed, on an I/O thread."""
+"""Creation and removal of segment files, on an I/O thread."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Made(NamedTuple):
-    """The file of a new segment, or None and why there is none."""
+    """The file of a new segment, or None and the reason."""
 
     file: File | None
     why: Written = Written.OK
@@ -46,7 +46,8 @@ def make(
 
 
 def make_file(files: Files, number: int, header: SegmentHeader, scratch: Scratch) -> File:
-    """It gets its name when it is complete and permanent. Raises `OSError`, leaving nothing."""
+    """The file gets its name when it is complete and permanent. Raises `OSError`, with no file left
+    behind."""
     unfinished = new_name(number)
     file = files.create(unfinished, header.segment_bytes)
     try:
@@ -71,8 +72,8 @@ def dispose(
     busy: Sequence[Segment],
     finish: Callable[[bool | None], None],
 ) -> Job[bool]:
-    """Remove the files of `idle`, which nobody uses any more, and close them; and take the names
-    of `busy`, so that a restart finds none of both. Whether that is so, and permanent."""
+    """Remove the files of `idle`, which have no users, and close them; remove the names of `busy`.
+    The result is whether no restart would find any of them: all removed, and permanently."""
 
     def work(_: Scratch) -> bool:
         close(idle)
@@ -94,18 +95,18 @@ def dispose(
 
 
 def _warn(error: OSError) -> None:
-    log.warning("disk: a cleared segment could not be removed, it may be back: %s", error)
+    log.warning("disk: a cleared segment could not be removed, a restart may find it: %s", error)
 
 
 def remove(files: Files, segments: Sequence[Segment]) -> None:
-    """Close and remove. What is closed or has no name already, stays so. Raises `OSError`."""
+    """Close and remove. A file without a name, or closed before, is skipped. Raises `OSError`."""
     close(segments)
     for segment in segments:
         _take_name(files, segment)
 
 
 def close(segments: Sequence[Segment]) -> None:
-    """Nobody uses them any more. What is closed already, stays so."""
+    """Close files without users. A closed file is skipped."""
     for segment in segments:
         if segment.file is not None:
             segment.file.close()
@@ -113,5 +114,5 @@ def close(segments: Sequence[Segment]) -> None:
 
 
 def _take_name(files: Files, segment: Segment) -> None:
-    with suppress(FileNotFoundError):  # it never got one, or lost it already
+    with suppress(FileNotFoundError):  # never made, or removed before
         files.remove(segment_name(segment.number))

@@ -1,4 +1,4 @@
-"""Where each block is found, by namespace and key. Each is in exactly one of four places."""
+"""The index of blocks by namespace and key. Each block is in exactly one of four places."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -15,7 +15,7 @@ class Index:
     """Readable, unverified, being written, or gone and not yet free.
 
     A key has one readable or one unverified block, never both, and any number being written.
-    What is readable or unverified is in its class's policy as well, and can be evicted.
+    Readable and unverified blocks are in their class's policy as well, and can be evicted.
     """
 
     def __init__(self) -> None:
@@ -24,10 +24,10 @@ class Index:
         self.gone: set[DiskBlock] = set()
         self._writing: dict[str, dict[bytes, list[DiskBlock]]] = {}
 
-    # ── asking ───────────────────────────────────────────────────────────────────────────
+    # ── queries ──────────────────────────────────────────────────────────────────────────
 
     def states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The `KeyState` of each, a byte each. No bytecode runs per key."""
+        """The `KeyState` of each key, one byte each. No bytecode per key."""
         readable = self.readable.get(namespace, _NONE)
         states = bytes(map(readable.__contains__, keys)).translate(_READABLE)
         for place in (self._writing, self.unverified):
@@ -38,7 +38,7 @@ class Index:
         return states
 
     def find(self, namespace: str, key: bytes) -> DiskBlock | None:
-        """The readable or unverified one."""
+        """The readable or unverified block of `key`."""
         for place in (self.readable, self.unverified):
             if (block := place.get(namespace, {}).get(key)) is not None:
                 return block
@@ -57,14 +57,14 @@ class Index:
             for same_key in by_key.values():
                 yield from same_key
 
-    # ── changing places ──────────────────────────────────────────────────────────────────
+    # ── changes of place ─────────────────────────────────────────────────────────────────
 
     def begin(self, block: DiskBlock) -> None:
         """A new block is being written."""
         self._writing.setdefault(block.namespace, {}).setdefault(block.key, []).append(block)
 
     def end_writing(self, block: DiskBlock) -> None:
-        """It is in no place then."""
+        """Out of writing; it is in no place then."""
         writing = self._writing[block.namespace]
         same_key = writing[block.key]
         same_key.remove(block)
@@ -86,7 +86,7 @@ class Index:
         block.segment.slot_class.policy.add(block)
 
     def verified(self, block: DiskBlock) -> None:
-        """From unverified to readable. What it is to its policy stays."""
+        """From unverified to readable. Its place in the policy stays."""
         _delete(self.unverified, block)
         self.readable.setdefault(block.namespace, {})[block.key] = block
         block.state = BlockState.READABLE
@@ -98,7 +98,7 @@ class Index:
         block.state = BlockState.GONE
 
     def set_gone(self, block: DiskBlock) -> None:
-        """From no place to gone: somebody still uses its slot."""
+        """From no place to gone: its slot is still in use."""
         block.state = BlockState.GONE
         self.gone.add(block)
 

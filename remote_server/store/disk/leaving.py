@@ -1,4 +1,4 @@
-"""How a block leaves, and when its slot is free: evicted at once, anything else after erasing."""
+"""Removal of blocks: an evicted block frees its slot at once, any other after it is erased."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -10,11 +10,11 @@ from remote_server.store.disk.transfers import erase
 
 
 class Leaving:
-    """Evicting, letting go, and the pins that delay both.
+    """Eviction, removal, and the pins that delay both.
 
-    What is evicted was right and may be found again by the next server until its slot has been
-    overwritten. What is let go, because it was removed, replaced or damaged, may not: it keeps
-    its slot until its header was overwritten, and that waits for its readers.
+    An evicted block was correct, and the next server may find it again until its slot is
+    overwritten. A block that is removed, replaced or damaged must not be found again: it keeps its
+    slot until its header is overwritten, which waits for its readers.
     """
 
     def __init__(
@@ -25,7 +25,7 @@ class Leaving:
         counters: Counter[str],
         on_free: Callable[[Segment], None],
     ) -> None:
-        """`on_free` is told of each segment in which a block that was gone freed its slot."""
+        """`on_free` is called with each segment in which a gone block has freed its slot."""
         self._index = index
         self._segments = segments
         self._pool = pool
@@ -40,20 +40,20 @@ class Leaving:
         self._counters["evicted"] += 1
 
     def let_go(self, block: DiskBlock) -> None:
-        """Out of the index now, and erased when its last pin goes."""
+        """Out of the index now, and erased when its last pin is released."""
         self._take_out(block)
         self._index.set_gone(block)
         if block.pins == 0:
             self._erase(block)
 
     def erase(self, block: DiskBlock) -> None:
-        """A block that is in no place of the index, and pinned by nobody, must not get there."""
+        """Erase a block that is in no place of the index and not pinned."""
         self._index.set_gone(block)
         self._erase(block)
 
     def retire(self, segment: Segment) -> None:
-        """All its blocks leave, and it is out of its class. Those in use keep their slots; its
-        file goes with the last of them."""
+        """Remove all its blocks, and take it out of its class. Blocks in use keep their slots; the
+        file is removed with the last of them."""
         for block in [*segment.blocks]:
             if block.state is BlockState.WRITING:
                 self._index.end_writing(block)
@@ -67,7 +67,7 @@ class Leaving:
         self._segments.retire(segment)
 
     def unpin(self, block: DiskBlock) -> None:
-        """Give back one pin of a block that was published or adopted."""
+        """Release one pin of a block that was published or adopted."""
         if not self._segments.unpin(block):
             return
         if block.state is BlockState.GONE:
@@ -76,29 +76,29 @@ class Leaving:
             block.segment.slot_class.policy.unpin(block)
 
     def release(self, block: DiskBlock) -> None:
-        """A block that was gone is used by nobody any more: its slot is free."""
+        """Free the slot of a gone block without users."""
         self._index.gone.discard(block)
         self._segments.free_slot(block)
         self._on_free(block.segment)
 
-    # ── copies of one key, while it is not known which is good ───────────────────────────
+    # ── copies of one key, until the newer one is verified ───────────────────────────────
 
     def keep_older(self, newer: DiskBlock, older: DiskBlock) -> None:
-        """A kill while `newer` was replacing `older` may have left the header of the one and all
-        of the other: which, its bytes will tell. Until then `older` keeps its slot."""
+        """Hold the slot of `older` until `newer` is verified: a kill during the replacement may
+        have left the header of `newer` with damaged bytes."""
         self._index.take_out(older)
         self._segments.pin(older)
         self._index.set_gone(older)
         self._older[newer] = older
 
     def give_up_older(self, newer: DiskBlock) -> None:
-        """`newer` is good, or gone as well."""
+        """`newer` is good, or gone as well: release its older copies."""
         while (older := self._older.pop(newer, None)) is not None:
             self.unpin(older)
             newer = older
 
     def replace_by_older(self, newer: DiskBlock) -> DiskBlock | None:
-        """`newer` is bad: let it go. The copy before it, unverified again, or None."""
+        """Remove `newer`, which is bad. Returns the copy before it, unverified again, or None."""
         older = self._older.pop(newer, None)
         self.let_go(newer)
         if older is not None:

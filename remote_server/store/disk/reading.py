@@ -1,4 +1,4 @@
-"""Blocks that are used: pinned, read, hashed, and let go; or touched."""
+"""Reads of blocks: pinned, read, hashed and unpinned; and touches."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ OnRead = Callable[[list[bool]], None]
 
 
 class Reading:
-    """What `DiskTier` says of `pin_all`, `touch_all`, `read` and `verify`."""
+    """`pin_all`, `touch_all`, `read` and `verify` of `DiskTier`."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Reading:
         self._judge(block, verdict)
 
     def _judge(self, block: DiskBlock, verdict: ReadResult) -> None:
-        """Gives back the pin."""
+        """Releases the pin."""
         if verdict is not ReadResult.OK:
             self._counters[f"read_{verdict}"] += 1
             if block.state is BlockState.READABLE:

@@ -1,4 +1,5 @@
-"""What an earlier server left: found by headers, then proved by bytes, while new blocks come."""
+"""Recovery: blocks of an earlier server, found by headers and verified by bytes, while new blocks
+are stored."""
 
 import heapq
 import logging
@@ -25,15 +26,15 @@ from remote_server.store.disk.transfers import (
 
 log = logging.getLogger(__name__)
 
-# Small slots are read with what lies between their headers, which costs less than a call each.
+# Small slots are read with the bytes between their headers, which costs less than a call each.
 _SCAN_BYTES = 256 << 10
 
-# Blocks that are taken up before requests get their turn again: about 5 ms.
+# Blocks that are adopted before requests get their turn again: about 5 ms.
 BLOCKS_PER_TURN = 1000
 
-# Verifying jobs under way: enough to keep the device busy, and when nobody waits for them, few
-# enough for reads to go first. Their blocks are pinned, so in a small directory the jobs are
-# small as well: the tier sees to it that they never hold more than a third of it.
+# Verifying jobs under way: enough to keep the device busy, and for blocks that no client has
+# requested, few enough for reads to go first. Their blocks are pinned, so the tier makes the jobs
+# of a small directory small as well: they never hold more than a third of it.
 _ASKED_JOBS, _CHORE_JOBS = 8, 2
 
 
@@ -46,7 +47,7 @@ class Found(NamedTuple):
 
 
 class Scanned(NamedTuple):
-    """What the headers of one segment say."""
+    """The slot headers of one segment."""
 
     found: list[Found]  # the oldest first
     num_damaged: int  # headers that are neither intact nor empty
@@ -61,9 +62,9 @@ def scan(
     scratch: Scratch,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Scanned:
-    """The blocks that a segment's headers speak of. What is unreadable is not one.
+    """The blocks named by a segment's slot headers, without those that cannot be read.
 
-    On an I/O thread; gives up when `stopped`.
+    On an I/O thread; ends early when `stopped`.
     """
     found: list[Found] = []
     num_damaged = 0
@@ -96,21 +97,22 @@ def _pages(
 
 
 class Books(Protocol):
-    """What recovery asks of the tier, whose index and slots it does not touch itself."""
+    """Recovery's interface to the index and the slots of the tier."""
 
     def free(self, segment: Segment, slots: list[int], num_damaged: int) -> None:
-        """These slots of a found segment hold nothing, or nothing any more: `num_damaged`."""
+        """These slots of a found segment hold no block; `num_damaged` headers are damaged."""
 
     def adopt(self, segment: Segment, found: Found) -> DiskBlock | None:
-        """Take up a block, unverified and unpinned; None when a newer one has its key."""
+        """Add a block, unverified and unpinned; None when a newer one has its key."""
 
     def done(self, segments: list[Segment]) -> None:
-        """All blocks of these have been taken up: they are segments as any other."""
+        """All blocks of these segments are adopted: from now on they are like any other."""
 
     def pin(self, block: DiskBlock) -> None: ...
 
     def judge(self, block: DiskBlock, result: ReadResult) -> DiskBlock | None:
-        """The verdict on a pinned block; gives the pin back. Another copy to judge, if any."""
+        """Apply the verdict on a pinned block, and release the pin. Returns another copy to verify,
+        if any."""
 
 
 class Recovery:
@@ -120,7 +122,7 @@ class Recovery:
         self, segments: list[Segment], pool: Pool, books: Books, verify_bytes: int = PIECE_BYTES
     ) -> None:
         self.scanning = len(segments)
-        """Segments whose headers have not been read yet, or blocks not been taken up."""
+        """Segments whose headers are not read yet, or whose blocks are not adopted yet."""
         self._segments = segments
         self._pool = pool
         self._books = books
@@ -135,7 +137,7 @@ class Recovery:
 
     @property
     def done(self) -> bool:
-        """Everything that was found is readable by now, or gone."""
+        """Whether every block found is readable by now, or gone."""
         return not (self.scanning or self._unverified or self._asked or any(self._jobs.values()))
 
     def start(self) -> None:
@@ -143,14 +145,14 @@ class Recovery:
             self._scan(segment)
 
     def ask(self, block: DiskBlock) -> None:
-        """Somebody wants this one: verify it before the others."""
+        """Verify `block` before the others: a client has requested it."""
         self._asked[block] = None
 
     def go_on(self) -> None:
-        """A turn's worth of work."""
+        """One turn's worth of work."""
         if self._merged is not None:
             self._take_up()
-        if not self.scanning:  # before, a newer copy might still be found
+        if not self.scanning:  # earlier, a newer copy might still be found
             self._verify(Priority.READ, _ASKED_JOBS)
             self._verify(Priority.CHORE, _CHORE_JOBS)
 
@@ -248,5 +250,5 @@ class Recovery:
 
 
 def _is_waiting(block: DiskBlock) -> bool:
-    """Nobody has verified, evicted, replaced or cleared it, and nobody is verifying it."""
+    """It is not verified, evicted, replaced or cleared, and no job is verifying it."""
     return block.state is BlockState.UNVERIFIED and block.pins == 0

@@ -1,4 +1,4 @@
-"""Blocks to and from files, on an I/O thread; neighbours in one call."""
+"""Transfers between memory and files, on an I/O thread; neighbours in one call."""
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum, auto
@@ -18,8 +18,8 @@ from remote_server.store.disk.layout import (
 )
 from remote_server.store.disk.segments import DiskBlock
 
-# What one call moves: enough for a device to be at its best, little enough for a read not to
-# wait long behind a write. A block that is larger is moved in one call nevertheless.
+# Bytes of one call: enough for the full speed of a device, few enough for a read not to wait long
+# behind a write. A block that is larger is moved in one call nevertheless.
 PIECE_BYTES = 4 << 20
 
 # Two views a block, and the kernel takes 1024 a call (IOV_MAX).
@@ -28,19 +28,19 @@ PIECE_BLOCKS = 256
 
 class ReadResult(StrEnum):
     OK = auto()
-    DAMAGED = auto()  # other bytes than were written
+    DAMAGED = auto()  # not the bytes that were written
     IO_ERROR = auto()
 
 
 class Piece(NamedTuple):
-    """Neighbours in one segment, in its order, and where their bytes are or shall be."""
+    """Neighbours in one segment, in its order, and the views of their bytes."""
 
     blocks: list[DiskBlock]
     views: list[memoryview]
 
 
 def pieces_of(blocks: Sequence[DiskBlock], views: Sequence[memoryview]) -> Iterator[Piece]:
-    """Cut into pieces that one call each can move. The order is that of the files."""
+    """Cut into pieces of one call each, in the order of the files."""
     assert all(v.nbytes == b.length for b, v in zip(blocks, views, strict=True))
     places = sorted(range(len(blocks)), key=lambda place: _position(blocks[place]))
     ordered = [blocks[place] for place in places]
@@ -50,7 +50,7 @@ def pieces_of(blocks: Sequence[DiskBlock], views: Sequence[memoryview]) -> Itera
 
 
 def runs_of(blocks: Sequence[DiskBlock]) -> Iterator[list[DiskBlock]]:
-    """Neighbours together, as far as one call may move them, in the order of the files."""
+    """Runs of neighbours, each at most what one call may move, in the order of the files."""
     run: list[DiskBlock] = []
     for block in sorted(blocks, key=_position):
         if run and not _continues(run, block):
@@ -79,8 +79,8 @@ def _continues(run: list[DiskBlock], block: DiskBlock) -> bool:
 
 
 def write_piece(file: File, piece: Piece, scratch: Scratch) -> Written:
-    """Header and bytes of every block, in one call. After a failure any part may be written,
-    whole blocks among them, and none counts."""
+    """Write header and bytes of every block, in one call. After a failure any part may be written,
+    whole blocks included, and none counts."""
     try:
         if all(_in_place(file, b, v) for b, v in zip(piece.blocks, piece.views, strict=True)):
             views = _headers_between(piece, scratch)
@@ -93,7 +93,7 @@ def write_piece(file: File, piece: Piece, scratch: Scratch) -> Written:
 
 
 def erase(file: File, block: DiskBlock, scratch: Scratch) -> bool:
-    """Overwrite its header, so that nobody finds it again."""
+    """Overwrite its header, so that no restart finds it."""
     page = scratch.take(PAGE)
     page[:] = ERASED
     try:
@@ -104,7 +104,7 @@ def erase(file: File, block: DiskBlock, scratch: Scratch) -> bool:
 
 
 def _in_place(file: File, block: DiskBlock, view: memoryview) -> bool:
-    """Its bytes fill its slot, and can be moved from and to where they are."""
+    """Its bytes fill its slot, and can be moved without a copy."""
     whole = padded(block.length) == block.segment.slot_bytes - PAGE == block.length
     return whole and (not file.direct or is_aligned(view))
 
@@ -120,7 +120,7 @@ def _headers_between(piece: Piece, scratch: Scratch) -> list[View]:
 
 
 def _gathered(piece: Piece, scratch: Scratch) -> memoryview:
-    """A copy of the piece as it shall be in the file: what O_DIRECT cannot take as it lies."""
+    """A copy of the piece as it will be in the file, where O_DIRECT cannot take it in place."""
     slot_bytes = piece.blocks[0].segment.slot_bytes
     whole = scratch.take(slot_bytes * len(piece.blocks))
     for place, (block, view) in enumerate(zip(piece.blocks, piece.views, strict=True)):
@@ -139,7 +139,7 @@ def _header_page(block: DiskBlock) -> bytes:
 
 
 def read_piece(file: File, piece: Piece, scratch: Scratch) -> list[ReadResult]:
-    """Fill each view, and hash what landed in it. What is not OK may hold anything."""
+    """Fill each view, and hash its bytes. A view that is not OK may hold anything."""
     try:
         if all(_in_place(file, b, v) for b, v in zip(piece.blocks, piece.views, strict=True)):
             _read_in_place(file, piece, scratch)
@@ -156,7 +156,7 @@ def read_piece(file: File, piece: Piece, scratch: Scratch) -> list[ReadResult]:
 
 
 def verify_piece(file: File, blocks: list[DiskBlock], scratch: Scratch) -> list[ReadResult]:
-    """Whether header and bytes of each are what was found at start, read into `scratch`."""
+    """Whether header and bytes of each match those found at start, read into `scratch`."""
     try:
         slots = _read_slots(file, blocks, scratch)
         return [
@@ -183,7 +183,7 @@ def _one_by_one(file: File, piece: Piece, scratch: Scratch) -> list[ReadResult]:
 
 
 def _read_in_place(file: File, piece: Piece, scratch: Scratch) -> None:
-    between = scratch.take(PAGE)  # the headers in between all land here, and are not looked at
+    between = scratch.take(PAGE)  # all headers in between are read to here, and ignored
     views = [piece.views[0]]
     for view in piece.views[1:]:
         views += [between, view]
@@ -211,5 +211,5 @@ def _is_intact(block: DiskBlock, view: memoryview) -> bool:
 
 
 def _copy(target: memoryview, source: memoryview) -> None:
-    """Lets go of the GIL, as slicing does not."""
+    """Releases the GIL, as slicing does not."""
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))

@@ -1,4 +1,4 @@
-"""Blocks on their way to disk: reserved, written, and published or forgotten."""
+"""Writes of blocks: reserved, written, and published or discarded."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ OnWritten = Callable[[list[Written]], None]
 
 
 class Writing:
-    """What `DiskTier` says of `begin_puts`, `write` and `fail_put`."""
+    """`begin_puts`, `write` and `fail_put` of `DiskTier`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class Writing:
         max_bytes: int,
     ) -> None:
         self.num_bytes = 0
-        """Reserved and not ended."""
+        """The length of all blocks reserved and not ended."""
         self._index = index
         self._segments = segments
         self._leaving = leaving
@@ -117,7 +117,7 @@ class Writing:
         return written or Written.IO_ERROR
 
     def room_for(self, lengths: Sequence[int]) -> int:
-        """One always, when nothing else is waiting: or none ever might."""
+        """One block is always allowed when no other waits: otherwise a large one would never be."""
         room = self._max_bytes - self.num_bytes
         for place, length in enumerate(lengths):
             room -= length
