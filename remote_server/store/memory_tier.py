@@ -8,8 +8,7 @@ from remote_server.protocol import KeyState, TierStats
 from remote_server.shm.arena import Arena
 from remote_server.store.being_written import BeingWritten
 from remote_server.store.kept import Kept, KeptNow
-from remote_server.store.room import Room
-from remote_server.store.slabs import Block, BlockState, SizeClass, Slabs, slot_bytes_for
+from remote_server.store.slabs import Block, BlockState, Room, SizeClass, Slabs, slot_bytes_for
 
 _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
