@@ -6,8 +6,7 @@ from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, TierStats
 from remote_server.shm.arena import Arena
-from remote_server.store.being_written import BeingWritten
-from remote_server.store.kept import Kept, KeptNow
+from remote_server.store.block_index import BeingWritten, Kept, KeptNow
 from remote_server.store.slabs import Block, BlockState, Room, SizeClass, Slabs, slot_bytes_for
 
 _NONE: Mapping[bytes, object] = {}

@@ -9,11 +9,11 @@ from operator import add
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, TierStats
 from remote_server.store.answers import Found, KeyStates, Pinned, Removed, Reserved
+from remote_server.store.block_index import KeptNow
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.expiry import Expiry, TimeToLive
 from remote_server.store.gets import Check, Gets, first_places
-from remote_server.store.kept import KeptNow
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import NamespaceInfo, Namespaces
 from remote_server.store.prefetch import Prefetch, Prefetched

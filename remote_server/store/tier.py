@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from remote_server.protocol import KeyState, TierStats
-from remote_server.store.kept import KeptNow
+from remote_server.store.block_index import KeptNow
 from remote_server.store.slabs import Block
 
 
