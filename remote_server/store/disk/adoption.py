@@ -7,8 +7,7 @@ from collections.abc import Callable
 
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.finding import FoundSegment
-from remote_server.store.disk.index import Index
-from remote_server.store.disk.leaving import Leaving
+from remote_server.store.disk.index import Index, Leaving
 from remote_server.store.disk.recovery import Found
 from remote_server.store.disk.segments import (
     FIRST_TICK,

@@ -11,8 +11,8 @@ from remote_server.sizes import format_bytes
 from remote_server.store.disk import housekeeping
 from remote_server.store.disk.admission import Demand
 from remote_server.store.disk.files import Files, Scratch, Written
+from remote_server.store.disk.index import Leaving
 from remote_server.store.disk.layout import SegmentHeader, num_slots
-from remote_server.store.disk.leaving import Leaving
 from remote_server.store.disk.pool import Job, Pool
 from remote_server.store.disk.segments import DiskBlock, Segment, Segments, SlotClass
 

@@ -5,8 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from remote_server.store.disk.files import Scratch
-from remote_server.store.disk.index import Index
-from remote_server.store.disk.leaving import Leaving
+from remote_server.store.disk.index import Index, Leaving
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.segments import BlockState, DiskBlock, Segments
 from remote_server.store.disk.transfers import (

@@ -10,8 +10,7 @@ from remote_server.store.disk.adoption import Adoption
 from remote_server.store.disk.files import Files
 from remote_server.store.disk.finding import FoundSegment, Report
 from remote_server.store.disk.growth import Growth
-from remote_server.store.disk.index import Index
-from remote_server.store.disk.leaving import Leaving
+from remote_server.store.disk.index import Index, Leaving
 from remote_server.store.disk.pool import Pool
 from remote_server.store.disk.reading import OnRead, Reading
 from remote_server.store.disk.recovery import Recovery

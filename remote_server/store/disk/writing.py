@@ -6,8 +6,7 @@ from functools import partial
 
 from remote_server.store.disk.files import Scratch, Written
 from remote_server.store.disk.growth import Growth
-from remote_server.store.disk.index import Index
-from remote_server.store.disk.leaving import Leaving
+from remote_server.store.disk.index import Index, Leaving
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.recovery import Recovery
 from remote_server.store.disk.segments import (
