@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from remote_server.protocol import KeyState, TierStats
 from remote_server.store.disk.adoption import Adoption
+from remote_server.store.disk.block_io import OnRead, OnWritten, Reading, Writing
 from remote_server.store.disk.files import Files
 from remote_server.store.disk.finding import FoundSegment, Report
 from remote_server.store.disk.growth import Growth
 from remote_server.store.disk.index import Index, Leaving
 from remote_server.store.disk.pool import Pool
-from remote_server.store.disk.reading import OnRead, Reading
 from remote_server.store.disk.recovery import Recovery
 from remote_server.store.disk.segments import (
     BlockState,
@@ -22,7 +22,6 @@ from remote_server.store.disk.segments import (
     segment_bytes_for,
 )
 from remote_server.store.disk.transfers import PIECE_BYTES
-from remote_server.store.disk.writing import OnWritten, Writing
 
 log = logging.getLogger(__name__)
 
