@@ -6,14 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from remote_server.protocol import KeyState, TierStats
-from remote_server.store.disk.adoption import Adoption
 from remote_server.store.disk.block_io import OnRead, OnWritten, Reading, Writing
 from remote_server.store.disk.files import Files
 from remote_server.store.disk.finding import FoundSegment, Report
 from remote_server.store.disk.growth import Growth
 from remote_server.store.disk.index import Index, Leaving
 from remote_server.store.disk.pool import Pool
-from remote_server.store.disk.recovery import Recovery
+from remote_server.store.disk.recovery import Adoption, Recovery
 from remote_server.store.disk.segments import (
     BlockState,
     DiskBlock,
