@@ -2,10 +2,9 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from remote_server.protocol import KeyState
-from remote_server.store.answers import Found, KeyStates, Pinned
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
@@ -18,6 +17,33 @@ Place = TypeVar("Place")
 
 Check = Callable[[Sequence[Block]], None]
 """Called with the blocks that a step of a get has pinned. An exception from it ends the get."""
+
+
+class KeyStates(NamedTuple):
+    """The state of each key, one byte each, and the length of the readable prefix."""
+
+    states: bytes
+    prefix: int
+
+
+class Pinned(NamedTuple):
+    """The blocks that a get can send. `blocks` are pinned for the caller, who unpins each once."""
+
+    indices: list[int]  # into the keys requested; a repeated key has one entry
+    blocks: list[Block]
+    miss: int
+    duplicate: int
+
+
+class Found(NamedTuple):
+    """The blocks that a streamed get can send: each pinned for the caller, or None where it must be
+    fetched by its key first."""
+
+    indices: list[int]  # into the keys requested; a repeated key has one entry
+    keys: list[bytes]
+    blocks: list[Block | None]
+    miss: int
+    duplicate: int
 
 
 def _anything(_: Sequence[Block]) -> None:

@@ -3,17 +3,26 @@
 from collections import Counter
 from collections.abc import Sequence
 from itertools import compress
+from typing import NamedTuple
 
 from remote_server.protocol import Declined, PutOutcome
-from remote_server.store.answers import Reserved
 from remote_server.store.expiry import Expiry, TimeToLive
 from remote_server.store.gets import Gets
 from remote_server.store.namespaces import Namespaces
-from remote_server.store.slabs import BlockState
+from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
 
 _TO_WRITE = (PutOutcome.CREATED, PutOutcome.FORCED)
+
+
+class Reserved(NamedTuple):
+    """The slots of a put's blocks. The caller fills each and completes or fails it once."""
+
+    outcomes: bytearray  # one `PutOutcome` per key
+    indices: list[int]  # of each of `blocks`, into the keys
+    blocks: list[Block]
+    reasons: Counter[str]  # of declined keys
 
 
 class Puts:

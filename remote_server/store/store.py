@@ -5,19 +5,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import add
+from typing import NamedTuple
 
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, TierStats
-from remote_server.store.answers import Found, KeyStates, Pinned, Removed, Reserved
 from remote_server.store.block_index import KeptNow
 from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.expiry import Expiry, TimeToLive
-from remote_server.store.gets import Check, Gets, first_places
+from remote_server.store.gets import Check, Found, Gets, KeyStates, Pinned, first_places
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import NamespaceInfo, Namespaces
 from remote_server.store.prefetch import Prefetch, Prefetched
-from remote_server.store.puts import Puts
+from remote_server.store.puts import Puts, Reserved
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
@@ -35,6 +35,13 @@ COUNTERS = (
     "requests_refused_waiting", "requests_dropped_gone", *OF_NAMESPACES,
 )  # fmt: skip
 """Always present in Stats, from zero, with the tier's own. PROTOCOL.md defines each."""
+
+
+class Removed(NamedTuple):
+    """The blocks that a clear removed. A block that was in both tiers counts in both."""
+
+    from_memory: int
+    from_disk: int
 
 
 class Store:
