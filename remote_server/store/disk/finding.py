@@ -3,7 +3,7 @@
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,10 +14,14 @@ from remote_server.store.disk.layout import (
     FORMAT_VERSION,
     PAGE,
     SegmentHeader,
+    SlotHeader,
     has_damaged_prefix,
+    holds_nothing,
     is_slot_magic,
     num_slots,
+    slot_offset,
     unpack_segment_header,
+    unpack_slot_header,
     version_of,
 )
 
@@ -217,3 +221,65 @@ def _has_slots(file: File, num_bytes: int) -> bool:
     except OSError:
         pass
     return False
+
+
+# Small slots are read with the bytes between their headers, which costs less than a call each.
+_SCAN_BYTES = 256 << 10
+
+
+class Found(NamedTuple):
+    """An intact header. Sorted by generation: the oldest first."""
+
+    generation: int
+    slot: int
+    header: SlotHeader
+
+
+class Scanned(NamedTuple):
+    """The slot headers of one segment."""
+
+    found: list[Found]  # the oldest first
+    num_damaged: int  # headers that are neither intact nor empty
+
+
+def scan(
+    file: File,
+    num_slots: int,
+    block_bytes: int,
+    slot_bytes: int,
+    incarnation: int,
+    scratch: Scratch,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Scanned:
+    """The blocks named by a segment's slot headers, without those that cannot be read.
+
+    On an I/O thread; ends early when `stopped`.
+    """
+    found: list[Found] = []
+    num_damaged = 0
+    per_read = max(1, _SCAN_BYTES // slot_bytes)
+    for first in range(0, num_slots, per_read):
+        if stopped():
+            break
+        slots = range(first, min(first + per_read, num_slots))
+        for slot, page in _pages(file, slots, slot_bytes, scratch):
+            header = unpack_slot_header(page, slot, incarnation, block_bytes)
+            if header is not None:
+                found.append(Found(header.generation, slot, header))
+            else:
+                num_damaged += not holds_nothing(page)
+    return Scanned(sorted(found), num_damaged)
+
+
+def _pages(
+    file: File, slots: range, slot_bytes: int, scratch: Scratch
+) -> Iterator[tuple[int, memoryview]]:
+    whole = scratch.take((len(slots) - 1) * slot_bytes + PAGE)
+    try:
+        file.read([whole], slot_offset(slots[0], slot_bytes))
+    except OSError:
+        for slot in slots if len(slots) > 1 else ():
+            yield from _pages(file, range(slot, slot + 1), slot_bytes, scratch)
+        return
+    for place, slot in enumerate(slots):
+        yield slot, whole[place * slot_bytes :][:PAGE]

@@ -10,11 +10,10 @@ from remote_server.errors import ConfigError
 from remote_server.guard import Guard
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import Files, Folder, Scratch
-from remote_server.store.disk.finding import FoundSegment, Report, find_segments
+from remote_server.store.disk.finding import FoundSegment, Report, find_segments, scan
 from remote_server.store.disk.folder import TakenFolder
 from remote_server.store.disk.layout import is_aside, num_slots, segment_name, slot_bytes_for
 from remote_server.store.disk.pool import ThreadPool, Threads
-from remote_server.store.disk.recovery import scan
 from remote_server.store.disk.segments import OVERHEAD_BYTES, largest_block, segment_bytes_for
 from remote_server.store.disk.tier import DiskTier
 

@@ -6,19 +6,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from remote_server.sizes import format_bytes
-from remote_server.store.disk.files import File, Scratch
-from remote_server.store.disk.finding import FoundSegment
+from remote_server.store.disk.files import Scratch
+from remote_server.store.disk.finding import Found, FoundSegment, Scanned, scan
 from remote_server.store.disk.index import Index, Leaving
-from remote_server.store.disk.layout import (
-    PAGE,
-    SlotHeader,
-    holds_nothing,
-    slot_offset,
-    unpack_slot_header,
-)
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.segments import (
     FIRST_TICK,
@@ -36,8 +29,6 @@ from remote_server.store.disk.transfers import (
 
 log = logging.getLogger(__name__)
 
-# Small slots are read with the bytes between their headers, which costs less than a call each.
-_SCAN_BYTES = 256 << 10
 
 # Blocks that are adopted before requests get their turn again: about 5 ms.
 BLOCKS_PER_TURN = 1000
@@ -46,64 +37,6 @@ BLOCKS_PER_TURN = 1000
 # requested, few enough for reads to go first. Their blocks are pinned, so the tier makes the jobs
 # of a small directory small as well: they never hold more than a third of it.
 _ASKED_JOBS, _CHORE_JOBS = 8, 2
-
-
-class Found(NamedTuple):
-    """An intact header. Sorted by generation: the oldest first."""
-
-    generation: int
-    slot: int
-    header: SlotHeader
-
-
-class Scanned(NamedTuple):
-    """The slot headers of one segment."""
-
-    found: list[Found]  # the oldest first
-    num_damaged: int  # headers that are neither intact nor empty
-
-
-def scan(
-    file: File,
-    num_slots: int,
-    block_bytes: int,
-    slot_bytes: int,
-    incarnation: int,
-    scratch: Scratch,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Scanned:
-    """The blocks named by a segment's slot headers, without those that cannot be read.
-
-    On an I/O thread; ends early when `stopped`.
-    """
-    found: list[Found] = []
-    num_damaged = 0
-    per_read = max(1, _SCAN_BYTES // slot_bytes)
-    for first in range(0, num_slots, per_read):
-        if stopped():
-            break
-        slots = range(first, min(first + per_read, num_slots))
-        for slot, page in _pages(file, slots, slot_bytes, scratch):
-            header = unpack_slot_header(page, slot, incarnation, block_bytes)
-            if header is not None:
-                found.append(Found(header.generation, slot, header))
-            else:
-                num_damaged += not holds_nothing(page)
-    return Scanned(sorted(found), num_damaged)
-
-
-def _pages(
-    file: File, slots: range, slot_bytes: int, scratch: Scratch
-) -> Iterator[tuple[int, memoryview]]:
-    whole = scratch.take((len(slots) - 1) * slot_bytes + PAGE)
-    try:
-        file.read([whole], slot_offset(slots[0], slot_bytes))
-    except OSError:
-        for slot in slots if len(slots) > 1 else ():
-            yield from _pages(file, range(slot, slot + 1), slot_bytes, scratch)
-        return
-    for place, slot in enumerate(slots):
-        yield slot, whole[place * slot_bytes :][:PAGE]
 
 
 class Books(Protocol):
