@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, TierStats
+from remote_server.store.admission import Admission
 from remote_server.store.block_index import KeptNow
-from remote_server.store.disk.admission import Admission
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.expiry import Expiry, TimeToLive
 from remote_server.store.gets import Check, Found, Gets, KeyStates, Pinned, first_places

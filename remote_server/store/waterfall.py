@@ -7,7 +7,7 @@ from functools import partial
 from remote_server import protocol
 from remote_server.guard import Guard
 from remote_server.protocol import KeyState
-from remote_server.store.disk.admission import Admission
+from remote_server.store.admission import Admission
 from remote_server.store.disk.files import Written
 from remote_server.store.disk.layout import PAGE, padded
 from remote_server.store.disk.segments import DiskBlock

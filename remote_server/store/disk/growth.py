@@ -5,11 +5,11 @@ import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from remote_server.sizes import format_bytes
 from remote_server.store.disk import housekeeping
-from remote_server.store.disk.admission import Demand
 from remote_server.store.disk.files import Files, Scratch, Written
 from remote_server.store.disk.index import Leaving
 from remote_server.store.disk.layout import SegmentHeader, num_slots
@@ -21,6 +21,55 @@ log = logging.getLogger(__name__)
 # The pause after a segment could not be made, for example because another program filled the disk.
 # Until then each class keeps its segments: one taken from another class would only be lost.
 MAKE_AGAIN_S = 10.0
+
+# Keys are remembered as hashes, 100 bytes each. A segment with more slots than `MAX_OF_ONE` is
+# granted for that many.
+MAX_REMEMBERED, MAX_OF_ONE = 1 << 17, 1 << 16
+
+Place = tuple[str, int]
+"""A namespace and its block size."""
+
+
+class Demand:
+    """Distinct keys that were to be stored, by namespace, since its last segments were granted.
+
+    Distinct, because one block that is offered a hundred times needs one slot. Beyond
+    `MAX_REMEMBERED` the namespace with the oldest demand is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: dict[Place, dict[int, None]] = {}  # the latest demand is last
+        self._num_remembered = 0
+
+    def add(self, place: Place, keys: Sequence[bytes]) -> None:
+        wanted = self._wanted.pop(place, {})
+        self._wanted[place] = wanted
+        before = len(wanted)
+        wanted.update(dict.fromkeys(map(hash, islice(keys, max(0, MAX_OF_ONE - before)))))
+        self._num_remembered += len(wanted) - before
+        while self._num_remembered > MAX_REMEMBERED:
+            self._drop(next(iter(self._wanted)))
+
+    def is_enough(self, place: Place, num_slots: int) -> bool:
+        """Whether so many slots would be used."""
+        return len(self._wanted.get(place, ())) >= min(num_slots, MAX_OF_ONE)
+
+    def granted(self, place: Place, num_slots: int) -> None:
+        """Remove the keys that a segment of `num_slots` serves, the oldest first."""
+        wanted = self._wanted.get(place, {})
+        for key in [*islice(wanted, num_slots)]:
+            del wanted[key]
+            self._num_remembered -= 1
+        if not wanted:
+            self._wanted.pop(place, None)
+
+    def forget(self, namespace: str | None) -> None:
+        """Remove the demand of a cleared namespace, or of all."""
+        for place in [place for place in self._wanted if namespace in (None, place[0])]:
+            self._drop(place)
+
+    def _drop(self, place: Place) -> None:
+        self._num_remembered -= len(self._wanted.pop(place))
 
 
 class Growth:

@@ -1,9 +1,8 @@
-"""Admission to the disk: which blocks are written, which namespace gets a segment."""
+"""Admission to the disk: which blocks are written."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum, auto
-from itertools import islice
 
 # Keys are remembered as hashes, 100 bytes each. A collision admits a block too early, no more.
 MAX_REMEMBERED = 1 << 17
@@ -95,53 +94,3 @@ class Admission:
         self._turned_away[hash((namespace, key))] = None
         if len(self._turned_away) > MAX_REMEMBERED:
             del self._turned_away[next(iter(self._turned_away))]
-
-
-# Keys are remembered as hashes, 100 bytes each. A segment with more slots than `MAX_OF_ONE` is
-# granted for that many.
-MAX_OF_ONE = 1 << 16
-
-Place = tuple[str, int]
-"""A namespace and its block size."""
-
-
-class Demand:
-    """Distinct keys that were to be stored, by namespace, since its last segments were granted.
-
-    Distinct, because one block that is offered a hundred times needs one slot. Beyond
-    `MAX_REMEMBERED` the namespace with the oldest demand is dropped.
-    """
-
-    def __init__(self) -> None:
-        self._wanted: dict[Place, dict[int, None]] = {}  # the latest demand is last
-        self._num_remembered = 0
-
-    def add(self, place: Place, keys: Sequence[bytes]) -> None:
-        wanted = self._wanted.pop(place, {})
-        self._wanted[place] = wanted
-        before = len(wanted)
-        wanted.update(dict.fromkeys(map(hash, islice(keys, max(0, MAX_OF_ONE - before)))))
-        self._num_remembered += len(wanted) - before
-        while self._num_remembered > MAX_REMEMBERED:
-            self._drop(next(iter(self._wanted)))
-
-    def is_enough(self, place: Place, num_slots: int) -> bool:
-        """Whether so many slots would be used."""
-        return len(self._wanted.get(place, ())) >= min(num_slots, MAX_OF_ONE)
-
-    def granted(self, place: Place, num_slots: int) -> None:
-        """Remove the keys that a segment of `num_slots` serves, the oldest first."""
-        wanted = self._wanted.get(place, {})
-        for key in [*islice(wanted, num_slots)]:
-            del wanted[key]
-            self._num_remembered -= 1
-        if not wanted:
-            self._wanted.pop(place, None)
-
-    def forget(self, namespace: str | None) -> None:
-        """Remove the demand of a cleared namespace, or of all."""
-        for place in [place for place in self._wanted if namespace in (None, place[0])]:
-            self._drop(place)
-
-    def _drop(self, place: Place) -> None:
-        self._num_remembered -= len(self._wanted.pop(place))
