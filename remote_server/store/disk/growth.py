@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from remote_server.sizes import format_bytes
-from remote_server.store.disk import housekeeping
+from remote_server.store.disk import transfers
 from remote_server.store.disk.files import Files, Scratch, Written
 from remote_server.store.disk.index import Leaving
 from remote_server.store.disk.layout import SegmentHeader, num_slots
@@ -115,7 +115,7 @@ class Growth:
     def close(self) -> None:
         """Remove retired segments. The pool must have stopped."""
         if self._going:
-            left = housekeeping.dispose(self._files, [*self._going], [], lambda _: None)
+            left = transfers.dispose(self._files, [*self._going], [], lambda _: None)
             left.run(Scratch())
 
     def wants(self, slot_class: SlotClass, keys: Sequence[bytes]) -> None:
@@ -242,11 +242,9 @@ class Growth:
             self._segments.next_generation(),
         )
         finish = partial(self._made, segment, gone)
-        self._keep_house(
-            partial(housekeeping.make, self._files, segment.number, header, gone, finish)
-        )
+        self._keep_house(partial(transfers.make, self._files, segment.number, header, gone, finish))
 
-    def _made(self, segment: Segment, gone: list[Segment], made: housekeeping.Made | None) -> None:
+    def _made(self, segment: Segment, gone: list[Segment], made: transfers.Made | None) -> None:
         self._going.difference_update(gone)
         if made is None or made.file is None:
             self._give_up(segment, made.why if made is not None else Written.IO_ERROR)
@@ -286,7 +284,7 @@ class Growth:
                 self._going.difference_update(idle, busy)
             then(bool(done))
 
-        self._keep_house(partial(housekeeping.dispose, self._files, idle, busy, finish))
+        self._keep_house(partial(transfers.dispose, self._files, idle, busy, finish))
 
     def _keep_house(self, make_job: Callable[[], Job[Any]]) -> None:
         self._housekeeping.append(make_job)
