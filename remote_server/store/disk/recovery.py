@@ -6,7 +6,6 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import Protocol
 
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import Scratch
@@ -39,27 +38,8 @@ BLOCKS_PER_TURN = 1000
 _ASKED_JOBS, _CHORE_JOBS = 8, 2
 
 
-class Books(Protocol):
-    """Recovery's interface to the index and the slots of the tier."""
-
-    def free(self, segment: Segment, slots: list[int], num_damaged: int) -> None:
-        """These slots of a found segment hold no block; `num_damaged` headers are damaged."""
-
-    def adopt(self, segment: Segment, found: Found) -> DiskBlock | None:
-        """Add a block, unverified and unpinned; None when a newer one has its key."""
-
-    def done(self, segments: list[Segment]) -> None:
-        """All blocks of these segments are adopted: from now on they are like any other."""
-
-    def pin(self, block: DiskBlock) -> None: ...
-
-    def judge(self, block: DiskBlock, result: ReadResult) -> DiskBlock | None:
-        """Apply the verdict on a pinned block, and release the pin. Returns another copy to verify,
-        if any."""
-
-
 class Adoption:
-    """The `Books` of recovery. Runs on the loop."""
+    """The index and the slots of the tier, as recovery fills them. Runs on the loop."""
 
     def __init__(
         self,
@@ -86,12 +66,14 @@ class Adoption:
         )
 
     def free(self, segment: Segment, slots: list[int], num_damaged: int) -> None:
+        """These slots of a found segment hold no block; `num_damaged` headers are damaged."""
         self._counters["headers_damaged"] += num_damaged
         segment.unapplied.difference_update(slots)
         self._segments.add_free(segment, reversed(slots))
         self._settle(segment)
 
     def adopt(self, segment: Segment, found: Found) -> DiskBlock | None:
+        """Add a block, unverified and unpinned; None when a newer one has its key."""
         segment.unapplied.discard(found.slot)
         self._tick += 1
         self._segments.saw_generation(found.generation)
@@ -120,6 +102,7 @@ class Adoption:
             self._segments.settle(segment)
 
     def done(self, segments: list[Segment]) -> None:
+        """All blocks of these segments are adopted: from now on they are like any other."""
         for segment in segments:
             segment.num_busy -= 1
             self._on_free(segment)
@@ -138,7 +121,8 @@ class Adoption:
         self._segments.pin(block)
 
     def judge(self, block: DiskBlock, result: ReadResult) -> DiskBlock | None:
-        """Releases the pin. Returns an older copy of a bad block, to be verified in its place."""
+        """Apply the verdict on a pinned block, and release the pin. Returns an older copy of a bad
+        block, to be verified in its place."""
         older = None
         if block.state is BlockState.UNVERIFIED:
             if result is ReadResult.OK:
@@ -156,7 +140,7 @@ class Recovery:
     """Runs on the loop: `start`, then `go_on` whenever jobs are finished, until `done`."""
 
     def __init__(
-        self, segments: list[Segment], pool: Pool, books: Books, verify_bytes: int = PIECE_BYTES
+        self, segments: list[Segment], pool: Pool, books: Adoption, verify_bytes: int = PIECE_BYTES
     ) -> None:
         self.scanning = len(segments)
         """Segments whose headers are not read yet, or whose blocks are not adopted yet."""
