@@ -1,4 +1,4 @@
-"""Lookups, touches, and gets from one tier or both; in steps where keys are many."""
+"""Lookups, touches, and gets from one tier or both, with their results; many keys in steps."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""Puts: the keys worth writing, a slot for each, and publication."""
+"""Puts: the keys worth writing, a slot for each, publication, and the result."""
 
 from collections import Counter
 from collections.abc import Sequence

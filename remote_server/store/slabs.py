@@ -1,4 +1,5 @@
-"""The division of the arena: equal slabs, each cut into equal slots for one size class.
+"""The division of the arena: equal slabs, each cut into equal slots for one size class; and slot
+reclaim, which picks the block or slab to evict when a size class is full.
 
 Each slot has a generation word. The words are in a table behind all slabs. A word behind each block
 would separate blocks that one copy moves, and one frame carries, as a run of neighbours. Words at

@@ -48,13 +48,13 @@ and `finish`, which runs on the loop. A block is pinned while it is read.
     layout        names of files, pages of headers: to bytes and back, no I/O
     files         a file, a folder, aligned memory: positioned vectored I/O, O_DIRECT or not
     folder        the directory: private, and locked by one server
-    finding       its segments, read once at start
+    finding       its segments and their slot headers, read at start
     pool          I/O threads that all tiers share, and the jobs of one tier
-    segments      the accounting of segments and slots; index: blocks by key; no I/O
-    transfers     runs of neighbours to and from a file, one call each
-    writing       writes of blocks; reading: reads; leaving: removal
-    growth        segments made, taken, removed; housekeeping: their files
-    admission     which blocks are worth a write, which namespace gets a segment
-    recovery      steps 2 and 3; adoption: its results in the index
+    segments      the accounting of segments and slots; no I/O
+    index         blocks by key, and their removal
+    growth        segments made, taken, removed, by the demand of each namespace
+    transfers     work on I/O threads: files made and removed, runs of neighbours moved
+    block_io      writes and reads of blocks, on the loop
+    recovery      steps 2 and 3
     tier          the tier as the server's store calls it; opening: on a real directory
 """

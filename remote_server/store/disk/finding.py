@@ -1,4 +1,7 @@
-"""Segments of an earlier server: usable ones are returned, the others deleted or renamed."""
+"""Segments and slot headers of an earlier server, read at start.
+
+Usable segments are returned, the others deleted or renamed.
+"""
 
 import errno
 import logging

@@ -1,4 +1,7 @@
-"""The index of blocks by namespace and key. Each block is in exactly one of four places."""
+"""The index of blocks by namespace and key, and the removal of blocks from it.
+
+An evicted block frees its slot at once, any other after it is erased.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence

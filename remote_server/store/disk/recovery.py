@@ -1,5 +1,7 @@
-"""Recovery: blocks of an earlier server, found by headers and verified by bytes, while new blocks
-are stored."""
+"""Recovery: blocks found by their headers are adopted, then verified by their bytes.
+
+New blocks are stored meanwhile.
+"""
 
 import heapq
 import logging
@@ -27,7 +29,6 @@ from remote_server.store.disk.transfers import (
 )
 
 log = logging.getLogger(__name__)
-
 
 # Blocks that are adopted before requests get their turn again: about 5 ms.
 BLOCKS_PER_TURN = 1000

@@ -1,4 +1,7 @@
-"""Transfers between memory and files, on an I/O thread; neighbours in one call."""
+"""Work of I/O threads on segment files.
+
+Files are made and removed. Blocks are written, read, erased and verified; neighbours in one call.
+"""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
