@@ -26,12 +26,12 @@ class TimeToLive:
         self._disk_clock_ns = disk_clock_ns
 
     @property
-    def last_birth(self) -> float:
+    def cutoff(self) -> float:
         """A block created then, or earlier, is too old."""
         return self._clock() - self._ttl_s
 
     @property
-    def last_generation(self) -> int:
+    def cutoff_generation(self) -> int:
         """The same for a block on disk."""
         return self._disk_clock_ns() - int(self._ttl_s * 1e9)
 
@@ -39,7 +39,7 @@ class TimeToLive:
         """The creation time of a block that is published now."""
         return self._clock()
 
-    def born(self, generation: int) -> float:
+    def created_at(self, generation: int) -> float:
         """The creation time of a block on disk: it keeps its age when it is read into memory."""
         age_ns = max(0, self._disk_clock_ns() - generation)
         return self._clock() - age_ns / 1e9
@@ -73,15 +73,15 @@ class Expiry:
         """Remove those of `keys` that are too old, before the request is answered."""
         if self._ttl is None:
             return
-        self._counters["expired"] += self._tier.expire(namespace, keys, self._ttl.last_birth)
+        self._counters["expired"] += self._tier.expire(namespace, keys, self._ttl.cutoff)
         if self._disk is not None:
-            self._disk.expire(namespace, keys, self._ttl.last_generation)
+            self._disk.expire(namespace, keys, self._ttl.cutoff_generation)
 
     def expire_some(self) -> None:
         """Remove some of the blocks that are too old and not requested, every `SWEEP_S`."""
         if self._ttl is None or self._clock() < self._sweep_at:
             return
         self._sweep_at = self._clock() + SWEEP_S
-        self._counters["expired"] += self._tier.expire_some(self._ttl.last_birth, MAX_SWEPT)
+        self._counters["expired"] += self._tier.expire_some(self._ttl.cutoff, MAX_SWEPT)
         if self._disk is not None:
-            self._disk.expire_some(self._ttl.last_generation, MAX_SWEPT)
+            self._disk.expire_some(self._ttl.cutoff_generation, MAX_SWEPT)

@@ -235,13 +235,13 @@ class MemoryTier:
     def expire(self, namespace: str, keys: Sequence[bytes], before: float) -> int:
         index = self._index.get(namespace, {})
         found = [index[key] for key in {*keys} if key in index]
-        return sum(self.remove(block) for block in found if block.born <= before)
+        return sum(self.remove(block) for block in found if block.created_at <= before)
 
     def expire_some(self, before: float, at_most: int) -> int:
         removed = 0
         for index in self._index.values():
             # Blocks read from disk may be out of order; `expire` removes them when requested.
-            old = takewhile(lambda block: block.born <= before, index.values())
+            old = takewhile(lambda block: block.created_at <= before, index.values())
             for block in [*islice(old, at_most - removed)]:
                 removed += self.remove(block)
         return removed

@@ -55,12 +55,14 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def after(self, known: "NamespaceInfo | None") -> "NamespaceInfo":
         """This declaration, with the engines of the previous one, `known`."""
-        said: dict[str, dict[str, str]] = {}
+        declared: dict[str, dict[str, str]] = {}
         if known is not None:
-            said = {name: known.fingerprint | differs for name, differs in known.engines.items()}
-            said.pop(self.client, None)
-        said[self.client] = self.fingerprint
-        recent = dict(list(said.items())[-MAX_ENGINES_REMEMBERED:])
+            declared = {
+                name: known.fingerprint | differs for name, differs in known.engines.items()
+            }
+            declared.pop(self.client, None)
+        declared[self.client] = self.fingerprint
+        recent = dict(list(declared.items())[-MAX_ENGINES_REMEMBERED:])
         engines = {
             name: {field: there for field, (_, there) in compare(self.fingerprint, facts).items()}
             for name, facts in recent.items()

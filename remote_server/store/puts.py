@@ -105,9 +105,9 @@ class Puts:
             reserved.reasons[reason] += len(verdicts) - len(good)
             self._counters[f"put_declined_{reason}"] += len(verdicts) - len(good)
         if self._ttl is not None:
-            born = self._ttl.now()
+            created_at = self._ttl.now()
             for block in good:
-                block.born = born
+                block.created_at = created_at
         self._tier.complete_puts(good[::-1])
         if self._waterfall is not None:  # without those cleared meanwhile
             self._waterfall.published([b for b in good if b.state is BlockState.READABLE])

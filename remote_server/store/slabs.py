@@ -67,7 +67,7 @@ class Block(msgspec.Struct, eq=False, gc=False):
     pins: int = 1  # the writer's
     state: BlockState = BlockState.WRITING
     generation: int = 0  # what its word holds while it is readable
-    born: float = 0.0  # when it was first published, by the store's clock; 0 without a TTL
+    created_at: float = 0.0  # when it was first published, by the store's clock; 0 without a TTL
 
     @property
     def word(self) -> int:

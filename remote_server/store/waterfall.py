@@ -375,7 +375,7 @@ class Waterfall:
             self._fetching[namespace, target.key] = []
         if self._ttl is not None:
             for target, source in zip(targets, sources, strict=False):
-                target.born = self._ttl.born(source.generation)
+                target.created_at = self._ttl.created_at(source.generation)
         views = [self._memory.view(target) for target in targets]
         self._disk.read(
             sources[: len(targets)], views, lambda results: self._landed(targets, results)

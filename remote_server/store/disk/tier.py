@@ -291,12 +291,12 @@ class DiskTier:
         self._counters["removed"] += 1
         return True
 
-    def expire(self, namespace: str, keys: Sequence[bytes], last_generation: int) -> None:
+    def expire(self, namespace: str, keys: Sequence[bytes], cutoff_generation: int) -> None:
         """Remove those of `keys`, verified or not, that were written then or earlier."""
         found = (self._index.find(namespace, key) for key in {*keys})
-        self._expire([b for b in found if b is not None and b.generation <= last_generation])
+        self._expire([b for b in found if b is not None and b.generation <= cutoff_generation])
 
-    def expire_some(self, last_generation: int, at_most: int) -> None:
+    def expire_some(self, cutoff_generation: int, at_most: int) -> None:
         """Remove up to `at_most` such blocks from one segment; the next call takes the next
         segment."""
         segments = [*self.segments.all]
@@ -307,7 +307,7 @@ class DiskTier:
         old = [
             block
             for block in segment.blocks
-            if block.generation <= last_generation and block.state in kept
+            if block.generation <= cutoff_generation and block.state in kept
         ]
         self._next_to_sweep += len(old) <= at_most
         self._expire(old[:at_most])
