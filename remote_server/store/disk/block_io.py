@@ -155,7 +155,7 @@ class Writing:
     def _publish(self, block: DiskBlock) -> None:
         previous = self._index.find(block.namespace, block.key)
         if previous is not None:
-            self._leaving.let_go(previous)
+            self._leaving.discard(previous)
         self._index.publish(block)
         self._segments.use(block, self._segments.next_tick())
 
@@ -244,7 +244,7 @@ class Reading:
         if verdict is not ReadResult.OK:
             self._counters[f"read_{verdict}"] += 1
             if block.state is BlockState.READABLE:
-                self._leaving.let_go(block)
+                self._leaving.discard(block)
         self._leaving.unpin(block)
 
     def _submit(

@@ -82,7 +82,7 @@ def find_segments(
     """
     report = report or Report()
     found: list[FoundSegment] = []
-    useless: list[str] = []
+    unfinished: list[str] = []
     strange: dict[str, _Strange] = {}
     try:
         for name in sorted(files.names()):
@@ -90,10 +90,10 @@ def find_segments(
             if parsed is None:
                 continue
             if parsed.is_unfinished:
-                useless.append(name)
+                unfinished.append(name)
                 continue
             try:
-                segment = _look(files, name, parsed.number, where)
+                segment = _inspect(files, name, parsed.number, where)
             except _Strange as reason:
                 strange[name] = reason
                 continue
@@ -106,7 +106,7 @@ def find_segments(
         if not is_known and not any(reason.is_ours for reason in strange.values()):
             _refuse(strange, where)
         _make_whole(found, where)
-        _clean_up(files, where, [*useless, *report.deleted], strange, report)
+        _clean_up(files, where, [*unfinished, *report.deleted], strange, report)
     except BaseException as error:
         for segment in found:
             segment.file.close()
@@ -143,9 +143,9 @@ def _make_whole(found: Sequence[FoundSegment], where: str) -> None:
 
 
 def _clean_up(
-    files: Files, where: str, useless: Sequence[str], strange: dict[str, _Strange], report: Report
+    files: Files, where: str, to_delete: Sequence[str], strange: dict[str, _Strange], report: Report
 ) -> None:
-    for name in useless:
+    for name in to_delete:
         try:
             files.remove(name)
         except OSError as error:  # a directory, for example
@@ -162,7 +162,7 @@ def _clean_up(
         )  # fmt: skip
 
 
-def _look(files: Files, name: str, number: int, where: str) -> FoundSegment | None:
+def _inspect(files: Files, name: str, number: int, where: str) -> FoundSegment | None:
     """None when it is a damaged segment. Raises `_Strange`, and `ConfigError` when it may not be
     opened or has another format."""
     try:

@@ -113,10 +113,10 @@ class TakenFolder:
 
     @property
     def note(self) -> str:
-        """The note that an earlier server stored with `leave_note`, or any other text."""
+        """The note that an earlier server stored with `store_note`, or any other text."""
         return os.pread(self._lock, _MOST_READ, 0).decode("ascii", "replace")
 
-    def leave_note(self, note: str) -> None:
+    def store_note(self, note: str) -> None:
         """Stored in LOCK, whose content servers of earlier versions ignore."""
         try:
             os.ftruncate(self._lock, 0)

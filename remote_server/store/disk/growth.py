@@ -9,12 +9,12 @@ from itertools import islice
 from typing import Any
 
 from remote_server.sizes import format_bytes
-from remote_server.store.disk import transfers
 from remote_server.store.disk.files import Files, Scratch, Written
 from remote_server.store.disk.index import Leaving
 from remote_server.store.disk.layout import SegmentHeader, num_slots
 from remote_server.store.disk.pool import Job, Pool
 from remote_server.store.disk.segments import DiskBlock, Segment, Segments, SlotClass
+from remote_server.store.disk.transfers import MadeSegment, dispose_segments, make_segment
 
 log = logging.getLogger(__name__)
 
@@ -102,9 +102,9 @@ class Growth:
         self._demand = Demand()
         self._make_again = clock()
         self._waiting: dict[Segment, list[Job[Any]]] = {}
-        self._housekeeping: deque[Callable[[], Job[Any]]] = deque()
-        self._keeping_house = False
-        self._going: set[Segment] = set()  # retired, and their names may still be there
+        self._file_jobs: deque[Callable[[], Job[Any]]] = deque()
+        self._file_job_runs = False
+        self._to_remove: set[Segment] = set()  # retired, and their names may still be there
         self._waiting_for_gone = 0
 
     @property
@@ -114,8 +114,8 @@ class Growth:
 
     def close(self) -> None:
         """Remove retired segments. The pool must have stopped."""
-        if self._going:
-            left = transfers.dispose(self._files, [*self._going], [], lambda _: None)
+        if self._to_remove:
+            left = dispose_segments(self._files, [*self._to_remove], [], lambda _: None)
             left.run(Scratch())
 
     def wants(self, slot_class: SlotClass, keys: Sequence[bytes]) -> None:
@@ -178,7 +178,7 @@ class Growth:
     def when_gone(self, then: Callable[[bool], None]) -> None:
         """Call `then` when no restart would find cleared blocks: now, or from `finish_jobs`. With
         False when the file system fails to remove or to sync."""
-        if not self._going:
+        if not self._to_remove:
             then(True)
             return
         self._waiting_for_gone += 1
@@ -188,13 +188,13 @@ class Growth:
             then(done)
 
         # Behind all earlier jobs. Removals that failed there are tried once more.
-        self._dispose([], [*self._going], finish)
+        self._dispose([], [*self._to_remove], finish)
 
     def dispose_when_idle(self, segment: Segment) -> None:
         """Remove it if it is retired and its last user is done."""
         if segment.num_busy == 0 and segment in self._segments.retired:
             self._segments.forget(segment)
-            self._going.add(segment)
+            self._to_remove.add(segment)
             self._dispose([segment])
 
     # ── new segments ─────────────────────────────────────────────────────────────────────
@@ -242,10 +242,12 @@ class Growth:
             self._segments.next_generation(),
         )
         finish = partial(self._made, segment, gone)
-        self._keep_house(partial(transfers.make, self._files, segment.number, header, gone, finish))
+        self._queue_file_job(
+            partial(make_segment, self._files, segment.number, header, gone, finish)
+        )
 
-    def _made(self, segment: Segment, gone: list[Segment], made: transfers.Made | None) -> None:
-        self._going.difference_update(gone)
+    def _made(self, segment: Segment, gone: list[Segment], made: MadeSegment | None) -> None:
+        self._to_remove.difference_update(gone)
         if made is None or made.file is None:
             self._give_up(segment, made.why if made is not None else Written.IO_ERROR)
         else:
@@ -271,7 +273,7 @@ class Growth:
 
     def _retire(self, segment: Segment) -> None:
         self._leaving.retire(segment)
-        self._going.add(segment)
+        self._to_remove.add(segment)
 
     def _dispose(
         self,
@@ -281,26 +283,26 @@ class Growth:
     ) -> None:
         def finish(done: bool | None) -> None:
             if done:
-                self._going.difference_update(idle, busy)
+                self._to_remove.difference_update(idle, busy)
             then(bool(done))
 
-        self._keep_house(partial(transfers.dispose, self._files, idle, busy, finish))
+        self._queue_file_job(partial(dispose_segments, self._files, idle, busy, finish))
 
-    def _keep_house(self, make_job: Callable[[], Job[Any]]) -> None:
-        self._housekeeping.append(make_job)
-        self._go_on()
+    def _queue_file_job(self, make_job: Callable[[], Job[Any]]) -> None:
+        self._file_jobs.append(make_job)
+        self._start_file_job()
 
-    def _go_on(self) -> None:
-        if self._keeping_house or not self._housekeeping:
+    def _start_file_job(self) -> None:
+        if self._file_job_runs or not self._file_jobs:
             return
-        job = self._housekeeping.popleft()()
+        job = self._file_jobs.popleft()()
         finish = job.finish
 
-        def finish_and_go_on(result: Any) -> None:
-            self._keeping_house = False
+        def finish_and_start_next(result: Any) -> None:
+            self._file_job_runs = False
             finish(result)
-            self._go_on()
+            self._start_file_job()
 
-        job.finish = finish_and_go_on
-        self._keeping_house = True
+        job.finish = finish_and_start_next
+        self._file_job_runs = True
         self._pool.submit(job)

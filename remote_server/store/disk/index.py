@@ -159,7 +159,7 @@ class Leaving:
         self._segments.free_slot(block)
         self._counters["evicted"] += 1
 
-    def let_go(self, block: DiskBlock) -> None:
+    def discard(self, block: DiskBlock) -> None:
         """Out of the index now, and erased when its last pin is released."""
         self._take_out(block)
         self._index.set_gone(block)
@@ -203,7 +203,7 @@ class Leaving:
 
     # ── copies of one key, until the newer one is verified ───────────────────────────────
 
-    def keep_older(self, newer: DiskBlock, older: DiskBlock) -> None:
+    def hold_older(self, newer: DiskBlock, older: DiskBlock) -> None:
         """Hold the slot of `older` until `newer` is verified: a kill during the replacement may
         have left the header of `newer` with damaged bytes."""
         self._index.take_out(older)
@@ -211,7 +211,7 @@ class Leaving:
         self._index.set_gone(older)
         self._older[newer] = older
 
-    def give_up_older(self, newer: DiskBlock) -> None:
+    def release_older(self, newer: DiskBlock) -> None:
         """`newer` is good, or gone as well: release its older copies."""
         while (older := self._older.pop(newer, None)) is not None:
             self.unpin(older)
@@ -220,7 +220,7 @@ class Leaving:
     def replace_by_older(self, newer: DiskBlock) -> DiskBlock | None:
         """Remove `newer`, which is bad. Returns the copy before it, unverified again, or None."""
         older = self._older.pop(newer, None)
-        self.let_go(newer)
+        self.discard(newer)
         if older is not None:
             self._index.gone.remove(older)
             self._index.adopt(older)
@@ -231,7 +231,7 @@ class Leaving:
 
     def _take_out(self, block: DiskBlock) -> None:
         self._index.take_out(block)
-        self.give_up_older(block)
+        self.release_older(block)
 
     def _erase(self, block: DiskBlock) -> None:
         file = block.segment.file

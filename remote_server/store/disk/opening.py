@@ -105,7 +105,7 @@ class OpenDisk:
             found = within_budget(files, found, room)
             _check_space(path, room, found)
             self._clock = AgeClock(self._folder.note)
-            self._folder.leave_note(self._clock.note())
+            self._folder.store_note(self._clock.note())
             self._folder.write_readme()
         except BaseException:
             self._folder.release()
@@ -114,7 +114,7 @@ class OpenDisk:
         self.tier = DiskTier(
             files, found, self.pool, room, unusable=unusable,
             segment_bytes=segment_bytes_for(budget), age_clock_ns=self._clock,
-            on_recovered=self._note_the_time,
+            on_recovered=self._store_clock,
         )  # fmt: skip
         log.info(
             "disk: %s in %s, blocks up to %s, %s",
@@ -124,10 +124,10 @@ class OpenDisk:
             "past the page cache" if files.direct else "through the page cache",
         )
 
-    def _note_the_time(self) -> None:
+    def _store_clock(self) -> None:
         """Store the clock again when all generations are known: the next server's clock must not be
         behind them, or each start would make the blocks young again."""
-        self._folder.leave_note(self._clock.note(self.tier.segments.ahead_ns))
+        self._folder.store_note(self._clock.note(self.tier.segments.ahead_ns))
 
     def close(self) -> None:
         """Finish running jobs, sync what was written, and release the directory."""

@@ -36,7 +36,7 @@ BLOCKS_PER_TURN = 1000
 # Verifying jobs under way: enough to keep the device busy, and for blocks that no client has
 # requested, few enough for reads to go first. Their blocks are pinned, so the tier makes the jobs
 # of a small directory small as well: they never hold more than a third of it.
-_ASKED_JOBS, _CHORE_JOBS = 8, 2
+_WANTED_JOBS, _CHORE_JOBS = 8, 2
 
 
 class Adoption:
@@ -94,7 +94,7 @@ class Adoption:
             if previous.state is BlockState.READABLE:  # written since the start
                 self._leaving.erase(block)
                 return None
-            self._leaving.keep_older(block, previous)  # blocks arrive in the order written
+            self._leaving.hold_older(block, previous)  # blocks arrive in the order written
         self._index.adopt(block)
         return block
 
@@ -129,7 +129,7 @@ class Adoption:
             if result is ReadResult.OK:
                 self._counters["recovered"] += 1
                 self._index.verified(block)
-                self._leaving.give_up_older(block)
+                self._leaving.release_older(block)
             else:
                 self._counters["recovered_damaged"] += 1
                 older = self._leaving.replace_by_older(block)
@@ -153,29 +153,29 @@ class Recovery:
         self._by_number = {segment.number: segment for segment in segments}
         self._merged: Iterator[tuple[int, int, Found]] | None = None
         self._unverified: list[DiskBlock] = []  # the newest is last
-        self._asked: dict[DiskBlock, None] = {}
+        self._wanted: dict[DiskBlock, None] = {}
         self._jobs = dict.fromkeys(Priority, 0)
         self._stopped = False
 
     @property
     def done(self) -> bool:
         """Whether every block found is readable by now, or gone."""
-        return not (self.scanning or self._unverified or self._asked or any(self._jobs.values()))
+        return not (self.scanning or self._unverified or self._wanted or any(self._jobs.values()))
 
     def start(self) -> None:
         for segment in self._segments:
             self._scan(segment)
 
-    def ask(self, block: DiskBlock) -> None:
+    def verify_soon(self, block: DiskBlock) -> None:
         """Verify `block` before the others: a client has requested it."""
-        self._asked[block] = None
+        self._wanted[block] = None
 
     def go_on(self) -> None:
         """One turn's worth of work."""
         if self._merged is not None:
-            self._take_up()
+            self._adopt_some()
         if not self.scanning:  # earlier, a newer copy might still be found
-            self._verify(Priority.READ, _ASKED_JOBS)
+            self._verify(Priority.READ, _WANTED_JOBS)
             self._verify(Priority.CHORE, _CHORE_JOBS)
 
     def stop(self) -> None:
@@ -204,7 +204,7 @@ class Recovery:
 
         self._pool.submit(Job(Priority.READ, work, finish))
 
-    def _take_up(self) -> None:
+    def _adopt_some(self) -> None:
         assert self._merged is not None
         turn = [*islice(self._merged, BLOCKS_PER_TURN)]
         for _, number, found in turn:
@@ -223,7 +223,7 @@ class Recovery:
 
     def _verify(self, priority: Priority, at_most: int) -> None:
         while self._jobs[priority] < at_most:
-            blocks = self._next_asked() if priority is Priority.READ else self._next_newest()
+            blocks = self._next_wanted() if priority is Priority.READ else self._next_newest()
             if not blocks:
                 return
             for block in blocks:
@@ -242,19 +242,19 @@ class Recovery:
             ):
                 older = self._books.judge(block, result)
                 if older is not None:
-                    self.ask(older)
+                    self.verify_soon(older)
 
         self._jobs[priority] += 1
         self._pool.submit(
             Job(priority, lambda scratch: verify_piece(file, blocks, scratch), finish)
         )
 
-    def _next_asked(self) -> list[DiskBlock]:
+    def _next_wanted(self) -> list[DiskBlock]:
         blocks: list[DiskBlock] = []
         room = self._verify_bytes
-        while self._asked and room > 0:
-            block = next(iter(self._asked))
-            del self._asked[block]
+        while self._wanted and room > 0:
+            block = next(iter(self._wanted))
+            del self._wanted[block]
             if _is_waiting(block):
                 blocks.append(block)
                 room -= block.length

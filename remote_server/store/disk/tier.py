@@ -138,7 +138,7 @@ class DiskTier:
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """`lookup_all` with ABSENT for keys that unread headers could hold: for puts."""
         if self._index.unverified:
-            self._ask_for(namespace, keys)
+            self._verify_soon(namespace, keys)
         return self._index.states(namespace, keys)
 
     def holds(self, namespace: str, key: bytes, checksum: int) -> bool:
@@ -277,7 +277,7 @@ class DiskTier:
         """Remove `block` from the index and erase it; False when it was not readable any more."""
         if block.state is not BlockState.READABLE:
             return False
-        self._leaving.let_go(block)
+        self._leaving.discard(block)
         self._counters["removed"] += 1
         return True
 
@@ -287,7 +287,7 @@ class DiskTier:
         block = self._index.find(namespace, key)
         if block is None or block.checksum == checksum:
             return False
-        self._leaving.let_go(block)
+        self._leaving.discard(block)
         self._counters["removed"] += 1
         return True
 
@@ -314,7 +314,7 @@ class DiskTier:
 
     def _expire(self, blocks: Sequence[DiskBlock]) -> None:
         for block in blocks:
-            self._leaving.let_go(block)
+            self._leaving.discard(block)
         self._counters["expired"] += len(blocks)
 
     def clear(self, namespace: str | None) -> int:
@@ -373,10 +373,10 @@ class DiskTier:
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────
 
-    def _ask_for(self, namespace: str, keys: Sequence[bytes]) -> None:
+    def _verify_soon(self, namespace: str, keys: Sequence[bytes]) -> None:
         unverified = self._index.unverified.get(namespace, {})
-        asked = [unverified[key] for key in keys if key in unverified]
-        for block in asked:
-            self.recovery.ask(block)
-        if asked:
+        wanted = [unverified[key] for key in keys if key in unverified]
+        for block in wanted:
+            self.recovery.verify_soon(block)
+        if wanted:
             self._pool.wake()

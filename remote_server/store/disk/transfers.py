@@ -236,33 +236,33 @@ def _copy(target: memoryview, source: memoryview) -> None:
 log = logging.getLogger(__name__)
 
 
-class Made(NamedTuple):
+class MadeSegment(NamedTuple):
     """The file of a new segment, or None and the reason."""
 
     file: File | None
     why: Written = Written.OK
 
 
-def make(
+def make_segment(
     files: Files,
     number: int,
     header: SegmentHeader,
     gone: Sequence[Segment],
-    finish: Callable[[Made | None], None],
-) -> Job[Made]:
+    finish: Callable[[MadeSegment | None], None],
+) -> Job[MadeSegment]:
     """Remove those `gone`, then make a segment."""
 
-    def work(scratch: Scratch) -> Made:
+    def work(scratch: Scratch) -> MadeSegment:
         try:
-            remove(files, gone)
-            return Made(make_file(files, number, header, scratch))
+            _remove_segments(files, gone)
+            return MadeSegment(_make_file(files, number, header, scratch))
         except OSError as error:
-            return Made(None, why_not_written(error))
+            return MadeSegment(None, why_not_written(error))
 
     return Job(Priority.READ, work, finish)
 
 
-def make_file(files: Files, number: int, header: SegmentHeader, scratch: Scratch) -> File:
+def _make_file(files: Files, number: int, header: SegmentHeader, scratch: Scratch) -> File:
     """The file gets its name when it is complete and permanent. Raises `OSError`, with no file left
     behind."""
     unfinished = new_name(number)
@@ -283,7 +283,7 @@ def make_file(files: Files, number: int, header: SegmentHeader, scratch: Scratch
     return file
 
 
-def dispose(
+def dispose_segments(
     files: Files,
     idle: Sequence[Segment],
     busy: Sequence[Segment],
@@ -293,11 +293,11 @@ def dispose(
     The result is whether no restart would find any of them: all removed, and permanently."""
 
     def work(_: Scratch) -> bool:
-        close(idle)
+        _close_segments(idle)
         done = True
         for segment in (*idle, *busy):
             try:
-                _take_name(files, segment)
+                _remove_name(files, segment)
             except OSError as error:
                 done = False
                 _warn(error)
@@ -315,14 +315,14 @@ def _warn(error: OSError) -> None:
     log.warning("disk: a cleared segment could not be removed, a restart may find it: %s", error)
 
 
-def remove(files: Files, segments: Sequence[Segment]) -> None:
+def _remove_segments(files: Files, segments: Sequence[Segment]) -> None:
     """Close and remove. A file without a name, or closed before, is skipped. Raises `OSError`."""
-    close(segments)
+    _close_segments(segments)
     for segment in segments:
-        _take_name(files, segment)
+        _remove_name(files, segment)
 
 
-def close(segments: Sequence[Segment]) -> None:
+def _close_segments(segments: Sequence[Segment]) -> None:
     """Close files without users. A closed file is skipped."""
     for segment in segments:
         if segment.file is not None:
@@ -330,6 +330,6 @@ def close(segments: Sequence[Segment]) -> None:
             segment.file = None
 
 
-def _take_name(files: Files, segment: Segment) -> None:
+def _remove_name(files: Files, segment: Segment) -> None:
     with suppress(FileNotFoundError):  # never made, or removed before
         files.remove(segment_name(segment.number))
