@@ -95,10 +95,10 @@ class Gets:
         last_first = [*reversed(first)]
         try:
             for part in parts(last_first):
-                if gathering.num_asked:
+                if gathering.num_expected:
                     yield
                 self._expiry.expire(namespace, part)
-                self._waterfall.fetch(namespace, part, gathering.ask(len(part)))
+                self._waterfall.fetch(namespace, part, gathering.expect(len(part)))
         except BaseException:
             gathering.give_up()
             raise
@@ -124,7 +124,7 @@ class Gets:
                 pinned = [block if isinstance(block, Block) else None for block in found]
                 return self._found_in_memory(keys, first, pinned)
             if len(found) > KEYS_PER_STEP:
-                yield from self._spare(namespace, first, found)
+                yield from self._unpin_on_disk(namespace, first, found)
             return self._found_to_read(keys, first, found)
         except BaseException:
             self._unpin(found)
@@ -177,7 +177,7 @@ class Gets:
     def _unpin(self, found: "Sequence[Block | bool | None]") -> None:
         self._tier.unpin_all([block for block in found if isinstance(block, Block)])
 
-    def _spare(
+    def _unpin_on_disk(
         self, namespace: str, first: dict[bytes, int], found: list[Block | bool]
     ) -> Steps[None]:
         """Unpin in memory all that the disk has as well. A later part has shown that the disk must
@@ -187,7 +187,7 @@ class Gets:
         for start in range(0, len(found), KEYS_PER_STEP):
             yield
             part = slice(start, start + KEYS_PER_STEP)
-            found[part] = self._waterfall.spare(namespace, last_first[part], found[part])
+            found[part] = self._waterfall.unpin_on_disk(namespace, last_first[part], found[part])
 
     def _found_to_read(
         self, keys: Sequence[bytes], first: dict[bytes, int], found: list[Block | bool]
@@ -243,7 +243,7 @@ class Gathering:
 
     def __init__(self, num_blocks: int, unpin_all: Callable[[Iterable[Block]], None]) -> None:
         self.blocks: list[Block | None] = [None] * num_blocks
-        self.num_asked = 0
+        self.num_expected = 0
         self._num_left = num_blocks
         self._unpin_all = unpin_all
         self._is_given_up = False
@@ -253,10 +253,10 @@ class Gathering:
     def is_whole(self) -> bool:
         return not self._num_left
 
-    def ask(self, num_blocks: int) -> Callable[[list[Block | None]], None]:
+    def expect(self, num_blocks: int) -> Callable[[list[Block | None]], None]:
         """The callback that takes the next `num_blocks` when they arrive."""
-        start = self.num_asked
-        self.num_asked += num_blocks
+        start = self.num_expected
+        self.num_expected += num_blocks
 
         def came(blocks: list[Block | None]) -> None:
             if self._is_given_up:

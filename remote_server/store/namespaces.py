@@ -55,14 +55,12 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     def after(self, known: "NamespaceInfo | None") -> "NamespaceInfo":
         """This declaration, with the engines of the previous one, `known`."""
-        declared: dict[str, dict[str, str]] = {}
+        texts: dict[str, dict[str, str]] = {}
         if known is not None:
-            declared = {
-                name: known.fingerprint | differs for name, differs in known.engines.items()
-            }
-            declared.pop(self.client, None)
-        declared[self.client] = self.fingerprint
-        recent = dict(list(declared.items())[-MAX_ENGINES_REMEMBERED:])
+            texts = {name: known.fingerprint | differs for name, differs in known.engines.items()}
+            texts.pop(self.client, None)
+        texts[self.client] = self.fingerprint
+        recent = dict(list(texts.items())[-MAX_ENGINES_REMEMBERED:])
         engines = {
             name: {field: there for field, (_, there) in compare(self.fingerprint, facts).items()}
             for name, facts in recent.items()

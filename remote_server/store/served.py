@@ -26,9 +26,9 @@ class Served:
         self._keys.setdefault(namespace, []).extend(keys)
         self._num_keys += len(keys)
         if self._num_keys >= MAX_KEYS:
-            self.tell_disk()
+            self.flush()
 
-    def tell_disk(self) -> None:
+    def flush(self) -> None:
         """Apply the buffer. To be called before any call of the disk that depends on recency."""
         if not self._num_keys:
             return

@@ -103,7 +103,7 @@ class Waterfall:
 
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now in both tiers; False when it is readable in neither."""
-        self._served.tell_disk()
+        self._served.flush()
         on_disk = self._disk.touch(namespace, key)
         return self._memory.touch(namespace, key) or on_disk
 
@@ -111,7 +111,7 @@ class Waterfall:
         """Clear the disk, and drop the blocks that wait for it. Returns how many blocks were
         removed from the disk."""
         removed = self._disk.clear(namespace)
-        self._forget_unplaced(namespace)
+        self._take_unplaced(namespace)
         if namespace is None:
             self._to_demote.clear()
         else:
@@ -187,7 +187,7 @@ class Waterfall:
             return
         namespace = blocks[0].namespace
         block_bytes = self._block_bytes_of(namespace)
-        self._served.tell_disk()
+        self._served.flush()
         places = self._disk.begin_puts(
             namespace,
             [block.key for block in blocks],
@@ -199,10 +199,10 @@ class Waterfall:
         self.counters["demote_declined"] += len(blocks) - len(taken)
         self._admission.not_written(sum(map(_written_bytes, blocks[len(taken) :])))
         if not self._disk.has_segment(namespace, block_bytes):
-            self._keep_unplaced(namespace, blocks)
+            self._hold_unplaced(namespace, blocks)
         if not taken:
             return
-        self._to_demote.extendleft(reversed(self._forget_unplaced(namespace)))
+        self._to_demote.extendleft(reversed(self._take_unplaced(namespace)))
         pinned = self._memory.pin_all(namespace, [block.key for block in taken])
         assert pinned == taken, "readable a moment ago"
 
@@ -222,15 +222,15 @@ class Waterfall:
 
         self._disk.write(places, [self._memory.view(block) for block in taken], finish)
 
-    def _keep_unplaced(self, namespace: str, blocks: list[Block]) -> None:
+    def _hold_unplaced(self, namespace: str, blocks: list[Block]) -> None:
         """Hold `blocks` until `namespace` gets a segment. Beyond the limit the namespaces that have
         waited longest are dropped."""
         self._unplaced.setdefault(namespace, []).extend(blocks)
         self._num_unplaced += len(blocks)
         while self._num_unplaced > MAX_UNPLACED:
-            self._forget_unplaced(next(iter(self._unplaced)))
+            self._take_unplaced(next(iter(self._unplaced)))
 
-    def _forget_unplaced(self, namespace: str | None) -> list[Block]:
+    def _take_unplaced(self, namespace: str | None) -> list[Block]:
         """Remove and return the waiting blocks of one namespace, or of all."""
         names = [*self._unplaced] if namespace is None else [namespace]
         blocks = [block for name in names for block in self._unplaced.pop(name, ())]
@@ -263,20 +263,22 @@ class Waterfall:
         on_disk = self._on_disk(namespace, keys)
         if not any(here for block, here in zip(blocks, on_disk, strict=True) if block is None):
             return found
-        return self._left_to_disk(found, on_disk)
+        return self._without_disk_copies(found, on_disk)
 
-    def spare(
+    def unpin_on_disk(
         self, namespace: str, keys: Sequence[bytes], found: list[Block | bool]
     ) -> list[Block | bool]:
         """Unpin those of `found` that the disk has as well: `find` of another part of the get has
         shown that the disk must be read."""
-        return self._left_to_disk(found, self._on_disk(namespace, keys))
+        return self._without_disk_copies(found, self._on_disk(namespace, keys))
 
     def _on_disk(self, namespace: str, keys: Sequence[bytes]) -> list[bool]:
         states = self._disk.lookup_all(namespace, keys)
         return [state == KeyState.READABLE for state in states]
 
-    def _left_to_disk(self, found: list[Block | bool], on_disk: list[bool]) -> list[Block | bool]:
+    def _without_disk_copies(
+        self, found: list[Block | bool], on_disk: list[bool]
+    ) -> list[Block | bool]:
         both = [one for one, here in zip(found, on_disk, strict=True) if here]
         self._memory.unpin_all([block for block in both if isinstance(block, Block)])
         return [here or one for one, here in zip(found, on_disk, strict=True)]
@@ -349,7 +351,7 @@ class Waterfall:
 
     def _read(self, wanted: list[tuple[int, bytes]], namespace: str, final: bool) -> Iterator[int]:
         """Begin to read the disk's blocks of `wanted`. Yields the places that will be filled."""
-        self._served.tell_disk()
+        self._served.flush()
         pinned = self._disk.pin_all(namespace, [key for _, key in wanted])
         found: list[tuple[int, DiskBlock]] = [
             (place, block)
