@@ -141,13 +141,13 @@ class Recovery:
     """Runs on the loop: `start`, then `go_on` whenever jobs are finished, until `done`."""
 
     def __init__(
-        self, segments: list[Segment], pool: Pool, books: Adoption, verify_bytes: int = PIECE_BYTES
+        self, segments: list[Segment], pool: Pool, index: Adoption, verify_bytes: int = PIECE_BYTES
     ) -> None:
         self.scanning = len(segments)
         """Segments whose headers are not read yet, or whose blocks are not adopted yet."""
         self._segments = segments
         self._pool = pool
-        self._books = books
+        self._index = index
         self._verify_bytes = verify_bytes
         self._found: list[list[tuple[int, int, Found]]] = []  # one sorted list a segment
         self._by_number = {segment.number: segment for segment in segments}
@@ -198,7 +198,7 @@ class Recovery:
             self._found.append([(f.generation, segment.number, f) for f in found])
             used = {f.slot for f in found}
             free = [slot for slot in range(segment.num_slots) if slot not in used]
-            self._books.free(segment, free, num_damaged)
+            self._index.free(segment, free, num_damaged)
             if len(self._found) == len(self._segments):
                 self._merged = heapq.merge(*self._found)
 
@@ -208,7 +208,7 @@ class Recovery:
         assert self._merged is not None
         turn = [*islice(self._merged, BLOCKS_PER_TURN)]
         for _, number, found in turn:
-            block = self._books.adopt(self._by_number[number], found)
+            block = self._index.adopt(self._by_number[number], found)
             if block is not None:
                 self._unverified.append(block)
         if len(turn) == BLOCKS_PER_TURN:
@@ -217,7 +217,7 @@ class Recovery:
         self._merged = None
         self._found.clear()
         self.scanning = 0
-        self._books.done(self._segments)
+        self._index.done(self._segments)
 
     # ── bytes ────────────────────────────────────────────────────────────────────────────
 
@@ -227,7 +227,7 @@ class Recovery:
             if not blocks:
                 return
             for block in blocks:
-                self._books.pin(block)
+                self._index.pin(block)
             for run in runs_of(blocks):
                 self._submit(priority, run)
 
@@ -240,7 +240,7 @@ class Recovery:
             for block, result in zip(
                 blocks, results or [ReadResult.IO_ERROR] * len(blocks), strict=True
             ):
-                older = self._books.judge(block, result)
+                older = self._index.judge(block, result)
                 if older is not None:
                     self.verify_soon(older)
 

@@ -36,6 +36,8 @@ from remote_server.store.disk.layout import (
 from remote_server.store.disk.pool import Job, Priority
 from remote_server.store.disk.segments import DiskBlock, Segment
 
+log = logging.getLogger(__name__)
+
 # Bytes of one call: enough for the full speed of a device, few enough for a read not to wait long
 # behind a write. A block that is larger is moved in one call nevertheless.
 PIECE_BYTES = 4 << 20
@@ -233,7 +235,7 @@ def _copy(target: memoryview, source: memoryview) -> None:
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
-log = logging.getLogger(__name__)
+# ── segment files ────────────────────────────────────────────────────────────────────────────
 
 
 class MadeSegment(NamedTuple):
