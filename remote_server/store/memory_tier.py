@@ -83,7 +83,7 @@ class MemoryTier:
         while (missing := len(keys) - len(blocks)) and self._room.has_slot(size_class, missing):
             slab, slots = self.slabs.take_slots(size_class, missing)
             start, slot_bytes = slab.offset, slab.slot_bytes
-            new = [  # `slots` comes first in the zip: what ends it must not use up a block
+            new = [  # `slots` is first in the zip, so that its end consumes no key
                 Block(namespace, key, length, checksum, slab, slot, start + slot * slot_bytes, tick)
                 for slot, (key, length, checksum) in zip(slots, wanted, strict=False)
             ]

@@ -66,7 +66,7 @@ class Block(msgspec.Struct, eq=False, gc=False):
     tick: int  # when it was last used, in the tier's own count of uses
     pins: int = 1  # the writer's
     state: BlockState = BlockState.WRITING
-    generation: int = 0  # what its word holds while it is readable
+    generation: int = 0  # the value of its word while it is readable
     created_at: float = 0.0  # when it was first published, by the store's clock; 0 without a TTL
 
     @property

@@ -74,8 +74,7 @@ class Waterfall:
         self._fetching: dict[tuple[str, bytes], list[Callable[[Block | None], None]]] = {}
         self.hits_memory = 0
         self.hits_disk = 0
-        """Blocks that `fetch` found in memory, and blocks read for it, by this or an earlier call.
-        """
+        """Blocks that `fetch` returned: found in memory, and read, by this or an earlier call."""
 
     @property
     def num_to_demote(self) -> int:

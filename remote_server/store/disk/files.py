@@ -95,7 +95,7 @@ class Scratch:
     def take(self, num_bytes: int) -> memoryview:
         """`num_bytes` of it, valid until the next `take`. Old content stays in it."""
         if self._map is None or len(self._map) < num_bytes:
-            self._map = mmap.mmap(-1, padded(num_bytes))  # the old one goes with its last view
+            self._map = mmap.mmap(-1, padded(num_bytes))  # the old map is freed with its last view
         return memoryview(self._map)[:num_bytes]
 
 
@@ -217,7 +217,7 @@ def _without(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 def _offers_direct(folder: int) -> bool:
     """Tried out, because no flag of a file system shows it. Raises `OSError` when the directory is
     not writable."""
-    probe = f"segment-{secrets.randbelow(10**8):08d}.new"  # a name of ours, swept when left behind
+    probe = f"segment-{secrets.randbelow(10**8):08d}.new"  # the next start deletes such a name
     fd = os.open(probe, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
     os.unlink(probe, dir_fd=folder)
     try:

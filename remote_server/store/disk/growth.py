@@ -104,7 +104,7 @@ class Growth:
         self._waiting: dict[Segment, list[Job[Any]]] = {}
         self._file_jobs: deque[Callable[[], Job[Any]]] = deque()
         self._file_job_runs = False
-        self._to_remove: set[Segment] = set()  # retired, and their names may still be there
+        self._to_remove: set[Segment] = set()  # retired; their names may still exist
         self._waiting_for_gone = 0
 
     @property
