@@ -50,7 +50,7 @@ PATIENT = {
 }
 
 
-LATE = ("lookup_late", "lookup_paused", "unavailable", "load_failed")
+LATE = ("lookup_late", "lookup_paused", "unavailable", "budget_spent", "load_failed")
 """Reasons for which a prompt is computed because the machine, or the server, was slow."""
 
 MISSED = "kvferry_missed_blocks_total"
