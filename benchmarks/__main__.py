@@ -8,11 +8,12 @@ python -m benchmarks report results.html
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import page, registry
+from benchmarks.harness import page, registry, scripts
 from benchmarks.harness.compare import compare_records
 from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.harness.record import Record, RecordError
@@ -40,7 +41,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     listed = commands.add_parser("list", help="each benchmark, and the question it answers")
     listed.set_defaults(do=_list)
-    run = commands.add_parser("run", help="run one by its name; what follows is for it")
+    run = commands.add_parser(
+        "run",
+        help="run one by its name; what follows is for it",
+        description="NAME is one of `list`, a module, or a script of a source document: "
+        f"{', '.join(scripts.scripts())}. Arguments behind it are the benchmark's own.",
+    )
     run.add_argument("name", metavar="NAME")
     run.set_defaults(do=lambda arguments: _run(arguments.name, []))
     compare = commands.add_parser("compare", help="the verdict on two records, row by row")
@@ -69,12 +75,14 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    found = registry.find()
-    if name not in found:
-        print(f"there is no benchmark {name}; there are {', '.join(found)}", file=sys.stderr)
+    try:
+        words = ["-m", *scripts.command_of(name), *arguments]
+    except LookupError as error:
+        print(error, file=sys.stderr)
         return 2
+    print(f"runs: python {shlex.join(words)}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", found[name].module, *arguments])
+    os.execv(sys.executable, [sys.executable, *words])
 
 
 def _compare(arguments: argparse.Namespace) -> int:
