@@ -4,6 +4,7 @@ python -m benchmarks list
 python -m benchmarks run test_disk --json disk.json
 python -m benchmarks compare A.json B.json
 python -m benchmarks report results.html
+python -m benchmarks results
 """
 
 import argparse
@@ -13,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import page, registry, scripts
+from benchmarks.harness import page, readmes, registry, scripts
 from benchmarks.harness.compare import compare_records
 from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.harness.record import Record, RecordError
@@ -63,6 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("page", type=Path, metavar="PAGE.html")
     report.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     report.set_defaults(do=_report)
+    results = commands.add_parser("results", help="write the latest results into the READMEs")
+    results.add_argument(
+        "--check", action="store_true", help="write nothing; exit status 1 where one is stale"
+    )
+    results.set_defaults(do=_results)
     return parser
 
 
@@ -114,6 +120,30 @@ def _report(arguments: argparse.Namespace) -> int:
     for line in others:
         print(f"left out: {line}", file=sys.stderr)
     return 0
+
+
+def _results(arguments: argparse.Namespace) -> int:
+    """0; 1 for a stale README or a record without one; 2 where one cannot be made."""
+    status = 0
+    for readme in readmes.found():
+        try:
+            text = readmes.rewritten(readme)
+        except readmes.ReadmeError as error:
+            print(error, file=sys.stderr)
+            status = 2
+            continue
+        if text == readme.read_text():
+            continue
+        if arguments.check:
+            print(f"stale, run `python -m benchmarks results`: {readme}", file=sys.stderr)
+            status = status or 1
+        else:
+            readme.write_text(text)
+            print(f"written: {readme}")
+    for complaint in readmes.complaints():
+        print(complaint, file=sys.stderr)
+        status = status or 1
+    return status
 
 
 if __name__ == "__main__":
