@@ -42,13 +42,12 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     listed = commands.add_parser("list", help="each benchmark, and the question it answers")
     listed.set_defaults(do=_list)
-    run = commands.add_parser(
-        "run",
-        help="run one by its name; what follows is for it",
-        description="NAME is one of `list`, a module, or a script of a source document: "
-        f"{', '.join(scripts.scripts())}. Arguments behind it are the benchmark's own.",
-    )
+    run = commands.add_parser("run", help="run one by its name; what follows is for it")
     run.add_argument("name", metavar="NAME")
+    run.epilog = (
+        "NAME is one of `list`, a module, or a script of a source document: "
+        f"{', '.join(scripts.scripts())}. Arguments behind it are the benchmark's own."
+    )
     run.set_defaults(do=lambda arguments: _run(arguments.name, []))
     compare = commands.add_parser("compare", help="the verdict on two records, row by row")
     compare.add_argument("before", type=Path, metavar="A.json")
