@@ -23,7 +23,7 @@ from remote_server.server.outgoing import (
     to_gather,
 )
 from remote_server.server.send_queue import Outboxes
-from remote_server.store.answers import Found, Pinned
+from remote_server.store.gets import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP, Steps

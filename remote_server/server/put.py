@@ -9,8 +9,8 @@ from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol import Declined, ErrorCode, Put, PutOutcome, PutShared, Stored
 from remote_server.server.copier import BlockJob, Job, copy_in
 from remote_server.server.limits import Uncopied, waiting_bytes
-from remote_server.store.answers import Reserved
 from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.puts import Reserved
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP, Steps, parts
 
