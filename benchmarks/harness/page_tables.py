@@ -1,4 +1,4 @@
-"""The tables of the page: of a record's rows and figures, and of what a source reports."""
+"""The tables of the page: a record's rows and figures, and the figures of a source."""
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -15,8 +15,8 @@ _ALL_HEADS = ("model", "operation", "transport", "integrity", "bytes", "median s
 
 
 def of_rows(rows: Sequence[Row]) -> Iterable[str]:
-    """What each came to, side by side; then all that is known of each, folded away where the first
-    table is enough to read."""
+    """Medians side by side; then every value of each row, folded away where the first table is
+    enough."""
     if not rows:
         return
     overview = _side_by_side(rows)
@@ -31,8 +31,8 @@ def of_rows(rows: Sequence[Row]) -> Iterable[str]:
 
 
 def _side_by_side(rows: Sequence[Row]) -> str | None:
-    """A line for each model and transport, a column for each operation; the other way round where
-    that is narrower. None for what is but a list."""
+    """A line for each model and transport, a column for each operation, or transposed where that
+    is narrower. None when there is only one line or column."""
     operations = list(dict.fromkeys(row.operation for row in rows))
     places = list(dict.fromkeys(_place(row) for row in rows))
     if min(len(operations), len(places)) < 2 or min(len(operations), len(places)) > _MOST_COLUMNS:
@@ -74,7 +74,7 @@ def _place(row: Row) -> tuple[str, str, str]:
 
 
 def _why(reasons: dict[str, str]) -> str:
-    """One reason for all is told once."""
+    """One reason that all share is shown once."""
     told = {name: reason for name, reason in reasons.items() if reason}
     if len(told) == len(reasons) and len(set(told.values())) == 1:
         return next(iter(told.values()))
@@ -84,7 +84,7 @@ def _why(reasons: dict[str, str]) -> str:
 def _without_empty(
     heads: Sequence[str], lines: Sequence[Sequence[Cell]]
 ) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
-    """Without the columns in which nothing stands."""
+    """Without empty columns."""
     kept = [n for n in range(len(heads)) if any(line[n] not in (None, "") for line in lines)]
     return [heads[n] for n in kept], [[line[n] for n in kept] for line in lines]
 
@@ -98,7 +98,7 @@ def _everything_of(row: Row) -> list[Cell]:
 
 
 def of_figures(figures: Sequence[Figure]) -> Iterable[str]:
-    """A table for all that have the same values; one line for each of the others."""
+    """A table for all figures that have the same values; one line for each other figure."""
     alike: dict[tuple[str, ...], list[Figure]] = {}
     for figure in figures:
         alike.setdefault((figure.unit, *figure.values), []).append(figure)
@@ -132,8 +132,8 @@ def _table(
     most: float | None = None,
     show: Callable[[float], str] = digits,
 ) -> str:
-    """A column with a word in it is one of words; numbers have a bar behind them that ends at
-    `most`. The last column may wrap where it has no head."""
+    """A column that contains a word holds words. Numbers have a bar behind them, full at `most`.
+    The last column wraps when it has no head."""
     for line in lines:
         if len(line) != len(heads):
             raise ValueError(f"{len(heads)} columns, but a row has {len(line)}: {line}")
@@ -163,5 +163,5 @@ def _table(
 
 
 def _as_reported(value: float) -> str:
-    """Every digit that the document has."""
+    """Every digit that the document prints."""
     return f"{value:,.6g}"
