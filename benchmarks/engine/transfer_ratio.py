@@ -1,8 +1,8 @@
-"""How long computing KV cache takes against getting it from the server, in one run.
+"""The ratio of the time to compute KV cache to the time to get it from the server, in one run.
 
-This ratio decides what a cache server can save, and it differs by machine: a small model on two
-cores computes far more slowly per byte of KV cache than a large one on a GPU, and fetches more
-slowly, too. So every result prints its own beside the source's.
+This ratio determines the savings of a cache server, and it differs by machine: a small model on
+two cores computes far more slowly per byte of KV cache than a large one on a GPU, and it also
+fetches more slowly. So every result prints its own ratio beside the source's.
 """
 
 import time
@@ -26,7 +26,7 @@ _MOST_BLOCKS = 512
 
 
 def figures(site: Site, engine: Engine, input_len: int) -> list[Figure]:
-    """Medians over rounds of one prompt computed on `engine` and as many blocks got by a client."""
+    """Medians over rounds: `engine` computes one prompt, and a client gets as many blocks."""
     settings = engine.settings
     blocks = min(_MOST_BLOCKS, input_len // settings.block_tokens)
     tokens = blocks * settings.block_tokens + 1
@@ -51,7 +51,7 @@ def figures(site: Site, engine: Engine, input_len: int) -> list[Figure]:
 
 
 def lines(record: Record) -> list[str]:
-    """What a table says below itself: the ratio, and the source's beside it."""
+    """The lines below a table: the ratio, and the source's beside it."""
     return [
         f"{NAME}: {_ratios(figure)} here; {SOURCE_RATIOS}"
         for figure in record.figures
