@@ -1,9 +1,9 @@
-"""What does the cache give on a busy engine?
+"""A busy engine: what does the cache save there?
 
-A queue of prompts that the server holds, with as many new ones in between, asked all at once of an
-engine that takes a few at a time: most of them wait for the engine. Against the depth of the queue
-and the length of a step, which a worker stretches by sleeping; beside the same engine without a
-connector, with break-even and without. The connector's limits are its defaults.
+A queue of prompts on the server, with as many new ones in between, is sent at once to an engine
+that runs a few at a time, so that most wait for the engine. Measured against the depth of the queue
+and the length of a step, which a worker stretches by sleeping; compared with the same engine
+without a connector, with break-even and without. The connector's limits are its defaults.
 """
 
 import itertools
@@ -111,9 +111,9 @@ class Busy:
         )
 
     def measure(self, record: Record, runner: Runner) -> None:
-        """Every cell, steps of one length behind those of another. What was measured is in
-        `record` as soon as all cells of a length are."""
-        runner.say("the server gets the prompts")
+        """Run every cell, grouped by the length of steps. `record` has the results of a length as
+        soon as all its cells have run."""
+        runner.say("putting the prompts on the server")
         self._fill()
         for step_ms in self._plan.step_ms:
             keys = self._plan.keys(step_ms)
@@ -136,8 +136,8 @@ class Busy:
     # ── before the clock runs ────────────────────────────────────────────────────────────
 
     def _fill(self) -> None:
-        """All engines warm, all prompts of all cells on the server, and none of them on an engine:
-        one computes them all and others behind them. `EngineFailed` if the server lacks some."""
+        """Warm all engines, and put the prompts of all cells on the server and on no engine: one
+        engine computes them all, then others. Raises `EngineFailed` if the server lacks some."""
         plan = self._plan
         for name, engine in self._engines.items():
             self._ask_few(engine, plan.warm(name))
@@ -171,7 +171,7 @@ class Busy:
         )
 
     def _rest(self, key: Key) -> None:
-        """The engine that computed last, if it is another, no longer spins."""
+        """Wait until the last engine that computed, if another, no longer spins."""
         if self._last != key.engine:
             time.sleep(_QUIET_S)
         self._last = key.engine
@@ -202,13 +202,13 @@ class Busy:
             raise AssertionError(problem)
 
     def _counters(self, engine: SlowEngine) -> dict[str, float]:
-        """The engine's page, once it has what came before: its counters move with its steps."""
+        """The engine's counters, complete up to now: they are updated by its steps."""
         engine.complete(tiny_model.prompt_tokens(8, seed=1), 1, logprobs=None)
         return engine.metrics()
 
 
 def in_between(held: Sequence[Request], new: Sequence[Request]) -> list[Request]:
-    """Each prompt that the server holds, and behind it its share of the new ones."""
+    """Each prompt on the server, followed by its share of the new ones."""
     share = len(new) // len(held)
     behind = [new[place * share :][:share] for place in range(len(held))]
     return list(itertools.chain.from_iterable(

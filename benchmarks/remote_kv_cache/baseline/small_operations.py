@@ -1,4 +1,4 @@
-"""Do small things stay fast: small blocks beside large, lookups beside other clients' streams?"""
+"""Small operations: small blocks beside large ones, lookups beside other clients' streams."""
 
 import sys
 import time
@@ -60,7 +60,7 @@ def measure_block_sizes(
         samples = runner.measure("block sizes", cases)
     rows: list[Row] = []
     for work in works:
-        # The keys of these cases carry the model, because both sizes are in one measurement.
+        # The keys of these cases include the model, because one measurement has both sizes.
         mine = {key[1]: sample for key, sample in samples.items()
                 if isinstance(key, tuple) and key[0] == work.model.name}  # fmt: skip
         rows += results.rows_of(work, mine, Variant("b2b naive"))
@@ -83,7 +83,7 @@ def _size_cases(stack: ExitStack, work: Work) -> list[Case]:
             client = connect(server.endpoint, name, work.block_bytes, transport=transport,
                              rows=(source, target))  # fmt: skip
         except Skipped:
-            continue  # the rows of the models say so
+            continue  # the rows of the models have the reason
         stack.callback(client.close)
         ferry = FerryWork(client, name, work)
 
@@ -119,7 +119,7 @@ def _shares(rows: list[Row]) -> list[Figure]:
 
 
 class StreamingClient(LoggedProcess):
-    """Another process that streams the same blocks again and again."""
+    """Another process that streams the same blocks in a loop."""
 
     name = "streaming-client"
 
@@ -160,7 +160,7 @@ def measure_fairness(runner: Runner, memory: int | None, num_bytes: int) -> list
                 started = time.perf_counter()
                 client.lookup(name, keys, timeout_s=PATIENCE_S).result()
                 seconds.append((time.perf_counter() - started) * 1000)
-                time.sleep(0.002)  # as an engine asks between its steps
+                time.sleep(0.002)  # an engine looks up between its steps
             values = {"median": percentile(seconds, 50), "p99": percentile(seconds, 99),
                       "max": max(seconds)}  # fmt: skip
             return Figure(f"lookup of {_PROBE_KEYS} keys, {when}", "ms", values, "tcp")

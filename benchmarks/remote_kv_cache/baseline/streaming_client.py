@@ -1,4 +1,4 @@
-"""A process that streams the same blocks again and again, until it is ended.
+"""A process that streams the same blocks in a loop until it is ended.
 
 python -m … ENDPOINT NAMESPACE BLOCK_BYTES NUM_BLOCKS
 """
@@ -13,7 +13,7 @@ _AT_ONCE = 16
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Says `ready` when the first blocks have come."""
+    """Prints `ready` when the first blocks have arrived."""
     endpoint, namespace, *numbers = sys.argv[1:] if argv is None else argv
     block_bytes, num_blocks = map(int, numbers)
     client = connect(endpoint, namespace, block_bytes)

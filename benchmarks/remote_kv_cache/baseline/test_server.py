@@ -1,9 +1,9 @@
-"""How fast do blocks go through the server, compared with what no server could beat?
+"""Server: how fast do blocks go through it, compared with the bounds of any server?
 
-A real server process; one client; each model's blocks put, got and asked for, over each transport,
+A real server process; one client; each model's blocks put, got and looked up, over each transport,
 with checksums and without, every byte verified. In the same run: a plain copy, two bare TCP
 connections, a copy between two shared maps, and a real Redis. Then with one batch outstanding:
-to the acknowledgement, to the first block, to the last. Then what is small: lookups, small
+to the acknowledgement, to the first block, to the last. Then small operations: lookups, small
 blocks, and lookups while others stream. Ratios are to a plain copy of the same blocks.
 """
 
@@ -61,14 +61,14 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
-        help="moved by each trial of `sizes`, `fairness`, `tiers` and `keys` (default: 128MiB)",
+        help="bytes of each trial of `sizes`, `fairness`, `tiers` and `keys` (default: 128MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR",
-        help="on the disk of `tiers`; what is written there is removed (default: this one)",
+        help="a folder on the disk of `tiers`; written files are removed (default: this one)",
     )  # fmt: skip
     arguments = parser.parse_args(argv)
-    keep_freed_memory()  # as every engine that has the client does
+    keep_freed_memory()  # as every engine with the client does
     record = Record.begin(MODULE, argv)
     record.versions |= peer_folder.versions("redis-py")
     record.parameters["memcpy"] = str(server_cases.NAIVE)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Skipped as reason:
         record.parameters["redis-server"] = str(reason)
     parts = len({"models", "one-batch"}.intersection(arguments.only))
-    total = parts * blocks.total_bytes(arguments.models, arguments.batches)  # all else is short
+    total = parts * blocks.total_bytes(arguments.models, arguments.batches)  # the rest is short
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
         _measure(runner, record, arguments)
     options.write(record, runner, arguments, partial(results.chart, CHARTED))
@@ -119,7 +119,7 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> N
 
 
 def measure_model(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
-    """Everything that moves one model's blocks, interleaved, into `record`."""
+    """Measure all ways to move one model's blocks, interleaved, into `record`."""
     try:
         # Two shared and two private pools here, one in the sender, the server's, and Redis's.
         machine.skip_unless_fits(work.num_bytes * 15 // 2, memory)
@@ -139,20 +139,20 @@ def measure_model(runner: Runner, record: Record, work: Work, memory: int | None
             *server_cases.redis_cases(stack, source, target, work),
         ]
         samples = runner.measure(work.model.name, cases, work.num_bytes)
-        # Here rather than after the servers have been stopped: that may be interrupted too.
+        # Before the servers are stopped, because the stop may be interrupted.
         record.rows += results.rows_of(
             work, samples, server_cases.NAIVE, server_cases.WALLS, {server_cases.CONTAINS}
         )
 
 
 def show(record: Record, heading: str) -> None:
-    """The source's table with its figures under ours, then everything in detail."""
+    """Print the source's table with its figures under ours, then all details."""
     operations = (*SOURCE_OPERATIONS, *OWN_OPERATIONS)
     lines: list[list[table.Cell]] = []
     for model in dict.fromkeys(row.model for row in record.rows):
         rows = [row for row in record.rows if row.model == model]
         if not any(row.operation == server_cases.SET_DEFERRED for row in rows):
-            continue  # not one of the source's
+            continue  # not a model of the source
         if model.endswith(one_batch.SUFFIX):
             continue  # with a table of its own
         ways = dict.fromkeys((row.transport, row.integrity) for row in rows
@@ -195,7 +195,7 @@ def show(record: Record, heading: str) -> None:
 
 
 def show_tiers(record: Record) -> None:
-    """GB/s of each tier, side by side."""
+    """Print GB/s of each tier, side by side."""
     speeds = {row.operation: row.gb_per_s for row in record.rows if row.model == tiers.TIERS.name}
     if speeds:
         lines: list[list[table.Cell]] = [
