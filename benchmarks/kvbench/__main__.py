@@ -1,12 +1,12 @@
-"""How fast does the KV cache of a real model move, block by block as its engine would move it?
+"""Transfers: how fast does the KV cache of a real model move, block by block as in its engine?
 
     python -m benchmarks.kvbench plan --models 70b --config block-tp8-pp2
     python -m benchmarks.kvbench run --models r1,70b,llama-3.1-8b --requests 1,10
     python -m benchmarks.kvbench run --server tcp://127.0.0.1:5757 --ways shm,tcp
     python -m benchmarks.kvbench profile --models 70b
 
-`plan` computes and moves nothing. `run` moves what was planned over every way there is. `profile`
-does so with several windows: how many blocks have to be on the way at once. The source's tool has
+`plan` only computes. `run` moves the planned blocks over every available way. `profile` does so
+with several windows, to find the number of blocks needed in flight. The source's tool has
 `kvcache` and `io-size` for parts of `plan`, which are the same here; its `profile` is `run` here.
 """
 
@@ -44,13 +44,13 @@ _NOT_HERE = {
     "sequential-ct-perftest": _SEVERAL_RANKS,
     "nixlbench": f"`{_RUN} --ways nixl,gds` moves blocks with NIXL's backends",
 }
-"""Commands of the source's tools that are not here, and what is."""
+"""Commands of the source's tools that are absent here, and their replacements."""
 
 _OVERRIDES = ("tp", "pp", "page_size", "prompt_tokens")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 2 for what cannot be planned; else as every benchmark's."""
+    """Exit status 2 for an impossible plan; else as in every benchmark."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and (ours := _NOT_HERE.get(argv[0].replace("_", "-"))):
         print(f"kvbench: there is no {argv[0]} here; {ours}", file=sys.stderr)
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(plans: Sequence[Plan], arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    keep_freed_memory()  # as every engine that has the client does
+    keep_freed_memory()  # as every engine with the client does
     record = Record.begin(MODULE, argv)
     record.versions |= peer_folder.versions("nixl")
     total = sum(p.num_bytes for p in plans)
@@ -107,7 +107,7 @@ def _windows(planned: Plan, arguments: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
-    """Of every model with every configuration and number of requests. Raises `ConfigError`."""
+    """Every model with every configuration and number of requests. Raises `ConfigError`."""
     known_models = models.load_models(arguments.models_file)
     known = configurations.load_configurations(arguments.config_file)
     changed = {name: value for name in _OVERRIDES if (value := getattr(arguments, name))}
@@ -150,7 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         )  # fmt: skip
         command.add_argument(
             "--directory", type=Path, default=Path(), metavar="DIR",
-            help="where the files are; they are removed (default: this one)",
+            help="folder of the files, which are removed (default: this one)",
         )  # fmt: skip
         command.add_argument(
             "--check", action=argparse.BooleanOptionalAction, default=True,
@@ -159,12 +159,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--server", type=_server, metavar="ENDPOINT",
             help="a running kvferry server for shm and tcp, as tcp://127.0.0.1:5757, with "
-            "?keys=FILE where it demands keys; what is put there is removed (default: its own)",
+            "?keys=FILE where it requires keys; the blocks are removed (default: its own)",
         )  # fmt: skip
         if name == _RUN:
             command.add_argument(
                 "--window", type=options.size, default=_WINDOW, metavar="SIZE",
-                help="on the way at once, at least one block (default: 64MiB)",
+                help="bytes in flight, at least one block (default: 64MiB)",
             )  # fmt: skip
     return parser
 
@@ -174,11 +174,11 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     add("--models", "--model", default=_SOURCE_MODELS, metavar="NAMES",
         help="parts of names, as in r1,70b; source: all seven of the source's tool "
         "(default: %(default)s)")  # fmt: skip
-    add("--models-file", type=Path, default=models.BUILT_IN, metavar="FILE", help="of your own")
+    add("--models-file", type=Path, default=models.BUILT_IN, metavar="FILE", help="your own models")
     add("--config", default="block-tp1-pp1", metavar="NAMES",
         help="names of configurations (default: %(default)s)")  # fmt: skip
     add("--config-file", type=Path, default=configurations.BUILT_IN, metavar="FILE",
-        help="of your own")  # fmt: skip
+        help="your own configurations")  # fmt: skip
     add("--tp", type=options.positive)
     add("--pp", type=options.positive)
     add("--pattern", choices=("block", "layer"))
@@ -194,7 +194,7 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         help="prompts in one transfer, as in 1,10",
     )
     add("--compat", action="store_true",
-        help="count and round as the source's tool does, errors included")  # fmt: skip
+        help="count and round as in the source's tool, errors included")  # fmt: skip
 
 
 def _expand(names: str) -> str:

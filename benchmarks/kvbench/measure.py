@@ -1,4 +1,4 @@
-"""The ways against each other: all move the same blocks out and back, in interleaved trials."""
+"""A comparison of the ways: all move the same blocks out and back, in interleaved trials."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -27,7 +27,7 @@ _POOLS = 11 / 2
 
 
 class Key(NamedTuple):
-    """A case: which way, which direction, how many blocks on the way at once."""
+    """A case: its way, its direction, and the number of blocks in flight."""
 
     way: str
     direction: str
@@ -35,10 +35,10 @@ class Key(NamedTuple):
 
 
 class Lane:
-    """One way with one window. Times what it moves, and proves that it moved it.
+    """One way with one window. Times its transfers and verifies them.
 
-    Every write marks its blocks with a number that no write before it used, so that nothing an
-    earlier trial left can pass for what this one should have moved.
+    Every write marks its blocks with a new number, so that no bytes of an earlier trial can be
+    taken for those of this one.
     """
 
     _next_mark = 0
@@ -163,7 +163,7 @@ def measure(
 def _lanes(
     maker: Maker, ways: Sequence[str], windows: Sequence[int], *, check: bool
 ) -> Iterator[tuple[str, list[Lane] | Skipped]]:
-    """For each way its lanes, one a window, or why there are none."""
+    """For each way its lanes, one a window, or the reason for none."""
     for name in ways:
         try:
             made = maker.make(name)
@@ -195,7 +195,7 @@ def _keep(
 
 
 def figures(plan: Plan, sample: Sample, log: StageLog) -> dict[str, float]:
-    """The columns that are durations, in microseconds; and what part of the time they explain."""
+    """The columns that are durations, in microseconds; and the part of the time that they cover."""
     trials = log.of_last(len(sample.values))
     values: dict[str, float] = {
         "average per block": 1e6 * sum(sample.values) / len(sample.values) / plan.batch
