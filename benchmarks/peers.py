@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import peer_folder
+from benchmarks.harness import options, peer_folder
 from benchmarks.harness.peer_folder import PACKAGES, ROOT, STAMP
 from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.harness.runner import Skipped
@@ -242,18 +242,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR", help="(default: .peers, or $KVFERRY_PEERS)",
     )  # fmt: skip
     parser.add_argument(
-        "--only", type=_names, default=NAMES, metavar="NAMES",
+        "--only", type=options.names(NAMES), default=NAMES, metavar="NAMES",
         help=f"some of {','.join(NAMES)} (default: all)",
     )  # fmt: skip
     return parser
-
-
-def _names(text: str) -> list[str]:
-    chosen = text.split(",")
-    for name in chosen:
-        if name not in NAMES:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(NAMES)}")
-    return chosen
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from examples import tiny_model
@@ -105,12 +104,7 @@ class LocalStack:
             self._cleanup = cleanup.pop_all()  # from here on `__exit__` is responsible
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with step("ending engine and cache server"):
             self._cleanup.close()
 

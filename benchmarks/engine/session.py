@@ -4,13 +4,14 @@ A benchmark on a real engine begins with a check of the memory, a model, a serve
 Any of these may be impossible here; that is a result and not an error.
 """
 
+import argparse
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.engine import kinds
+from benchmarks.engine import kinds, presets
 from benchmarks.engine.driver import Batch, Counters, Engine, EngineFailed, EngineSettings, Request
 from benchmarks.engine.presets import Numbers, size
 from benchmarks.engine.prompts import Expected, distinct
@@ -146,20 +147,47 @@ class Site:
         assert self.client is not None
         return self.client.stats(timeout_s=10).result()
 
-    def wait_until_readable(self, blocks: int) -> None:
-        """Wait until the server holds at least `blocks` readable blocks. Raises `EngineFailed` on
-        a timeout: a second pass over fewer would measure something else."""
-        deadline = time.monotonic() + _READABLE_S
-        while True:
-            memory = self.stats().tiers["memory"]
-            if memory.blocks >= blocks and not memory.pending:
-                return
-            if time.monotonic() > deadline:
-                raise EngineFailed(
-                    f"the server holds {memory.blocks:,} of {blocks:,} blocks after "
-                    f"{_READABLE_S:g} s"
-                )
-            time.sleep(0.02)
+    def restart(self, engine: Engine, blocks: int) -> None:
+        """Restart `engine` once the server holds at least `blocks` readable blocks, and warm it."""
+        assert self.client is not None
+        wait_until_readable(self.client, blocks)
+        engine.restart()
+        self.warm(engine)
+
+
+def wait_until_readable(client: RemoteClient, blocks: int) -> None:
+    """Wait until the server holds at least `blocks` readable blocks. Raises `EngineFailed` on a
+    timeout: a second pass over fewer would measure something else."""
+    deadline = time.monotonic() + _READABLE_S
+    while True:
+        memory = client.stats(timeout_s=10).result().tiers["memory"]
+        if memory.blocks >= blocks and not memory.pending:
+            return
+        if time.monotonic() > deadline:
+            raise EngineFailed(
+                f"the server holds {memory.blocks:,} of {blocks:,} blocks after {_READABLE_S:g} s"
+            )
+        time.sleep(0.02)
+
+
+def for_each_cache(
+    runner: Runner,
+    numbers: Numbers,
+    arguments: argparse.Namespace,
+    caches: Sequence[str],
+    measure: Callable[[Site, str], None],
+) -> None:
+    """Call `measure` with a new site and server for each of `caches`, the settings of the engine's
+    own prefix cache, until the runner is interrupted."""
+    model = presets.model_path(numbers, arguments.models)
+    for cache in caches:
+        with ExitStack() as processes:
+            site = Site(processes, numbers, arguments.engine, model)
+            runner.say(f"engine cache {cache}: starting a server and an engine")
+            site.start_server()
+            measure(site, cache)
+        if runner.interrupted:
+            break
 
 
 class Checked:

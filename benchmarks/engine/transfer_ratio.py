@@ -15,7 +15,7 @@ from benchmarks.engine.session import Site
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Skipped
 from benchmarks.harness.statistics import summarize
-from benchmarks.remote_kv_cache.baseline.blocks import fill, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, TRANSPORTS, connect, key_of
 from remote_server.client import GetOutcome
 
@@ -66,10 +66,7 @@ def _ratios(figure: Figure) -> str:
 def _get_s(site: Site, transport: str, blocks: int, block_bytes: int) -> float:
     assert site.server is not None
     with ExitStack() as stack:
-        source, target = shared_pools(blocks, block_bytes)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        fill(source.pool)
+        source, target = filled_pools(stack, blocks, block_bytes)
         client = connect(
             site.server.endpoint, NAMESPACE, block_bytes, transport=transport, rows=(source, target)
         )

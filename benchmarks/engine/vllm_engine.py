@@ -4,7 +4,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import zmq
@@ -151,10 +150,5 @@ class VllmEngine:
     def __enter__(self) -> Self:
         return self if self._process is not None else self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

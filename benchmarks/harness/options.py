@@ -4,8 +4,9 @@ import argparse
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.harness.files import why_not_written
 from benchmarks.harness.plot import Chart
@@ -13,6 +14,8 @@ from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from remote_server.errors import ConfigError
 from remote_server.sizes import parse_bytes
+
+T = TypeVar("T")
 
 
 def parser(
@@ -35,6 +38,26 @@ def parser(
         "--plot", type=drawing, metavar="FILE", help="write a chart to this file, as SVG and as PNG"
     )
     return made
+
+
+def several(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """A reader of values with commas between them, each read by `kind`."""
+
+    def read(text: str) -> list[T]:
+        return [kind(part) for part in text.split(",")]
+
+    return read
+
+
+def names(known: Collection[str]) -> Callable[[str], list[str]]:
+    """A reader of some of the `known` names, with commas between them."""
+
+    def read(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
+        return text
+
+    return several(read)
 
 
 def positive(text: str) -> int:

@@ -13,7 +13,9 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Self, TextIO
+from typing import Self, TextIO, TypeVar
+
+T = TypeVar("T")
 
 
 class Skipped(Exception):
@@ -63,6 +65,11 @@ class Sample:
     @property
     def measured(self) -> bool:
         return bool(self.values) and self.failed is None and self.skipped is None
+
+    def timed(self, trials: Sequence[T]) -> Sequence[T]:
+        """The trials of `values`. `trials` has one element a run, warm-ups first; an interrupted
+        trial may be its last."""
+        return trials[len(self.warm_ups) :][: len(self.values)]
 
 
 class Runner:

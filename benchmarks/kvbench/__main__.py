@@ -145,7 +145,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, parents=[common], add_help=False)
         _add_plan_options(command)
         command.add_argument(
-            "--ways", type=_ways, default=WAYS, metavar="NAMES",
+            "--ways", type=options.names(WAYS), default=WAYS, metavar="NAMES",
             help=f"some of {','.join(WAYS)} (default: all)",
         )  # fmt: skip
         command.add_argument(
@@ -189,7 +189,7 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--requests",
         "--num-requests",
         "--num_requests",
-        type=_numbers,
+        type=options.several(options.positive),
         metavar="N,N",
         help="prompts in one transfer, as in 1,10",
     )
@@ -207,18 +207,6 @@ def _server(text: str) -> str:
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
-
-
-def _ways(text: str) -> list[str]:
-    chosen = text.split(",")
-    for way in chosen:
-        if way not in WAYS:
-            raise argparse.ArgumentTypeError(f"{way!r} is none of {', '.join(WAYS)}")
-    return chosen
-
-
-def _numbers(text: str) -> list[int]:
-    return [options.positive(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from benchmarks.kvbench.plan import Plan
 from benchmarks.kvbench.transfer import StageLog, Stages, move
 from benchmarks.kvbench.ways import Rows
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import shared_pools
 from remote_server.store.disk.layout import padded
 
 WRITE, READ = "write", "read"
@@ -134,10 +133,7 @@ def measure(
         return
     runner.say(f"{plan.title}: filling {plan.num_bytes >> 20} MiB")
     with ExitStack() as stack:
-        source, target = shared_pools(plan.batch, stride)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        blocks.fill(source.pool)
+        source, target = blocks.filled_pools(stack, plan.batch, stride)
         rows = Rows(source.pool, target.pool, plan.block_bytes)
         scratch = Path(stack.enter_context(
             tempfile.TemporaryDirectory(prefix="kvferry-kvbench-", dir=folder)

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.engine.driver import EngineFailed, Request
-from benchmarks.engine.session import conduct
+from benchmarks.engine.driver import Request
+from benchmarks.engine.session import conduct, wait_until_readable
 from benchmarks.engine.slow_engine import SlowEngine
 from benchmarks.harness import options
 from benchmarks.harness.record import Record, Row
@@ -36,7 +36,6 @@ MODULE = "benchmarks.remote_kv_cache.test_busy"
 _QUIET_S = 1.2
 """vLLM's worker spins for a second after its last step, on the core that all engines share."""
 
-_READABLE_S = 60.0
 _ANSWER_S = 3600.0
 
 
@@ -143,25 +142,14 @@ class Busy:
             self._ask_few(engine, plan.warm(name))
         prompts = [*plan.all_held(), *plan.fillers()]
         self._ask_few(self._engines[plan.engines[1]], prompts)
-        self._wait_until_readable((len(prompts) + WARM * len(plan.break_even)) * plan.blocks)
+        wait_until_readable(
+            self._client, (len(prompts) + WARM * len(plan.break_even)) * plan.blocks
+        )
 
     def _ask_few(self, engine: SlowEngine, requests: Sequence[Request]) -> None:
         with ThreadPoolExecutor(self._plan.max_num_seqs) as askers:
             for answer in [askers.submit(_ask, engine, each) for each in requests]:
                 answer.result()
-
-    def _wait_until_readable(self, blocks: int) -> None:
-        deadline = time.monotonic() + _READABLE_S
-        while True:
-            memory = self._client.stats(timeout_s=10).result().tiers["memory"]
-            if memory.blocks >= blocks and not memory.pending:
-                return
-            if time.monotonic() > deadline:
-                raise EngineFailed(
-                    f"the server holds {memory.blocks:,} of {blocks:,} blocks after "
-                    f"{_READABLE_S:g} s"
-                )
-            time.sleep(0.05)
 
     # ── a cell ───────────────────────────────────────────────────────────────────────────
 

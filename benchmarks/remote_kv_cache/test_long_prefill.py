@@ -20,7 +20,7 @@ from benchmarks.engine.driver import Batch, Request
 from benchmarks.engine.kinds import label
 from benchmarks.engine.presets import LAPTOP, PAPER, Numbers
 from benchmarks.engine.prompts import Expected, check_length, distinct, whole_blocks
-from benchmarks.engine.session import Checked, Site, conduct, needed_bytes
+from benchmarks.engine.session import Checked, Site, conduct, for_each_cache, needed_bytes
 from benchmarks.harness import options, plot, table
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
@@ -114,27 +114,19 @@ class LongPrefillBench:
         )
 
     def measure(self, record: Record, runner: Runner, stack: ExitStack) -> None:
-        model = presets.model_path(self._numbers, self._arguments.models)
-        for cache in self._numbers.engine_cache:
-            with ExitStack() as processes:
-                site = Site(processes, self._numbers, self._arguments.engine, model)
-                runner.say(f"engine cache {cache}: starting a server and an engine")
-                self._around_a_restart(record, runner, site, cache)
-            if runner.interrupted:
-                break
+        numbers = self._numbers
+        measure = partial(self._around_a_restart, record, runner)
+        for_each_cache(runner, numbers, self._arguments, numbers.engine_cache, measure)
 
     def _around_a_restart(self, record: Record, runner: Runner, site: Site, cache: str) -> None:
-        site.start_server()
         numbers = self._numbers
         most = numbers.max_num_batched_tokens
         engine = site.engine(site.settings(most, engine_cache=cache == "on"))
         others = site.stats().tiers["memory"].blocks
         for runs in (BEFORE, AFTER):
             if runs == AFTER:
-                site.wait_until_readable(others + self._num_stored(cache))
                 runner.say(f"engine cache {cache}: restarting the engine")
-                engine.restart()
-                site.warm(engine)
+                site.restart(engine, others + self._num_stored(cache))
             checked = Checked(engine)
             cases = [self._case(cache, runs, output, checked) for output in numbers.output_len]
             title = f"engine cache {cache}, runs {runs[0]} to {runs[-1]}"

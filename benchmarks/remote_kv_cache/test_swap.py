@@ -192,7 +192,7 @@ def row_of(numbers: Swap, key: Key, sample: Sample, trials: Sequence[Trial]) -> 
 def figures_of(numbers: Swap, key: Key, sample: Sample, trials: Sequence[Trial]) -> list[Figure]:
     """Seconds of computing and copying, the part of the copying during a step, and a plain copy of
     the same bytes here."""
-    measured = trials[len(sample.warm_ups) :][: len(sample.values)]
+    measured = sample.timed(trials)
     if not sample.measured or not measured:
         return []
     num_bytes = max(measured[0].moved.engine_to_pool, measured[0].moved.pool_to_engine)

@@ -9,7 +9,7 @@ tier and its client; `store` is the policies alone, which takes seconds.
 import argparse
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -217,35 +217,35 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--server-memory",
-        type=_sizes,
-        default=_sizes("128GiB,256GiB,512GiB,1TiB,all"),
+        type=options.several(_size_or_all),
+        default="128GiB,256GiB,512GiB,1TiB,all",
         metavar="SIZES",
         help="(default: 128GiB,256GiB,512GiB,1TiB,all)",
     )
     add(
         "--wire-memory",
-        type=_sizes,
-        default=_sizes("256GiB,all"),
+        type=options.several(_size_or_all),
+        default="256GiB,all",
         metavar="SIZES",
         help="with --replay both, the sizes also replayed over the wire (default: 256GiB,all)",
     )
     add(
         "--server-disk",
-        type=_disks,
-        default=_disks("0,1TiB"),
+        type=options.several(options.size),
+        default="0,1TiB",
         metavar="SIZES",
         help="sizes of the server's disk; 0: none (default: 0,1TiB)",
     )
     add(
         "--pool-policies",
-        type=_names(POOL_POLICIES),
+        type=options.names(POOL_POLICIES),
         default=["lru", "arc"],
         metavar="NAMES",
         help="policies of vLLM's pool (default: lru,arc)",
     )
     add(
         "--policies",
-        type=_names(POLICIES),
+        type=options.names(POLICIES),
         default=["lru", "s3-fifo"],
         metavar="NAMES",
         help=f"of the server: {', '.join(POLICIES)}; a real server has {', '.join(IN_STORE)} "
@@ -295,24 +295,9 @@ def _model(text: str) -> Model:
     return model
 
 
-def _sizes(text: str) -> list[int | None]:
-    """Sizes in bytes; None for `all`."""
-    return [None if word == ALL else options.size(word) for word in text.split(",")]
-
-
-def _disks(text: str) -> list[int]:
-    return [options.size(word) for word in text.split(",")]
-
-
-def _names(known: Collection[str]) -> Callable[[str], list[str]]:
-    def read(text: str) -> list[str]:
-        names = text.split(",")
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return names
-
-    return read
+def _size_or_all(text: str) -> int | None:
+    """A size in bytes; None for `all`."""
+    return None if text == ALL else options.size(text)
 
 
 def _speed(text: str) -> float:

@@ -18,7 +18,7 @@ from benchmarks.engine.driver import Batch, Request
 from benchmarks.engine.kinds import label
 from benchmarks.engine.presets import LAPTOP, PAPER, Numbers
 from benchmarks.engine.prompts import Expected, SharedPrefix, distinct, share
-from benchmarks.engine.session import Checked, Site, conduct, needed_bytes
+from benchmarks.engine.session import Checked, Site, conduct, for_each_cache, needed_bytes
 from benchmarks.harness import options
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
@@ -103,27 +103,19 @@ class TransferInBench:
         )
 
     def measure(self, record: Record, runner: Runner, stack: ExitStack) -> None:
-        model = presets.model_path(self._numbers, self._arguments.models)
-        for cache in self._numbers.engine_cache:
-            with ExitStack() as processes:
-                site = Site(processes, self._numbers, self._arguments.engine, model)
-                runner.say(f"engine cache {cache}: starting a server and an engine")
-                self._both_passes(record, runner, site, cache)
-            if runner.interrupted:
-                break
+        numbers = self._numbers
+        measure = partial(self._both_passes, record, runner)
+        for_each_cache(runner, numbers, self._arguments, numbers.engine_cache, measure)
 
     def _both_passes(self, record: Record, runner: Runner, site: Site, cache: str) -> None:
-        site.start_server()
         numbers = self._numbers
         most = numbers.max_num_batched_tokens
         engine = site.engine(site.settings(most, engine_cache=cache == "on"))
         on_server = site.stats().tiers["memory"].blocks
         for which in PASSES:
             if which == SECOND:
-                site.wait_until_readable(on_server + self._num_stored(cache))
                 runner.say(f"engine cache {cache}: restarting the engine")
-                engine.restart()
-                site.warm(engine)
+                site.restart(engine, on_server + self._num_stored(cache))
             cases = self._cases(cache, which, Checked(engine))
             title = f"engine cache {cache}, {which}"
             samples = runner.measure(title, cases, weight=1.0 if which == FIRST else 0.5)

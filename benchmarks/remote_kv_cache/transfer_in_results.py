@@ -41,7 +41,7 @@ def figures_of(
     key: Key, sample: Sample, batches: Sequence[Batch], block_bytes: int, block_tokens: int
 ) -> list[Figure]:
     """All figures of one point; empty when it was not measured."""
-    measured = batches[len(sample.warm_ups) :][: len(sample.values)]
+    measured = sample.timed(batches)
     if not sample.measured or not measured:
         return []
     qps = summarize([batch.requests_per_s for batch in measured])

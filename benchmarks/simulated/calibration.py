@@ -11,7 +11,7 @@ from functools import cache
 
 from benchmarks.harness.runner import Skipped
 from benchmarks.harness.statistics import summarize
-from benchmarks.remote_kv_cache.baseline.blocks import fill, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, key_of, server_for
 from benchmarks.remote_kv_cache.models import MODELS
 from remote_server.sizes import MiB
@@ -46,10 +46,7 @@ def fetch_s_per_byte(block_bytes: int, transport: str = "auto") -> float:
     for way in ("shm", "tcp") if transport == "auto" else (transport,):
         with ExitStack() as stack:
             server = stack.enter_context(server_for(num_bytes, block_bytes))
-            source, target = shared_pools(num_blocks, block_bytes)
-            stack.callback(source.close)
-            stack.callback(target.close)
-            fill(source.pool)
+            source, target = filled_pools(stack, num_blocks, block_bytes)
             try:
                 client = connect(
                     server.endpoint, "calibration", block_bytes, transport=way,

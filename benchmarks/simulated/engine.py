@@ -13,7 +13,6 @@ real engine's Python needs. So it serves for ratios between levels, not for requ
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -132,12 +131,7 @@ class SimulatedEngine:
     def __enter__(self) -> Self:
         return self if self._started else self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────

@@ -134,6 +134,17 @@ def shared_pools(num_blocks: int, block_bytes: int) -> tuple[SharedPool, SharedP
     return first, second
 
 
+def filled_pools(
+    stack: contextlib.ExitStack, num_blocks: int, block_bytes: int
+) -> tuple[SharedPool, SharedPool]:
+    """As `shared_pools`, the first one filled. Both are closed with `stack`."""
+    source, target = shared_pools(num_blocks, block_bytes)
+    stack.callback(source.close)
+    stack.callback(target.close)
+    fill(source.pool)
+    return source, target
+
+
 def fill(pool: Pool) -> None:
     """Fill with noise that is equal in every process and differs by block and place."""
     num_blocks, block_bytes = pool.shape

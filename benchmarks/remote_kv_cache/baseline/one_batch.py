@@ -18,7 +18,7 @@ from benchmarks.harness import machine, table
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, results, server_cases
-from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
     TRANSPORTS,
@@ -54,10 +54,7 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> N
         record.rows += results.skipped_rows(work, STREAM_GET, str(reason))
         return
     with ExitStack() as stack:
-        source, target = shared_pools(work.num_blocks, work.block_bytes)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        blocks.fill(source.pool)
+        source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
         firsts: FirstBlocks = {}
         cases = server_cases.wall_cases(stack, source, target, work)

@@ -3,7 +3,6 @@
 import contextlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -104,12 +103,7 @@ class RawReceiver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _receive_share(self, connection: socket.socket, share: Batch) -> None:

@@ -12,7 +12,6 @@ from benchmarks.harness.statistics import percentile
 from benchmarks.remote_kv_cache.baseline import blocks, results
 from benchmarks.remote_kv_cache.baseline.blocks import (
     Work,
-    shared_pools,
 )
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
@@ -69,10 +68,7 @@ def measure_block_sizes(
 
 def _size_cases(stack: ExitStack, work: Work) -> list[Case]:
     name = work.model.name
-    source, target = shared_pools(work.num_blocks, work.block_bytes)
-    stack.callback(source.close)
-    stack.callback(target.close)
-    blocks.fill(source.pool)
+    source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
     server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
     came = partial(blocks.verify, source.pool, target.pool, work.everything)
     poison = partial(blocks.poison, target.pool)

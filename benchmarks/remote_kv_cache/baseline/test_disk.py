@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = options.parser(MODULE, "how fast blocks get to a disk and back")
     parser.add_argument(
-        "--sizes", type=_sizes, default=[MiB, 2 * MiB, 4 * MiB], metavar="SIZES",
+        "--sizes", type=options.several(options.size), default="1MiB,2MiB,4MiB", metavar="SIZES",
         help="sizes of blocks, as in 1MiB,4MiB (default: 1MiB,2MiB,4MiB)",
     )  # fmt: skip
     parser.add_argument(
@@ -61,10 +61,6 @@ def _parser() -> argparse.ArgumentParser:
         help="a folder on the disk to measure; written files are removed (default: this one)",
     )  # fmt: skip
     return parser
-
-
-def _sizes(text: str) -> list[int]:
-    return [options.size(part) for part in text.split(",")]
 
 
 def measure(runner: Runner, arguments: argparse.Namespace, block_bytes: int) -> list[Row]:

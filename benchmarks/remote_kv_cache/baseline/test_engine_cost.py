@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.engine.session import conduct
 from benchmarks.harness import options
 from benchmarks.harness.record import Figure, Record
-from benchmarks.harness.runner import Case, Runner, Sample, Skipped
+from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import step_results
 from benchmarks.remote_kv_cache.baseline.background_client import (
     BLOCK_BYTES,
@@ -24,7 +24,7 @@ from benchmarks.remote_kv_cache.baseline.background_client import (
     NUM_BLOCKS,
     BackgroundClient,
 )
-from benchmarks.remote_kv_cache.baseline.blocks import fill, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, connect
 from benchmarks.remote_kv_cache.baseline.hook_timer import cost_of_timing
 from benchmarks.remote_kv_cache.baseline.results import Variant
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         samples = runner.measure(arguments.preset, bench.cases(stack, arguments.rate))
         for key, sample in samples.items():
             assert isinstance(key, Variant)
-            trials = measured(bench.trials[key], sample)
+            trials = sample.timed(bench.trials[key])
             record.rows += step_results.rows_of(arguments.preset, key, sample, trials)
             record.figures += step_results.figures_of(key, sample, trials)
 
@@ -95,11 +95,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     print(step_results.describe(record))
     return options.finish(record, runner)
-
-
-def measured(trials: Sequence[Trial], sample: Sample) -> Sequence[Trial]:
-    """The trials of the sample's values, without warm-ups and interrupted ones."""
-    return trials[len(sample.warm_ups) :][: len(sample.values)]
 
 
 class EngineCost:
@@ -147,10 +142,7 @@ class EngineCost:
         return cases
 
     def _client(self, stack: ExitStack, transport: str) -> BackgroundClient:
-        source, target = shared_pools(NUM_BLOCKS, BLOCK_BYTES)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        fill(source.pool)
+        source, target = filled_pools(stack, NUM_BLOCKS, BLOCK_BYTES)
         client = connect(
             self._server.endpoint, NAMESPACE, BLOCK_BYTES,
             transport=transport, rows=(source, target),

@@ -19,7 +19,7 @@ from benchmarks.harness import machine, options, plot, table
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import Pool, SharedPool, Work, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     TRANSPORTS,
     FerryWork,
@@ -94,10 +94,7 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> N
         record.parameters[name] = f"skipped: {reason}"
         return
     with ExitStack() as stack:
-        source, target = shared_pools(work.num_blocks, work.block_bytes)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        blocks.fill(source.pool)
+        source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
         times: dict[Way, ThreadTimes] = {}
 

@@ -30,7 +30,7 @@ from benchmarks.remote_kv_cache.baseline import (
     small_operations,
     tiers,
 )
-from benchmarks.remote_kv_cache.baseline.blocks import Work, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import server_for
 from benchmarks.remote_kv_cache.baseline.results import Variant
 from remote_server.malloc import keep_freed_memory
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = options.parser(MODULE, "how fast blocks go through the server")
     blocks.add_options(parser)
-    parser.add_argument("--only", type=_sections, default=SECTIONS, metavar="PARTS",
+    parser.add_argument("--only", type=options.names(SECTIONS), default=SECTIONS, metavar="PARTS",
                         help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
@@ -128,10 +128,7 @@ def measure_model(runner: Runner, record: Record, work: Work, memory: int | None
         return
     runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
     with ExitStack() as stack:
-        source, target = shared_pools(work.num_blocks, work.block_bytes)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        blocks.fill(source.pool)
+        source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
         cases = [
             *server_cases.wall_cases(stack, source, target, work),
@@ -203,14 +200,6 @@ def show_tiers(record: Record) -> None:
             for operation in ("put", "get")
         ]
         print(f"\nGB/s over tcp, integrity on\n{table.render(['', *tiers.COLUMNS], lines)}")
-
-
-def _sections(text: str) -> list[str]:
-    chosen = text.split(",")
-    for section in chosen:
-        if section not in SECTIONS:
-            raise argparse.ArgumentTypeError(f"{section!r} is none of {', '.join(SECTIONS)}")
-    return chosen
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.engine.session import conduct
 from benchmarks.harness import options
 from benchmarks.harness.record import Figure, Record
-from benchmarks.harness.runner import Case, Runner, Sample
+from benchmarks.harness.runner import Case, Runner
 from benchmarks.remote_kv_cache.baseline import step_cost_results as results
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, server_for
 from benchmarks.remote_kv_cache.baseline.hook_timer import charged_by_timing
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         samples = runner.measure(PRESET, bench.cases())
         for length in arguments.lengths:
             sample = samples[length]
-            trials = measured(bench.trials[length], sample)
+            trials = sample.timed(bench.trials[length])
             record.rows += results.rows_of(PRESET, length, sample, trials)
             record.figures += results.figures_of(length, sample, trials, charged_s)
 
@@ -111,11 +111,6 @@ def needed_bytes(longest: int) -> int:
     one prompt fills at most `_POOL_SHARE`), and on the server."""
     prompt = longest * tiny_model.PRESETS[PRESET].kv_bytes_per_token
     return _ENGINE_BYTES + int(prompt * (1 + 1 / _POOL_SHARE + 1.25))
-
-
-def measured(trials: Sequence[Trial], sample: Sample) -> Sequence[Trial]:
-    """The trials of the sample's values, without warm-ups and interrupted ones."""
-    return trials[len(sample.warm_ups) :][: len(sample.values)]
 
 
 class StepCost:
