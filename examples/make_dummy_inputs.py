@@ -30,7 +30,7 @@ _ORDINARY = LAST - FIRST + 1
 
 _SHARED_SEED, _QUESTION_SEED, _OWN_SEED = 1, 2, 3
 _WORD = re.compile(r" [A-Za-z]{2,}")
-_SEEDS = 1_000_000  # ids of each kind for one `seed`, without overlap
+_SEEDS = 1_000_000  # more seeds, or more documents of one seed, would repeat prompts
 
 
 class BadInputs(ValueError):

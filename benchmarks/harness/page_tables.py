@@ -32,7 +32,7 @@ def of_rows(rows: Sequence[Row]) -> Iterable[str]:
 
 def _side_by_side(rows: Sequence[Row]) -> str | None:
     """A line for each model and transport, a column for each operation, or transposed where that
-    is narrower. None when there is only one line or column."""
+    is narrower. None when it would have a single line or column, or too many columns."""
     operations = list(dict.fromkeys(row.operation for row in rows))
     places = list(dict.fromkeys(_place(row) for row in rows))
     if min(len(operations), len(places)) < 2 or min(len(operations), len(places)) > _MOST_COLUMNS:

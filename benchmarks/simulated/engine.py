@@ -288,7 +288,7 @@ class SimulatedEngine:
 
     def _wait_until(self, ends: float, *, computing: bool) -> None:
         began = time.monotonic()
-        # A step is not shorter than what the scheduler itself took for it.
+        # A step takes at least the scheduler's own time for it.
         while (left := ends - time.perf_counter()) > 0:
             time.sleep(left)
         if computing and self.settings.watch:

@@ -89,7 +89,7 @@ class TieredPool:
         tiers = [] if self.tier is None else [self.tier]
         self._manager = TieringOffloadingManager(self._primary, tiers)
 
-    # ── what a scheduler does with one request, in this order ────────────────────────────
+    # ── a scheduler's calls for one request, in this order ───────────────────────────────
 
     def begin(self, name: str, keys: Sequence[OffloadKey]) -> Prompt:
         """Begin a request. `name` is unique until this one is finished."""
@@ -152,7 +152,7 @@ class TieredPool:
         """The request has ended."""
         self._manager.on_request_finished(prompt.context)
 
-    # ── what it does in every step ───────────────────────────────────────────────────────
+    # ── its calls in every step ──────────────────────────────────────────────────────────
 
     def step(self, admitted: Sequence[str] = ()) -> None:
         """End a scheduler's step in which the requests `admitted` were first scheduled."""

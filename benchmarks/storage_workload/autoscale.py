@@ -43,7 +43,7 @@ WRONG = 1.3
 """A factor around the target, either way: beyond it at the number found, the search continues."""
 
 UP_A_LITTLE = 1.1
-"""Between `UNDER` and what is on target."""
+"""The increase for a saturation between `UNDER` and the target."""
 
 COOLDOWN = 3
 """Looks that are skipped after users were removed, while their queue drains."""

@@ -127,7 +127,7 @@ class HostCascade:
                 key for key, state in zip(keys, on_it, strict=True)
                 if state != KeyState.READABLE
             ]  # fmt: skip
-            if new:  # a block that failed to be evicted the last time is there already
+            if new:  # a block that was pinned at its last eviction is on disk already
                 self._admission.leave(new)
                 self.offered += len(new)
                 yield from on_disk(new)

@@ -67,7 +67,7 @@ class HostMemory:
             self.drop(keys)
 
     def drop(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Drop the unpinned ones of `keys` from memory, and return them."""
+        """Drop the unpinned ones of `keys`. Returns the keys that memory no longer has."""
         left = set()
         for key, block in zip(keys, self.tier.pin_all(self._namespace, keys), strict=True):
             if block is None:

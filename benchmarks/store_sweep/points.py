@@ -89,7 +89,7 @@ class ReadSplit(NamedTuple):
 
     storage: float
     deserialize: float
-    """Into the client's memory, verified, until its thread goes on."""
+    """Into the client's memory, verified, until its thread continues."""
 
     read: float
     """Measured around the whole read, not a sum of the parts."""
