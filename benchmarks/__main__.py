@@ -14,7 +14,7 @@ from pathlib import Path
 
 from benchmarks.harness import page, registry
 from benchmarks.harness.compare import compare_records
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record, RecordError
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(given[1], given[2:])  # the benchmark parses its own flags, also `--help`
     arguments = _parser().parse_args(given)
     status = 0
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         status = int(arguments.do(arguments))
     return status
 

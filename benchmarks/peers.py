@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from benchmarks.harness import options, peer_folder
 from benchmarks.harness.peer_folder import PACKAGES, ROOT, STAMP
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.runner import Skipped
 
 _PATIENCE_S = 900.0
@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     peers = [peer for peer in PEERS if peer.name in arguments.only]
     arguments.into.mkdir(parents=True, exist_ok=True)
     num_installed = 0
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         num_installed = _install_all(peers, arguments.into)
         if num_installed and arguments.into != peer_folder.default():
             print(f"\nexport {peer_folder.VARIABLE}={arguments.into}", end="")

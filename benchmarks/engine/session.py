@@ -183,7 +183,7 @@ def for_each_cache(
     for cache in caches:
         with ExitStack() as processes:
             site = Site(processes, numbers, arguments.engine, model)
-            runner.say(f"engine cache {cache}: starting a server and an engine")
+            runner.show(f"engine cache {cache}: starting a server and an engine")
             site.start_server()
             measure(site, cache)
         if runner.interrupted:

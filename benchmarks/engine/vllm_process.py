@@ -161,9 +161,9 @@ class VllmInThisProcess:
             return found
 
         def watched_update(output: Any) -> Any:
-            if (told := output.kv_connector_worker_meta) is not None:
+            if (meta := output.kv_connector_worker_meta) is not None:
                 for name in ("engine_to_pool", "pool_to_engine"):
-                    moved = told.transfer_stats
+                    moved = meta.transfer_stats
                     moved = moved.store if name == "engine_to_pool" else moved.load
                     self._copied[name] += moved.bytes
                     self._copying_s[name] += moved.time

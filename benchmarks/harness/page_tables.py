@@ -42,19 +42,19 @@ def _side_by_side(rows: Sequence[Row]) -> str | None:
     unit = "GB/s, medians" if speeds else "s, medians"
     values = {(_place(row), row.operation): row.gb_per_s if speeds else row.seconds for row in rows}
     reasons = {(_place(row), row.operation): row.reason for row in rows if row.reason}
-    told = [number for number in range(len(places[0])) if len({p[number] for p in places}) > 1]
-    common = ", ".join(part for n, part in enumerate(places[0]) if n not in told and part)
+    varying = [number for number in range(len(places[0])) if len({p[number] for p in places}) > 1]
+    common = ", ".join(part for n, part in enumerate(places[0]) if n not in varying and part)
     most = max((value for value in values.values() if value), default=1.0)
     lines: list[list[Cell]]
     if len(operations) <= len(places):
-        heads = [*(("model", "by way of", "integrity")[n] for n in told), *operations]
+        heads = [*(("model", "by way of", "integrity")[n] for n in varying), *operations]
         lines = [
-            [*(place[n] for n in told), *(values.get((place, each)) for each in operations),
+            [*(place[n] for n in varying), *(values.get((place, each)) for each in operations),
              _why({each: reasons.get((place, each), "") for each in operations})]
             for place in places
         ]  # fmt: skip
     else:
-        names = {place: " ".join(place[n] for n in told if place[n]) or "-" for place in places}
+        names = {place: " ".join(place[n] for n in varying if place[n]) or "-" for place in places}
         heads = ["", *names.values()]
         lines = [
             [each, *(values.get((place, each)) for place in places),
@@ -75,10 +75,10 @@ def _place(row: Row) -> tuple[str, str, str]:
 
 def _why(reasons: dict[str, str]) -> str:
     """One reason that all share is shown once."""
-    told = {name: reason for name, reason in reasons.items() if reason}
-    if len(told) == len(reasons) and len(set(told.values())) == 1:
-        return next(iter(told.values()))
-    return "; ".join(f"{name}: {reason}" for name, reason in told.items())
+    given = {name: reason for name, reason in reasons.items() if reason}
+    if len(given) == len(reasons) and len(set(given.values())) == 1:
+        return next(iter(given.values()))
+    return "; ".join(f"{name}: {reason}" for name, reason in given.items())
 
 
 def _without_empty(

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def to_whom_it_concerns() -> Iterator[None]:
+def tolerate_closed_pipe() -> Iterator[None]:
     """Context of the last printing, after all files are written: `| head -1` cuts it short and
     changes neither the exit status nor stderr."""
     try:

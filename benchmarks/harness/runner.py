@@ -123,15 +123,15 @@ class Runner:
                     sample = samples[case.key]
                     if sample.skipped is None and sample.failed is None:
                         done = (number + place / len(cases)) / rounds
-                        self.say(f"{where}{self._left(began, done, weight)}: {case.key}")
+                        self.show(f"{where}{self._left(began, done, weight)}: {case.key}")
                         self._trial(case, sample, warm_up=number < self.warm_ups)
         except KeyboardInterrupt:
             self.interrupted = True
         self._done += weight
-        self.say("")
+        self.show("")
         return samples
 
-    def say(self, text: str) -> None:
+    def show(self, text: str) -> None:
         """Replace the progress line. Nothing is shown unless stderr is a terminal."""
         if self._progress.isatty():
             self._progress.write(f"\r{text:<{self._shown}}\r{text}"[:200])

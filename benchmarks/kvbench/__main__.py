@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness import options, peer_folder
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from benchmarks.kvbench import configurations, models, report
@@ -64,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command not in (_RUN, _PROFILE):
         as_format = {"text": report.plans_as_text, "json": report.plans_as_json,
                      "csv": report.plans_as_csv}  # fmt: skip
-        with to_whom_it_concerns():
+        with tolerate_closed_pipe():
             print(as_format[arguments.format](plans))
         return 0
     return _measure(plans, arguments, argv)

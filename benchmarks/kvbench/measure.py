@@ -131,7 +131,7 @@ def measure(
             for direction in (WRITE, READ)
         ]
         return
-    runner.say(f"{plan.title}: filling {plan.num_bytes >> 20} MiB")
+    runner.show(f"{plan.title}: filling {plan.num_bytes >> 20} MiB")
     with ExitStack() as stack:
         source, target = blocks.filled_pools(stack, plan.batch, stride)
         rows = Rows(source.pool, target.pool, plan.block_bytes)

@@ -52,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runner = Runner(arguments.trials, arguments.warm_ups)
 
     def measure(stack: ExitStack) -> None:
-        runner.say("starting a server and engines")
+        runner.show("starting a server and engines")
         model = tiny_model.build(arguments.models / plan.model, plan.model)
         Busy(stack, plan, model).measure(record, runner)
 
@@ -112,7 +112,7 @@ class Busy:
     def measure(self, record: Record, runner: Runner) -> None:
         """Run every cell, grouped by the length of steps. `record` has the results of a length as
         soon as all its cells have run."""
-        runner.say("putting the prompts on the server")
+        runner.show("putting the prompts on the server")
         self._fill()
         for step_ms in self._plan.step_ms:
             keys = self._plan.keys(step_ms)

@@ -125,7 +125,7 @@ class LongPrefillBench:
         others = site.stats().tiers["memory"].blocks
         for runs in (BEFORE, AFTER):
             if runs == AFTER:
-                runner.say(f"engine cache {cache}: restarting the engine")
+                runner.show(f"engine cache {cache}: restarting the engine")
                 site.restart(engine, others + self._num_stored(cache))
             checked = Checked(engine)
             cases = [self._case(cache, runs, output, checked) for output in numbers.output_len]

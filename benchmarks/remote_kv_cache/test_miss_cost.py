@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runner = Runner(arguments.trials, arguments.warm_ups)
 
     def measure(stack: ExitStack) -> None:
-        runner.say("starting a server and an engine")
+        runner.show("starting a server and an engine")
         model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
         bench = MissCost(stack, model, arguments.prompt, arguments.answer, arguments.requests)
         samples = runner.measure(arguments.preset, bench.cases())

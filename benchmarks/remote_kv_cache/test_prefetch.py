@@ -122,7 +122,7 @@ class PrefetchBench:
             tempfile.TemporaryDirectory(prefix="kvferry-", dir=self._arguments.directory)
         ))  # fmt: skip
         site = Site(stack, numbers, VLLM, presets.model_path(numbers, self._arguments.models))
-        runner.say("starting a server and an engine")
+        runner.show("starting a server and an engine")
         server = _Server(site, folder, numbers)
         engine = site.engine(site.settings(numbers.max_num_batched_tokens))
         turns = {way: _Turn(way, numbers, engine, server, self._seeds) for way in WAYS}

@@ -136,7 +136,7 @@ class SwapBench:
         for model in self._models:
             numbers = replace(self._numbers, model=model)
             with ExitStack() as processes:
-                runner.say(f"{model}: starting an engine")
+                runner.show(f"{model}: starting an engine")
                 path = presets.model_path(numbers, self._arguments.models)
                 site = Site(processes, numbers, VLLM, path)
                 most = numbers.max_num_batched_tokens

@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not complete:
                 runner.interrupted = True
                 break
-    runner.say("")
+    runner.show("")
     runner.num_failed += len(study.disagreements())
     record.parameters |= {
         "requests": len(requests), "blocks": study.blocks, "distinct blocks": study.distinct,
@@ -114,7 +114,7 @@ class Progress:
         now = time.monotonic()
         left_s = (now - self._began) * (self._total - done) / max(1, done)
         text = f"{self._where}, request {done:,} of {self._total:,}, about {left_s:.0f} s left"
-        self._runner.say(text)
+        self._runner.show(text)
         if now - self._logged > _LOG_EVERY_S:
             self._logged = now
             self._write(done)

@@ -114,7 +114,7 @@ class TransferInBench:
         on_server = site.stats().tiers["memory"].blocks
         for which in PASSES:
             if which == SECOND:
-                runner.say(f"engine cache {cache}: restarting the engine")
+                runner.show(f"engine cache {cache}: restarting the engine")
                 site.restart(engine, on_server + self._num_stored(cache))
             cases = self._cases(cache, which, Checked(engine))
             title = f"engine cache {cache}, {which}"

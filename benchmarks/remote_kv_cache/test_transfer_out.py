@@ -138,7 +138,7 @@ class TransferOutBench:
             shared = condition(cache, scheduling)
             with ExitStack() as engines:
                 site = Site(engines, self._numbers, self._arguments.engine, model)
-                runner.say(f"{shared}: starting a server and four engines")
+                runner.show(f"{shared}: starting a server and four engines")
                 try:
                     chosen = self._engines(site, cache, scheduling)
                 except Skipped as reason:

@@ -116,7 +116,7 @@ def _measure_group(
         record.rows += [Row(title, operation, sizes.num_bytes, skipped, entry.name)
                         for entry in group for operation in _STEPS]  # fmt: skip
         return
-    runner.say(f"{title}: starting {', '.join(entry.name for entry in group)}")
+    runner.show(f"{title}: starting {', '.join(entry.name for entry in group)}")
     with ExitStack() as stack:
         share: Share | None = None
         if arguments.processes == 1:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.files import why_not_into
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.storage_workload import document, flags, pictures, report, suite, trials
 from benchmarks.storage_workload.options import default_output
 from benchmarks.storage_workload.run import execute
@@ -41,7 +41,7 @@ def _measure(argv: Sequence[str]) -> int:
     if options.output is None and (why := why_not_into(Path())):
         raise ConfigError(f"output: {why}")
     words = ["python", "-m", document.BENCHMARK, *options.arguments()]
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(f"as: {shlex.join(words)}")
     try:
         run = execute(options)
@@ -51,7 +51,7 @@ def _measure(argv: Sequence[str]) -> int:
     found = run.document()
     # Before any printing: a closed pipe must not lose the file.
     output, unwritten = _write(found, run)
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(report.render(found))
         print(f"\n{run.record.describe_machine()}; {run.record.command}; {output}")
         if run.record.stolen_percent:

@@ -127,10 +127,10 @@ class Driver:
         for user in range(count):
             task = self._users.get(user)
             if task is None or task.done():
-                self._users[user] = self._loop.create_task(self._be_user(user))
-                self._users[user].add_done_callback(self._look_at)
+                self._users[user] = self._loop.create_task(self._run_user(user))
+                self._users[user].add_done_callback(self._on_ended)
 
-    async def _be_user(self, user: int) -> None:
+    async def _run_user(self, user: int) -> None:
         if user not in self._streams:
             most = self._pace.max_requests or None
             self._streams[user] = itertools.islice(self._source.requests_of(user), most)
@@ -183,7 +183,7 @@ class Driver:
                 task = self._loop.create_task(self._serve(request))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-                task.add_done_callback(self._look_at)
+                task.add_done_callback(self._on_ended)
             else:
                 left = max(0.0, duration_s - self.elapsed_s)
                 if tasks:
@@ -261,7 +261,7 @@ class Driver:
         done = await self._backend.read(blocks)
         cost.storage_s += self._loop.time() - began
         self._add(request, purpose, "read", done.parts, done.waited_s)
-        self._go_on()
+        self._require_running()
         return done.blocks
 
     async def _write(
@@ -274,7 +274,7 @@ class Driver:
             cost.queue_s += began - came
             cost.storage_s += self._loop.time() - began
         self._add(request, purpose, "write", done.parts, done.waited_s)
-        self._go_on()
+        self._require_running()
 
     def _add(
         self, request: Request | None, purpose: str, direction: str, parts: Sequence[Part],
@@ -324,21 +324,21 @@ class Driver:
         for behind in self._backend.take_behind():
             self._add(None, "behind", "write", [behind.part], 0.0, behind.ended_s)
 
-    def _look_at(self, ended: "asyncio.Task[None]") -> None:
+    def _on_ended(self, ended: "asyncio.Task[None]") -> None:
         """End the run after an error of the store or the driver; `_end` raises it."""
         error = None if ended.cancelled() else ended.exception()
         if error is not None and not isinstance(error, _RunOver):
             self._failure = self._failure or error
             self._stopping.set()
 
-    def _go_on(self) -> None:
+    def _require_running(self) -> None:
         """Raises `_RunOver` when the run is over."""
         if self._stopping.is_set():
             raise _RunOver
 
     async def _idle(self, seconds: float) -> None:
         """Sleep. The task has no work in the store, so the end of the run may cancel it."""
-        self._go_on()
+        self._require_running()
         if seconds <= 0:
             await asyncio.sleep(0)  # a store without delays must not starve other tasks
             return

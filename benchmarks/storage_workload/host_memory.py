@@ -61,7 +61,7 @@ class HostMemory:
         finally:
             self.give_back(num_bytes)
 
-    def let_go(self, keys: Sequence[bytes]) -> None:
+    def release(self, keys: Sequence[bytes]) -> None:
         """Release the caller's use of `keys`. Other users' pins remain."""
         if not self.keeps:
             self.drop(keys)

@@ -111,7 +111,7 @@ class HostReads:
         finally:
             self._memory.tier.unpin_all(block for _, block, _ in left)
         keys = [block.key for block in pinned.blocks]
-        self._memory.let_go(keys)
+        self._memory.release(keys)
         if self._cascade is not None:
             self._cascade.put_back(keys)
         return good

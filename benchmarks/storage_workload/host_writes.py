@@ -95,7 +95,7 @@ class HostWrites:
             yield from self._memory.holding(window.num_bytes, turn)
             yield True
         put.is_whole = True
-        self._tell_if_done(put)
+        self._report_if_done(put)
         return self._done(put, time.monotonic() - began, began - submitted)
 
     def take_behind(self) -> list[Behind]:
@@ -111,7 +111,7 @@ class HostWrites:
         self._to_disk = {key: put for key, put in self._to_disk.items() if put not in late}
         for put in late:
             put.left.clear()
-            self._tell_if_done(put)
+            self._report_if_done(put)
         return True
 
     def _write_window(self, window: Blocks, put: Put) -> Turn[None]:
@@ -174,7 +174,7 @@ class HostWrites:
             before = self._to_disk.get(key)
             if before is not None:
                 before.left.discard(key)
-                self._tell_if_done(before)
+                self._report_if_done(before)
         put.left.update(keys)
         self._to_disk.update(dict.fromkeys(keys, put))
 
@@ -190,7 +190,7 @@ class HostWrites:
         finally:
             self._declined(keys)  # they cannot be written any more
             tier.unpin_all(pinned)
-        self._memory.let_go(keys)
+        self._memory.release(keys)
 
     def _handed_over(self, blocks: Sequence[DiskBlock]) -> None:
         began = time.monotonic()
@@ -212,15 +212,15 @@ class HostWrites:
                 put.disk_bytes += block.length
                 put.during.append(self._disk.calls.of("write", block))
                 put.ended = ended
-            self._tell_if_done(put)
+            self._report_if_done(put)
 
     def _declined(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             put = self._to_disk.pop(key, None)
             if put is not None:
                 put.left.discard(key)
-                self._tell_if_done(put)
+                self._report_if_done(put)
 
-    def _tell_if_done(self, put: Put) -> None:
+    def _report_if_done(self, put: Put) -> None:
         if self._memory.keeps and put.is_whole and not put.left and put.disk_blocks:
             self._behind.append(Behind(put.ended, put.on_disk()))

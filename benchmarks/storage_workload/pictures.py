@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.storage_workload import report
 from benchmarks.storage_workload.flags import OneLineParser
 from benchmarks.storage_workload.page import page
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         write(found, samples, arguments.html, arguments.plots)
     except OSError as error:
         raise ConfigError(f"not written: {error}") from None
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(report.render(found))
         print(f"\n{found['command']}")
     return 0

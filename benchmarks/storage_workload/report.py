@@ -107,8 +107,8 @@ def _latencies(summary: Mapping[str, Any]) -> Iterator[str]:
     component = summary["dominates"]["component"]
     if component is not None:
         shares = summary["dominates"]["shares"].items()
-        said = ", ".join(f"{name} {_percent(share)}" for name, share in shares)
-        yield f"Dominates: {component} ({said}): {_ADVICE[component]}"
+        parts = ", ".join(f"{name} {_percent(share)}" for name, share in shares)
+        yield f"Dominates: {component} ({parts}): {_ADVICE[component]}"
 
 
 def _storage(document: Mapping[str, Any]) -> Iterator[str]:

@@ -225,7 +225,7 @@ class _User:
         self._documents = _documents(workload)
         self._is = _character(workload.seed, number)
         self._conversation = -1
-        self._said: list[Entry] = []
+        self._history: list[Entry] = []
         """The entries of the conversation: perhaps a system prompt, then its turns."""
 
         self._turn = 0
@@ -248,13 +248,13 @@ class _User:
         if not (goes_on and self._workload.multi_turn and self._has_room(context)):
             self._conversation += 1
             self._turn = 0
-            self._said = []
+            self._history = []
             if with_system and self._workload.system_prompts:
-                self._said = [Entry(Kind.SYSTEM, SYSTEM_TOKENS[system], system)]
+                self._history = [Entry(Kind.SYSTEM, SYSTEM_TOKENS[system], system)]
         self._turn += 1
         new = Entry(Kind.TURN, context, self._number, self._conversation, self._turn)
-        prefix = tuple(self._said)
-        self._said.append(new)
+        prefix = tuple(self._history)
+        self._history.append(new)
         return Request(
             self._number, index, self._is.qos, self._is.persona.name, think_s, prefix,
             self._chunks() if with_document and self._documents else (),
@@ -262,8 +262,10 @@ class _User:
         )  # fmt: skip
 
     def _has_room(self, context: int) -> bool:
-        said = sum(entry.tokens for entry in self._said)
-        return bool(self._said) and self._turn < MAX_TURNS and said + context <= MAX_CONTEXT_TOKENS
+        held = sum(entry.tokens for entry in self._history)
+        return (
+            bool(self._history) and self._turn < MAX_TURNS and held + context <= MAX_CONTEXT_TOKENS
+        )
 
     def _chunks(self) -> tuple[Entry, ...]:
         document = self._draw.choice(self._documents)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.storage_workload import document, hardware
 from benchmarks.storage_workload.comparison import Outcome, render
 from benchmarks.storage_workload.document import Run
@@ -171,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
     `ConfigError` before any run."""
     arguments = parser().parse_args(argv)
     machine = hardware.detect()
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(machine.describe())
     try:
         arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -185,7 +185,7 @@ def main(argv: Sequence[str]) -> int:
     outcomes = run_all(planned, execute)
     comparison = render(outcomes)
     (arguments.folder / "comparison.txt").write_text(comparison + "\n", encoding="utf-8")
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(comparison)
     ran = [each.document for each in outcomes if each.document is not None]
     if any(each["interrupted"] for each in ran) or any(

@@ -161,20 +161,20 @@ def _seconds(row: Mapping[str, str], column: str) -> float:
 
 def _conversation(number: int, messages: Sequence[dict[str, Any]]) -> list[Request]:
     requests: list[Request] = []
-    said: list[Entry] = []
+    history: list[Entry] = []
     between = [message for message in messages if message["from"] in (*_ASKS, *_ANSWERS)]
     for asked, answered in itertools.pairwise(between):
         if asked["from"] not in _ASKS or answered["from"] not in _ANSWERS:
             continue
-        turn = len(said) + 1
+        turn = len(history) + 1
         question, answer = (
             max(1, min(most, _characters(message["value"]) // CHARACTERS_PER_TOKEN))
             for message, most in zip((asked, answered), MAX_SHAREGPT_TOKENS, strict=True)
         )
         new = Entry(Kind.TURN, question, number, 0, turn)
         request = _request(turn - 1, number, answer, 0.0)
-        requests.append(request._replace(prefix=tuple(said), new=new, turn=turn))
-        said.append(new)
+        requests.append(request._replace(prefix=tuple(history), new=new, turn=turn))
+        history.append(new)
     return requests
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness import table
 from benchmarks.harness.options import above_zero, positive
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Figure, Record
 from benchmarks.storage_workload import document, flags
 from benchmarks.storage_workload.document import BENCHMARK, Run
@@ -218,7 +218,7 @@ def main(argv: Sequence[str], run_one: Callable[[Options], Run] = execute) -> in
     record.write(folder / "validation.json")
     text = render(trials, found, criteria)
     (folder / "validation.txt").write_text(text + "\n", encoding="utf-8")
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(f"{text}\n\n{record.describe_machine()}; {record.command}; {folder}")
     if interrupted:
         return 130

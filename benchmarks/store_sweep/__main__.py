@@ -98,14 +98,14 @@ def _measure(
     raw: list[float] = []
     for number, point in in_rounds([*rounds], num_rounds):
         where = f"round {number + 1} of {num_rounds}: {point}"
-        runner.say(where)
+        runner.show(where)
         if servers.here:
             raw.append(network.raw_gb_per_s())
         measured = sweep.run_round(servers, point, load, f"{number} {point}")
         rounds[point].append(measured)
         for error in dict.fromkeys(measured.errors):
             print(f"{where}: {measured.errors.count(error)} x {error}", file=sys.stderr)
-    runner.say("")
+    runner.show("")
     return max(raw, default=None)
 
 

@@ -96,7 +96,7 @@ class SlowGets:
 
         return times_with_storage
 
-    def go_on(self) -> int | None:
+    def pass_due(self) -> int | None:
         """Pass on the gets that are due. Returns the milliseconds that the loop may wait for
         messages: 0 when there are replies to send, None without a limit."""
         answered = False
@@ -131,7 +131,7 @@ class SlowServer(Server):
 
     def _patience_ms(self, more_to_do: bool) -> int:
         """Called in every turn of the loop, before it waits for messages."""
-        due_ms = self._slow.go_on()
+        due_ms = self._slow.pass_due()
         patience_ms = super()._patience_ms(more_to_do)
         return patience_ms if due_ms is None else min(patience_ms, due_ms)
 

@@ -136,14 +136,14 @@ def test_gets_wait_for_the_storage_and_everything_else_overtakes_them():
     for frames in (read, lookup, nothing, garbage):
         gets.handle(b"client", frames)
     assert handled == [lookup, nothing, garbage]
-    assert gets.go_on() == 250
+    assert gets.pass_due() == 250
     now[0] = 0.125
-    assert gets.go_on() == 125
+    assert gets.pass_due() == 125
     assert read not in handled
     now[0] = 0.25
-    assert gets.go_on() == 0, "the answer has to be sent"
+    assert gets.pass_due() == 0, "the answer has to be sent"
     assert handled[-1] == read
-    assert gets.go_on() is None
+    assert gets.pass_due() is None
     times = gets.timing(lambda request: RequestTimes(0.0, lambda: now[0]))(None)
     assert times.now() == (250_000, 250_000), "the emulated time is the storage's"
 

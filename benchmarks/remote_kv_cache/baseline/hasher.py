@@ -53,13 +53,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     (num_bytes,) = map(int, sys.argv[1:] if argv is None else argv)
     pool = blocks.allocate(max(1, num_bytes // MiB), MiB)
     blocks.fill(pool)
-    said = False
+    announced = False
     while True:
         for block in pool:
             xxhash.xxh3_64_intdigest(block)
-        if not said:
+        if not announced:
             print("ready", flush=True)
-            said = True
+            announced = True
 
 
 if __name__ == "__main__":

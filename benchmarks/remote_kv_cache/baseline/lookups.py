@@ -33,7 +33,7 @@ _NAMESPACE = "lookups"
 def measure(runner: Runner) -> list[Figure]:
     """Every key has a block; the first round is the warm-up."""
     round_trips = 60 * runner.trials
-    runner.say(f"lookups: {round_trips} round trips of {NUM_KEYS} keys")
+    runner.show(f"lookups: {round_trips} round trips of {NUM_KEYS} keys")
     keys = [key_of(number) for number in range(NUM_KEYS)]
     with ExitStack() as stack:
         server = stack.enter_context(server_for(NUM_KEYS * _BLOCK_BYTES, _BLOCK_BYTES))
@@ -46,7 +46,7 @@ def measure(runner: Runner) -> list[Figure]:
             _latency(f"lookup of {NUM_KEYS:,} keys", lambda: _lookup(client, keys), round_trips),
             _rate(client, keys[:BATCH_KEYS], round_trips),
         ]
-        runner.say("lookups: Redis")
+        runner.show("lookups: Redis")
         return [*figures, *_redis(stack, keys[:BATCH_KEYS], round_trips)]
 
 

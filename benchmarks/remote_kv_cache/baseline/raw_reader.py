@@ -42,13 +42,13 @@ class RawReader:
         self._process.communicate()
 
     def start(self, bytes_per_s: float) -> None:
-        self._say(str(bytes_per_s))
+        self._send(str(bytes_per_s))
 
     def stop(self) -> int:
         """Stop it and return the number of bytes read."""
-        return int(self._say("stop"))
+        return int(self._send("stop"))
 
-    def _say(self, line: str) -> str:
+    def _send(self, line: str) -> str:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         print(line, file=stdin, flush=True)

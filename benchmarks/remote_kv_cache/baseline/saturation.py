@@ -116,7 +116,7 @@ def measure(
             for transport in TRANSPORTS:
                 if runner.interrupted:
                     break
-                runner.say(f"beside the disk, {transport}")
+                runner.show(f"beside the disk, {transport}")
                 figures.append(_measure(runner, endpoint, some, transport, source, target, loads))
     finally:
         source.close()
@@ -197,12 +197,12 @@ def _verdict(figure: Figure, name: str, other: str) -> str:
     if key not in figure.values:
         return ""
     low, high = figure.values[f"{key}, low"], figure.values[f"{key}, high"]
-    said = "not certain: use more --trials"
+    verdict = "not certain: use more --trials"
     if high <= GOAL_PERCENT:
-        said = "met"
+        verdict = "met"
     elif low > GOAL_PERCENT:
-        said = "NOT met"
+        verdict = "NOT met"
     return (
         f"{figure.name}, {figure.transport}, {name}: {figure.values[key]:+.0f} % to {other} "
-        f"({low:+.0f} to {high:+.0f} %); at most {GOAL_PERCENT:g} %: {said}"
+        f"({low:+.0f} to {high:+.0f} %); at most {GOAL_PERCENT:g} %: {verdict}"
     )

@@ -137,7 +137,7 @@ def measure_fairness(runner: Runner, memory: int | None, num_bytes: int) -> list
     try:
         machine.skip_unless_fits(work.num_bytes * (3 + NUM_STREAMS), memory)
     except Skipped as reason:
-        runner.say(f"lookups beside streams: {reason}")
+        runner.show(f"lookups beside streams: {reason}")
         return []
     with ExitStack() as stack:
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
@@ -150,7 +150,7 @@ def measure_fairness(runner: Runner, memory: int | None, num_bytes: int) -> list
         keys = [key_of(number) for number in range(_PROBE_KEYS)]
 
         def probe(when: str) -> Figure:
-            runner.say(f"lookups {when}")
+            runner.show(f"lookups {when}")
             seconds = []
             for _ in range(probes):
                 started = time.perf_counter()

@@ -93,7 +93,7 @@ class SocketGets:
         part: Batch,
         keys: list[bytes],
         indices: list[int],
-        told: protocol.Got | protocol.Blocks,
+        header: protocol.Got | protocol.Blocks,
         payload: list[zmq.Frame],
     ) -> float:
         """Copy the blocks of a message into their rows. Returns when the first was copied."""
@@ -101,8 +101,8 @@ class SocketGets:
         first = None
         for index, block, announced in zip(
             indices,
-            protocol.split_frames(frames, told.lengths, told.blocks_per_frame),
-            told.checksums,
+            protocol.split_frames(frames, header.lengths, header.blocks_per_frame),
+            header.checksums,
             strict=True,
         ):
             row = memoryview(self._target[part.target[index]])

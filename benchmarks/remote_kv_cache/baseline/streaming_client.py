@@ -18,7 +18,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     block_bytes, num_blocks = map(int, numbers)
     client = connect(endpoint, namespace, block_bytes)
     rows = [memoryview(row) for row in blocks.allocate(_AT_ONCE, block_bytes)]
-    said = False
+    announced = False
     while True:
         for first in range(0, num_blocks, _AT_ONCE):
             keys = [key_of(number) for number in range(first, min(first + _AT_ONCE, num_blocks))]
@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             ).result()
             if len(result.landed) != len(keys):
                 sys.exit(f"not all blocks came: {result.outcomes}, {result.error}")
-            if not said:
+            if not announced:
                 print("ready", flush=True)
-                said = True
+                announced = True
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def _samples(
             Case(Variant(f"{way_name}: read"), partial(way.read, target), prepare, verify),
         ]
     for way in ways.values():
-        runner.say(f"{name}: first touch")
+        runner.show(f"{name}: first touch")
         way.write(source)
     try:
         return {**runner.measure(name, cases)}

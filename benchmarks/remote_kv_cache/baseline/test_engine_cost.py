@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runner = Runner(arguments.trials, arguments.warm_ups)
 
     def measure(stack: ExitStack) -> None:
-        runner.say("starting a server and an engine")
+        runner.show("starting a server and an engine")
         model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
         bench = EngineCost(stack, model, arguments.preset, arguments.steps, arguments.every)
         record.figures.append(

@@ -60,7 +60,7 @@ def measure(runner: Runner, work: Work, memory: int | None) -> list[Row]:
         machine.skip_unless_fits(2 * work.num_bytes, memory)
     except Skipped as reason:
         return results.skipped_rows(work, MEMCPY.operation, str(reason))
-    runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
+    runner.show(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
     source = blocks.allocate(work.num_blocks, work.block_bytes)
     target = blocks.allocate(work.num_blocks, work.block_bytes)
     blocks.fill(source)

@@ -126,7 +126,7 @@ def measure_model(runner: Runner, record: Record, work: Work, memory: int | None
     except Skipped as reason:
         record.rows += results.skipped_rows(work, server_cases.STREAM_GET, str(reason))
         return
-    runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
+    runner.show(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
     with ExitStack() as stack:
         source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))

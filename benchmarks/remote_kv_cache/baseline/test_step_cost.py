@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runner = Runner(arguments.trials, arguments.warm_ups)
 
     def measure(stack: ExitStack) -> None:
-        runner.say("starting a server and an engine")
+        runner.show("starting a server and an engine")
         model = tiny_model.build(arguments.models / PRESET, PRESET)
         clock = CLOCKS[arguments.clock]
         bench = StepCost(stack, model, arguments.lengths, arguments.waits, clock)

@@ -73,7 +73,7 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None, tune
     except Skipped as reason:
         record.rows += results.skipped_rows(work, NAIVE.operation, str(reason))
         return
-    runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB on both sides")
+    runner.show(f"{work.model.name}: filling {work.num_bytes >> 20} MiB on both sides")
     source = blocks.allocate(work.num_blocks, work.block_bytes)
     target = blocks.allocate(work.num_blocks, work.block_bytes)
     blocks.fill(source)
