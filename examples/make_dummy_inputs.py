@@ -183,15 +183,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--length", type=int, default=4096, metavar="TOKENS",
-                        help="of each document (default: %(default)s)")  # fmt: skip
+                        help="tokens of a document (default: %(default)s)")  # fmt: skip
     parser.add_argument("--count", type=int, default=1, metavar="N",
-                        help="prompts (default: %(default)s)")  # fmt: skip
+                        help="number of prompts (default: %(default)s)")  # fmt: skip
     parser.add_argument("--shared", type=int, default=0, metavar="TOKENS",
-                        help="first in all documents (default: %(default)s)")  # fmt: skip
+                        help="common first tokens (default: %(default)s)")  # fmt: skip
     parser.add_argument("--question", type=int, default=QUESTION_TOKENS, metavar="TOKENS",
-                        help="behind each document (default: %(default)s)")  # fmt: skip
+                        help="tokens of the question (default: %(default)s)")  # fmt: skip
     parser.add_argument("--block-size", type=int, default=32, metavar="TOKENS",
-                        help="of the engine to be measured (default: %(default)s)")  # fmt: skip
+                        help="tokens of an engine's block (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N",
                         help="other seeds give other prompts (default: %(default)s)")  # fmt: skip
     parser.add_argument("--model", metavar="DIR|NAME",

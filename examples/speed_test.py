@@ -145,9 +145,9 @@ def _parser() -> argparse.ArgumentParser:
                         help="prompts of make_dummy_inputs, or any text as one prompt (default: "
                         "one prompt of --length)")  # fmt: skip
     parser.add_argument("--length", type=int, default=4096, metavar="TOKENS",
-                        help="of a prompt that is made here (default: %(default)s)")  # fmt: skip
+                        help="tokens of a generated prompt (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N",
-                        help="and its seed (default: %(default)s)")  # fmt: skip
+                        help="seed of the generated prompt (default: %(default)s)")  # fmt: skip
     parser.add_argument("--times", type=int, default=2, metavar="N",
                         help="requests of each prompt (default: %(default)s)")  # fmt: skip
     parser.add_argument("--pause", type=float, default=1.0, metavar="SECONDS",

@@ -100,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--n", type=int, default=6,
                         help="documents, and rounds (default: %(default)s)")  # fmt: skip
     parser.add_argument("--length", type=int, default=8000, metavar="TOKENS",
-                        help="of each document (default: %(default)s)")  # fmt: skip
+                        help="tokens of a document (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N",
                         help="other seeds give other documents (default: %(default)s)")  # fmt: skip
     parser.add_argument("--filename", type=Path, metavar="FILE",

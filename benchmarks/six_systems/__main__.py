@@ -229,7 +229,8 @@ def chart(record: Record) -> plot.Chart:
 def _parser() -> argparse.ArgumentParser:
     parser = options.parser(MODULE, "what would keep these blocks best")
     add = parser.add_argument
-    add("--block-bytes", type=options.size, default=MiB, metavar="SIZE", help="(default: 1MiB)")
+    add("--block-bytes", type=options.size, default=MiB, metavar="SIZE",
+        help="size of a block (default: 1MiB)")  # fmt: skip
     add("--total", type=options.size, default=256 * MiB, metavar="SIZE",
         help="bytes that each system keeps (default: 256MiB)")  # fmt: skip
     add("--processes", type=options.positive, default=1, metavar="N",
@@ -239,9 +240,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--shared-prefix", action=argparse.BooleanOptionalAction, default=True,
         help="count blocks of sessions with a common prefix (default: yes)")  # fmt: skip
     add("--prefix-block-bytes", type=options.size, default=64 << 10, metavar="SIZE",
-        help="of the sessions with a common prefix (default: 64KiB)")  # fmt: skip
+        help="size of a block of these sessions (default: 64KiB)")  # fmt: skip
     add("--directory", type=Path, default=Path(), metavar="DIR",
-        help="on the disk to measure; files are removed (default: this one)")  # fmt: skip
+        help="folder on the disk to measure; files are removed (default: this one)")  # fmt: skip
     return parser
 
 

@@ -42,7 +42,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "cascade": ("", "the source's waterfall: blocks are written to disk when they leave "
                     "memory, not behind their put"),
         "server": ("ENDPOINT", "a running server instead of a store in this process, as "
-                   "tcp://127.0.0.1:5757, with ?keys=FILE where it demands keys"),
+                   "tcp://127.0.0.1:5757, with ?keys=FILE where it requires keys"),
         "emulated_device": ("GB_PER_S", "no store: a device of this speed that keeps all, to test "
                             "the autoscalers; 0: the store"),
         "block_tokens": ("N", "tokens of a block"),

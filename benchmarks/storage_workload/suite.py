@@ -134,23 +134,26 @@ def parser() -> argparse.ArgumentParser:
         ("-a", "autoscale_s", 300.0, "the autoscalers"),
     ):
         made.add_argument(flag, dest=name, type=float, default=default, metavar="SECONDS",
-                          help=f"of {of} (default: %(default)g)")  # fmt: skip
+                          help=f"duration of {of} (default: %(default)g)")  # fmt: skip
     made.add_argument("-w", dest="workloads", type=_workloads, default=WORKLOADS, metavar="LIST",
                       help="all, or comma-separated: " + ", ".join(WORKLOADS))  # fmt: skip
     made.add_argument("-u", dest="users", type=int, default=USERS, metavar="USERS",
-                      help="of a moderate load (default: %(default)s)")  # fmt: skip
+                      help="users of a moderate load (default: %(default)s)")  # fmt: skip
     made.add_argument("-U", dest="high_users", type=int, metavar="USERS",
-                      help="of a high load (default: 10 a GiB of memory, 50 to 300)")  # fmt: skip
+                      help="users of a high load (default: 10 a GiB of memory, 50 to "
+                      "300)")  # fmt: skip
     made.add_argument("-R", dest="rag", action="store_true", help="with documents")
     made.add_argument("-D", dest="documents", type=int, default=Options.rag_num_docs,
-                      metavar="DOCS", help="their number (default: %(default)s)")  # fmt: skip
+                      metavar="DOCS", help="count of documents (default: %(default)s)")  # fmt: skip
     made.add_argument("--bytes-scale", type=float, default=1.0, metavar="X",
                       help="scale the size of blocks by X (default: %(default)g)")  # fmt: skip
     candidates = ", ".join(map(str, STORAGE_CANDIDATES))
     made.add_argument("--cache-dir", type=Path, metavar="PATH",
-                      help=f"of the disk tier (default: the first of {candidates})")  # fmt: skip
+                      help="folder of the disk tier (default: the first of "
+                      f"{candidates})")  # fmt: skip
     made.add_argument("--storage-capacity-gb", type=float, default=0.0, metavar="N",
-                      help="GiB of the disk tier (default: a quarter of the free)")  # fmt: skip
+                      help="GiB of the disk tier (default: a quarter of the free "
+                      "space)")  # fmt: skip
     made.add_argument("--folder", type=Path, default=Path("storage_workload_results"),
                       metavar="FOLDER", help="the folder of each run's JSON and the comparison "
                       "(default: %(default)s)")  # fmt: skip

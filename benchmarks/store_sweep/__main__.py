@@ -217,21 +217,21 @@ def _parser() -> argparse.ArgumentParser:
     add("--servers", type=options.positive, default=1, metavar="N",
         help="servers to start; clients are divided evenly (default: %(default)s)")  # fmt: skip
     add("--server", action="append", default=[], metavar="ADDRESS",
-        help="a running server, none is started, tcp://HOST:PORT, with ?keys=FILE where it "
-        "demands keys; may be repeated")  # fmt: skip
+        help="a running server, tcp://HOST:PORT, with ?keys=FILE where it requires keys; may be "
+        "repeated")  # fmt: skip
     add("--sla-ms", type=_limits, metavar="MS,MS",
         help="limits on reads (p50) to find the best configuration for (default: the source's, "
         "25,30,45,60, and in proportion to the fastest read)")  # fmt: skip
     add("--storage-latency-ms", type=options.above_zero, metavar="MS",
-        help="emulate a storage behind the server: the mean time of a block's read in "
-        "it")  # fmt: skip
+        help="emulate a storage behind the server: the mean time to read a block "
+        "there")  # fmt: skip
     add("--storage-spread-percent", type=float, metavar="PERCENT",
         help=f"the variation of that time, either way (default: {_SPREAD_PERCENT:g})")  # fmt: skip
     add("--storage-channels", type=options.positive, metavar="N",
         help=f"blocks that it reads at once (default: {_CHANNELS})")  # fmt: skip
-    for flag, text in (("--csv", "the points, in the source's columns"), ("--json", "the record"),
+    for flag, text in (("--csv", "the points in the source's columns"), ("--json", "the record"),
                        ("--html", "a page with charts and tables")):  # fmt: skip
-        add(flag, type=Path, metavar="FILE", help=f"write {text} there")
+        add(flag, type=Path, metavar="FILE", help=f"write {text} to this file")
     plan = commands.add_parser("plan", help="how many servers a load takes")
     plan.add_argument("--target-tokens-per-s", type=options.above_zero, required=True, metavar="N")
     plan.add_argument(
