@@ -36,7 +36,7 @@ AFTER_RESTART = "after a restart"
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt, counted from 1, the number of its request, and the answer."""
+    """A prompt, counted from 1, the occasion of its request, and the answer."""
 
     prompt: int
     when: str
