@@ -1,4 +1,4 @@
-"""The client of the cache server. Import from here; the modules inside are its parts."""
+"""The client of the cache server: its public names. The modules inside are private."""
 
 from remote_server.client.breaker import BreakerState
 from remote_server.client.get_times import GetTimes

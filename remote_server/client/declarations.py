@@ -1,4 +1,4 @@
-"""The namespaces a client declares, and where each stands with the server it is connected to."""
+"""Namespaces that a client declares, and the standing of each with the connected server."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ from remote_server.errors import LocalProtocolError
 
 
 class Standing(Enum):
-    """Where one namespace stands with the server we are connected to."""
+    """The standing of one namespace with the connected server."""
 
-    DUE = auto()  # a hello is to be sent
+    DUE = auto()  # a hello must be sent
     ASKED = auto()  # a hello is on its way
     WELCOME = auto()
     REFUSED = auto()
@@ -54,7 +54,7 @@ class Declarations:
         return self._declared.get(namespace)
 
     def add(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> bool:
-        """Remember a namespace. False when the same words had been said before."""
+        """Add a namespace. False when it was declared with the same values before."""
         known = self._declared.get(namespace)
         if known and (known.block_bytes, known.fingerprint) == (block_bytes, fingerprint):
             return False
@@ -62,16 +62,16 @@ class Declarations:
         return True
 
     def remove(self, namespace: str) -> bool:
-        """Declare it no more. False when it was not declared."""
+        """Remove a namespace. False when it was not declared."""
         return self._declared.pop(namespace, None) is not None
 
     def start_over(self) -> None:
-        """A hello is due for every one of them."""
+        """Make a hello due for every namespace."""
         for declaration in self:
             declaration.standing, declaration.retry_at = Standing.DUE, inf
 
     def due(self, now: float) -> list[Declaration]:
-        """Those a hello is to be sent for, and those whose refusal is long enough ago."""
+        """The declarations whose hello is due, those refused long enough ago included."""
         declared = self._declared.values()
         for declaration in declared:
             if declaration.retry_at <= now:
@@ -80,5 +80,5 @@ class Declarations:
 
     @property
     def retry_at(self) -> float:
-        """When another one will be due by itself."""
+        """Time at which the next refused namespace becomes due."""
         return min((declaration.retry_at for declaration in self._declared.values()), default=inf)

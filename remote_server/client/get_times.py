@@ -1,4 +1,4 @@
-"""Where the time of one get went: this process, the network, the server and its storage."""
+"""Times of one get: this process, the network, the server and its storage."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,38 +8,37 @@ from remote_server import protocol
 
 @dataclass(frozen=True)
 class GetTimes:
-    """Parts of the time from `began` to `ended`, in seconds by the client's clock; they sum up to
+    """Parts of the time from `began` to `ended`, in seconds by the client's clock, which add up to
     it.
 
-    They are of the batch whose last message came last: a get of up to `ClientConfig.batch_bytes`
-    is one batch. With several, `serialize_s` includes the wait for room in the window.
+    They belong to the batch whose last message came last: a get of up to `ClientConfig.batch_bytes`
+    is one batch. With several batches `serialize_s` includes the wait for space in the window.
     """
 
     began: float
-    """When `RemoteClient.get` was called."""
+    """Time of the call of `RemoteClient.get`."""
 
     ended: float
-    """When the last block had been verified."""
+    """Time at which the last block had been verified."""
 
     serialize_s: float
-    """Until the request was encoded and handed to ZeroMQ."""
+    """Until the request was encoded and passed to ZeroMQ."""
 
     network_s: float
-    """On the way there and back, and in the queues of both sockets."""
+    """In the network, both ways, and in the queues of both sockets."""
 
     server_s: float
-    """In the server, without its storage, until the last message was handed to ZeroMQ."""
+    """In the server, without its storage, until the last message was passed to ZeroMQ."""
 
     storage_s: float
-    """Until the server's store had found and read the blocks."""
+    """In the server's store: to find and read the blocks."""
 
     deserialize_s: float
-    """Receiving blocks into their rows and verifying them, as far as the server had nothing to do
-    for this get meanwhile."""
+    """Receiving and verifying blocks, except while the server was busy with this get."""
 
 
 class GetStopwatch:
-    """Stamps of one get. `RemoteClient.get` makes it, and then the I/O thread alone uses it."""
+    """Timestamps of one get. `RemoteClient.get` makes it; then only the I/O thread uses it."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
@@ -50,12 +49,12 @@ class GetStopwatch:
         """None until a message with the server's times has come."""
 
     def sending(self, request_id: int) -> None:
-        """A batch is handed to ZeroMQ now. Before and not after that: the server may have it before
-        this thread runs again."""
+        """Record that a batch goes to ZeroMQ. Call it before the send: the server may have the
+        batch before this thread runs again."""
         self._sent[request_id] = self.clock()
 
     def landed(self, reply: protocol.Got | protocol.Blocks, came: float) -> None:
-        """`reply`, whose header was read at `came`, has been dealt with just now."""
+        """Record that `reply`, whose header was read at `came`, has been processed."""
         now, sent = self.clock(), self._sent.get(reply.request_id)
         if sent is None:
             return
@@ -68,8 +67,8 @@ class GetStopwatch:
         self, sent: float, came: float, now: float, before_s: float,
         reply: protocol.Got | protocol.Blocks,
     ) -> GetTimes:  # fmt: skip
-        """The way of one message is the request's, the server's time, and its own way back. It
-        may have waited here while earlier blocks were landing, `before_s` in all."""
+        """The path of one message is the request's, the server's time, and its own way back. The
+        message may have waited here while earlier blocks landed, `before_s` in all."""
         server_s = min(reply.server_us / 1e6, came - sent)
         storage_s = min(reply.storage_us / 1e6, server_s)
         on_the_way_s = came - sent - server_s

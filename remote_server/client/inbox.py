@@ -1,4 +1,4 @@
-"""Small replies as they come on one connection: read, found to be this server's, and taken."""
+"""Receiver of one connection's small replies, which checks that they are this server's."""
 
 import logging
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from remote_server.errors import RemoteProtocolError
 
 logger = logging.getLogger(__name__)
 
-# Messages handled before the other connections get their turn.
+# Messages processed before the other connections get their turn.
 _TURN_MESSAGES = 64
 
 
@@ -24,7 +24,7 @@ class Inbox:
         self._name = name
 
     def empty_into(self, take: Callable[[protocol.Reply], None]) -> None:
-        """Hand the replies that are here to `take`, which may raise `RemoteProtocolError`."""
+        """Pass the replies that have come to `take`, which may raise `RemoteProtocolError`."""
         for _ in range(_TURN_MESSAGES):
             try:
                 reply = self._connection.receive()

@@ -1,8 +1,7 @@
-"""What puts have in common, whatever carries their bytes: taken over, sent oldest first, and given
-up at their deadlines.
+"""Put channel: how every transport takes over, sends, retires and expires puts.
 
-A put is sent in batches, and the window bounds what was sent and not answered, over all puts. Its
-fate is settled when every batch was answered, or when it is given up.
+A put is sent in batches. The window bounds the bytes sent and not acknowledged, over all puts. A
+put is settled when every batch has its reply, or when it is given up.
 """
 
 from abc import ABC, abstractmethod
@@ -24,18 +23,18 @@ from remote_server.errors import (
 
 @dataclass(slots=True, eq=False)
 class PutBatch:
-    """One message on its way."""
+    """One message in flight."""
 
     transfer: PutTransfer
     part: range
     lengths: list[int]
     num_bytes: int
     ticket: int = -1
-    """The word that says whose the rows are; none when they go over tcp."""
+    """Index of the ticket that fences its rows; none over tcp."""
 
 
 class PutLane(ABC):
-    """All puts of one client that travel one way, oldest first."""
+    """All puts of one client over one transport, oldest first."""
 
     def __init__(self, wiring: Wiring, most_bytes: int) -> None:
         """`most_bytes` is the window."""
@@ -53,7 +52,7 @@ class PutLane(ABC):
         self.queued_bytes = 0
         """Bytes of the rows of all puts that have not ended."""
 
-    # ── special to the way ───────────────────────────────────────────────────────────────
+    # ── per transport ────────────────────────────────────────────────────────────────────
 
     @abstractmethod
     def _prepare(self, transfer: PutTransfer, block_bytes: int) -> None:
@@ -61,16 +60,16 @@ class PutLane(ABC):
 
     @abstractmethod
     def _require_way(self) -> None:
-        """Raises `ServerUnavailable` when a put that comes now could not be sent."""
+        """Raises `ServerUnavailable` when a put that comes now cannot be sent."""
 
     @abstractmethod
     def _send_batch(self, batch: PutBatch) -> int:
-        """Send it and give the request's id; 0 when that must wait, and then nothing is sent."""
+        """Send it and return the request's id; 0 when that must wait: nothing was sent then."""
 
-    # ── taking over, and sending ─────────────────────────────────────────────────────────
+    # ── sending ──────────────────────────────────────────────────────────────────────────
 
     def accept(self, transfer: PutTransfer) -> None:
-        """Take over `transfer`; it ends at once when it cannot be sent."""
+        """Take over `transfer`. It ends at once when it cannot be sent."""
         try:
             declaration = self._session.declaration(transfer.namespace)
             self._prepare(transfer, declaration.block_bytes)
@@ -91,7 +90,7 @@ class PutLane(ABC):
     def pump(self) -> None:
         """Send the next message if the window allows it, oldest put first.
 
-        One a turn: hashing a window's worth of small blocks would keep lookups waiting.
+        One a turn: hashing a window's worth of small blocks would delay lookups.
         """
         self.has_more = False
         for transfer in self._transfers:
@@ -117,14 +116,14 @@ class PutLane(ABC):
         self._counters["blocks_out"] += len(part)
         self.has_more = True
 
-    # ── answers ──────────────────────────────────────────────────────────────────────────
+    # ── replies ──────────────────────────────────────────────────────────────────────────
 
     def awaits(self, request_id: int) -> bool:
-        """Whether a reply to this request would be in time."""
+        """A reply to this request would be in time."""
         return request_id in self._batches
 
     def take(self, reply: protocol.Reply) -> None:
-        """The answer to a batch that is awaited. Raises `RemoteProtocolError` for no answer."""
+        """Process the reply to an awaited batch. Raises `RemoteProtocolError` for a wrong kind."""
         batch = self._batches[reply.request_id]
         transfer = batch.transfer
         if isinstance(reply, protocol.Stored):
@@ -145,13 +144,13 @@ class PutLane(ABC):
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
     def _forget(self, request_id: int, *, answered: bool = False) -> None:
-        """Nothing more is expected for this batch."""
+        """Remove a batch: no further reply is expected."""
         batch = self._batches.pop(request_id)
         batch.transfer.num_in_flight -= 1
         self._window_bytes -= batch.num_bytes
 
     def _leave(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
-        """Its fate is settled; `error` when it was given up."""
+        """Retire a settled put; `error` when it was given up."""
         del self._transfers[transfer]
         transfer.error = transfer.error or error
         self._finish(transfer)
@@ -186,7 +185,7 @@ class PutLane(ABC):
         """Give up every put."""
         self._give_up(list(self._transfers), error)
 
-    # ── what it answers ──────────────────────────────────────────────────────────────────
+    # ── state ────────────────────────────────────────────────────────────────────────────
 
     @property
     def _waiting(self) -> list[PutTransfer]:
@@ -199,9 +198,9 @@ class PutLane(ABC):
         return len(self._waiting)
 
     def check(self) -> None:
-        """The window is exactly what the batches in flight carry, and so on down."""
+        """Assert that the window equals the batches in flight, and that the sums agree."""
         in_flight = [batch.num_bytes for batch in self._batches.values()]
         assert self._window_bytes == sum(in_flight), (self._window_bytes, in_flight)
         assert self.queued_bytes == sum(transfer.total_bytes for transfer in self._waiting)
         assert sum(transfer.num_in_flight for transfer in self._waiting) == len(self._batches)
-        assert not any(transfer.settled for transfer in self._transfers), "settled and kept"
+        assert not any(transfer.settled for transfer in self._transfers), "a settled put is listed"

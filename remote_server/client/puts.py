@@ -1,14 +1,13 @@
-"""Puts over tcp: rows go out without a copy, and come back when libzmq has let go of them.
+"""Puts over tcp: rows are sent without a copy, and are busy until libzmq has released them.
 
-A batch is one `Put` message of about `batch_bytes`. Large rows are handed to libzmq as they lie,
-so a row is busy until libzmq has let go of its frame, whatever the server says. A put therefore
-ends in two steps: its fate is settled (every batch answered, or given up), and then, when none of
-its rows is lent any more, its future resolves.
+A batch is one `Put` message of about `batch_bytes`. libzmq sends large rows from where they are, so
+a row is busy until libzmq releases its frame, even after the server's reply. A put therefore ends
+in two steps: it is settled (every batch has its reply, or the put is given up), and its future
+resolves when none of its rows is lent any more.
 
-A put given up while libzmq still holds its rows costs the connection: closing it is the only
-way to make libzmq let go. Other puts on it lose nothing but time: what they had in flight is
-sent again, at the latest until their own deadlines. A block that had arrived after all then
-simply exists.
+A put given up while libzmq holds its rows costs the connection: only closing it makes libzmq
+release them. Other puts on it lose only time: their batches in flight are sent again, within their
+own deadlines. A block that had arrived the first time then exists already.
 """
 
 from remote_server import protocol
@@ -21,16 +20,16 @@ from remote_server.errors import KVFerryError, ServerUnavailable
 
 
 class TcpPuts(PutLane):
-    """All puts of one client whose rows go over tcp, oldest first."""
+    """All puts of one client over tcp, oldest first."""
 
     def __init__(self, connection: Connection, wiring: Wiring) -> None:
         super().__init__(wiring, wiring.config.put_window_bytes)
         self._connection = connection
         self._inbox = Inbox(connection, wiring, "puts")
         self._leaving: dict[PutTransfer, None] = {}
-        """Settled, and waiting for libzmq to let go of their rows."""
+        """Settled, and waiting for libzmq to release their rows."""
         self.blocked = False
-        """The connection would not take a message; try again shortly."""
+        """The connection refused a message; try again shortly."""
 
     # ── sending ──────────────────────────────────────────────────────────────────────────
 
@@ -58,10 +57,10 @@ class TcpPuts(PutLane):
             return 0
         return request_id
 
-    # ── answers ──────────────────────────────────────────────────────────────────────────
+    # ── replies ──────────────────────────────────────────────────────────────────────────
 
     def receive(self) -> None:
-        """Take the replies that are here."""
+        """Process the replies that have come."""
         if not self._batches and not self._connection.readable:
             return
         self._inbox.empty_into(self._take)
@@ -75,7 +74,7 @@ class TcpPuts(PutLane):
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
     def _leave(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
-        """It ends now, or as soon as libzmq has let go of its rows."""
+        """End it now, or as soon as libzmq has released its rows."""
         del self._transfers[transfer]
         transfer.error = transfer.error or error
         if transfer.let_go():
@@ -85,33 +84,33 @@ class TcpPuts(PutLane):
 
     @property
     def is_settling(self) -> bool:
-        """Whether to look again soon: nobody tells us when libzmq lets go of a row."""
+        """Puts wait for libzmq to release rows, which no event reports: poll again soon."""
         return bool(self._leaving)
 
     def settle(self) -> None:
-        """End the puts whose rows libzmq has let go of since."""
+        """End the puts whose rows libzmq has released since."""
         for transfer in [transfer for transfer in self._leaving if transfer.let_go()]:
             del self._leaving[transfer]
             self._finish(transfer)
 
     def expire(self, now: float) -> None:
-        """Give up the puts whose deadline has passed, also those that only wait for libzmq."""
+        """Give up the puts whose deadline has passed, including those that only wait for libzmq."""
         super().expire(now)
         if any(put.deadline <= now and not put.cut_off for put in self._leaving):
             self.reset()
 
     def end_all(self, error: KVFerryError) -> None:
-        """Give up every put, also those that only wait for libzmq."""
+        """Give up every put, including those that only wait for libzmq."""
         super().end_all(error)
         if any(not put.cut_off for put in self._leaving):
             self.reset()
 
     def lost(self) -> None:
-        """The connection broke: nothing that was sent on it will be answered."""
+        """End every put: the connection broke, and no reply will come."""
         self.end_all(ServerUnavailable("the connection for puts broke"))
 
     def reset(self) -> None:
-        """A new connection. Puts that wait are sent again."""
+        """Open a new connection. Puts that wait are sent again."""
         self._counters["put_resets"] += 1
         self._connection.reopen()
         for request_id, batch in reversed(list(self._batches.items())):
@@ -122,7 +121,7 @@ class TcpPuts(PutLane):
             transfer.cut_off = True
 
     def leaving(self) -> list[PutTransfer]:
-        """The puts that are over but for libzmq."""
+        """The settled puts that only wait for libzmq."""
         return list(self._leaving)
 
     @property
@@ -130,6 +129,6 @@ class TcpPuts(PutLane):
         return [*self._transfers, *self._leaving]
 
     def check(self) -> None:
-        """As any puts; and those that only wait for libzmq have nothing else to do."""
+        """Also assert that puts that only wait for libzmq have no other work."""
         super().check()
-        assert all(transfer.settled for transfer in self._leaving), "left with work to do"
+        assert all(transfer.settled for transfer in self._leaving), "it is not settled"

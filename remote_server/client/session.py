@@ -1,10 +1,10 @@
-"""What the client knows of its server: reachable, which boot, which namespaces are welcome.
+"""Session: the client's view of its server: reachable, its boot, which namespaces are welcome.
 
     DISCONNECTED ──handshake──▶ HELLO sent for every namespace ──welcomes──▶ READY
          ▲                                   │ no answer                       │ timeouts
          └──────── connection lost ──────────┴──▶ breaker open, probe later ◀──┘
 
-No socket, no clock, no thread: the loop tells it what happened and asks what to do.
+No socket, no clock, no thread: the loop reports events and queries what is due.
 """
 
 import logging
@@ -22,13 +22,13 @@ from remote_server.errors import KVFerryError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
 
-# A namespace the server refused is offered again this often: someone may have cleared it.
+# Pause before a refused namespace is declared again: an operator may have cleared it.
 REFUSED_RETRY_S = 5.0
 
 
 @dataclass(slots=True)
 class Limits:
-    """What a Welcome allows; until one came, what the protocol allows."""
+    """Limits of a Welcome; before the first one, those of the protocol."""
 
     max_keys: int = protocol.MAX_KEYS_PER_MESSAGE
     max_frame_bytes: int = protocol.MAX_FRAME_BYTES
@@ -36,16 +36,16 @@ class Limits:
 
 
 class Epoch(Enum):
-    """How a reply's epoch compares with the server we believe we talk to."""
+    """How a reply's epoch compares with the current server's."""
 
     CURRENT = auto()
-    STALE = auto()  # said by a server that has restarted since, or by nobody we know
-    NEW = auto()  # the server restarted: whatever is in flight went to the old one
+    STALE = auto()  # from a boot that has ended, or from an unknown server
+    NEW = auto()  # the server restarted: requests in flight went to the old one
 
 
 @dataclass(slots=True)
 class Session:
-    """The state above. Only the I/O thread calls it; `ready` and `epoch` anyone may read."""
+    """The state above. Used by the I/O thread only, except `ready`, `epoch` and `absent`."""
 
     config: ClientConfig
     counters: Counters
@@ -53,9 +53,9 @@ class Session:
     limits: Limits = field(default_factory=Limits)
     epoch: str | None = None
     local_socket: str | None = None
-    """Where the server we are connected to takes shared memory; empty when it does not."""
+    """The server's socket for shared memory; empty when it has none."""
     local_secret: bytes = b""
-    """What to say there."""
+    """Secret to present there."""
     breaker: Breaker = field(init=False)
     connected: bool = False
     ready: bool = False
@@ -63,9 +63,9 @@ class Session:
     _past_epochs: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     _said_ready: bool = False
     turned_away: str = ""
-    """Why the server does not let us in; empty when it does, or says nothing."""
+    """Why the server refuses the connection; empty when it does not, or gives no reason."""
     absent: bool = False
-    """An attempt to connect failed before anything had ever answered. Any thread may read it."""
+    """An attempt to connect failed before any reply. Any thread may read it."""
 
     def __post_init__(self) -> None:
         self.breaker = Breaker(
@@ -74,7 +74,7 @@ class Session:
             self.config.breaker_longest_backoff_s,
         )
 
-    # ── what it answers ──────────────────────────────────────────────────────────────────
+    # ── queries ──────────────────────────────────────────────────────────────────────────
 
     def declaration(self, namespace: str) -> Declaration:
         """Raises `LocalProtocolError` when `namespace` was never declared."""
@@ -98,7 +98,7 @@ class Session:
         raise ServerUnavailable(f"namespace {namespace!r} is not welcomed yet")
 
     def due(self, now: float) -> list[Declaration]:
-        """The namespaces to say hello for now."""
+        """The namespaces whose hello is due."""
         if self.breaker.open_if_due(now):
             self._breaker_opened()
         if self.breaker.retry_at <= now:
@@ -107,23 +107,23 @@ class Session:
         return due if self.connected and self.breaker.state is not BreakerState.OPEN else []
 
     def wake_at(self) -> float:
-        """When `due` may have something new to say."""
+        """Time at which `due` may return more."""
         if not self.connected:
             return inf
         return min(self.breaker.opens_at, self.breaker.retry_at, self.declarations.retry_at)
 
-    # ── what it is told ──────────────────────────────────────────────────────────────────
+    # ── events ───────────────────────────────────────────────────────────────────────────
 
     def nobody_there(self) -> None:
-        """An attempt to connect failed. Worth a line once, and only before the first success:
-        that a server has gone is said when it goes."""
+        """An attempt to connect failed. Logged once, and only before the first success: `went_down`
+        logs the loss of a server."""
         if self.epoch is None and not self.absent:
             self.absent = True
             self._warn("no server there yet; every block is a miss until it answers")
 
     def was_turned_away(self, reason: str) -> None:
-        """The server was there and did not let us in, because of `reason`; or, if that is empty,
-        does so now. Somebody must change a key file, so it is said whenever it changes."""
+        """The server refused the connection because of `reason`; if that is empty, it accepts it
+        now. Logged at every change, because a key file must be changed."""
         self.turned_away = reason
         if reason:
             self.counters["turned_away"] += 1
@@ -131,23 +131,23 @@ class Session:
             self._warn("%s; every block is a miss until it does", reason)
 
     def forget(self, namespace: str) -> None:
-        """Stop declaring a namespace. Requests about it are refused from now on."""
+        """Stop declaring a namespace. Requests for it are refused from now on."""
         if self.declarations.remove(namespace):
             self._refresh()
 
     def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
-        """Remember a namespace; the same words again change nothing."""
+        """Declare a namespace; a repetition changes nothing."""
         if self.declarations.add(namespace, block_bytes, fingerprint):
             self._refresh()
 
     def came_up(self) -> None:
-        """The control connection is there. A new connection is worth a probe at once."""
+        """The control connection is up. A new connection is probed at once."""
         self.connected = True
         self.counters["connects"] += 1
         self._say_hello_again()
 
     def went_down(self, reason: str) -> None:
-        """The control connection is gone, or is being replaced because of `reason`."""
+        """The control connection is lost, or is being replaced because of `reason`."""
         if self._said_ready:
             self._warn("%s; every block is a miss until it is back", reason)
         self._said_ready = self.connected = self.ready = False
@@ -155,10 +155,10 @@ class Session:
         self.declarations.start_over()
 
     def heard(self, epoch: str, *, welcome: bool) -> Epoch:
-        """Some reply said `epoch`; `welcome` when it answers a hello that is on its way.
+        """Compare a reply's `epoch`; `welcome` when it answers a hello in flight.
 
-        Only a welcome is believed about a new epoch. Anything else that names one costs a hello
-        and what is in flight, but cannot talk us out of the epoch we are in.
+        Only a welcome establishes a new epoch. Any other reply that names one costs a hello and the
+        requests in flight, but does not change the current epoch.
         """
         if epoch == self.epoch:
             return Epoch.CURRENT
@@ -181,7 +181,7 @@ class Session:
         self.breaker.probe()
 
     def welcomed(self, declaration: Declaration, welcome: protocol.Welcome) -> None:
-        """The server holds the namespace and says what it allows."""
+        """The server accepted the namespace; adopt its limits."""
         declaration.standing, declaration.refusal = Standing.WELCOME, ""
         self.local_socket, self.local_secret = welcome.local_socket, welcome.local_secret
         self.limits.max_keys = min(max(1, welcome.max_keys), protocol.MAX_KEYS_PER_MESSAGE)
@@ -196,7 +196,7 @@ class Session:
             self._log(logging.INFO, "ready, epoch %s", self.epoch)
 
     def not_welcomed(self, declaration: Declaration, error: KVFerryError, now: float) -> None:
-        """The server answered a hello with a refusal. It is well; the namespace is not."""
+        """The server refused a hello. The server is well; the namespace is not."""
         if declaration.refusal != str(error):
             declaration.refusal = str(error)
             self._warn("namespace %s refused: %s", declaration.namespace, error)
@@ -206,18 +206,18 @@ class Session:
         self._refresh()
 
     def hello_ended(self, declaration: Declaration) -> None:
-        """A hello was given up before it was answered; another is due."""
+        """A hello was given up before its reply; another is due."""
         if declaration.standing is Standing.ASKED:
             declaration.standing = Standing.DUE
 
     def probe_failed(self, declaration: Declaration, now: float) -> None:
-        """A hello got no answer in time."""
+        """A hello had no reply in time."""
         self.hello_ended(declaration)
         if self.breaker.state is not BreakerState.OPEN and self.breaker.trip(now):
             self._breaker_opened()
 
     def forgotten(self, namespace: str) -> None:
-        """The server said it does not know `namespace`, which it once welcomed."""
+        """The server does not know `namespace`, which it once welcomed."""
         self.counters["unknown_namespace"] += 1
         declaration = self.declarations.get(namespace)
         if declaration and declaration.is_welcome:
@@ -225,19 +225,19 @@ class Session:
             self._refresh()
 
     def answered(self) -> None:
-        """Some request got its answer in time."""
+        """A request had its reply in time."""
         self.breaker.answered()
 
     def answered_late(self, waited_s: float) -> None:
-        """Some request got its answer so long after it was sent, and too late."""
+        """A request had its reply after its deadline, `waited_s` after it was sent."""
         self.breaker.answered_late(waited_s)
 
     def timed_out(self, now: float, waited_s: float) -> None:
-        """Some request was sent and got no answer for so long."""
+        """A request was sent and had no reply for `waited_s`."""
         if self.breaker.timed_out(now, waited_s):
             self._breaker_opened()
 
-    # ── its own ──────────────────────────────────────────────────────────────────────────
+    # ── private ──────────────────────────────────────────────────────────────────────────
 
     def _warn(self, message: str, *about: object) -> None:
         self._log(logging.WARNING, message, *about)

@@ -1,8 +1,7 @@
-"""Shared memory as one more lane of the loop: a connection for its messages, which are small,
-the attachment that makes it possible, and its puts and gets.
+"""Shared-memory channel: a connection for its small messages, the attachment, its puts and gets.
 
-Rows that do not lie in the registered region never come here. Those that do come here when the
-server holds the region, or when nothing else is allowed (`ClientConfig.transport`).
+Rows outside the registered region never come here. Rows inside it do when the server has attached
+the region, or when no other transport is allowed (`ClientConfig.transport`).
 """
 
 from collections.abc import Container
@@ -27,7 +26,7 @@ from remote_server.protocol import ErrorCode, Leased, Release
 
 
 class SharedLane:
-    """Everything about one registered region. Used by the I/O thread only."""
+    """The transfers of one registered region. Used by the I/O thread only."""
 
     def __init__(
         self,
@@ -49,17 +48,17 @@ class SharedLane:
         self.gets = SharedGets(region, wiring, self._require, self._send)
         self.puts = SharedPuts(self._tickets, wiring, self._require, self._send)
         self.blocked = False
-        """The connection would not take a message; try again shortly."""
+        """The connection refused a message; try again shortly."""
 
-    # ── what it answers ──────────────────────────────────────────────────────────────────
+    # ── state ────────────────────────────────────────────────────────────────────────────
 
     @property
     def in_use(self) -> bool:
-        """Whether rows in the region travel through shared memory now. Any thread may ask."""
+        """Rows in the region travel through shared memory now. Any thread may read it."""
         return self._attached and self._connection.connected
 
     def takes(self, transfer: PutTransfer | GetTransfer) -> bool:
-        """Whether `transfer` is for this lane; it knows its offsets then."""
+        """Whether `transfer` belongs to this channel; sets its offsets then."""
         if not self.in_use and self._config.transport != "shm":
             return False
         offsets = self._region.offsets_of(transfer.rows)
@@ -70,12 +69,12 @@ class SharedLane:
 
     @property
     def wake_at(self) -> float:
-        """When something of it may be late or due."""
+        """Time at which something of it may be late or due."""
         return min(self.gets.wake_at, self.puts.wake_at, self._attachment.wake_at)
 
     @property
     def has_more(self) -> bool:
-        """The next turn has something to do."""
+        """The next turn has work."""
         return self.gets.has_more or (self.in_use and self.puts.has_more)
 
     @property
@@ -91,11 +90,11 @@ class SharedLane:
     # ── one turn ─────────────────────────────────────────────────────────────────────────
 
     def receive(self, now: float, readable: Container[object]) -> None:
-        """Take the replies that are here, see to the attachment, and copy a turn's worth.
+        """Process the replies that have come, poll the attachment, and copy one turn's worth.
 
-        In this order: what was leased by a server that has hung up must not be read.
+        In this order: a lease of a server that has disconnected must not be read.
         """
-        # While there is something to copy, that is enough to do without looking twice.
+        # While blocks remain to be copied, an extra poll is not worth its cost.
         if self._connection.readable or not self.gets.has_more:
             self._inbox.empty_into(partial(self._take, now=now))
         self.tend(now, readable)
@@ -104,7 +103,7 @@ class SharedLane:
     def _take(self, reply: protocol.Reply, now: float) -> None:
         arena = self._attachment.arena
         if isinstance(reply, protocol.Error) and reply.code == ErrorCode.UNKNOWN_REGION:
-            # Its local connection has ended, whether or not we have seen it.
+            # The local connection has ended, whether or not this side has noticed.
             self._attachment.fail("the server does not know the region any more", now)
         elif self.puts.awaits(reply.request_id):
             self.puts.take(reply)
@@ -116,7 +115,7 @@ class SharedLane:
                 self.gets.release(reply)
 
     def tend(self, now: float, readable: Container[object] = ()) -> None:
-        """See to the attachment; when it has ended, so has everything that relied on it."""
+        """Poll the attachment; when it has ended, end all transfers that relied on it."""
         session = self._session
         self._attachment.tend(
             now, session.local_socket, session.epoch, readable, session.local_secret
@@ -167,25 +166,25 @@ class SharedLane:
         self.puts.end_all(error)
 
     def lost(self) -> None:
-        """The connection broke: nothing that was asked for on it will be answered."""
+        """End every transfer: the connection broke, and no reply will come."""
         error = ServerUnavailable("the connection for shared memory broke")
         self.gets.lost(error, detached=False)
         self.puts.end_all(error)
 
     def reset(self) -> None:
-        """Begin again: a new connection, nothing attached. Everything has ended."""
+        """Open a new connection, with nothing attached. Everything has ended."""
         self.gets.reset()
         self._connection.reopen()
         self._attachment.hang_up("internal error")
         self._attached = False
 
     def close(self) -> None:
-        """Everything has ended: let go of the region, and of all that is the server's."""
+        """Release the region and all memory of the server. Everything has ended."""
         self._attachment.close()
         self._tickets.close()
         self._region.close()
 
     def check(self) -> None:
-        """The accounts agree, and at rest nothing is held."""
+        """Assert that the books balance."""
         self.gets.check()
         self.puts.check()

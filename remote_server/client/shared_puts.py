@@ -1,10 +1,10 @@
-"""Puts over shared memory: the server copies the rows itself, as long as their ticket stands.
+"""Puts over shared memory: the server copies the rows itself while their ticket is valid.
 
-A batch is one `PutShared` message for a quarter of the window, which says where the rows lie.
+A batch is one `PutShared` message for a quarter of the window, with the offsets of the rows.
 
-Nothing of ours holds a row, so a put ends at once, whatever became of it: either every batch was
-answered, or the tickets of those that were not are withdrawn. The server may be reading a row
-then, and even see what its next owner writes there; it throws away what it has read.
+Nothing in this process holds a row, so a put ends at once: every batch has its reply, or the
+tickets of the others are withdrawn. The server may be reading a row then, and may read what its
+next owner writes there; it discards what it has read.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from remote_server.protocol import PutShared
 
 
 class SharedPuts(PutLane):
-    """All puts of one client whose rows lie in its region, oldest first."""
+    """All puts of one client whose rows are in its region, oldest first."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class SharedPuts(PutLane):
         require: Callable[[], int],
         send: Callable[[protocol.Request], bool],
     ) -> None:
-        """`require` gives the server's name for our region, or raises why there is none."""
+        """`require` returns the server's number for our region, or raises why there is none."""
         super().__init__(wiring, wiring.config.shared_window_bytes)
         self._tickets = tickets
         self._require = require
@@ -37,14 +37,14 @@ class SharedPuts(PutLane):
         self.gate: Pause = no_pause
 
     def limit(self, arena_bytes: int) -> None:
-        """Into an arena this large; what is under way goes on."""
+        """Bound the window by the size of the arena. Batches in flight are not affected."""
         self._most_bytes = min(self._config.shared_window_bytes, arena_bytes // SHARE_OF_ARENA)
 
     # ── sending ──────────────────────────────────────────────────────────────────────────
 
     def _prepare(self, transfer: PutTransfer, block_bytes: int) -> None:
         batch_bytes = max(1, self._most_bytes // 4)
-        # A server that has nothing to copy is given something soon.
+        # An idle server receives its first batch soon.
         first_bytes = None if self._batches else batch_bytes // 8
         transfer.prepare(block_bytes, batch_bytes, self._session.limits, first_bytes)
 
@@ -82,7 +82,7 @@ class SharedPuts(PutLane):
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
     def _forget(self, request_id: int, *, answered: bool = False) -> None:
-        """Its rows are the caller's: the answer said so, or the ticket does from here on."""
+        """Give the rows back: the reply frees them, or else the withdrawal of their ticket."""
         ticket = self._batches[request_id].ticket
         if answered:
             self._tickets.give_back(ticket)
@@ -92,7 +92,7 @@ class SharedPuts(PutLane):
         super()._forget(request_id, answered=answered)
 
     def check(self) -> None:
-        """As any puts; and each batch in flight has one ticket."""
+        """Also assert that each batch in flight has one ticket."""
         super().check()
         tickets = {batch.ticket for batch in self._batches.values()}
         assert len(tickets) == len(self._batches) == self._tickets.num_used, "shared tickets"

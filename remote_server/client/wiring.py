@@ -1,4 +1,4 @@
-"""What every lane of a client is given, so that it need not be passed on one by one."""
+"""Context of a client that all its channels share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ class Wiring:
     clock: Callable[[], float]
 
     heard: Callable[[protocol.Reply], bool]
-    """Whether a reply that has come is worth reading."""
+    """Whether to process a reply that has come."""
 
     verify: Callable[[str, list[bytes]], None]
-    """Has the server look at its copies of these keys of a namespace, which came out wrong."""
+    """Makes the server verify its copies of these keys of a namespace, which came out wrong."""
 
     next_request_id: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
