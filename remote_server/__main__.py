@@ -22,8 +22,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Keep KV-cache blocks for vLLM engines on this or other hosts.",
-        epilog="Every setting may also be a variable, KVFERRY_MEMORY=8GiB, or stand in the file. "
-        "SIGTERM or Ctrl-C drains and leaves; a second one leaves at once.",
+        epilog="Every setting may also be a variable, KVFERRY_MEMORY=8GiB, or be in the file. "
+        "SIGTERM or Ctrl-C drains and exits; a second one exits at once.",
         allow_abbrev=False,
     )
     settings.add_flags(parser)

@@ -1,4 +1,4 @@
-"""Log lines that a peer can cause at will: a few in a while, and then how many there were."""
+"""Limit of log lines that a peer can cause at will."""
 
 import logging
 from collections.abc import Callable
@@ -18,7 +18,7 @@ class FewLines:
         self._left_out = 0
 
     def say(self, level: int, message: str, *about: object) -> None:
-        """Log it, unless there were enough of late; those are counted in the next one."""
+        """Log it, unless the limit is reached; the next line has the number of lines left out."""
         now = self._clock()
         if now >= self._again_at:
             self._again_at, self._left = now + EVERY_S, LINES

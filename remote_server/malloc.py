@@ -1,4 +1,4 @@
-"""One setting of glibc's allocator that decides how fast libzmq receives."""
+"""Settings of glibc's allocator that decide how fast libzmq receives."""
 
 import ctypes
 
@@ -10,12 +10,11 @@ _TRIM_THRESHOLD_BYTES = 256 << 20
 
 
 def keep_freed_memory() -> bool:
-    """Make this process reuse what it frees instead of giving it back to the kernel.
+    """Make this process reuse the memory it frees instead of giving it back to the kernel.
 
-    libzmq allocates every message it receives. By default glibc maps a fresh region for each
-    of more than 128 KiB, and its page faults cost more than the copy. The price is up to 256 MiB
-    kept after a burst.
-    Call it once, at start. False where there is no glibc: slower, and nothing else.
+    libzmq allocates every message it receives. By default glibc maps a fresh region for each of
+    more than 128 KiB, and its page faults cost more than the copy. The price is up to 256 MiB kept
+    after a burst. Call it once, at start. False where there is no glibc: receiving is slower then.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

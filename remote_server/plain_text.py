@@ -22,8 +22,8 @@ def forbidden_in(text: str) -> str:
 
 
 def plain(text: str) -> str:
-    """`text` in one line that a terminal shows and does not obey: forbidden characters are
-    written as escapes, such as `\\x1b` or `\\u202e`. Other text is unchanged."""
+    """`text` in one line that a terminal shows and does not obey: forbidden characters become
+    escapes, such as `\\x1b` or `\\u202e`. Other text is unchanged."""
     if text.isprintable():
         return text
     return "".join(
@@ -32,14 +32,14 @@ def plain(text: str) -> str:
 
 
 class PlainFormatter(logging.Formatter):
-    """Log records of which the first line alone begins in the first column: a message is one line,
-    and the lines of a traceback are indented. So no peer's text looks like a record of its own."""
+    """Log records of which only the first line begins in the first column: a message is one line,
+    and the lines of a traceback are indented. So no text of a peer can imitate a record."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802, the name is logging's
         return plain(super().formatMessage(record))
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        # Not by `splitlines`, which would take separators of Unicode for line breaks.
+        # Not by `splitlines`, which takes separators of Unicode for line breaks.
         lines = super().formatException(ei).split("\n")
         return "\n".join(_INDENT + plain(line) for line in lines)
 
