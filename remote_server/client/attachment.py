@@ -19,9 +19,8 @@ from math import inf
 import zmq
 
 from remote_server import protocol
-from remote_server.client.region import RegisteredRegion
+from remote_server.client.region import ArenaView, RegisteredRegion, Tickets
 from remote_server.client.results import ClientConfig, Counters
-from remote_server.client.shm_views import ArenaView, Tickets
 from remote_server.errors import RemoteProtocolError
 from remote_server.plain_text import plain
 from remote_server.protocol import Attach, Attached, NotAttached

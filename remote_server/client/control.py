@@ -9,12 +9,10 @@ from typing import Any
 from remote_server import protocol
 from remote_server.client import requests
 from remote_server.client.connection import Connection
-from remote_server.client.declarations import Declaration
-from remote_server.client.inbox import Inbox
 from remote_server.client.requests import Ask
 from remote_server.client.results import ClientConfig
-from remote_server.client.session import Session
-from remote_server.client.wiring import Wiring
+from remote_server.client.session import Declaration, Session
+from remote_server.client.wiring import Inbox, Wiring
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,

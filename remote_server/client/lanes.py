@@ -13,8 +13,8 @@ from remote_server.client.connection import Connection
 from remote_server.client.control import ControlLane
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.gets import TcpGets
+from remote_server.client.put_lane import TcpPuts
 from remote_server.client.put_transfer import PutTransfer
-from remote_server.client.puts import TcpPuts
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.requests import Ask
 from remote_server.client.results import GetOutcome

@@ -8,8 +8,7 @@ from operator import add
 
 from remote_server import protocol
 from remote_server.client.get_window import GetTransfer
-from remote_server.client.region import RegisteredRegion
-from remote_server.client.shm_views import WORD_BYTES, ArenaView
+from remote_server.client.region import WORD_BYTES, ArenaView, RegisteredRegion
 from remote_server.errors import RemoteProtocolError
 from remote_server.fault_points import Pause, Point
 from remote_server.protocol import Leased

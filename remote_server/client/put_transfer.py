@@ -150,6 +150,18 @@ class PutTransfer:
         self.resolve()
 
 
+@dataclass(slots=True, eq=False)
+class PutBatch:
+    """One message in flight."""
+
+    transfer: PutTransfer
+    part: range
+    lengths: list[int]
+    num_bytes: int
+    ticket: int = -1
+    """Index of the ticket that fences its rows; none over tcp."""
+
+
 def cut(
     sizes: list[int], batch_bytes: int, limits: Limits, first_bytes: int | None = None
 ) -> list[range]:

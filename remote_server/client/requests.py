@@ -8,9 +8,9 @@ from math import inf
 from typing import Any
 
 from remote_server import protocol
-from remote_server.client.declarations import Declaration
 from remote_server.client.region import check_keys, check_namespace
 from remote_server.client.results import Counters, Op, fail, resolve
+from remote_server.client.session import Declaration
 from remote_server.errors import ConfigError, KVFerryError, RemoteProtocolError
 
 Build = Callable[..., protocol.Request]

@@ -7,7 +7,6 @@ from enum import StrEnum, auto
 from typing import TypeVar
 
 from remote_server.address import check_endpoint
-from remote_server.client.get_times import GetTimes
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import PutOutcome
 
@@ -157,6 +156,37 @@ class GetOutcome(StrEnum):
     LATE = auto()  # the deadline, a stall or the caller ended the wait
     REFUSED = auto()  # by the server, or by this client before sending; `error` has the reason
     UNAVAILABLE = auto()  # no server, or it was lost meanwhile
+
+
+@dataclass(frozen=True)
+class GetTimes:
+    """Parts of the time from `began` to `ended`, in seconds by the client's clock, which add up to
+    it.
+
+    They belong to the batch whose last message came last: a get of up to `ClientConfig.batch_bytes`
+    is one batch. With several batches `serialize_s` includes the wait for space in the window.
+    """
+
+    began: float
+    """Time of the call of `RemoteClient.get`."""
+
+    ended: float
+    """Time at which the last block had been verified."""
+
+    serialize_s: float
+    """Until the request was encoded and passed to ZeroMQ."""
+
+    network_s: float
+    """In the network, both ways, and in the queues of both sockets."""
+
+    server_s: float
+    """In the server, without its storage, until the last message was passed to ZeroMQ."""
+
+    storage_s: float
+    """In the server's store: to find and read the blocks."""
+
+    deserialize_s: float
+    """Receiving and verifying blocks, except while the server was busy with this get."""
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from remote_server import protocol
 from remote_server.client.get_lane import GetLane
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.lease import Lease, LeaseBatch, LeaseWindow
-from remote_server.client.region import RegisteredRegion
+from remote_server.client.region import ArenaView, RegisteredRegion
 from remote_server.client.results import GetOutcome
-from remote_server.client.shm_views import ArenaView
 from remote_server.client.wiring import Wiring
 from remote_server.errors import KVFerryError, RemoteProtocolError
 from remote_server.fault_points import Pause, no_pause
