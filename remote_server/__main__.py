@@ -9,9 +9,8 @@ from functools import partial
 
 from remote_server.admin.admin import Admin
 from remote_server.errors import ConfigError
-from remote_server.malloc import keep_freed_memory
-from remote_server.open_files import named_when_missing, raise_limit
 from remote_server.plain_text import PlainFormatter, plain
+from remote_server.process_limits import keep_freed_memory, named_when_missing, raise_limit
 from remote_server.server import settings
 from remote_server.server.server import Server
 from remote_server.sizes import format_bytes

@@ -2,6 +2,7 @@
 
 import logging
 import unicodedata
+from collections.abc import Callable
 from typing import Any
 
 # Control (C0 and C1), format (bidirectional marks, zero width), line and paragraph separators,
@@ -9,6 +10,9 @@ from typing import Any
 _FORBIDDEN = ("Cc", "Cf", "Zl", "Zp", "Cs")
 
 _INDENT = "    "
+
+EVERY_S = 10.0
+LINES = 8
 
 
 def forbidden_in(text: str) -> str:
@@ -42,6 +46,30 @@ class PlainFormatter(logging.Formatter):
         # Not by `splitlines`, which takes separators of Unicode for line breaks.
         lines = super().formatException(ei).split("\n")
         return "\n".join(_INDENT + plain(line) for line in lines)
+
+
+class FewLines:
+    """At most `LINES` log lines in `EVERY_S` seconds, of those that a peer can cause."""
+
+    def __init__(self, log: logging.Logger, clock: Callable[[], float]) -> None:
+        self._log = log
+        self._clock = clock
+        self._again_at = clock()
+        self._left = LINES
+        self._left_out = 0
+
+    def say(self, level: int, message: str, *about: object) -> None:
+        """Log it, unless the limit is reached; the next line has the number of lines left out."""
+        now = self._clock()
+        if now >= self._again_at:
+            self._again_at, self._left = now + EVERY_S, LINES
+        if not self._left:
+            self._left_out += 1
+            return
+        self._left -= 1
+        more = f" (and {self._left_out:,} lines like it before)" if self._left_out else ""
+        self._left_out = 0
+        self._log.log(level, message + more, *about)
 
 
 def _escaped(character: str) -> str:

@@ -38,7 +38,7 @@ from remote_server.client.region import RegisteredRegion
 from remote_server.client.results import ClientConfig, GetResult, PutResult
 from remote_server.client.session import Declaration
 from remote_server.errors import ConfigError
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 
 T = TypeVar("T")
 
