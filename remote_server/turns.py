@@ -129,7 +129,7 @@ class Turns(Generic[Work]):
         self._connections: dict[Hashable, _Connection] = {}
         self._tenants: dict[str, _Tenant] = {}
         self._line: _Line[_Tenant] = _Line()
-        self._look_at = FEW_CONNECTIONS
+        self._purge_at = FEW_CONNECTIONS
         self.num_waiting = 0
         self.num_bytes = 0
 
@@ -204,7 +204,7 @@ class Turns(Generic[Work]):
     # ── private ──────────────────────────────────────────────────────────────────────────
 
     def _new(self, name: str, client: Hashable) -> _Connection:
-        if len(self._connections) >= self._look_at:
+        if len(self._connections) >= self._purge_at:
             self._forget_some()
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -237,11 +237,11 @@ class Turns(Generic[Work]):
             for client, one in self._connections.items()
             if one.is_in_line or one.had_s > one.tenant.line.least_s
         }
-        self._look_at = max(FEW_CONNECTIONS, 2 * len(self._connections))
+        self._purge_at = max(FEW_CONNECTIONS, 2 * len(self._connections))
 
     def _forget_all(self) -> None:
         """Forget all: without waiting work there is no order."""
         self._connections.clear()
         self._tenants.clear()
         self._line = _Line()
-        self._look_at = FEW_CONNECTIONS
+        self._purge_at = FEW_CONNECTIONS

@@ -57,8 +57,8 @@ class Attachment:
         self._data = b""
         self._tried: str | None = None
         self._refused = False
-        self._said: set[str] = set()
-        self._leaving: list[ArenaView] = []
+        self._logged: set[str] = set()
+        self._unmapping: list[ArenaView] = []
         self.arena: ArenaView | None = None
         """The server's blocks, while attached."""
         self.token = 0
@@ -71,11 +71,11 @@ class Attachment:
 
     @property
     def wake_at(self) -> float:
-        """Time at which `tend` may have work that no socket announces."""
+        """Time at which `poll` may have work that no socket announces."""
         idle = self._socket is None and (self._refused or not self._tried)
         return inf if idle or self.arena is not None else self._due
 
-    def tend(
+    def poll(
         self,
         now: float,
         local_socket: str | None,
@@ -108,8 +108,8 @@ class Attachment:
             self._socket = None
         if self.arena is not None:
             self.arena.close()
-            self._leaving = [arena for arena in self._leaving if not arena.unmapped]
-            self._leaving.append(self.arena)
+            self._unmapping = [arena for arena in self._unmapping if not arena.unmapped]
+            self._unmapping.append(self.arena)
             self.arena = None
             self._counters["shm_detached"] += 1
         self.reason = reason
@@ -118,7 +118,7 @@ class Attachment:
     def close(self) -> None:
         """Hang up, and return when nothing of the server is mapped any more."""
         self.hang_up("the client was closed")
-        for arena in self._leaving:
+        for arena in self._unmapping:
             arena.join()
 
     # ── one attempt ──────────────────────────────────────────────────────────────────────
@@ -197,18 +197,18 @@ class Attachment:
         self._counters["shm_refused"] += 1
         self._refused = True
         self.hang_up(reason)
-        self._say(reason)
+        self._log_once(reason)
 
     def fail(self, reason: str, now: float) -> None:
         """Hang up, and try again after `RETRY_S`."""
         self.hang_up(reason)
         self._due = now + RETRY_S
-        self._say(reason)
+        self._log_once(reason)
 
-    def _say(self, reason: str) -> None:
-        if reason in self._said:
+    def _log_once(self, reason: str) -> None:
+        if reason in self._logged:
             return
-        self._said.add(reason)
+        self._logged.add(reason)
         needed = self._config.transport == "shm"
         logger.log(
             logging.WARNING if needed else logging.INFO,

@@ -83,7 +83,7 @@ class Connection:
         """The handshake is done and the peer has not disconnected since."""
         self.reopening = False
         """Replaced by us while connected, and not reconnected yet, which takes a moment."""
-        self.nobody_there = False
+        self.connect_failed = False
         """An attempt to connect has failed."""
         self.turned_away = ""
         """Why the last attempt to connect was refused, as far as libzmq reports it; else empty."""
@@ -154,7 +154,7 @@ class Connection:
         else:
             self.reopening = was_up
 
-    def look(self, events: Container[object]) -> None:
+    def note_poll(self, events: Container[object]) -> None:
         """Record the result of a poll: a call to an idle socket costs microseconds."""
         self.readable = self._socket in events
         self._changed = self._monitor in events
@@ -174,7 +174,7 @@ class Connection:
                 return changes
             event, value = _event_of(message[0])
             if event == zmq.Event.CONNECT_RETRIED:
-                self.nobody_there = True
+                self.connect_failed = True
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.connected, self.reopening, self.stuck_at = True, False, inf
                 self.turned_away = ""

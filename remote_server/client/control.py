@@ -98,9 +98,9 @@ class ControlLane:
         del self._in_flight[reply.request_id]
         if ask.ended:
             self._counters["late_replies"] += 1
-            self._session.answered_late(self._now - (ask.deadline - ask.timeout_s))
+            self._session.breaker.answered_late(self._now - (ask.deadline - ask.timeout_s))
             return
-        self._session.answered()
+        self._session.breaker.answered()
         if isinstance(reply, protocol.Error):
             self._counters["refused"] += 1
             if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE and ask.namespace:
@@ -180,10 +180,10 @@ class Greeter:
         self._control = control
         self._clock = clock
 
-    def say_hello(self, now: float) -> None:
+    def send_hellos(self, now: float) -> None:
         """Send the hellos that are due."""
         for declaration in self._session.due(now):
-            self._session.asked(declaration)
+            self._session.hello_sent(declaration)
             end = partial(self._ended, declaration)
             ask = requests.hello(
                 declaration, self._config.client_name, self._config.hello_timeout_s, end

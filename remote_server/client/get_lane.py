@@ -109,7 +109,7 @@ class GetLane(ABC):
         self._counters = wiring.counters
         self._next_request_id = wiring.next_request_id
         self._queue = GetQueue()
-        self._last_heard = 0.0
+        self._last_reply_at = 0.0
         self.wake_at = inf
 
     # ── per transport ────────────────────────────────────────────────────────────────────
@@ -159,7 +159,7 @@ class GetLane(ABC):
                 if not num_asked:
                     return
                 if silent:
-                    self._last_heard = now  # silence counts from here
+                    self._last_reply_at = now  # silence counts from here
                 for _ in range(num_asked):
                     transfer.to_ask.popleft()
                 transfer.num_asked += num_asked
@@ -183,7 +183,7 @@ class GetLane(ABC):
 
     def _answered(self, transfer: GetTransfer, now: float) -> None:
         """Record progress after a reply, and end the get when every block is settled."""
-        self._session.answered()
+        self._session.breaker.answered()
         self._queue.progressed(transfer, now)
         self._end_if_settled(transfer)
 
@@ -208,14 +208,14 @@ class GetLane(ABC):
                 self._session.timed_out(now, transfer.stall_s)
             why = f"nothing came for {transfer.stall_s:g} s" if stalled else "deadline passed"
             self._end(transfer, DeadlineExceeded(f"get: {why}"), GetOutcome.LATE)
-        if self.has_leftovers and self._last_heard + ABANDON_S <= now:
+        if self.has_leftovers and self._last_reply_at + ABANDON_S <= now:
             self._take_back()
         self._set_wake_at()
 
     def _set_wake_at(self) -> None:
         self.wake_at = self._queue.wake_at()
         if self.has_leftovers:
-            self.wake_at = min(self.wake_at, self._last_heard + ABANDON_S)
+            self.wake_at = min(self.wake_at, self._last_reply_at + ABANDON_S)
 
     def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
         """End every get. Blocks still on their way are discarded when they come."""

@@ -54,7 +54,7 @@ class Landing:
         row = batch.row(position)
         if row is None:
             self._connection.discard_frame()
-            self._nobody_waits(batch, position)
+            self._not_expected(batch, position)
             return []
         num_bytes = self._connection.frame_into(row)
         announced = reply.lengths[number]
@@ -77,7 +77,7 @@ class Landing:
             offset += length
             row = batch.row(position)
             if row is None:
-                self._nobody_waits(batch, position)
+                self._not_expected(batch, position)
             elif row.nbytes != length:
                 bad += self._mark_wrong(batch, [position], "wrong_lengths")
             else:
@@ -109,7 +109,7 @@ class Landing:
             self._window.close(batch, position, GetOutcome.CORRUPT)
         return wrong
 
-    def _nobody_waits(self, batch: GetBatch, position: int) -> None:
+    def _not_expected(self, batch: GetBatch, position: int) -> None:
         if position in batch.open:
             self._window.close(batch, position, GetOutcome.LATE)
         else:
@@ -134,7 +134,7 @@ class TcpGets(GetLane):
     def __init__(self, connection: Connection, wiring: Wiring) -> None:
         super().__init__(wiring)
         self._connection = connection
-        self._heard = wiring.heard
+        self._on_reply = wiring.on_reply
         self._window: GetWindow = GetWindow(wiring.config)
         self._landing = Landing(connection, self._window, wiring)
         self._batch_blocks = max(1, wiring.config.get_window_blocks // 4)
@@ -190,7 +190,7 @@ class TcpGets(GetLane):
                 reply = self._connection.receive()
                 if reply is None:
                     return
-                if self._heard(reply):
+                if self._on_reply(reply):
                     self._take(reply, now)
             except RemoteProtocolError as error:
                 self._counters["protocol_errors"] += 1
@@ -201,7 +201,7 @@ class TcpGets(GetLane):
                 return
 
     def _take(self, reply: protocol.Reply, now: float) -> None:
-        self._last_heard = now
+        self._last_reply_at = now
         batch = self._window.batches.get(reply.request_id)
         if batch is None or batch.transfer.ended:
             self._counters["late_replies"] += 1

@@ -119,7 +119,7 @@ class Lanes:
         return self.puts.has_more or (self.shared is not None and self.shared.has_more)
 
     @property
-    def look_again(self) -> bool:
+    def poll_again(self) -> bool:
         """A state may have changed that libzmq reports by no event."""
         return self.puts.is_settling or any(lane.blocked for lane in self)
 

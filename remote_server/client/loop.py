@@ -35,7 +35,7 @@ UNAVAILABLE = GetOutcome.UNAVAILABLE
 VERIFY_TIMEOUT_S = 5.0
 
 # Poll interval for states that libzmq reports by no event: a row released, space in a queue.
-_LOOK_AGAIN_S = 0.001
+_POLL_AGAIN_S = 0.001
 
 _LONGEST_WAIT_MS = 3_600_000
 
@@ -58,11 +58,13 @@ class Loop:
         self._stopping = False
         self._restarted = False
         self._had_readable = False
-        self._farewells: list[tuple[list[PutTransfer], threading.Event]] = []
+        self._cancels: list[tuple[list[PutTransfer], threading.Event]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            wiring = Wiring(config, self.session, self.counters, clock, self._heard, self._verify)
+            wiring = Wiring(
+                config, self.session, self.counters, clock, self._on_reply, self._verify
+            )
             self.lanes = Lanes(self._context, self._poller, wiring)
         except BaseException:
             self.mailbox.close()
@@ -115,7 +117,7 @@ class Loop:
         readable = self._wait()
         if not readable and not self.mailbox and self.lanes.copy_on():
             return
-        looked_at = now = self._clock()
+        polled_at = now = self._clock()
         if self.mailbox or self.mailbox.fileno() in readable:
             self._take_over(now)
         self.lanes.receive(now, readable)
@@ -123,24 +125,24 @@ class Loop:
         self._notice_changes(now)
         # Not by `now`: this thread may not have run between the last poll and `now`, and replies
         # that came meanwhile have not been received.
-        self.lanes.expire(looked_at)
-        self._greeter.say_hello(now)
+        self.lanes.expire(polled_at)
+        self._greeter.send_hellos(now)
         self.lanes.pump(now)
-        self._bid_farewell()
+        self._finish_cancels()
 
     def _wait(self) -> Container[object]:
         """Wait until there is work. Returns the sockets with something to receive."""
         timeout_s = 0.0
         if not self.mailbox and not self.lanes.has_more:
             timeout_s = max(0.0, min(self.session.wake_at(), self.lanes.wake_at) - self._clock())
-            if self.lanes.look_again:
-                timeout_s = min(timeout_s, _LOOK_AGAIN_S)
+            if self.lanes.poll_again:
+                timeout_s = min(timeout_s, _POLL_AGAIN_S)
         # A poll counts in milliseconds; rounding down would spin through the last one.
         wait_ms = None if timeout_s == inf else min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS)
         readable = dict(self._poller.poll(wait_ms))
         if readable or self._had_readable:
             for connection in self.lanes.connections:
-                connection.look(readable)
+                connection.note_poll(readable)
         self._had_readable = bool(readable)
         return readable
 
@@ -171,12 +173,12 @@ class Loop:
 
     # ── the server ───────────────────────────────────────────────────────────────────────
 
-    def _heard(self, reply: protocol.Reply) -> bool:
+    def _on_reply(self, reply: protocol.Reply) -> bool:
         """Whether to process `reply`: it comes from the server's current boot."""
         welcome = isinstance(reply, protocol.Welcome) and self.lanes.control.awaits(
             reply.request_id
         )
-        match self.session.heard(reply.epoch, welcome=welcome):
+        match self.session.on_epoch(reply.epoch, welcome=welcome):
             case Epoch.CURRENT:
                 return True
             case Epoch.STALE:
@@ -192,8 +194,8 @@ class Loop:
         changes = control.changes(now)
         if control.turned_away != self.session.turned_away:
             self.session.was_turned_away(control.turned_away)
-        if control.nobody_there:
-            self.session.nobody_there()
+        if control.connect_failed:
+            self.session.on_connect_failed()
         for connected in changes:
             if connected:
                 self.session.came_up()
@@ -220,7 +222,7 @@ class Loop:
         if self.lanes.gets.has_leftovers:
             self.lanes.gets.reset()
         if self.lanes.shared is not None:
-            self.lanes.shared.tend(now)
+            self.lanes.shared.poll(now)
 
     def cancel_all(self, done: threading.Event) -> None:
         """On the I/O thread: end every request taken over so far, then set `done`."""
@@ -231,13 +233,13 @@ class Loop:
         self.counters["cancelled"] += sum(lane.num_waiting for lane in self.lanes)
         self.lanes.control.end_all(error, hellos=False)
         self.lanes.end_transfers(error, GetOutcome.LATE)
-        self._farewells.append((self.lanes.puts.leaving(), done))
+        self._cancels.append((self.lanes.puts.settling(), done))
 
-    def _bid_farewell(self) -> None:
-        for farewell in list(self._farewells):
-            puts, done = farewell
+    def _finish_cancels(self) -> None:
+        for cancel in list(self._cancels):
+            puts, done = cancel
             if all(put.ended for put in puts):
-                self._farewells.remove(farewell)
+                self._cancels.remove(cancel)
                 done.set()
 
     def _recover(self, cause: BaseException) -> None:
@@ -262,8 +264,8 @@ class Loop:
         # Without a limit: a row given back too early would be sent with other bytes.
         while self.lanes.puts.is_settling:
             self.lanes.puts.settle()
-            time.sleep(_LOOK_AGAIN_S)
-        self._bid_farewell()
+            time.sleep(_POLL_AGAIN_S)
+        self._finish_cancels()
         self._context.destroy(linger=0)
 
 

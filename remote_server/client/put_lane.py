@@ -125,10 +125,10 @@ class PutLane(ABC):
             transfer.to_send.clear()
         else:
             raise RemoteProtocolError(f"a put was answered with {type(reply).__name__}")
-        self._session.answered()
+        self._session.breaker.answered()
         self._forget(reply.request_id, answered=True)
         if transfer.settled:
-            self._leave(transfer)
+            self._retire(transfer)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
@@ -138,7 +138,7 @@ class PutLane(ABC):
         batch.transfer.num_in_flight -= 1
         self._window_bytes -= batch.num_bytes
 
-    def _leave(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
+    def _retire(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
         """Retire a settled put; `error` when it was given up."""
         del self._transfers[transfer]
         transfer.error = transfer.error or error
@@ -155,7 +155,7 @@ class PutLane(ABC):
                 self._forget(request_id)
         for transfer in transfers:
             transfer.to_send.clear()
-            self._leave(transfer, error)
+            self._retire(transfer, error)
 
     def expire(self, now: float) -> None:
         """Give up the puts whose deadline has passed."""
@@ -212,7 +212,7 @@ class TcpPuts(PutLane):
         super().__init__(wiring, wiring.config.put_window_bytes)
         self._connection = connection
         self._inbox = Inbox(connection, wiring, "puts")
-        self._leaving: dict[PutTransfer, None] = {}
+        self._settling: dict[PutTransfer, None] = {}
         """Settled, and waiting for libzmq to release their rows."""
         self.blocked = False
         """The connection refused a message; try again shortly."""
@@ -259,36 +259,36 @@ class TcpPuts(PutLane):
 
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
-    def _leave(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
+    def _retire(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
         """End it now, or as soon as libzmq has released its rows."""
         del self._transfers[transfer]
         transfer.error = transfer.error or error
-        if transfer.let_go():
+        if transfer.is_released():
             self._finish(transfer)
         else:
-            self._leaving[transfer] = None
+            self._settling[transfer] = None
 
     @property
     def is_settling(self) -> bool:
         """Puts wait for libzmq to release rows, which no event reports: poll again soon."""
-        return bool(self._leaving)
+        return bool(self._settling)
 
     def settle(self) -> None:
         """End the puts whose rows libzmq has released since."""
-        for transfer in [transfer for transfer in self._leaving if transfer.let_go()]:
-            del self._leaving[transfer]
+        for transfer in [transfer for transfer in self._settling if transfer.is_released()]:
+            del self._settling[transfer]
             self._finish(transfer)
 
     def expire(self, now: float) -> None:
         """Give up the puts whose deadline has passed, including those that only wait for libzmq."""
         super().expire(now)
-        if any(put.deadline <= now and not put.cut_off for put in self._leaving):
+        if any(put.deadline <= now and not put.cut_off for put in self._settling):
             self.reset()
 
     def end_all(self, error: KVFerryError) -> None:
         """Give up every put, including those that only wait for libzmq."""
         super().end_all(error)
-        if any(not put.cut_off for put in self._leaving):
+        if any(not put.cut_off for put in self._settling):
             self.reset()
 
     def lost(self) -> None:
@@ -306,15 +306,15 @@ class TcpPuts(PutLane):
         for transfer in self._waiting:
             transfer.cut_off = True
 
-    def leaving(self) -> list[PutTransfer]:
+    def settling(self) -> list[PutTransfer]:
         """The settled puts that only wait for libzmq."""
-        return list(self._leaving)
+        return list(self._settling)
 
     @property
     def _waiting(self) -> list[PutTransfer]:
-        return [*self._transfers, *self._leaving]
+        return [*self._transfers, *self._settling]
 
     def check(self) -> None:
         """Also assert that puts that only wait for libzmq have no other work."""
         super().check()
-        assert all(transfer.settled for transfer in self._leaving), "it is not settled"
+        assert all(transfer.settled for transfer in self._settling), "it is not settled"

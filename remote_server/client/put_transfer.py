@@ -122,7 +122,7 @@ class PutTransfer:
         """Nothing remains to be sent and no reply is awaited."""
         return not self.to_send and not self.num_in_flight
 
-    def let_go(self) -> bool:
+    def is_released(self) -> bool:
         """libzmq holds none of its rows any more."""
         self.lent = [view for view in self.lent if view() is not None]
         return not self.lent

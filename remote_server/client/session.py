@@ -136,7 +136,7 @@ class Session:
     ready: bool = False
     """Connected, breaker closed, every declared namespace welcome. Any thread may read it."""
     _past_epochs: deque[str] = field(default_factory=lambda: deque(maxlen=8))
-    _said_ready: bool = False
+    _logged_ready: bool = False
     turned_away: str = ""
     """Why the server refuses the connection; empty when it does not, or gives no reason."""
     absent: bool = False
@@ -177,7 +177,7 @@ class Session:
         if self.breaker.open_if_due(now):
             self._breaker_opened()
         if self.breaker.retry_at <= now:
-            self._say_hello_again()
+            self._renew_hellos()
         due = self.declarations.due(now)
         return due if self.connected and self.breaker.state is not BreakerState.OPEN else []
 
@@ -189,7 +189,7 @@ class Session:
 
     # ── events ───────────────────────────────────────────────────────────────────────────
 
-    def nobody_there(self) -> None:
+    def on_connect_failed(self) -> None:
         """An attempt to connect failed. Logged once, and only before the first success: `went_down`
         logs the loss of a server."""
         if self.epoch is None and not self.absent:
@@ -219,17 +219,17 @@ class Session:
         """The control connection is up. A new connection is probed at once."""
         self.connected = True
         self.counters["connects"] += 1
-        self._say_hello_again()
+        self._renew_hellos()
 
     def went_down(self, reason: str) -> None:
         """The control connection is lost, or is being replaced because of `reason`."""
-        if self._said_ready:
+        if self._logged_ready:
             self._warn("%s; every block is a miss until it is back", reason)
-        self._said_ready = self.connected = self.ready = False
+        self._logged_ready = self.connected = self.ready = False
         self.local_socket = None
         self.declarations.start_over()
 
-    def heard(self, epoch: str, *, welcome: bool) -> Epoch:
+    def on_epoch(self, epoch: str, *, welcome: bool) -> Epoch:
         """Compare a reply's `epoch`; `welcome` when it answers a hello in flight.
 
         Only a welcome establishes a new epoch. Any other reply that names one costs a hello and the
@@ -246,10 +246,10 @@ class Session:
             self.counters["server_restarts"] += 1
         elif epoch in self._past_epochs or not any(one.is_welcome for one in self.declarations):
             return Epoch.STALE
-        self._say_hello_again()
+        self._renew_hellos()
         return Epoch.NEW
 
-    def asked(self, declaration: Declaration) -> None:
+    def hello_sent(self, declaration: Declaration) -> None:
         """A hello for it is being sent."""
         declaration.standing = Standing.ASKED
         self.counters["hellos"] += 1
@@ -266,8 +266,8 @@ class Session:
         )
         self.breaker.close()
         self._refresh()
-        if self.ready and not self._said_ready:
-            self._said_ready = True
+        if self.ready and not self._logged_ready:
+            self._logged_ready = True
             self._log(logging.INFO, "ready, epoch %s", self.epoch)
 
     def not_welcomed(self, declaration: Declaration, error: KVFerryError, now: float) -> None:
@@ -299,14 +299,6 @@ class Session:
             declaration.standing = Standing.DUE
             self._refresh()
 
-    def answered(self) -> None:
-        """A request had its reply in time."""
-        self.breaker.answered()
-
-    def answered_late(self, waited_s: float) -> None:
-        """A request had its reply after its deadline, `waited_s` after it was sent."""
-        self.breaker.answered_late(waited_s)
-
     def timed_out(self, now: float, waited_s: float) -> None:
         """A request was sent and had no reply for `waited_s`."""
         if self.breaker.timed_out(now, waited_s):
@@ -323,10 +315,10 @@ class Session:
 
     def _breaker_opened(self) -> None:
         self.counters["breaker_opened"] += 1
-        self._said_ready = self.ready = False
+        self._logged_ready = self.ready = False
         self._warn("stopped answering; every block is a miss until it is back")
 
-    def _say_hello_again(self) -> None:
+    def _renew_hellos(self) -> None:
         if not self.declarations:
             self.breaker.close()  # nothing to probe with: the next request finds out
         self.breaker.probe()

@@ -184,7 +184,7 @@ class SharedLane:
         # While blocks remain to be copied, an extra poll is not worth its cost.
         if self._connection.readable or not self.gets.has_more:
             self._inbox.empty_into(partial(self._take, now=now))
-        self.tend(now, readable)
+        self.poll(now, readable)
         self.gets.copy()
 
     def _take(self, reply: protocol.Reply, now: float) -> None:
@@ -201,10 +201,10 @@ class SharedLane:
             if isinstance(reply, Leased):
                 self.gets.release(reply)
 
-    def tend(self, now: float, readable: Container[object] = ()) -> None:
+    def poll(self, now: float, readable: Container[object] = ()) -> None:
         """Poll the attachment; when it has ended, end all transfers that relied on it."""
         session = self._session
-        self._attachment.tend(
+        self._attachment.poll(
             now, session.local_socket, session.epoch, readable, session.local_secret
         )
         arena = self._attachment.arena

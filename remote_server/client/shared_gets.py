@@ -110,7 +110,7 @@ class SharedGets(GetLane):
 
     def take(self, reply: protocol.Reply, arena: ArenaView, now: float) -> None:
         """Process the reply to an awaited batch. Raises `RemoteProtocolError` for a wrong kind."""
-        self._last_heard = now
+        self._last_reply_at = now
         batch = self._window.batches[reply.request_id]
         transfer = batch.transfer
         if isinstance(reply, Leased):

@@ -26,7 +26,7 @@ class Wiring:
     counters: Counters
     clock: Callable[[], float]
 
-    heard: Callable[[protocol.Reply], bool]
+    on_reply: Callable[[protocol.Reply], bool]
     """Whether to process a reply that has come."""
 
     verify: Callable[[str, list[bytes]], None]
@@ -44,7 +44,7 @@ class Inbox:
     def __init__(self, connection: Connection, wiring: Wiring, name: str) -> None:
         self._connection = connection
         self._counters = wiring.counters
-        self._heard = wiring.heard
+        self._on_reply = wiring.on_reply
         self._name = name
 
     def empty_into(self, take: Callable[[protocol.Reply], None]) -> None:
@@ -56,7 +56,7 @@ class Inbox:
                     return
                 if self._connection.discard_rest():
                     raise RemoteProtocolError(f"a {type(reply).__name__} came with a payload")
-                if self._heard(reply):
+                if self._on_reply(reply):
                     take(reply)
             except RemoteProtocolError as error:
                 self._counters["protocol_errors"] += 1

@@ -45,8 +45,8 @@ class Gap(NamedTuple):
                 readable.append(
                     f"{name} is {here or 'not set'} here and {there or 'not set'} there"
                 )
-        told = ", ".join(readable + digests)
-        return plain(f"{self.here or 'this engine'} cannot use the blocks of {self._whose}: {told}")
+        diff = ", ".join(readable + digests)
+        return plain(f"{self.here or 'this engine'} cannot use the blocks of {self._whose}: {diff}")
 
     @property
     def _whose(self) -> str:
