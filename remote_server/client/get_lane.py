@@ -131,7 +131,7 @@ class GetLane(ABC):
     def accept(self, transfer: GetTransfer, now: float) -> None:
         """Take over `transfer`. It ends at once when it cannot be requested."""
         try:
-            declaration = self._session.declaration(transfer.namespace)
+            declaration = self._session.declarations[transfer.namespace]
             rows = check_rows(transfer.keys, transfer.rows, declaration.block_bytes, writable=True)
             self._session.require(transfer.namespace)
             self._require_way()

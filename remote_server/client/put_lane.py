@@ -60,7 +60,7 @@ class PutLane(ABC):
     def accept(self, transfer: PutTransfer) -> None:
         """Take over `transfer`. It ends at once when it cannot be sent."""
         try:
-            declaration = self._session.declaration(transfer.namespace)
+            declaration = self._session.declarations[transfer.namespace]
             self._prepare(transfer, declaration.block_bytes)
             self._session.require(transfer.namespace)
             self._require_way()

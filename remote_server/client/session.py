@@ -120,7 +120,7 @@ class Epoch(Enum):
 
 @dataclass(slots=True)
 class Session:
-    """The state above. Used by the I/O thread only, except `ready`, `epoch` and `absent`."""
+    """The state drawn above. For the I/O thread only, except `ready`, `epoch` and `absent`."""
 
     config: ClientConfig
     counters: Counters
@@ -151,16 +151,12 @@ class Session:
 
     # ── queries ──────────────────────────────────────────────────────────────────────────
 
-    def declaration(self, namespace: str) -> Declaration:
-        """Raises `LocalProtocolError` when `namespace` was never declared."""
-        return self.declarations[namespace]
-
     def require(self, namespace: str | None = None) -> None:
         """Return when a request about `namespace` may be sent now; else raise the reason.
 
         `ServerUnavailable`, or `LocalProtocolError` for a namespace that was never declared.
         """
-        declaration = None if namespace is None else self.declaration(namespace)
+        declaration = None if namespace is None else self.declarations[namespace]
         if not self.connected:
             why = f": {self.turned_away}" if self.turned_away else ""
             raise ServerUnavailable(f"no connection to {self.config.endpoint}{why}")
