@@ -1,4 +1,7 @@
-"""Text from peers, made harmless for logs and terminals."""
+"""Text from peers, made harmless for logs and terminals.
+
+Standard library only: `kvferry doctor` imports it in a Python without other packages.
+"""
 
 import logging
 import unicodedata
