@@ -43,9 +43,10 @@ soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C says
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 	$(PYTHON_VENV) -m examples.demo $(ARGS)
 
-docs: $(READY) ## write the tables of settings from their docstrings, and the page of the sources' features
+docs: $(READY) ## write what is generated: tables of settings, the page of the sources' features, the benchmarks' last results
 	$(PYTHON_VENV) -m kv_connector.settings_page docs/SETTINGS.md
 	$(PYTHON_VENV) -m benchmarks.features_page docs/SOURCES.md
+	$(PYTHON_VENV) -m benchmarks results
 
 serve: $(READY) ## run a cache server on tcp://127.0.0.1:5757; ARGS="--memory 4GiB"
 	$(PYTHON_VENV) -m remote_server $(ARGS)

@@ -4,15 +4,17 @@ python -m benchmarks list
 python -m benchmarks run test_disk --json disk.json
 python -m benchmarks compare A.json B.json
 python -m benchmarks report results.html
+python -m benchmarks results
 """
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.harness import page, registry
+from benchmarks.harness import page, readmes, registry, scripts
 from benchmarks.harness.compare import compare_records
 from benchmarks.harness.printing import to_whom_it_concerns
 from benchmarks.harness.record import Record, RecordError
@@ -42,6 +44,10 @@ def _parser() -> argparse.ArgumentParser:
     listed.set_defaults(do=_list)
     run = commands.add_parser("run", help="run one by its name; what follows is for it")
     run.add_argument("name", metavar="NAME")
+    run.epilog = (
+        "NAME is one of `list`, a module, or a script of a source document: "
+        f"{', '.join(scripts.scripts())}. Arguments behind it are the benchmark's own."
+    )
     run.set_defaults(do=lambda arguments: _run(arguments.name, []))
     compare = commands.add_parser("compare", help="the verdict on two records, row by row")
     compare.add_argument("before", type=Path, metavar="A.json")
@@ -57,6 +63,11 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("page", type=Path, metavar="PAGE.html")
     report.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     report.set_defaults(do=_report)
+    results = commands.add_parser("results", help="write the latest results into the READMEs")
+    results.add_argument(
+        "--check", action="store_true", help="write nothing; exit status 1 where one is stale"
+    )
+    results.set_defaults(do=_results)
     return parser
 
 
@@ -69,12 +80,14 @@ def _list(_: argparse.Namespace) -> int:
 
 
 def _run(name: str, arguments: Sequence[str]) -> int:
-    found = registry.find()
-    if name not in found:
-        print(f"there is no benchmark {name}; there are {', '.join(found)}", file=sys.stderr)
+    try:
+        words = ["-m", *scripts.command_of(name), *arguments]
+    except LookupError as error:
+        print(error, file=sys.stderr)
         return 2
+    print(f"runs: python {shlex.join(words)}", file=sys.stderr, flush=True)
     sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", found[name].module, *arguments])
+    os.execv(sys.executable, [sys.executable, *words])
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -106,6 +119,30 @@ def _report(arguments: argparse.Namespace) -> int:
     for line in others:
         print(f"left out: {line}", file=sys.stderr)
     return 0
+
+
+def _results(arguments: argparse.Namespace) -> int:
+    """0; 1 for a stale README or a record without one; 2 where one cannot be made."""
+    status = 0
+    for readme in readmes.found():
+        try:
+            text = readmes.rewritten(readme)
+        except readmes.ReadmeError as error:
+            print(error, file=sys.stderr)
+            status = 2
+            continue
+        if text == readme.read_text():
+            continue
+        if arguments.check:
+            print(f"stale, run `python -m benchmarks results`: {readme}", file=sys.stderr)
+            status = status or 1
+        else:
+            readme.write_text(text)
+            print(f"written: {readme}")
+    for complaint in readmes.complaints():
+        print(complaint, file=sys.stderr)
+        status = status or 1
+    return status
 
 
 if __name__ == "__main__":

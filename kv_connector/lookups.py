@@ -8,7 +8,7 @@ from recent answers whether asking is worth it at all.
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
 from functools import partial
 from typing import NamedTuple
@@ -53,6 +53,8 @@ class Answer(NamedTuple):
     """The server's answer, one state a key; None when there was none."""
     reason: Missed
     """Why there was none."""
+    is_awaited: bool
+    """Whether the request waited for it."""
 
 
 class Lookups:
@@ -159,18 +161,18 @@ class Lookups:
             return self._missed(Missed.BYPASS)
         if wait.news or wait.step != self._step:
             self._look(wait, namespace, key, req_context.req_id)
-        if wait.refusal is not None:
-            return self._refuse(wait, key, wait.refusal)
-        if wait.held:
-            return RETRY
         state = wait.states.get(key, PENDING)
-        if state is READABLE:
-            if not wait.may_load:
-                return RETRY
+        if state is READABLE and wait.may_load:
             wait.loads += 1
             self._num_hits += 1
             self._hits_of_step.add(key)
             return HIT
+        if wait.refusal is not None:
+            return self._refuse(wait, key, wait.refusal)
+        if wait.held:
+            return RETRY
+        if state is READABLE:
+            return RETRY
         if isinstance(state, Missed):
             return self._refuse(wait, key, state)
         if wait.out_of_time:
@@ -211,10 +213,10 @@ class Lookups:
         wait = self._waits.get(request_id)
         return wait is not None and not wait.bypass
 
-    def is_readable(self, request_id: str, key: bytes) -> bool:
-        """Whether the server answered this request that it holds `key`."""
+    def states_of(self, request_id: str) -> Mapping[bytes, KeyState | Missed | None]:
+        """What is known of this request's keys. To be read at once."""
         wait = self._waits.get(request_id)
-        return wait is not None and wait.states.get(key) is READABLE
+        return {} if wait is None else wait.states
 
     def _scheduled(self, request_id: str) -> None:
         """A tier that is used bare learns of the admission only now, and sees no deferral."""
@@ -338,8 +340,9 @@ class Lookups:
         return int(bytes_per_s * seconds / self._rows.block_bytes)
 
     def _refuse(self, wait: Waiting, key: bytes, reason: Missed) -> LookupResult:
-        """A miss, which stays one for this request."""
-        wait.states[key] = reason
+        """A miss: for this request, or for now."""
+        if wait.states.get(key) is not reason:
+            wait.give_up((key,), reason)
         if key not in wait.counted:
             wait.counted.add(key)
             self._missed(reason)
@@ -380,6 +383,8 @@ class Lookups:
                 if self._keys_under_way and keys_then > MOST_KEYS_UNDER_WAY:
                     break  # the others keep their turn: nothing is owed to them yet
                 self._ask_for(wait, namespace)
+            elif wait.missed_for_now and not wait.admitted:
+                self._ask_again(wait, namespace)
 
     def server_came_back(self) -> None:
         """What was learned of the server before it went away no longer counts."""
@@ -396,8 +401,20 @@ class Lookups:
             wait.sent(now_s)
             self._keys_under_way += len(keys)
             self._ask(namespace, keys).add_done_callback(
-                partial(self._on_found, wait, wait.generation, keys, now_s)
+                partial(self._on_found, wait, wait.generation, keys, now_s, is_awaited=True)
             )
+
+    def _ask_again(self, wait: Waiting, namespace: str | None) -> None:
+        """The engine had no place for this request, whose lookup was late or not sent. Look up
+        once more what was a miss: until the answer is here it stays one, so no time is lost."""
+        if namespace is None or wait.asks_again or self._pause.paused or not self._client.ready:
+            return
+        wait.asks_again = True
+        keys = [*wait.missed_for_now]
+        self._keys_under_way += len(keys)
+        self._ask(namespace, keys).add_done_callback(
+            partial(self._on_found, wait, wait.generation, keys, self._clock(), is_awaited=False)
+        )
 
     def _ask(self, namespace: str, keys: list[bytes]) -> "Future[Found]":
         return self._client.lookup(namespace, keys, timeout_s=self._patience.lookup_s)
@@ -406,7 +423,7 @@ class Lookups:
         key = self._probe_key
         if key is not None and self._client.ready and self._pause.take_probe():
             self._ask(namespace, [key]).add_done_callback(
-                partial(self._on_found, None, 0, [key], self._clock())
+                partial(self._on_found, None, 0, [key], self._clock(), is_awaited=False)
             )
 
     def _worth_fetching(self, wait: Waiting, keys: list[bytes], *, round_trips: int) -> bool:
@@ -428,7 +445,9 @@ class Lookups:
                 self._keys_under_way -= len(answer.keys)
             if wait is None or answer.generation != wait.generation:
                 continue
-            if answer.states is not None:
+            if not answer.is_awaited:
+                wait.answered_again(answer.keys, answer.states)
+            elif answer.states is not None:
                 wait.answered(answer.keys, answer.states, answer.ended_s)
             else:
                 wait.unanswered(answer.keys, answer.reason, answer.ended_s)
@@ -436,7 +455,7 @@ class Lookups:
     def _learn(self, answer: Answer) -> None:
         """How long the round trip took, where the server or its silence decided that."""
         in_time = answer.states is not None
-        if answer.wait is None:
+        if not answer.is_awaited:
             self._pause.probed(in_time=in_time)
         elif in_time or answer.reason is Missed.LOOKUP_LATE:
             seconds = answer.ended_s - answer.asked_s
@@ -454,6 +473,8 @@ class Lookups:
         keys: list[bytes],
         asked_s: float,
         reply: "Future[Found]",
+        *,
+        is_awaited: bool,
     ) -> None:
         states, reason = None, Missed.LOOKUP_FAILED
         if not reply.cancelled():
@@ -464,7 +485,8 @@ class Lookups:
                 reason = Missed.LOOKUP_LATE
             elif isinstance(error, ServerUnavailable):
                 reason = Missed.UNAVAILABLE
-        self._answers.append(Answer(asked_s, self._clock(), wait, generation, keys, states, reason))
+        answer = Answer(asked_s, self._clock(), wait, generation, keys, states, reason, is_awaited)
+        self._answers.append(answer)
 
     def count_hook_error(self, hook: str) -> None:
         """One exception of ours was kept from the client's thread."""

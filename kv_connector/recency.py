@@ -7,8 +7,11 @@ few touches: a key at most once in `REST_S`, and one request to the server in `B
 scheduler thread alone uses it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
+from types import MappingProxyType
+
+from remote_server.protocol import KeyState
 
 # A server whose blocks are evicted sooner than this after their last use holds no cache.
 REST_S = 5.0
@@ -34,24 +37,29 @@ class Recency:
         self._next_batch_s = float("-inf")
 
     def used(
-        self, keys: Sequence[bytes], *, read: Callable[[bytes], bool] = lambda _: False
+        self, keys: Sequence[bytes], states: Mapping[bytes, object] = MappingProxyType({})
     ) -> None:
-        """A request reuses the blocks of `keys`, in prefix order. Those that are `read` come from
-        the server, which knows it.
+        """A request reuses the blocks of `keys`, in prefix order. Those that `states` has as
+        READABLE come from the server, which knows it.
 
         Costs nothing for a prefix that was touched lately: it is found by its last key.
         """
         now_s = self._clock()
-        first = len(keys)
-        while first and self._touched_s.get(keys[first - 1], float("-inf")) + REST_S <= now_s:
+        touched_s, state_of, readable = self._touched_s.get, states.get, KeyState.READABLE
+        rested_s, first = now_s - REST_S, len(keys)
+        while first and touched_s(keys[first - 1], float("-inf")) <= rested_s:
             first -= 1
-        for key in islice(keys, first, len(keys)):
-            if len(self._batch) >= MOST_KEYS_OF_A_BATCH:
-                break
-            self._touched_s.pop(key, None)
-            self._touched_s[key] = now_s
-            if not read(key):
-                self._batch.append(key)
+        used = keys[first:]
+        unread = [key for key in used if state_of(key) is not readable]
+        room = MOST_KEYS_OF_A_BATCH - len(self._batch)
+        if len(unread) > room:
+            used = used[: used.index(unread[room])]
+            del unread[room:]
+        self._batch += unread
+        if not self._touched_s.keys().isdisjoint(used):
+            for key in used:
+                self._touched_s.pop(key, None)
+        self._touched_s.update(dict.fromkeys(used, now_s))
         for key in list(islice(self._touched_s, max(0, len(self._touched_s) - MOST_REMEMBERED))):
             del self._touched_s[key]
 

@@ -12,7 +12,6 @@ with `TieringOffloadingSpec`; bare it sees less of the engine and needs `namespa
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kv_connector.vllm_support import refuse_unsupported
@@ -292,7 +291,7 @@ class RemoteTier(SecondaryTierManager):
         blocks of `keys`, in prefix order, from whatever level holds them."""
         self._lookups.admitted(request_id)
         if self._lookups.uses_server(request_id):
-            self._recency.used(keys, read=partial(self._lookups.is_readable, request_id))
+            self._recency.used(keys, self._lookups.states_of(request_id))
 
     @never_raises(lambda: None)
     def on_request_finished(self, req_context: ReqContext) -> None:

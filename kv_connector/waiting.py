@@ -29,6 +29,11 @@ class Missed(StrEnum):
     BYPASS = auto()  # this request does not use the server (a LoRA adapter)
 
 
+FOR_NOW = frozenset(
+    {Missed.LOOKUP_LATE, Missed.LOOKUP_PAUSED, Missed.UNAVAILABLE, Missed.BUDGET_SPENT}
+)
+"""Misses that come from the state of the server at one moment. A queued request may outlive it."""
+
 # One look to ask, one to use the answer: a budget that ends before the second would decline
 # every block that is being written, on an engine whose steps are longer than the budget.
 LOOKS_TO_USE_AN_ANSWER = 2
@@ -86,6 +91,11 @@ class Waiting:
     """Whether an answer came since the last look."""
     blocked_on: bytes | None = None
     """One of its keys that a load was bringing, or was about to, at the last look."""
+    missed_for_now: dict[bytes, None] = field(default_factory=dict)
+    """Keys that are a miss `FOR_NOW`, in prefix order. Until the engine admits the request they are
+    looked up again, and no admission waits for that."""
+    asks_again: bool = False
+    """Whether such a lookup is under way."""
     loads: int = 0
     """Keys that were answered as hits, and so loaded."""
     owed_s: float = 0.0
@@ -180,9 +190,19 @@ class Waiting:
             self._owed_since_s = now_s if self.questions else None
 
     def give_up(self, keys: Iterable[bytes], reason: Missed) -> None:
-        """These keys are misses for this request from now on, whatever the server holds."""
+        """These keys are misses for this request; `FOR_NOW`, or whatever the server holds."""
         for key in keys:
             self.states[key] = reason
+            if reason in FOR_NOW:
+                self.missed_for_now[key] = None
+
+    def answered_again(self, keys: Iterable[bytes], states: bytes | None) -> None:
+        """The reply to a lookup of keys that were a miss for now, or None when there was none."""
+        self.asks_again = False
+        for key, state in zip(keys, states or (), strict=states is not None):
+            if self.missed_for_now.pop(key, True) is None:  # else forgotten meanwhile
+                self.states[key] = _STATES[state]
+                self.news = True
 
     def load_failed(self, keys: Iterable[bytes]) -> None:
         """A load failed: a miss for every request that asked for the key, or it would loop."""
@@ -206,3 +226,4 @@ class Waiting:
         self.asked = self.judged = self.held = False
         self.owed_s, self.looks, self.loads = 0.0, 0, 0
         self.blocked_on = None
+        self.missed_for_now, self.asks_again = {}, False

@@ -7,6 +7,7 @@ is exactly a number of blocks.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from benchmarks.engine.driver import DIRECTIONS, LEVELS, Request
 from examples.tiny_model import prompt_tokens
@@ -124,3 +125,19 @@ class Expected:
 def whole_blocks(requests: Sequence[Request], block_tokens: int) -> int:
     """Tokens of the whole blocks of these prompts together."""
     return sum(len(request.prompt) // block_tokens * block_tokens for request in requests)
+
+
+def keys_of(prompt: Sequence[int], block_tokens: int) -> list[bytes]:
+    """The keys under which an engine with default settings stores this prompt's whole blocks."""
+    from vllm.utils.hashing import sha256  # imports torch, which takes seconds
+    from vllm.v1.core import kv_cache_utils
+    from vllm.v1.kv_offload.base import make_offload_key
+
+    kv_cache_utils.init_none_hash(sha256)
+    keys: list[bytes] = []
+    parent: Any = None
+    for start in range(0, len(prompt) // block_tokens * block_tokens, block_tokens):
+        block = tuple(prompt[start : start + block_tokens])
+        parent = kv_cache_utils.hash_block_tokens(sha256, parent, block, None)
+        keys.append(bytes(make_offload_key(parent, 0)))
+    return keys

@@ -25,7 +25,7 @@ from benchmarks.engine import presets
 from benchmarks.engine.driver import Answer, Engine, EngineFailed, Request
 from benchmarks.engine.kinds import VLLM
 from benchmarks.engine.presets import LAPTOP, PAPER, Numbers, size
-from benchmarks.engine.prompts import check_length, distinct
+from benchmarks.engine.prompts import check_length, distinct, keys_of
 from benchmarks.engine.session import Site, conduct, needed_bytes
 from benchmarks.harness import options, plot, table
 from benchmarks.harness.record import Record, Row
@@ -263,22 +263,6 @@ class _Turn:
 
     def _new(self, count: int) -> list[Request]:
         return distinct(count, self._numbers.input_len, next(self._seeds), 1)
-
-
-def keys_of(prompt: Sequence[int], block_tokens: int) -> list[bytes]:
-    """The keys under which an engine with default settings stores this prompt's whole blocks."""
-    from vllm.utils.hashing import sha256  # imports torch, which takes seconds
-    from vllm.v1.core import kv_cache_utils
-    from vllm.v1.kv_offload.base import make_offload_key
-
-    kv_cache_utils.init_none_hash(sha256)
-    keys: list[bytes] = []
-    parent: Any = None
-    for start in range(0, len(prompt) // block_tokens * block_tokens, block_tokens):
-        block = tuple(prompt[start : start + block_tokens])
-        parent = kv_cache_utils.hash_block_tokens(sha256, parent, block, None)
-        keys.append(bytes(make_offload_key(parent, 0)))
-    return keys
 
 
 def _wait(condition: Any) -> None:

@@ -17,7 +17,7 @@ from benchmarks.storage_workload.turns import Turn
 from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.sizes import MiB
-from remote_server.store.answers import Pinned
+from remote_server.store.gets import Pinned
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.store import Store
 from remote_server.turns import to_end

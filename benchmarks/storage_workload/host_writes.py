@@ -20,9 +20,9 @@ from benchmarks.storage_workload.turns import Turn
 from remote_server import protocol
 from remote_server.protocol import Declined, PutOutcome
 from remote_server.sizes import MiB
-from remote_server.store.answers import Reserved
 from remote_server.store.disk.files import Written
 from remote_server.store.disk.segments import DiskBlock
+from remote_server.store.puts import Reserved
 from remote_server.store.store import Store
 
 # What is filled before others have a turn.

@@ -12,11 +12,11 @@ from pathlib import Path
 from benchmarks.storage_workload.device_times import Calls, Interval, ReadTimes
 from remote_server.errors import ConfigError
 from remote_server.sizes import format_bytes
+from remote_server.store.disk.block_io import OnRead, OnWritten
 from remote_server.store.disk.files import File, Files, View, Written
 from remote_server.store.disk.folder import TakenFolder
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.pool import Pool, ThreadPool
-from remote_server.store.disk.reading import OnRead
 from remote_server.store.disk.segments import (
     OVERHEAD_BYTES,
     DiskBlock,
@@ -24,7 +24,6 @@ from remote_server.store.disk.segments import (
     segment_bytes_for,
 )
 from remote_server.store.disk.tier import DiskTier
-from remote_server.store.disk.writing import OnWritten
 
 # What a small budget is cut into.
 MIN_SEGMENTS = 16

@@ -186,7 +186,7 @@ def _tiers(snapshot: Snapshot) -> Iterator[Metric]:
         "pending": "Blocks being written to it, or not verified yet.",
         "pinned": "Blocks kept from eviction by a transfer or an operator.",
         "kept": "Blocks kept from eviction by an operator.",
-        "free_slabs": "Slabs of memory, or files on disk, that nobody uses yet.",
+        "free_slabs": "Slabs of memory, or files on disk, that are not in use yet.",
     }.items():
         family = _labelled_gauge(f"tier_{name}", text, "tier")
         for tier, stats in snapshot.tiers.items():

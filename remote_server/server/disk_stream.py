@@ -12,7 +12,7 @@ from itertools import islice
 from remote_server.server.outgoing import Parcel, blocks_parcel, next_batch
 from remote_server.server.request_times import RequestTimes
 from remote_server.sizes import MiB
-from remote_server.store.answers import Found
+from remote_server.store.gets import Found
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall

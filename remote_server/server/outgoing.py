@@ -9,7 +9,7 @@ import zmq
 from remote_server import protocol
 from remote_server.server.put import checksums_of
 from remote_server.server.request_times import RequestTimes, times_now
-from remote_server.store.answers import Pinned
+from remote_server.store.gets import Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
 

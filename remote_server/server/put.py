@@ -8,8 +8,8 @@ import numpy as np
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol import Declined, ErrorCode, Put, PutOutcome, PutShared, Stored
-from remote_server.store.answers import Reserved
 from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.puts import Reserved
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.store.tier import Tier

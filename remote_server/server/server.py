@@ -37,10 +37,9 @@ from remote_server.server.tenant import Quarters
 from remote_server.server.tenant_config import KnownKeys, Tenant, read_tenants
 from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, Population, warn_if_dev_shm_is_small
 from remote_server.sizes import format_bytes
-from remote_server.store.answers import Removed
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.segments import segment_bytes_for
-from remote_server.store.store import Store
+from remote_server.store.store import Removed, Store
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from remote_server.server.put import PartedPut, check_put, checksums_of
 from remote_server.server.shm_puts import SharedPut, SharedPuts
 from remote_server.shm.arena import WORD_BYTES, Arena
 from remote_server.shm.region import Region
-from remote_server.store.answers import Pinned
+from remote_server.store.gets import Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.turns import Steps, parts

@@ -29,7 +29,7 @@ from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recov
 from remote_server.server.tenant_config import Tenant
 from remote_server.shm.arena import Arena
 from remote_server.sizes import format_bytes
-from remote_server.store.disk.admission import Admission, Admit, WriteBudget
+from remote_server.store.admission import Admission, Admit, WriteBudget
 from remote_server.store.disk.folder import make_private
 from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.disk.pool import Threads

@@ -24,7 +24,7 @@ from remote_server.server.outgoing import (
 from remote_server.server.put import PartedPut, blocks_of, checksums_of, copy_in, stored_reply
 from remote_server.server.request_times import RequestTimes, times_now
 from remote_server.server.send_queue import Outboxes
-from remote_server.store.answers import Found, Pinned
+from remote_server.store.gets import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP, Steps

@@ -1,1 +1,1 @@
-"""What the server remembers: namespaces, counters, and the tiers that keep the blocks."""
+"""The store of a server: namespaces, counters, and the tiers that hold the blocks."""

@@ -1,11 +1,11 @@
-"""Who leaves when room is needed. One policy a class; a policy knows nothing of bytes."""
+"""Eviction policies: the order in which blocks of one class are evicted."""
 
 from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
 
 
 class Evictable(Protocol):
-    """What a policy must know of a block. Compared by identity."""
+    """The part of a block that a policy reads. Compared by identity."""
 
     pins: int
 
@@ -16,7 +16,7 @@ Block = TypeVar("Block", bound=Evictable)
 class EvictionPolicy(Protocol[Block]):
     """Orders the readable blocks of one size class.
 
-    A pinned block may be used or unpinned while it is in the policy; `victim` never names it.
+    A pinned block may be used or unpinned while it is in the policy; `victim` never returns it.
     """
 
     def add(self, block: Block) -> None:
@@ -26,13 +26,13 @@ class EvictionPolicy(Protocol[Block]):
         """`block` was read or touched."""
 
     def unpin(self, block: Block) -> None:
-        """The last pin of `block` went: it may be a victim again."""
+        """The last pin of `block` was released: it may be a victim again."""
 
     def remove(self, block: Block) -> None:
-        """`block` left, evicted or otherwise."""
+        """`block` was evicted or removed."""
 
     def victim(self) -> Block | None:
-        """Who should leave next, left in place; None when every block is pinned."""
+        """The next block to evict, still in the policy; None when every block is pinned."""
 
     def __len__(self) -> int: ...
 
@@ -40,11 +40,11 @@ class EvictionPolicy(Protocol[Block]):
 
 
 class LRU(Generic[Block]):
-    """The block that was used longest ago leaves first. Every operation is O(1), amortised.
+    """Evicts the least recently used block first. Every operation is O(1), amortised.
 
-    Pinned blocks keep their place until `victim` meets them. It sets them aside rather than
-    step over them again each time, or a slow reader holding thousands of old blocks would make
-    each eviction cost thousands of steps. One set aside comes back as the most recently used.
+    `victim` sets a pinned block aside when it meets one, rather than step over it each time: a slow
+    reader with thousands of old pinned blocks would make each eviction cost thousands of steps. A
+    block set aside returns as the most recently used.
     """
 
     def __init__(self) -> None:

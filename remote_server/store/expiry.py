@@ -1,4 +1,4 @@
-"""Time to live: how old a block may become, and its removal after that."""
+"""Time to live: the greatest age of a block, and the removal of older ones."""
 
 import time
 from collections import Counter
@@ -11,8 +11,8 @@ from remote_server.store.tier import Tier
 class TimeToLive:
     """Blocks older than `ttl_s` are absent.
 
-    In memory age is counted by the server's own clock. What is on disk outlives the server, so
-    there it is counted by the disk's clock, of which its generations are made. Neither jumps.
+    Ages in memory follow the server's own clock. Blocks on disk outlive the server, so their ages
+    follow the disk's clock, which makes their generations. Neither clock jumps.
     """
 
     def __init__(
@@ -26,33 +26,33 @@ class TimeToLive:
         self._disk_clock_ns = disk_clock_ns
 
     @property
-    def last_birth(self) -> float:
-        """What was born then, or earlier, is too old."""
+    def cutoff(self) -> float:
+        """A block created then, or earlier, is too old."""
         return self._clock() - self._ttl_s
 
     @property
-    def last_generation(self) -> int:
-        """The same for what is on disk."""
+    def cutoff_generation(self) -> int:
+        """The same for a block on disk."""
         return self._disk_clock_ns() - int(self._ttl_s * 1e9)
 
     def now(self) -> float:
-        """When a block was born that is published now."""
+        """The creation time of a block that is published now."""
         return self._clock()
 
-    def born(self, generation: int) -> float:
-        """When a block of the disk was written: it does not become younger by coming back."""
+    def created_at(self, generation: int) -> float:
+        """The creation time of a block on disk: it keeps its age when it is read into memory."""
         age_ns = max(0, self._disk_clock_ns() - generation)
         return self._clock() - age_ns / 1e9
 
 
-# Blocks that grew too old leave when they are asked for; the others at this pace, which costs less
-# than a millisecond each time.
+# Blocks that are too old are removed when they are requested; the others at this pace, which costs
+# less than a millisecond each time.
 SWEEP_S = 0.1
 MAX_SWEPT = 512
 
 
 class Expiry:
-    """Removes from both tiers what is older than `ttl`; without one, nothing."""
+    """Removes blocks older than `ttl` from both tiers; without `ttl`, none."""
 
     def __init__(
         self,
@@ -70,18 +70,18 @@ class Expiry:
         self._sweep_at = clock()
 
     def expire(self, namespace: str, keys: Sequence[bytes]) -> None:
-        """Remove those of `keys` that are too old, before anything is said about them."""
+        """Remove those of `keys` that are too old, before the request is answered."""
         if self._ttl is None:
             return
-        self._counters["expired"] += self._tier.expire(namespace, keys, self._ttl.last_birth)
+        self._counters["expired"] += self._tier.expire(namespace, keys, self._ttl.cutoff)
         if self._disk is not None:
-            self._disk.expire(namespace, keys, self._ttl.last_generation)
+            self._disk.expire(namespace, keys, self._ttl.cutoff_generation)
 
     def expire_some(self) -> None:
-        """Now and then some of what is too old and nobody asks for."""
+        """Remove some of the blocks that are too old and not requested, every `SWEEP_S`."""
         if self._ttl is None or self._clock() < self._sweep_at:
             return
         self._sweep_at = self._clock() + SWEEP_S
-        self._counters["expired"] += self._tier.expire_some(self._ttl.last_birth, MAX_SWEPT)
+        self._counters["expired"] += self._tier.expire_some(self._ttl.cutoff, MAX_SWEPT)
         if self._disk is not None:
-            self._disk.expire_some(self._ttl.last_generation, MAX_SWEPT)
+            self._disk.expire_some(self._ttl.cutoff_generation, MAX_SWEPT)

@@ -1,11 +1,10 @@
-"""What is asked for: lookups, gets from one tier or both, touches; in steps where keys are many."""
+"""Lookups, touches, and gets from one tier or both, with their results; many keys in steps."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from remote_server.protocol import KeyState
-from remote_server.store.answers import Found, KeyStates, Pinned
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
@@ -17,7 +16,34 @@ _READABLE = bytes([KeyState.READABLE])
 Place = TypeVar("Place")
 
 Check = Callable[[Sequence[Block]], None]
-"""Given the blocks that a step of a get has pinned. What it raises ends the get."""
+"""Called with the blocks that a step of a get has pinned. An exception from it ends the get."""
+
+
+class KeyStates(NamedTuple):
+    """The state of each key, one byte each, and the length of the readable prefix."""
+
+    states: bytes
+    prefix: int
+
+
+class Pinned(NamedTuple):
+    """The blocks that a get can send. `blocks` are pinned for the caller, who unpins each once."""
+
+    indices: list[int]  # into the keys requested; a repeated key has one entry
+    blocks: list[Block]
+    miss: int
+    duplicate: int
+
+
+class Found(NamedTuple):
+    """The blocks that a streamed get can send: each pinned for the caller, or None where it must be
+    fetched by its key first."""
+
+    indices: list[int]  # into the keys requested; a repeated key has one entry
+    keys: list[bytes]
+    blocks: list[Block | None]
+    miss: int
+    duplicate: int
 
 
 def _anything(_: Sequence[Block]) -> None:
@@ -25,7 +51,7 @@ def _anything(_: Sequence[Block]) -> None:
 
 
 class Gets:
-    """What `Store` says of lookups, gets and touches."""
+    """The lookups, gets and touches of `Store`."""
 
     def __init__(
         self, tier: Tier, waterfall: Waterfall | None, expiry: Expiry, counters: Counter[str]
@@ -47,7 +73,7 @@ class Gets:
     def get(self, namespace: str, keys: Sequence[bytes], check: Check = _anything) -> Steps[Pinned]:
         first = first_places(keys)
         if len(first) > KEYS_PER_STEP:
-            yield  # that was a step
+            yield  # `first_places` took a step's time
         pinned: list[Block | None] = []
         try:
             for part in parts([*reversed(first)]):
@@ -69,10 +95,10 @@ class Gets:
         last_first = [*reversed(first)]
         try:
             for part in parts(last_first):
-                if gathering.num_asked:
+                if gathering.num_expected:
                     yield
                 self._expiry.expire(namespace, part)
-                self._waterfall.fetch(namespace, part, gathering.ask(len(part)))
+                self._waterfall.fetch(namespace, part, gathering.expect(len(part)))
         except BaseException:
             gathering.give_up()
             raise
@@ -98,14 +124,14 @@ class Gets:
                 pinned = [block if isinstance(block, Block) else None for block in found]
                 return self._found_in_memory(keys, first, pinned)
             if len(found) > KEYS_PER_STEP:
-                yield from self._spare(namespace, first, found)
+                yield from self._unpin_on_disk(namespace, first, found)
             return self._found_to_read(keys, first, found)
         except BaseException:
             self._unpin(found)
             raise
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
-        """From the last key to the first, as `_pin` does; one that comes twice counts once."""
+        """From the last key to the first, as `_pin` does. A repeated key counts once."""
         place = self._waterfall or self._tier
         touched: set[bytes] = set()
         is_first = True
@@ -118,16 +144,17 @@ class Gets:
         return len(touched)
 
     def states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """Of each key the better of what the tiers say, a byte each."""
+        """The better of the two tiers' states of each key, one byte each."""
         return (self._waterfall or self._tier).lookup_all(namespace, keys)
 
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The same for a put, which keeps what may still be found on disk after a start."""
+        """The same for a put: a key that recovery may still find on disk is ABSENT, so it is
+        stored."""
         if self._waterfall is None:
             return self._tier.lookup_all(namespace, keys)
         return self._waterfall.known_states(namespace, keys)
 
-    # ── in parts ─────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
 
     def _pin(
         self,
@@ -137,9 +164,9 @@ class Gets:
         pin_all: Callable[[str, Sequence[bytes]], Sequence[Place]],
         check: Check,
     ) -> None:
-        """Append to `pinned` what `pin_all` has for each of `keys`.
+        """Append the results of `pin_all` for `keys` to `pinned`.
 
-        They come from the last key of a get to the first, so that the head of a prefix is the most
+        Keys come from the last of a get to the first, so that the head of a prefix is the most
         recently used: without its head the rest of a prefix is worth nothing.
         """
         self._expiry.expire(namespace, keys)
@@ -150,22 +177,22 @@ class Gets:
     def _unpin(self, found: "Sequence[Block | bool | None]") -> None:
         self._tier.unpin_all([block for block in found if isinstance(block, Block)])
 
-    def _spare(
+    def _unpin_on_disk(
         self, namespace: str, first: dict[bytes, int], found: list[Block | bool]
     ) -> Steps[None]:
-        """Something must be read from disk, which was not known of the first parts: what the
-        disk has as well need not be pinned in memory."""
+        """Unpin in memory all that the disk has as well. A later part has shown that the disk must
+        be read, which was not known when the first parts were pinned."""
         assert self._waterfall is not None
         last_first = [*reversed(first)]
         for start in range(0, len(found), KEYS_PER_STEP):
             yield
             part = slice(start, start + KEYS_PER_STEP)
-            found[part] = self._waterfall.spare(namespace, last_first[part], found[part])
+            found[part] = self._waterfall.unpin_on_disk(namespace, last_first[part], found[part])
 
     def _found_to_read(
         self, keys: Sequence[bytes], first: dict[bytes, int], found: list[Block | bool]
     ) -> Found:
-        """`found` are those of `first`, from the last to the first, and something is on disk."""
+        """`found` are those of `first`, from the last to the first; at least one is on disk."""
         found.reverse()
         places = [
             (index, key, block if isinstance(block, Block) else None)
@@ -212,11 +239,11 @@ class Gets:
 
 
 class Gathering:
-    """Blocks that a get asked of both tiers, a part after the other, until all have come."""
+    """The blocks that a get requests from both tiers, part by part, until all have arrived."""
 
     def __init__(self, num_blocks: int, unpin_all: Callable[[Iterable[Block]], None]) -> None:
         self.blocks: list[Block | None] = [None] * num_blocks
-        self.num_asked = 0
+        self.num_expected = 0
         self._num_left = num_blocks
         self._unpin_all = unpin_all
         self._is_given_up = False
@@ -226,10 +253,10 @@ class Gathering:
     def is_whole(self) -> bool:
         return not self._num_left
 
-    def ask(self, num_blocks: int) -> Callable[[list[Block | None]], None]:
-        """What takes the next `num_blocks` over when they come."""
-        start = self.num_asked
-        self.num_asked += num_blocks
+    def expect(self, num_blocks: int) -> Callable[[list[Block | None]], None]:
+        """The callback that takes the next `num_blocks` when they arrive."""
+        start = self.num_expected
+        self.num_expected += num_blocks
 
         def came(blocks: list[Block | None]) -> None:
             if self._is_given_up:
@@ -243,17 +270,17 @@ class Gathering:
         return came
 
     def when_whole(self, then: Callable[[], None]) -> None:
-        """Call `then` when the last of them has come; they have not all come."""
+        """Call `then` when the last block has arrived. At least one must be missing."""
         self._then = then
 
     def give_up(self) -> None:
-        """Unpin those that came, and those that come."""
+        """Unpin the blocks that have arrived, and those that will."""
         self._is_given_up = True
         self._unpin_all([block for block in self.blocks if block is not None])
 
 
 def first_places(keys: Sequence[bytes]) -> dict[bytes, int]:
-    """Each distinct key and where it comes first, in the order asked."""
+    """Each distinct key and the index of its first occurrence, in the order requested."""
     places = dict(zip(keys, range(len(keys)), strict=True))
     if len(places) < len(keys):
         places = {}
@@ -263,7 +290,7 @@ def first_places(keys: Sequence[bytes]) -> dict[bytes, int]:
 
 
 def _first_places_in_steps(keys: Sequence[bytes]) -> Steps[dict[bytes, int]]:
-    """The same in steps: 16,384 keys whose hashes are not known yet take 3 ms."""
+    """The same in steps: 16,384 keys whose hashes are not cached take 3 ms."""
     if len(keys) <= LOOKUP_KEYS_PER_STEP:
         return first_places(keys)
     places: dict[bytes, int] = {}

@@ -6,10 +6,8 @@ from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, TierStats
 from remote_server.shm.arena import Arena
-from remote_server.store.being_written import BeingWritten
-from remote_server.store.kept import Kept, KeptNow
-from remote_server.store.room import Room
-from remote_server.store.slabs import Block, BlockState, SizeClass, Slabs, slot_bytes_for
+from remote_server.store.block_index import BeingWritten, Kept, KeptNow
+from remote_server.store.slabs import Block, BlockState, Room, SizeClass, Slabs, slot_bytes_for
 
 _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
@@ -18,18 +16,18 @@ _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
 class MemoryTier:
     """A `Tier` of blocks in the slots of an arena.
 
-    Blocks that nobody uses leave for new ones as `Room` says, and within a namespace's quota the
-    longest published first.
+    Blocks that are not pinned are evicted for new ones as `Room` decides; within a namespace's
+    quota, the longest published first.
 
-    Each slot's generation word is set when its block becomes readable, to a number that no
-    other block of this tier ever has, and to 0 before the slot is free. A reader that copied
-    without a pin, or past the end of its lease, sees by it whether the bytes were still those.
+    A slot's generation word is set when its block becomes readable, to a number that no other block
+    of this tier ever has, and to 0 before the slot is free. A reader that copied without a pin, or
+    past the end of its lease, compares the word to detect that the bytes have changed.
     """
 
     def __init__(
         self, arena: Arena, slab_bytes: int | None = None, namespace_bytes: int = 0
     ) -> None:
-        """`namespace_bytes` is what the blocks of one namespace may take, 0 for everything."""
+        """`namespace_bytes` limits the blocks of one namespace; 0 for no limit."""
         self._namespace_bytes = namespace_bytes
         self.slabs = Slabs(arena.num_bytes, slab_bytes)
         self._room = Room(self.slabs, self._evict)
@@ -41,7 +39,7 @@ class MemoryTier:
         self._writing = BeingWritten()
         self._detached: set[Block] = set()
         self._tick = 0
-        # From anywhere: a word left over from another server must not be right by chance.
+        # A random start: a word of an earlier server must not match by chance.
         self._generation = secrets.randbits(62)
 
     @property
@@ -52,7 +50,7 @@ class MemoryTier:
         return KeyState(self.lookup_all(namespace, (key,))[0])
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        # No bytecode runs per key: 50 ns each, most of it hashing the key.
+        # No bytecode per key: 50 ns each, most of it for the hash of the key.
         readable = self._index.get(namespace, _NONE)
         states = bytes(map(readable.__contains__, keys)).translate(_READABLE)
         if writing := self._writing.of(namespace):
@@ -85,7 +83,7 @@ class MemoryTier:
         while (missing := len(keys) - len(blocks)) and self._room.has_slot(size_class, missing):
             slab, slots = self.slabs.take_slots(size_class, missing)
             start, slot_bytes = slab.offset, slab.slot_bytes
-            new = [  # `slots` comes first in the zip: what ends it must not use up a block
+            new = [  # `slots` is first in the zip, so that its end consumes no key
                 Block(namespace, key, length, checksum, slab, slot, start + slot * slot_bytes, tick)
                 for slot, (key, length, checksum) in zip(slots, wanted, strict=False)
             ]
@@ -117,7 +115,7 @@ class MemoryTier:
                 self._set_detached(older)
             was_kept = False
             if key in index:
-                replaced = index.pop(key)  # popped, so that the oldest stay the first
+                replaced = index.pop(key)  # popped, so that the index stays in order of age
                 was_kept = replaced in self._kept
                 self._detach(replaced)
             index[key] = block
@@ -237,13 +235,13 @@ class MemoryTier:
     def expire(self, namespace: str, keys: Sequence[bytes], before: float) -> int:
         index = self._index.get(namespace, {})
         found = [index[key] for key in {*keys} if key in index]
-        return sum(self.remove(block) for block in found if block.born <= before)
+        return sum(self.remove(block) for block in found if block.created_at <= before)
 
     def expire_some(self, before: float, at_most: int) -> int:
         removed = 0
         for index in self._index.values():
-            # Few are out of order: those that came back from a disk. They are found when asked for.
-            old = takewhile(lambda block: block.born <= before, index.values())
+            # Blocks read from disk may be out of order; `expire` removes them when requested.
+            old = takewhile(lambda block: block.created_at <= before, index.values())
             for block in [*islice(old, at_most - removed)]:
                 removed += self.remove(block)
         return removed
@@ -322,8 +320,8 @@ class MemoryTier:
     # ── making room ──────────────────────────────────────────────────────────────────────
 
     def _make_room_in_quota(self, namespace: str, slot_bytes: int, wanted: int) -> int:
-        """How many of `wanted` slots its quota allows, once its longest published blocks that
-        nobody uses have left for them."""
+        """How many of `wanted` slots the quota allows, after the eviction of the namespace's
+        longest published blocks that are not pinned."""
         quota = self._namespace_bytes // slot_bytes
         wanted = min(wanted, quota)
         too_many = self._num_slots_of(namespace) + wanted - quota
@@ -336,7 +334,7 @@ class MemoryTier:
         return max(0, wanted - too_many + len(leaving))
 
     def _num_slots_of(self, namespace: str) -> int:
-        """Those of what is being written, and of what was removed and is still being sent, too."""
+        """Slots of readable blocks, of pending writes, and of removed blocks still pinned."""
         writing = self._writing.of(namespace).values()
         detached = sum(block.namespace == namespace for block in self._detached)
         return len(self._index.get(namespace, ())) + sum(map(len, writing)) + detached
@@ -345,10 +343,10 @@ class MemoryTier:
         self.remove(block)
         self._evicted += 1
 
-    # ── keeping the books ────────────────────────────────────────────────────────────────
+    # ── accounting ───────────────────────────────────────────────────────────────────────
 
     def _detach(self, block: Block) -> None:
-        """`block` has just left the index: free its slot now, or when its last pin goes."""
+        """`block` was removed from the index: free its slot now, or at its last unpin."""
         self._class_of(block).policy.remove(block)
         if block in self._kept:
             self._kept.remove(block)
@@ -361,12 +359,12 @@ class MemoryTier:
             self._set_detached(block)
 
     def _readable(self, namespace: str, keys: Iterable[bytes]) -> Iterator[Block]:
-        """Those of `keys` that are there, once each."""
+        """The readable blocks of `keys`, once each."""
         index = self._index.get(namespace, {})
         return (index[key] for key in dict.fromkeys(keys) if key in index)
 
     def _keep(self, block: Block) -> bool:
-        """One more pin on `block`, the operator's; False, and counted, when that is too much."""
+        """Add the operator's pin to `block`; False, and counted, beyond the limits."""
         if not self._kept.add(block):
             self._keep_declined += 1
             return False
@@ -375,8 +373,8 @@ class MemoryTier:
         return True
 
     def _free(self, block: Block) -> None:
-        """Nobody uses `block` any more. Its word goes first: it must be wrong before the slot
-        is anybody else's."""
+        """Free the slot of `block`, which has no users. Its word is cleared first: it must be wrong
+        before another block has the slot."""
         self._arena.words[block.word] = 0
         self.slabs.free_slot(block)
 

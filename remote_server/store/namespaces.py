@@ -1,4 +1,4 @@
-"""Which namespaces there are, what each was declared with, and by whom."""
+"""Namespaces: their declarations, and the engines that made them."""
 
 import logging
 import time
@@ -19,18 +19,18 @@ from remote_server.store.tier import Tier
 
 log = logging.getLogger(__name__)
 
-# A deployment has one namespace per model and setting; each weight update makes another. This
-# only bounds what a broken client can make us remember.
+# A deployment has one namespace per model and setting; each weight update makes another. The limit
+# bounds the memory that a broken client can take.
 MAX_NAMESPACES = 1024
 
-# Of one namespace, for whoever asks why two of them share nothing.
+# Of one namespace, to explain why two engines share no blocks.
 MAX_ENGINES_REMEMBERED = 16
 
-# Of all namespaces of a tenant: fingerprints and names of engines, as they lie in memory.
+# Fingerprints and names of engines in memory, of all namespaces of a tenant.
 MAX_TEXT_BYTES = 4 * MiB
 
 TEXT_BYTES = 100
-"""What a text takes beside itself: its place in a map."""
+"""The cost of a text beside its characters: an entry of a map."""
 
 COUNTERS = (
     "namespaces_evicted_empty", "namespaces_evicted_idle", "namespaces_evicted_held",
@@ -39,26 +39,27 @@ COUNTERS = (
 
 
 class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client declared with its hello."""
+    """The declaration in a client's hello."""
 
     block_bytes: int
     client: str = ""
     fingerprint: dict[str, str] = {}
     engines: dict[str, dict[str, str]] = {}
-    """Who declared it, the last one last: where each differs from `fingerprint`."""
+    """The engines that declared it, the last one last: the fields that differ from `fingerprint`.
+    """
     connection: bytes = b""
-    """Which connection declared it last."""
+    """The connection that declared it last."""
     forgotten: bool = False
-    """Its texts were too much beside newer ones."""
+    """Whether its texts were discarded to make room for newer ones."""
 
     def after(self, known: "NamespaceInfo | None") -> "NamespaceInfo":
-        """This, remembering who declared `known` before."""
-        said: dict[str, dict[str, str]] = {}
+        """This declaration, with the engines of the previous one, `known`."""
+        texts: dict[str, dict[str, str]] = {}
         if known is not None:
-            said = {name: known.fingerprint | differs for name, differs in known.engines.items()}
-            said.pop(self.client, None)
-        said[self.client] = self.fingerprint
-        recent = dict(list(said.items())[-MAX_ENGINES_REMEMBERED:])
+            texts = {name: known.fingerprint | differs for name, differs in known.engines.items()}
+            texts.pop(self.client, None)
+        texts[self.client] = self.fingerprint
+        recent = dict(list(texts.items())[-MAX_ENGINES_REMEMBERED:])
         engines = {
             name: {field: there for field, (_, there) in compare(self.fingerprint, facts).items()}
             for name, facts in recent.items()
@@ -67,7 +68,7 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text_bytes(self) -> int:
-        """What its texts take."""
+        """The memory that its texts take."""
         texts = [self.client, *self.fingerprint, *self.fingerprint.values()]
         for name, differs in self.engines.items():
             texts += [name, *differs, *differs.values()]
@@ -78,7 +79,7 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Namespaces:
-    """Those declared since the start, and those that only the disk knows."""
+    """Those declared since the start, and those known from the disk alone."""
 
     def __init__(
         self,
@@ -88,10 +89,10 @@ class Namespaces:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.known: dict[str, NamespaceInfo] = {}
-        """Most recently declared last. Changed here alone."""
+        """The most recently declared last. Changed by this class alone."""
         self.text_bytes = 0
-        """What their texts take."""
-        self._texts: dict[str, int] = {}  # of each that has any; the oldest is first
+        """The memory that their texts take."""
+        self._texts: dict[str, int] = {}  # bytes of each that has any; the oldest is first
         self._used: OrderedDict[str, None] = OrderedDict()  # of `known`, the longest unused first
         self._counters = Counter() if counters is None else counters
         self._lines = FewLines(log, clock)
@@ -99,19 +100,20 @@ class Namespaces:
         self._disk = disk
 
     def block_bytes_of(self, name: str) -> int:
-        """Of one that was declared."""
+        """Of a declared namespace."""
         return self.known[name].block_bytes
 
     def use(self, name: str) -> None:
-        """A request is about `name`, declared or not."""
+        """A request names `name`, declared or not."""
         if name in self._used:
             self._used.move_to_end(name)
 
     def declare(self, name: str, info: NamespaceInfo) -> None:
-        """Make `name` known, or refresh who it is. Raises `RequestRefused`, changing nothing.
+        """Add `name`, or refresh its declaration. Raises `RequestRefused`, changing nothing.
 
-        One that is empty may be declared with another `block_bytes`. Where as many are known as
-        may be, another one leaves, with its blocks in memory."""
+        An empty namespace may be declared with another `block_bytes`. Beyond `MAX_NAMESPACES`
+        another one is evicted, with its blocks in memory.
+        """
         known = self.known.get(name)
         known_bytes = self._block_bytes_in_use(name)
         if known_bytes is not None and known_bytes != info.block_bytes:
@@ -139,14 +141,14 @@ class Namespaces:
             self._forget_texts()
 
     def forget(self, name: str) -> None:
-        """It is not declared any more. Its blocks stay."""
+        """Remove the declaration. The blocks stay."""
         self.text_bytes -= self._texts.pop(name, 0)
         self._used.pop(name, None)
         self.known.pop(name, None)
 
     def stats(self, *, texts: bool = True) -> dict[str, NamespaceStats]:
-        """Those declared, and those found on disk that nobody has declared since the start;
-        without `texts` what each was declared with is left out."""
+        """Those declared, and those on disk that no client has declared since the start; without
+        `texts`, fingerprints and engines are omitted."""
         found = {} if self._disk is None else self._disk.namespaces()
         undeclared = {
             name: NamespaceInfo(block_bytes=block_bytes) for name, block_bytes in found.items()
@@ -166,21 +168,22 @@ class Namespaces:
             for name, info in (undeclared | self.known).items()
         }
 
-    # ── in parts ─────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
 
     def _block_bytes_in_use(self, name: str) -> int | None:
-        """What the blocks of `name` are declared with; None when it has none."""
+        """The `block_bytes` of the blocks of `name`; None when it has no blocks."""
         known = self.known.get(name)
         if known is not None and not self._tier.is_empty(name):
             return known.block_bytes
         return None if self._disk is None else self._disk.block_bytes_of(name)
 
     def _evict_one(self) -> None:
-        """The next put of its client is answered UNKNOWN_NAMESPACE, and it says hello again.
+        """Evict a namespace. Its client's next put gets UNKNOWN_NAMESPACE, and the client declares
+        it again.
 
-        Of the connection that has declared most, so that one that declares without end loses its
-        own; there one without blocks first, then the longest unused. What an operator keeps and
-        what is being transferred leaves last.
+        The connection with most declarations loses one, so that a client that declares without end
+        evicts its own. Of these a namespace without blocks goes first, then the longest unused. One
+        with blocks that are pinned or being written goes last.
         """
         declared = Counter(info.connection for info in self.known.values())
         on_disk = {} if self._disk is None else self._disk.namespaces()
@@ -195,20 +198,20 @@ class Namespaces:
         self._counters[f"namespaces_evicted_{reason}"] += 1
         self._lines.say(
             logging.WARNING,
-            "%d namespaces are declared, so %s leaves for a new one, with %d blocks in memory (%s)",
+            "%d namespaces are declared: %s is evicted for another, with %d blocks in memory (%s)",
             len(self.known), plain(name), self._tier.num_blocks(name), reason,
         )  # fmt: skip
         self._counters["removed"] += self._tier.clear(name)
         self.forget(name)
 
     def _forget_texts(self) -> None:
-        """Of the one that was declared the longest ago."""
+        """Discard the texts of the longest declared namespace that has any."""
         oldest = next(iter(self._texts))
         self.text_bytes -= self._texts.pop(oldest)
         self.known[oldest] = self.known[oldest].without_texts()
         self._counters["fingerprints_forgotten"] += 1
         self._lines.say(
             logging.WARNING,
-            "what %s was declared with is forgotten: the texts of all namespaces may take %s",
+            "fingerprint and engines of %s are discarded: those of all namespaces may take %s",
             plain(oldest), format_bytes(MAX_TEXT_BYTES),
         )  # fmt: skip

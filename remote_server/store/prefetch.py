@@ -1,4 +1,4 @@
-"""Blocks that somebody will soon get, read from disk into memory before that."""
+"""Prefetch: blocks read from disk into memory before a client gets them."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -11,30 +11,30 @@ from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
 from remote_server.turns import KEYS_PER_STEP
 
-# Read at a time, of one prefetch: gets share the disk with it.
+# Bytes of one prefetch that are read at a time: gets share the disk with it.
 WINDOW_BYTES = 16 * MiB
 
-# Of memory, one prefetch fills at most a half: more would push its own beginning out.
+# One prefetch fills at most half of the memory: more would evict its own beginning.
 SHARE_OF_MEMORY = 2
 
 
 class Prefetched(NamedTuple):
-    """What became of the distinct keys of a prefetch. They add up to all of them."""
+    """The fate of the distinct keys of a prefetch. The counts add up to all of them."""
 
     in_memory: int = 0
-    """Were there before."""
+    """Were in memory before."""
     read: int = 0
-    """Came from the disk."""
+    """Were read from disk."""
     absent: int = 0
     """Are in neither tier, or were lost while they were read."""
     no_room: int = 0
-    """Were not read: memory is full of pinned blocks, or what is before them fills half of it."""
+    """Were not read: memory is full of pinned blocks, or the keys before them fill half of it."""
     coming: int = 0
-    """Have not been looked at yet, or are being read."""
+    """Are not processed yet, or are being read."""
 
 
 class Prefetch:
-    """One request to bring `keys` into memory. One thread calls it.
+    """One request to read `keys` into memory. One thread calls it.
 
     The keys are a prefix, the first one first. They are read from the last to the first, as gets
     pin them, so that the head is the most recently used. Nothing stays pinned.
@@ -50,7 +50,7 @@ class Prefetch:
         go_on_later: Callable[[Callable[[], None]], object],
         on_end: Callable[[Prefetched], None],
     ) -> None:
-        """`go_on_later` has the loop call something in another turn; `on_end` is called once."""
+        """`go_on_later` has the loop call a function in another turn; `on_end` is called once."""
         self._tier = tier
         self._waterfall = waterfall
         self._expiry = expiry
@@ -71,7 +71,8 @@ class Prefetch:
         return self._done._replace(coming=len(self._left) + self._num_reading)
 
     def go_on(self) -> None:
-        """A part of the keys; the next one when what it reads is here, or in another turn."""
+        """Process one part of the keys. The next part follows when this part's reads have ended, or
+        in another turn."""
         if not self._left:
             self._on_end(self.so_far)
             return

@@ -1,23 +1,32 @@
-"""What is put: which keys are worth writing, a slot for each, and its publication."""
+"""Puts: the keys worth writing, a slot for each, publication, and the result."""
 
 from collections import Counter
 from collections.abc import Sequence
 from itertools import compress
+from typing import NamedTuple
 
 from remote_server.protocol import Declined, PutOutcome
-from remote_server.store.answers import Reserved
 from remote_server.store.expiry import Expiry, TimeToLive
 from remote_server.store.gets import Gets
 from remote_server.store.namespaces import Namespaces
-from remote_server.store.slabs import BlockState
+from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
 
 _TO_WRITE = (PutOutcome.CREATED, PutOutcome.FORCED)
 
 
+class Reserved(NamedTuple):
+    """The slots of a put's blocks. The caller fills each and completes or fails it once."""
+
+    outcomes: bytearray  # one `PutOutcome` per key
+    indices: list[int]  # of each of `blocks`, into the keys
+    blocks: list[Block]
+    reasons: Counter[str]  # of declined keys
+
+
 class Puts:
-    """What `Store` says of puts."""
+    """The puts of `Store`."""
 
     def __init__(
         self,
@@ -96,18 +105,18 @@ class Puts:
             reserved.reasons[reason] += len(verdicts) - len(good)
             self._counters[f"put_declined_{reason}"] += len(verdicts) - len(good)
         if self._ttl is not None:
-            born = self._ttl.now()
+            created_at = self._ttl.now()
             for block in good:
-                block.born = born
+                block.created_at = created_at
         self._tier.complete_puts(good[::-1])
-        if self._waterfall is not None:  # some may have been cleared meanwhile
+        if self._waterfall is not None:  # without those cleared meanwhile
             self._waterfall.published([b for b in good if b.state is BlockState.READABLE])
         forced = reserved.outcomes.count(PutOutcome.FORCED)
         self._counters["put_forced"] += forced
         self._counters["put_created"] += len(good) - forced
 
     def _count_put(self, reserved: Reserved) -> None:
-        """Count what is decided already; `end` counts the rest."""
+        """Count the outcomes decided so far; `end` counts the others."""
         self._counters["put_total"] += len(reserved.outcomes)
         self._counters["put_existed"] += reserved.outcomes.count(PutOutcome.EXISTED)
         self._counters["put_duplicate"] += reserved.outcomes.count(PutOutcome.DUPLICATE)
@@ -118,7 +127,7 @@ class Puts:
 def _outcomes(
     keys: Sequence[bytes], states: bytes, earlier: set[bytes], *, force: bool, draining: bool
 ) -> bytearray:
-    """What becomes of each key of a put, if there is room. `earlier` keys came before in it."""
+    """The outcome of each key of a put, if there is room. `earlier` keys came before in it."""
     outcomes = bytearray()
     seen = {key for key in keys if key in earlier}
     for key, state in zip(keys, states, strict=True):

@@ -1,35 +1,35 @@
-"""What memory served, for the disk to know which of its blocks are in use."""
+"""Recency buffer: keys that memory served, for the disk's eviction policy."""
 
 from collections.abc import Sequence
 
 from remote_server.store.disk.tier import DiskTier
 
-# A key costs the disk 0.25 to 1 µs, so this many stop the loop for a millisecond at most.
+# A key takes 0.25 to 1 µs, so this many stop the loop for a millisecond at most.
 MAX_KEYS = 1024
 
 
 class Served:
-    """Keys that were served since the disk was last told.
+    """Keys that were served since the disk's recency was last updated.
 
-    The disk needs to know before it uses or evicts anything else, and not sooner: so a get only
-    leaves its keys here, and a block that many gets share is one use of its copy.
+    Recency for the disk is batched: gets append keys here, and the buffer is applied before the
+    disk evicts or reads. A block that many gets share is one use of its copy on disk.
     """
 
     def __init__(self, disk: DiskTier) -> None:
         self._disk = disk
-        self._keys: dict[str, list[bytes]] = {}  # as they were served, the last one last
+        self._keys: dict[str, list[bytes]] = {}  # in the order served
         self._num_keys = 0
 
     def add(self, namespace: str, keys: Sequence[bytes]) -> None:
-        """These were served, the last one as the most recently used. The disk need not have
-        them."""
+        """Append keys that were served, the last one as the most recently used. The disk need not
+        have them."""
         self._keys.setdefault(namespace, []).extend(keys)
         self._num_keys += len(keys)
         if self._num_keys >= MAX_KEYS:
-            self.tell_disk()
+            self.flush()
 
-    def tell_disk(self) -> None:
-        """To be called before the disk is asked for anything that depends on recency."""
+    def flush(self) -> None:
+        """Apply the buffer. To be called before any call of the disk that depends on recency."""
         if not self._num_keys:
             return
         served, self._keys, self._num_keys = self._keys, {}, 0

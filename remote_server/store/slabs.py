@@ -1,13 +1,14 @@
-"""How the arena is divided: equal slabs, each cut into equal slots for one size class.
+"""The division of the arena: equal slabs, each cut into equal slots for one size class; and slot
+reclaim, which picks the block or slab to evict when a size class is full.
 
-Each slot has a generation word, but not in itself: a word behind each block would keep blocks
-from being neighbours, and a run of neighbours is what one copy moves and one frame carries.
-Nor at its slab's head: that would cost a slab of few large blocks a whole one, and a block as
-large as a slab would fit nowhere. They are in a table behind all slabs, with room in it for
-the smallest slots, so a slab's words never move when it is cut anew.
+Each slot has a generation word. The words are in a table behind all slabs. A word behind each block
+would separate blocks that one copy moves, and one frame carries, as a run of neighbours. Words at
+the head of a slab would cost a slab of few large blocks a whole slot, and a block as large as a
+slab would not fit. The table has room for the smallest slots, so the words of a slab keep their
+place when it is cut anew.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -24,8 +25,8 @@ _PAGE = 4096
 def slab_bytes_for(memory: int) -> int:
     """The size of a slab: a sixteenth of the budget, up to 64 MiB, then a sixty-fourth.
 
-    At least 16 slabs, so that several namespaces can share a small budget; larger ones with a
-    large budget, so that an empty slab's worth of waste stays below 2 %.
+    At least 16 slabs, so that several namespaces can share a small budget; larger ones with a large
+    budget, so that the waste of an empty slab stays below 2 %.
     """
     return max(memory // 64, min(memory // 16, 64 * MiB)) // _PAGE * _PAGE
 
@@ -42,35 +43,35 @@ def slot_bytes_for(block_bytes: int) -> int:
 class BlockState(Enum):
     WRITING = auto()  # has a slot; only the writer may touch its bytes
     READABLE = auto()  # in the index; its bytes never change again
-    DETACHED = auto()  # gone from the index, kept by its pins; its bytes never change again
+    DETACHED = auto()  # out of the index, held by its pins; its bytes never change again
 
 
 class Block(msgspec.Struct, eq=False, gc=False):
     """One copy of a block's bytes, in one slot. Immutable once readable; compared by identity.
 
-    `pins` counts its users: its writer, each message that is being sent from its bytes, each
-    lease, and an operator who keeps it. A pinned block is never evicted or overwritten.
+    `pins` counts its users: its writer, each message that is being sent from its bytes, each lease,
+    and an operator's pin. A pinned block is never evicted or overwritten.
 
-    A msgspec struct because thousands are made at once, in a third of the time of a dataclass;
-    unseen by the garbage collector because a pass over a million of them stops all clients.
+    A msgspec struct, because thousands are made at once, in a third of the time of a dataclass. Not
+    tracked by the garbage collector, because a pass over a million blocks stops all clients.
     """
 
     namespace: str
     key: bytes
     length: int
-    checksum: int | None  # None when its sender wants none and no reader has asked for it
+    checksum: int | None  # None when its sender sent none and no reader has needed it
     slab: "Slab"
     slot: int
     offset: int  # where its bytes start in the arena
     tick: int  # when it was last used, in the tier's own count of uses
     pins: int = 1  # the writer's
     state: BlockState = BlockState.WRITING
-    generation: int = 0  # what its word holds while it is readable
-    born: float = 0.0  # when it was first published, by the store's clock; 0 where nobody asks
+    generation: int = 0  # the value of its word while it is readable
+    created_at: float = 0.0  # when it was first published, by the store's clock; 0 without a TTL
 
     @property
     def word(self) -> int:
-        """The place of its generation word in the arena's table."""
+        """The index of its generation word in the arena's table."""
         return self.slab.first_word + self.slot
 
 
@@ -94,18 +95,18 @@ class Slab:
 
 
 class SizeClass:
-    """The slabs of all namespaces whose blocks need the same slot, and who leaves first."""
+    """The slabs of all namespaces whose blocks need the same slot, and their eviction policy."""
 
     def __init__(self, slot_bytes: int) -> None:
         self.slot_bytes = slot_bytes
         self.slabs: list[Slab] = []
         self.open: dict[Slab, None] = {}  # those with a free slot, in the order they got one
         self.policy: EvictionPolicy[Block] = LRU()
-        self.evictions_until_check = 0  # until another class's slabs are looked at again
+        self.evictions_until_check = 0  # until the next search in other classes' slabs
 
 
 class Slabs:
-    """Every slab of an arena of `memory` bytes, and who has it: a size class, or nobody."""
+    """The slabs of an arena of `memory` bytes: each is free or belongs to a size class."""
 
     def __init__(self, memory: int, slab_bytes: int | None = None) -> None:
         self.slab_bytes = slab_bytes or slab_bytes_for(memory)
@@ -119,8 +120,8 @@ class Slabs:
         self.used_bytes = 0
 
     def size_class(self, block_bytes: int) -> SizeClass:
-        """Of blocks of that size. It is one of `classes` while it has slabs: who declares one size
-        after the other leaves nothing behind."""
+        """The class of blocks of that size. It is in `classes` only while it has slabs, so that
+        unused sizes take no memory."""
         slot_bytes = slot_bytes_for(block_bytes)
         return self.classes.get(slot_bytes) or SizeClass(slot_bytes)
 
@@ -130,14 +131,14 @@ class Slabs:
         self.classes[size_class.slot_bytes] = size_class
         slab.slot_bytes = size_class.slot_bytes
         slab.num_slots = self.slab_bytes // size_class.slot_bytes
-        # Handed out from the first on: neighbours in time become neighbours in memory, and a
+        # The first slot is used first: neighbours in time become neighbours in memory, and a
         # run of neighbours can be sent as one frame.
         slab.free = list(range(slab.num_slots - 1, -1, -1))
         size_class.slabs.append(slab)
         size_class.open[slab] = None
 
     def take_slots(self, size_class: SizeClass, at_most: int) -> tuple[Slab, Sequence[int]]:
-        """Some slots of an open slab, neighbours where it can be. There must be one."""
+        """Up to `at_most` slots of an open slab, neighbours where possible. There must be one."""
         slab = next(iter(size_class.open))
         slots = slab.free[-at_most:]
         del slab.free[-at_most:]
@@ -148,9 +149,9 @@ class Slabs:
         return slab, slots
 
     def free_slot(self, block: Block) -> None:
-        """Take back the slot of `block`, which nobody uses any more.
+        """Free the slot of `block`, which must have no users.
 
-        A slab that becomes empty leaves its size class: any class may have it next.
+        A slab that becomes empty is removed from its size class: any class may have it next.
         """
         slab = block.slab
         size_class = self.classes[slab.slot_bytes]
@@ -169,7 +170,7 @@ class Slabs:
             self.free.append(slab)
 
     def coldest_of_others(self, size_class: SizeClass) -> Slab | None:
-        """The least recently used slab of the other classes that nobody is using now."""
+        """The least recently used slab of the other classes, without pinned blocks."""
         idle = [slab for slab in self._of_others(size_class) if slab.num_pinned == 0]
         return min(idle, key=lambda slab: slab.mean_tick, default=None)
 
@@ -179,9 +180,9 @@ class Slabs:
                 yield from other.slabs
 
     def check(self, blocks: list[Block]) -> None:
-        """Assert that every slot is free or holds exactly one of `blocks`, and every sum fits.
+        """Assert that every slot is free or holds exactly one of `blocks`, and that all sums agree.
 
-        Lists are compared, not sets: a set cannot see two blocks in one slot.
+        Lists are compared, not sets: a set cannot show two blocks in one slot.
         """
         taken: dict[int, list[Block]] = {slab.number: [] for slab in self.slabs}
         for block in blocks:
@@ -203,3 +204,73 @@ class Slabs:
             assert size_class.slabs, "a size class without a slab is kept"
             assert set(size_class.open) == {slab for slab in size_class.slabs if slab.free}
         assert self.used_bytes == sum(block.slab.slot_bytes for block in blocks)
+
+
+class Room:
+    """Makes free slots from blocks that are not pinned.
+
+    A size class without a free slot gets, in this order: a free slab; another class's coldest slab,
+    emptied and cut anew, if it has no slab itself or if that slab has been idle for longer than its
+    own oldest block; its own oldest block's slot; and, when its own blocks are all pinned, another
+    class's coldest slab after all. So memory follows use: a namespace that arrives second takes
+    idle slabs from the first, and neither can starve the other.
+    """
+
+    def __init__(self, slabs: Slabs, evict: Callable[[Block], None]) -> None:
+        """`evict` removes a readable block that is not pinned from the index and frees its slot."""
+        self._slabs = slabs
+        self._evict_block = evict
+        self.slabs_recut = 0
+        """Slabs that were taken from another size class."""
+
+    def has_slot(self, size_class: SizeClass, wanted: int) -> bool:
+        """Give `size_class` a free slot; False when every slot is in use.
+
+        Evicts `wanted` blocks at once where it can: blocks that were put together are neighbours,
+        and make room for a run of new neighbours.
+        """
+        if size_class.open:
+            return True
+        victim = size_class.policy.victim()
+        if not self._slabs.free:
+            slab = self._slab_to_take(size_class, victim)
+            if slab is not None:
+                self._empty(slab)
+                self.slabs_recut += 1
+            elif victim is not None:
+                self._evict_own(size_class, victim, wanted)
+            else:
+                return False
+        if not size_class.open:
+            self._slabs.cut(size_class)
+        return True
+
+    def _slab_to_take(self, size_class: SizeClass, victim: Block | None) -> Slab | None:
+        """Another class's slab that is better used here.
+
+        The search passes over all slabs. It is repeated at once when the last search found a slab,
+        and otherwise after a slab's worth of own evictions.
+        """
+        if victim is None:
+            return self._slabs.coldest_of_others(size_class)
+        if size_class.evictions_until_check > 0:
+            return None
+        slab = self._slabs.coldest_of_others(size_class)
+        if slab is not None and slab.mean_tick < victim.tick:
+            return slab
+        size_class.evictions_until_check = self._slabs.slab_bytes // size_class.slot_bytes
+        return None
+
+    def _evict_own(self, size_class: SizeClass, victim: Block | None, wanted: int) -> None:
+        """Up to `wanted` of the oldest blocks, or until the next search in other classes."""
+        while victim is not None:
+            self._evict_block(victim)
+            size_class.evictions_until_check -= 1
+            wanted -= 1
+            if wanted == 0 or size_class.evictions_until_check <= 0:
+                return
+            victim = size_class.policy.victim()
+
+    def _empty(self, slab: Slab) -> None:
+        for block in [*slab.blocks]:  # none is pinned, so all are readable
+            self._evict_block(block)

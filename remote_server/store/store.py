@@ -1,23 +1,23 @@
-"""The store: all that requests and operators do with blocks, over memory and what is below it."""
+"""The store: all operations of requests and operators on blocks, over memory and disk."""
 
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from operator import add
+from typing import NamedTuple
 
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, TierStats
-from remote_server.store.answers import Found, KeyStates, Pinned, Removed, Reserved
-from remote_server.store.disk.admission import Admission
+from remote_server.store.admission import Admission
+from remote_server.store.block_index import KeptNow
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.expiry import Expiry, TimeToLive
-from remote_server.store.gets import Check, Gets, first_places
-from remote_server.store.kept import KeptNow
+from remote_server.store.gets import Check, Found, Gets, KeyStates, Pinned, first_places
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import NamespaceInfo, Namespaces
 from remote_server.store.prefetch import Prefetch, Prefetched
-from remote_server.store.puts import Puts
+from remote_server.store.puts import Puts, Reserved
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
 from remote_server.store.waterfall import Waterfall
@@ -34,11 +34,18 @@ COUNTERS = (
     "regions_refused", "leases_expired", "releases_unknown",
     "requests_refused_waiting", "requests_dropped_gone", *OF_NAMESPACES,
 )  # fmt: skip
-"""Always present in Stats, from zero, with the tier's own. PROTOCOL.md says what each counts."""
+"""Always present in Stats, from zero, with the tier's own. PROTOCOL.md defines each."""
+
+
+class Removed(NamedTuple):
+    """The blocks that a clear removed. A block that was in both tiers counts in both."""
+
+    from_memory: int
+    from_disk: int
 
 
 class Store:
-    """Everything the server remembers, without a socket. One thread calls it."""
+    """The blocks and namespaces of one tenant, without a socket. One thread calls it."""
 
     def __init__(
         self,
@@ -49,8 +56,8 @@ class Store:
         ttl: TimeToLive | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """`tier` is memory, which serves everything; `disk` what is below it, if anything is,
-        and `admission` which blocks get there. `ttl` is how old one may become."""
+        """`tier` is memory, which serves everything; `disk` is the tier below it, if any, and
+        `admission` decides which blocks are written there. `ttl` is the greatest age of a block."""
         self.tier = tier
         self.disk = disk
         self.epoch = secrets.token_hex(8)
@@ -81,39 +88,39 @@ class Store:
         return self._namespaces.known
 
     def declare(self, name: str, info: NamespaceInfo) -> None:
-        """Make `name` known, or refresh who it is. Raises `RequestRefused`, changing nothing."""
+        """Add `name`, or refresh its declaration. Raises `RequestRefused`, changing nothing."""
         self._namespaces.declare(name, info)
 
     def use_namespace(self, name: str) -> None:
-        """A request is about `name`, declared or not: the longest unused one leaves first."""
+        """A request names `name`, declared or not: the longest unused one is evicted first."""
         self._namespaces.use(name)
 
     @property
     def text_bytes(self) -> int:
-        """What fingerprints and names of engines take."""
+        """The memory that fingerprints and names of engines take."""
         return self._namespaces.text_bytes
 
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
     def lookup(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
-        """Where each of `keys` stands. No block is used by that."""
+        """The state of each of `keys`. Not a use of any block."""
         return self._gets.lookup(namespace, keys)
 
     def get(self, namespace: str, keys: Sequence[bytes]) -> Steps[Pinned]:
-        """Pin what is readable of `keys` in memory, for the caller to unpin."""
+        """Pin the blocks of `keys` that are readable in memory, for the caller to unpin."""
         return self._gets.get(namespace, keys)
 
     def fetch(
         self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
     ) -> Steps[Pinned | None]:
-        """`get` from both tiers. None when something has to be read from disk: then `on_found` is
-        called once, later, with what could be read; the rest is counted as missed."""
+        """`get` from both tiers. None when a block must be read from disk: then `on_found` is
+        called once, later, with all blocks that could be read; the others are counted as missed."""
         return self._gets.fetch(namespace, keys, on_found)
 
     def find(self, namespace: str, keys: Sequence[bytes], check: Check) -> Steps[Pinned | Found]:
-        """`get`, when all of it is in memory or there is no disk; else what is to be streamed
-        as it comes from there. Counted as hits are those that were found. `check` is given what
-        each step has pinned; what it raises ends the get, with nothing pinned."""
+        """`get`, when all of it is in memory or there is no disk; else the blocks to stream as they
+        come from disk. Blocks found count as hits. `check` is called with the blocks that each step
+        has pinned; an exception from it ends the get, with nothing pinned."""
         return self._gets.find(namespace, keys, check)
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
@@ -127,15 +134,16 @@ class Store:
         go_on_later: Callable[[Callable[[], None]], object],
         on_end: Callable[[Prefetched], None],
     ) -> Prefetch:
-        """Bring what is on disk of `keys` into memory; the caller calls its `go_on` once."""
+        """Read the blocks of `keys` that are on disk into memory; the caller calls its `go_on`
+        once."""
         return Prefetch(
             self.tier, self.waterfall, self._expiry, namespace, keys, go_on_later, on_end
         )
 
-    # ── keeping ──────────────────────────────────────────────────────────────────────────
+    # ── pins of operators ────────────────────────────────────────────────────────────────
 
     def keep(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[KeptNow]:
-        """Keep the readable ones of `keys` in memory, or all that are there now."""
+        """Pin the readable ones of `keys` in memory, or without `keys` all that are there now."""
         if keys is None:
             keys = self.tier.readable_keys(namespace)
         return self._keeping(namespace, keys, self.tier.keep, expire=True)
@@ -180,7 +188,7 @@ class Store:
     ) -> Reserved:
         """Reserve a slot for each key worth writing. The namespace must be declared.
 
-        `seen` has the keys of the same put that were reserved in an earlier step; these join them.
+        `seen` has the keys that earlier steps of the same put reserved; these keys are added to it.
         """
         return self._puts.begin(
             namespace, keys, lengths, checksums, force=force, draining=draining, seen=seen
@@ -192,10 +200,10 @@ class Store:
         intact: Sequence[bool] | None,
         reason: Declined = Declined.CHECKSUM,
     ) -> None:
-        """Publish the blocks that landed `intact`: one verdict per block, or None for no block.
+        """Publish the `intact` blocks: one verdict per block, or None for no block.
 
-        The others are forgotten for `reason`, and `reserved` then says DECLINED of them. Blocks
-        are published from the last to the first, so that the head of a prefix is the most
+        The others are discarded for `reason`, and their outcomes in `reserved` become DECLINED.
+        Blocks are published from the last to the first, so that the head of a prefix is the most
         recently used.
         """
         self._puts.end(reserved, intact, reason)
@@ -213,8 +221,8 @@ class Store:
         keys: Sequence[bytes],
         on_verified: Callable[[dict[bytes, bool]], None],
     ) -> None:
-        """Hash what the disk has of `keys` where it lies, and remove there what is bad.
-        `on_verified` is called once, at once when there is nothing."""
+        """Hash the disk's blocks of `keys` in place, and remove the bad ones there. `on_verified`
+        is called once, at once when there is no block."""
         pinned = [] if self.disk is None else self.disk.pin_all(namespace, [*first_places(keys)])
         blocks = [block for block in pinned if block is not None]
         if self.disk is None or not blocks:
@@ -228,18 +236,18 @@ class Store:
         self.disk.verify(blocks, verified)
 
     def remove_corrupt(self, block: Block) -> None:
-        """`block` no longer hashes to its checksum: nobody may read it again."""
+        """Remove `block`, whose bytes no longer match its checksum."""
         self.tier.remove(block)
         self.counters["integrity_checksum"] += 1
 
     def expire_some(self) -> None:
-        """Now and then some of what is too old and nobody asks for."""
+        """Remove some of the blocks that are too old. To be called in every turn of the loop."""
         self._expiry.expire_some()
 
     def clear(self, namespace: str | None, *, forget: bool = False) -> Removed:
-        """Drop the blocks of `namespace`, or of all. With `forget` it is not declared any more.
+        """Remove the blocks of `namespace`, or of all. With `forget` it is not declared any more.
 
-        It holds at once for this process, and for the next one from `when_gone` on.
+        Effective at once for this process, and for the next one from `when_gone` on.
         """
         from_memory = self.tier.clear(namespace)
         if forget and namespace is not None:
@@ -249,22 +257,22 @@ class Store:
         return Removed(from_memory, from_disk)
 
     def when_gone(self, then: Callable[[bool], None]) -> None:
-        """Call `then`, now or later, when no restart would find what was cleared. With False when
-        the disk fails, and one may."""
+        """Call `then`, now or later, when no restart would find cleared blocks. With False when the
+        disk fails, and a restart may find some."""
         if self.disk is None:
             then(True)
         else:
             self.disk.when_gone(then)
 
-    # ── seeing inside ────────────────────────────────────────────────────────────────────
+    # ── statistics ───────────────────────────────────────────────────────────────────────
 
     def tier_stats(self) -> dict[str, TierStats]:
         memory = {"memory": self.tier.stats()}
         return memory if self.disk is None else {**memory, "disk": self.disk.stats()}
 
     def namespace_stats(self, *, texts: bool = True) -> dict[str, NamespaceStats]:
-        """Those declared, and those found on disk that nobody has declared since the start;
-        without `texts` what each was declared with is left out."""
+        """Those declared, and those on disk that no client has declared since the start; without
+        `texts`, fingerprints and engines are omitted."""
         return self._namespaces.stats(texts=texts)
 
     def all_counters(self) -> dict[str, int]:

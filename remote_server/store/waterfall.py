@@ -1,4 +1,4 @@
-"""Memory above disk: what is published is demoted behind the put, what is asked for promoted."""
+"""The tier stack: blocks are written from memory to disk behind the put, and read back for gets."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -7,7 +7,7 @@ from functools import partial
 from remote_server import protocol
 from remote_server.guard import Guard
 from remote_server.protocol import KeyState
-from remote_server.store.disk.admission import Admission
+from remote_server.store.admission import Admission
 from remote_server.store.disk.files import Written
 from remote_server.store.disk.layout import PAGE, padded
 from remote_server.store.disk.segments import DiskBlock
@@ -17,10 +17,10 @@ from remote_server.store.served import Served
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
 
-# Blocks that wait for their namespace to get a file on disk, of all namespaces.
+# Blocks of all namespaces that wait for their namespace's first segment on disk.
 MAX_UNPLACED = 1 << 17
 
-# Blocks that are handed to the disk tier together: neighbours in time become neighbours on disk.
+# Blocks handed to the disk tier together: neighbours in time become neighbours on disk.
 BLOCKS_PER_DEMOTION = 64
 
 OnFetched = Callable[[list[Block | None]], None]
@@ -29,22 +29,22 @@ COUNTERS = (
     "demoted", "demoted_late", "demote_declined", "declined_first_time", "declined_write_rate",
     "promoted", "promote_no_slot", "promote_failed", "lost",
 )  # fmt: skip
-"""`demoted_late`: gone from memory before the disk had time for it."""
+"""`demoted_late`: evicted from memory before the disk had time for it."""
 
 
 class Waterfall:
-    """Both tiers as one place to look in. All requests are served from memory; one thread.
+    """Memory and disk as one place to look in. Memory serves all requests; one thread.
 
-    A block is written to disk soon after it was published, not when it is evicted: so eviction
-    never waits for a disk, and a server that is killed has its blocks. Blocks that wait for the
-    disk are not pinned; those that memory evicts first are counted and lost. While a block is
-    being written it is pinned in memory, and at most `disk`'s bound of bytes are. What
-    `admission` turns away is offered again when it is got from memory, or put once more. What the
-    disk declined because its namespace has no file there is offered again when it gets one.
-    Blocks of self-tests stay in memory.
+    A block is written to disk soon after its publication, not at its eviction: eviction never waits
+    for a disk, and a server that is killed has its blocks on disk. Blocks that wait for the disk
+    are not pinned; those that memory evicts first are counted and lost. A block that is being
+    written is pinned in memory; `disk` bounds the bytes of these. Blocks that `admission` declines
+    are offered again when they are got from memory, or put once more. Blocks that the disk declines
+    because their namespace has no segment are offered again when it gets one. Blocks of self-tests
+    stay in memory.
 
-    A get uses a block in both tiers, whichever serves it. So what memory serves often does not
-    grow old on disk, where it must still be when memory evicts it.
+    A get uses a block in both tiers, whichever serves it. So a block that memory serves often stays
+    recent on disk, where it must still be when memory evicts it.
     """
 
     def __init__(
@@ -56,8 +56,9 @@ class Waterfall:
         ttl: TimeToLive | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """`block_bytes_of` a namespace that holds blocks. Without `admission` all are admitted,
-        and without `ttl` nothing grows old. What waits for blocks is called under `guard`."""
+        """`block_bytes_of` returns the block size of a namespace with blocks. Without `admission`
+        all blocks are admitted; without `ttl` none expires. Callbacks for blocks read are called
+        under `guard`."""
         self._guard = guard or Guard()
         self._ttl = ttl
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
@@ -73,7 +74,7 @@ class Waterfall:
         self._fetching: dict[tuple[str, bytes], list[Callable[[Block | None], None]]] = {}
         self.hits_memory = 0
         self.hits_disk = 0
-        """Blocks that `fetch` handed over: found in memory; read for it, whoever asked first."""
+        """Blocks that `fetch` returned: found in memory, and read, by this or an earlier call."""
 
     @property
     def num_to_demote(self) -> int:
@@ -82,18 +83,18 @@ class Waterfall:
 
     @property
     def busy(self) -> bool:
-        """Something waits for the disk, or is on its way there or back."""
+        """Whether a block waits for the disk or is being moved, or a clear is under way."""
         return bool(self._to_demote or self._num_demoting or self._fetching or self._disk.clearing)
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The state of each key, a byte each: the better of what the two tiers say."""
+        """The better of the two tiers' states of each key, one byte each."""
         states = self._memory.lookup_all(namespace, keys)
         if not states.strip(b"\2"):
             return states
         return bytes(map(max, states, self._disk.lookup_all(namespace, keys)))
 
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The same, but what the disk may still find after a start is ABSENT."""
+        """The same, but a key that recovery may still find on disk is ABSENT."""
         states = self._memory.lookup_all(namespace, keys)
         if not states.strip(b"\2"):
             return states
@@ -101,15 +102,15 @@ class Waterfall:
 
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now in both tiers; False when it is readable in neither."""
-        self._served.tell_disk()
+        self._served.flush()
         on_disk = self._disk.touch(namespace, key)
         return self._memory.touch(namespace, key) or on_disk
 
     def clear(self, namespace: str | None) -> int:
-        """Clear the disk as well, and write nothing of it that still waits. Returns how many
-        blocks left the disk."""
+        """Clear the disk, and drop the blocks that wait for it. Returns how many blocks were
+        removed from the disk."""
         removed = self._disk.clear(namespace)
-        self._forget_unplaced(namespace)
+        self._take_unplaced(namespace)
         if namespace is None:
             self._to_demote.clear()
         else:
@@ -117,16 +118,16 @@ class Waterfall:
         return removed
 
     def finish_jobs(self) -> None:
-        """Whenever the disk's pool wakes the loop."""
+        """To be called whenever the disk's pool wakes the loop."""
         self._disk.finish_jobs()
         self.demote_some()
 
     # ── down ─────────────────────────────────────────────────────────────────────────────
 
     def published(self, blocks: Sequence[Block]) -> None:
-        """These have just become readable in memory, and did not come from the disk, which
-        forgets what it has of their keys: a forced put must not be undone by an eviction. Blocks of
-        a self-test do not go there: they are cleared soon, and would take room from others."""
+        """`blocks` have just become readable in memory by a put. The disk removes other copies of
+        their keys, so that an eviction does not undo a forced put. Blocks of a self-test are not
+        written: they are cleared soon, and would take the room of others."""
         if blocks and blocks[0].namespace.startswith(protocol.SELF_TESTS):
             return
         seen = [
@@ -141,8 +142,8 @@ class Waterfall:
         self.demote_some()
 
     def asked_again(self, namespace: str, keys: Sequence[bytes]) -> None:
-        """These were put again, or got: those of them that were turned away, and that memory
-        has, are offered to the disk once more."""
+        """`keys` were put again, or got: blocks of them that admission declined, and that are in
+        memory, are offered to the disk once more."""
         if not self._admission.remembers:
             return
         keys = [key for key in keys if self._admission.is_due_again(namespace, key)]
@@ -152,8 +153,8 @@ class Waterfall:
         self.demote_some()
 
     def demote_some(self) -> None:
-        """Hand to the disk what it has time for. Not while it reads the headers of what it found
-        at start: a full directory has no room before that."""
+        """Hand as many blocks to the disk as it has time for. None while recovery reads slot
+        headers: a full directory has no room until its end."""
         while self._to_demote and not self._disk.recovery.scanning:
             blocks = self._next_blocks()
             room = self._disk.room_for([block.length for block in blocks])
@@ -164,7 +165,7 @@ class Waterfall:
                 return
 
     def _next_blocks(self) -> list[Block]:
-        """Some of one namespace that are worth writing."""
+        """Some blocks of one namespace that are worth writing."""
         blocks: list[Block] = []
         while self._to_demote and len(blocks) < BLOCKS_PER_DEMOTION:
             block = self._to_demote[0]
@@ -185,7 +186,7 @@ class Waterfall:
             return
         namespace = blocks[0].namespace
         block_bytes = self._block_bytes_of(namespace)
-        self._served.tell_disk()
+        self._served.flush()
         places = self._disk.begin_puts(
             namespace,
             [block.key for block in blocks],
@@ -197,10 +198,10 @@ class Waterfall:
         self.counters["demote_declined"] += len(blocks) - len(taken)
         self._admission.not_written(sum(map(_written_bytes, blocks[len(taken) :])))
         if not self._disk.has_segment(namespace, block_bytes):
-            self._keep_unplaced(namespace, blocks)
+            self._hold_unplaced(namespace, blocks)
         if not taken:
             return
-        self._to_demote.extendleft(reversed(self._forget_unplaced(namespace)))
+        self._to_demote.extendleft(reversed(self._take_unplaced(namespace)))
         pinned = self._memory.pin_all(namespace, [block.key for block in taken])
         assert pinned == taken, "readable a moment ago"
 
@@ -215,20 +216,21 @@ class Waterfall:
             self.counters["demoted"] += results.count(Written.OK)
             self.counters["demote_declined"] += len(results) - results.count(Written.OK)
             for block, written in zip(taken, results, strict=True):
-                if written is Written.NO_SPACE:  # after another error part of it may be there
+                if written is Written.NO_SPACE:  # other errors may have written a part
                     self._admission.not_written(_written_bytes(block))
 
         self._disk.write(places, [self._memory.view(block) for block in taken], finish)
 
-    def _keep_unplaced(self, namespace: str, blocks: list[Block]) -> None:
-        """Until `namespace` gets a file; the namespaces that have waited longest go first."""
+    def _hold_unplaced(self, namespace: str, blocks: list[Block]) -> None:
+        """Hold `blocks` until `namespace` gets a segment. Beyond the limit the namespaces that have
+        waited longest are dropped."""
         self._unplaced.setdefault(namespace, []).extend(blocks)
         self._num_unplaced += len(blocks)
         while self._num_unplaced > MAX_UNPLACED:
-            self._forget_unplaced(next(iter(self._unplaced)))
+            self._take_unplaced(next(iter(self._unplaced)))
 
-    def _forget_unplaced(self, namespace: str | None) -> list[Block]:
-        """Those of one namespace, or of all, which wait no longer."""
+    def _take_unplaced(self, namespace: str | None) -> list[Block]:
+        """Remove and return the waiting blocks of one namespace, or of all."""
         names = [*self._unplaced] if namespace is None else [namespace]
         blocks = [block for name in names for block in self._unplaced.pop(name, ())]
         self._num_unplaced -= len(blocks)
@@ -246,10 +248,10 @@ class Waterfall:
     # ── up ───────────────────────────────────────────────────────────────────────────────
 
     def find(self, namespace: str, keys: Sequence[bytes]) -> list[Block | bool]:
-        """Of each distinct key a pinned block, or whether `fetch` would find it on disk.
+        """A pinned block for each distinct key, or whether `fetch` would find it on disk.
 
-        When anything must be read, what the disk has is not pinned in memory either: the pins
-        of a large get's end would leave no room for its beginning.
+        When any block must be read, those that the disk has are not pinned in memory either: the
+        pins for the end of a large get would take the room of its beginning.
         """
         self.asked_again(namespace, keys)
         self._served.add(namespace, keys)
@@ -260,20 +262,22 @@ class Waterfall:
         on_disk = self._on_disk(namespace, keys)
         if not any(here for block, here in zip(blocks, on_disk, strict=True) if block is None):
             return found
-        return self._left_to_disk(found, on_disk)
+        return self._without_disk_copies(found, on_disk)
 
-    def spare(
+    def unpin_on_disk(
         self, namespace: str, keys: Sequence[bytes], found: list[Block | bool]
     ) -> list[Block | bool]:
-        """`find` of another part of the get has shown that something must be read: those of `found`
-        that the disk has as well are not pinned any more."""
-        return self._left_to_disk(found, self._on_disk(namespace, keys))
+        """Unpin those of `found` that the disk has as well: `find` of another part of the get has
+        shown that the disk must be read."""
+        return self._without_disk_copies(found, self._on_disk(namespace, keys))
 
     def _on_disk(self, namespace: str, keys: Sequence[bytes]) -> list[bool]:
         states = self._disk.lookup_all(namespace, keys)
         return [state == KeyState.READABLE for state in states]
 
-    def _left_to_disk(self, found: list[Block | bool], on_disk: list[bool]) -> list[Block | bool]:
+    def _without_disk_copies(
+        self, found: list[Block | bool], on_disk: list[bool]
+    ) -> list[Block | bool]:
         both = [one for one, here in zip(found, on_disk, strict=True) if here]
         self._memory.unpin_all([block for block in both if isinstance(block, Block)])
         return [here or one for one, here in zip(found, on_disk, strict=True)]
@@ -283,7 +287,7 @@ class Waterfall:
         return self.lookup_all(namespace, (key,))[0] == KeyState.READABLE
 
     def block_bytes_of(self, namespace: str) -> int:
-        """Of a namespace with blocks on disk. Nobody may have said hello since a start."""
+        """Of a namespace with blocks on disk. It need not have been declared since the start."""
         return self._disk.block_bytes_of(namespace) or self._block_bytes_of(namespace)
 
     def fetch(
@@ -295,13 +299,13 @@ class Waterfall:
         final: bool = True,
         for_get: bool = True,
     ) -> bool:
-        """`pin_all`, reading into memory what only the disk has.
+        """`pin_all`, after reading the blocks that are only on disk into memory.
 
-        `keys` are distinct. `on_fetched` gets a pinned block of memory, or None, for each; at
-        once, and then this returns True, when nothing has to be read. Ask for no more at a time
-        than memory can hold beside what else is pinned: what finds no place is a miss, and
-        counted unless the caller will ask again (not `final`) or call `gave_up`. What is fetched
-        before anybody gets it (not `for_get`) is no hit.
+        `keys` are distinct. `on_fetched` gets a pinned block of memory, or None, for each key. When
+        no block must be read it is called at once, and the result is True. Request no more at a
+        time than memory can hold beside other pinned blocks: a block without a slot is a miss. It
+        is counted, unless the caller will request it again (not `final`) or call `gave_up`. A
+        prefetch (not `for_get`) counts no hits.
         """
         self.asked_again(namespace, keys)
         blocks = self._memory.pin_all(namespace, keys)
@@ -330,23 +334,23 @@ class Waterfall:
         to_read: list[int] = []
         for place in missing:
             if (namespace, keys[place]) in self._fetching:
-                wait_for(place)  # somebody else is reading it
+                wait_for(place)  # another fetch is reading it
             else:
                 to_read.append(place)
         for place in self._read([(place, keys[place]) for place in to_read], namespace, final):
             wait_for(place)
-        if final:  # otherwise `find` was told of them all
+        if final:  # otherwise `find` has recorded all of them
             self._served.add(namespace, keys)
         one_is_here()
         return not waiting
 
     def gave_up(self, num_blocks: int) -> None:
-        """These found no room in memory, and nobody will ask for them again."""
+        """Count blocks that found no room in memory and will not be requested again."""
         self.counters["promote_no_slot"] += num_blocks
 
     def _read(self, wanted: list[tuple[int, bytes]], namespace: str, final: bool) -> Iterator[int]:
-        """Begin to read what the disk has of `wanted`; the places of those that will come."""
-        self._served.tell_disk()
+        """Begin to read the disk's blocks of `wanted`. Yields the places that will be filled."""
+        self._served.flush()
         pinned = self._disk.pin_all(namespace, [key for _, key in wanted])
         found: list[tuple[int, DiskBlock]] = [
             (place, block)
@@ -359,7 +363,7 @@ class Waterfall:
         targets = self._memory.begin_puts(
             namespace,
             [block.key for block in sources],
-            sources[0].segment.slot_class.block_bytes,  # nobody may have said hello since a start
+            sources[0].segment.slot_class.block_bytes,  # the namespace may be undeclared
             [block.length for block in sources],
             [block.checksum for block in sources],
         )
@@ -372,7 +376,7 @@ class Waterfall:
             self._fetching[namespace, target.key] = []
         if self._ttl is not None:
             for target, source in zip(targets, sources, strict=False):
-                target.born = self._ttl.born(source.generation)
+                target.created_at = self._ttl.created_at(source.generation)
         views = [self._memory.view(target) for target in targets]
         self._disk.read(
             sources[: len(targets)], views, lambda results: self._landed(targets, results)
@@ -385,7 +389,7 @@ class Waterfall:
             current = self._memory.lookup(target.namespace, target.key)
             if good and current is not KeyState.READABLE:
                 self._memory.complete_put(target)
-            else:  # bad, or a forced put came in between and is newer
+            else:  # damaged, or a forced put has published a newer one
                 self._memory.fail_put(target)
             self.counters["promoted" if good else "promote_failed"] += 1
             for here in self._fetching.pop((target.namespace, target.key)):
@@ -394,5 +398,5 @@ class Waterfall:
 
 
 def _written_bytes(block: Block) -> int:
-    """What it takes on disk, with its header."""
+    """Its size on disk, with its header."""
     return PAGE + padded(block.length)

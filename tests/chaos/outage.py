@@ -16,9 +16,10 @@ from typing import NamedTuple
 
 from answers import Answers
 from chaos_server import ChaosServer, eventually, stats_of
-from cluster import BLOCK, ROW_BYTES, Engine, keys_of
+from cluster import BLOCK, ROW_BYTES, Engine
 from fault_proxy import BOTH, FaultProxy, Faults
 
+from benchmarks.engine.prompts import keys_of
 from benchmarks.harness import table
 from benchmarks.harness.statistics import percentile
 from examples.tiny_model import prompt_tokens
@@ -194,7 +195,7 @@ class Scene:
     def _not_on_the_server(self, prompts: Sequence[list[int]]) -> list[list[int]]:
         """Those of `prompts` that it lacks a block of, once no block has come for a while. A put
         that is too slow, on a busy machine, is offered again until its blocks leave the pool."""
-        keys = [keys_of(prompt) for prompt in prompts]
+        keys = [keys_of(prompt, BLOCK) for prompt in prompts]
         most, since = -1, time.monotonic()
         client = self.client()
         try:
@@ -257,7 +258,7 @@ class Scene:
     def until_on_the_server(self, prompts: Sequence[list[int]]) -> int:
         """Wait until every block of these can be read there; how many they are. The engine steps
         meanwhile: it offers blocks again in its steps."""
-        keys = [key for prompt in prompts for key in keys_of(prompt)]
+        keys = [key for prompt in prompts for key in keys_of(prompt, BLOCK)]
         client = self.client()
         try:
             deadline = time.monotonic() + HANG_GUARD_S
@@ -276,7 +277,7 @@ class Scene:
         return len(keys)
 
     def blocks_of(self, prompts: Sequence[list[int]]) -> dict[bytes, bytearray]:
-        keys = [key for prompt in prompts for key in keys_of(prompt)]
+        keys = [key for prompt in prompts for key in keys_of(prompt, BLOCK)]
         rows = [bytearray(ROW_BYTES) for _ in keys]
         client = self.client()
         got = client.get(self._namespace, keys, [memoryview(row) for row in rows], stall_s=5)

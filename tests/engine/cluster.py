@@ -50,7 +50,7 @@ PATIENT = {
 }
 
 
-LATE = ("lookup_late", "lookup_paused", "unavailable", "load_failed")
+LATE = ("lookup_late", "lookup_paused", "unavailable", "budget_spent", "load_failed")
 """Reasons for which a prompt is computed because the machine, or the server, was slow."""
 
 MISSED = "kvferry_missed_blocks_total"
@@ -189,22 +189,6 @@ def by_reason(counted: Mapping[str, float], metric: str) -> dict[str, float]:
         for name, value in counted.items()
         if name.startswith(metric)
     }
-
-
-def keys_of(prompt: list[int]) -> list[bytes]:
-    """The keys under which an engine stores this prompt's blocks, computed in this process."""
-    from vllm.utils.hashing import sha256
-    from vllm.v1.core import kv_cache_utils
-    from vllm.v1.kv_offload.base import make_offload_key
-
-    kv_cache_utils.init_none_hash(sha256)
-    keys, parent = [], None
-    for start in range(0, len(prompt) // BLOCK * BLOCK, BLOCK):
-        parent = kv_cache_utils.hash_block_tokens(
-            sha256, parent, tuple(prompt[start : start + BLOCK]), None
-        )
-        keys.append(bytes(make_offload_key(parent, 0)))
-    return keys
 
 
 def connector(endpoint: str | None, **settings: Any) -> dict[str, Any]:

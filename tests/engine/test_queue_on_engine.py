@@ -243,3 +243,30 @@ def test_a_server_that_goes_away_in_the_middle_of_a_queue_delays_no_request_beyo
     assert 0 < lost < len(PROMPTS)
     assert counted["from server"] >= 0.99 * (len(PROMPTS) - lost) * ROWS * BLOCK
     check_hits_return(scene)
+
+
+@pytest.mark.timeout(600)
+def test_a_queue_that_came_while_the_server_stood_still_for_a_moment_is_served_by_it(scene: Scene):
+    """Every lookup of the queue is late. Only what the engine admits meanwhile is computed."""
+
+    def late() -> float:
+        return by_reason(scene.engine.metrics(), MISSED).get("lookup_late", 0)
+
+    scene.hold(PROMPTS)
+    before = late()
+    with (
+        stretched(scene.engine),
+        healed(scene),
+        scene.counting() as counted,
+        ThreadPoolExecutor(1) as asker,
+    ):
+        stop(scene)
+        asked = asker.submit(scene.ask_all, PROMPTS)
+        while late() == before:
+            assert not asked.done()
+            time.sleep(0.02)
+        scene.server.send_signal(signal.SIGCONT)
+        asked.result()
+    assert late() > before
+    reasons = by_reason(counted, MISSED)
+    assert counted["from server"] >= 0.5 * len(PROMPTS) * ROWS * BLOCK, reasons

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from busy_scene import PATIENCE_S, PROMPT_TOKENS, ROWS, FarScene, counted_of, observer_of
-from cluster import BLOCK, ROW_BYTES, keys_of
+from cluster import BLOCK, ROW_BYTES
 
+from benchmarks.engine.prompts import keys_of
 from examples.processes import RemoteServer
 from examples.tiny_model import prompt_tokens
 from kv_connector.recency import REST_S
@@ -45,7 +46,7 @@ class Small:
 
     def rows_of(self, seed: int) -> int:
         """How many blocks of this prompt it has."""
-        keys = keys_of(prompt_tokens(PROMPT_TOKENS, seed))
+        keys = keys_of(prompt_tokens(PROMPT_TOKENS, seed), BLOCK)
         states = self._client.lookup(self._namespace, keys, timeout_s=10).result().states
         return states.count(KeyState.READABLE)
 

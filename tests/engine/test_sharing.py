@@ -4,8 +4,9 @@ import hashlib
 from typing import Any
 
 import pytest
-from cluster import BLOCK, ROW_BYTES, Cluster, Engine, keys_of
+from cluster import BLOCK, ROW_BYTES, Cluster, Engine
 
+from benchmarks.engine.prompts import keys_of
 from examples.tiny_model import prompt_tokens
 from remote_server.client import GetOutcome
 
@@ -25,7 +26,7 @@ def test_the_tests_would_notice_altered_blocks(engine: Engine, cluster: Cluster)
     cold = engine.ask(prompt)
     engine.push_out_of_pool(seed=5)
     namespace = cluster.namespace_of_the_model()
-    keys = keys_of(prompt)
+    keys = keys_of(prompt, BLOCK)
     intact = blocks_of(cluster, namespace, keys)
     altered = [bytearray(block) for block in intact]
     for block in altered[3:8]:
@@ -55,14 +56,15 @@ def test_what_comes_back_is_what_was_stored(engine: Engine, cluster: Cluster):
     engine.ask(prompt, 1)
     engine.push_out_of_pool(seed=6)
     namespace = cluster.namespace_of_the_model()
-    digest = hashlib.sha256(b"".join(blocks_of(cluster, namespace, keys_of(prompt)))).digest()
+    keys = keys_of(prompt, BLOCK)
+    digest = hashlib.sha256(b"".join(blocks_of(cluster, namespace, keys))).digest()
     _, tokens = engine.ask_from(prompt, 1)
     assert tokens["server"] == 20 * BLOCK
     longer = prompt + prompt_tokens(2 * BLOCK, seed=511)
     engine.ask(longer, 1)
     cluster.settled()
-    assert len(blocks_of(cluster, namespace, keys_of(longer))) == 22
-    again = blocks_of(cluster, namespace, keys_of(prompt))
+    assert len(blocks_of(cluster, namespace, keys_of(longer, BLOCK))) == 22
+    again = blocks_of(cluster, namespace, keys)
     assert hashlib.sha256(b"".join(again)).digest() == digest
 
 

@@ -7,6 +7,7 @@ from tiered_engine import TieredEngine
 from kv_connector import lookups
 from kv_connector import tier_metrics as metrics
 from kv_connector.waiting import MOST_LOADS_OF_A_KEY
+from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState
@@ -116,6 +117,102 @@ def test_an_answer_to_a_question_from_before_a_reset_is_dropped(engine: Engine):
     assert engine.client.count("lookup") == 2 and old is not engine.client.last("lookup")
     if not old.reply.done():
         old.found(READABLE)
+    assert engine.lookup(context, keys) == ["RETRY"]
+
+
+# ── a server that was late, or away, for a moment ────────────────────────────────────────────
+
+
+def be_late(engine: Engine) -> None:
+    engine.client.last("lookup").reply.set_exception(DeadlineExceeded("late"))
+
+
+def test_a_request_that_the_engine_could_not_admit_is_looked_up_again_after_a_late_answer(
+    engine: Engine,
+):
+    """And while it is, an engine that has a place for it waits for nothing."""
+    context, keys = engine.request("r", 3)
+    engine.lookup(context, keys)
+    engine.step()
+    be_late(engine)
+    assert engine.lookup(context, keys) == ["MISS"] * 3
+    engine.step()
+    assert engine.client.count("lookup") == 2
+    assert not engine.tier.still_waits("r")
+    assert engine.lookup(context, keys) == ["MISS"] * 3, "until the answer is here"
+    engine.step()
+    assert engine.client.count("lookup") == 2, "one is under way"
+    engine.client.last("lookup").found(READABLE, READABLE, ABSENT)
+    assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS"]
+    engine.step()
+    assert engine.client.count("lookup") == 2
+    assert engine.tier.totals()[metrics.MISSED_BLOCKS, "lookup_late"] == 3
+
+
+def test_a_request_that_the_engine_admitted_with_a_late_answer_is_not_looked_up_again(
+    engine: Engine,
+):
+    context, keys = engine.request("r", 3)
+    engine.lookup(context, keys)
+    engine.step()
+    be_late(engine)
+    assert engine.lookup(context, keys) == ["MISS"] * 3
+    engine.tier.on_schedule_end(engine.scheduled("r"))
+    engine.step()
+    assert engine.client.count("lookup") == 1
+
+
+def test_a_server_that_stays_late_is_asked_by_one_lookup_at_a_time_of_a_queued_request(
+    engine: Engine,
+):
+    context, keys = engine.request("r", 1)
+    engine.lookup(context, keys)
+    for number in range(1, 6):
+        engine.step()
+        assert engine.client.count("lookup") == number
+        be_late(engine)
+        assert engine.lookup(context, keys) == ["MISS"]
+        assert not engine.tier.still_waits("r")
+
+
+def test_a_queued_request_that_came_during_an_outage_is_served_after_it(engine: Engine):
+    context, keys = engine.request("r", 2)
+    engine.client.ready = False
+    assert engine.lookup(context, keys) == ["MISS"] * 2
+    engine.step()
+    assert engine.client.count("lookup") == 0
+    engine.client.ready = True
+    engine.step()
+    engine.client.last("lookup").found(READABLE, READABLE)
+    assert engine.lookup(context, keys) == ["HIT"] * 2
+
+
+def test_a_block_that_was_being_written_for_longer_than_the_budget_is_used_once_it_is_there(
+    engine: Engine,
+):
+    context, keys = engine.request("r", 1)
+    engine.lookup(context, keys)
+    for _ in range(3):
+        engine.step()
+        engine.client.last("lookup").found(PENDING)
+        engine.clock.now += SLOW_STEP_S
+        answer = engine.lookup(context, keys)
+    assert answer == ["MISS"]
+    engine.step()
+    engine.client.last("lookup").found(READABLE)
+    assert engine.lookup(context, keys) == ["HIT"]
+
+
+def test_what_was_looked_up_again_before_a_preemption_is_dropped(engine: Engine):
+    context, keys = engine.request("r", 1)
+    engine.lookup(context, keys)
+    engine.step()
+    be_late(engine)
+    engine.lookup(context, keys)
+    engine.step()
+    old = engine.client.last("lookup")
+    engine.tier.on_schedule_end(engine.preempted("r"))
+    old.found(READABLE)
     assert engine.lookup(context, keys) == ["RETRY"]
 
 

@@ -21,7 +21,7 @@ from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
-from remote_server.store.answers import Found, Pinned
+from remote_server.store.gets import Found, Pinned
 from remote_server.turns import Steps
 
 BLOCKS, ROWS, PAGE, STRIDE = 24, 12, 96, 4096

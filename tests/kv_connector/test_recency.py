@@ -18,6 +18,7 @@ from kv_connector.recency import (
 )
 from kv_connector.request_options import BYPASS_KEY, Bypass
 from remote_server.client import RemoteClient
+from remote_server.protocol import KeyState
 
 
 def keys(*numbers: int) -> list[bytes]:
@@ -66,7 +67,7 @@ def test_a_batch_waits_for_the_one_before_it(recency: Recency, clock: Clock):
 
 
 def test_what_the_server_itself_supplied_is_not_reported_to_it(recency: Recency):
-    recency.used(keys(1, 2, 3), read=lambda key: key in keys(2, 3))
+    recency.used(keys(1, 2, 3), dict.fromkeys(keys(2, 3), KeyState.READABLE))
     assert recency.take_batch() == keys(1)
 
 

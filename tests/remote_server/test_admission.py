@@ -5,8 +5,8 @@ import errno
 import pytest
 from test_waterfall import BLOCK, IN_MEMORY, Both, data_of, force
 
-from remote_server.store.disk import admission as admission_module
-from remote_server.store.disk.admission import MIN_BURST_S, Admission, Admit, WriteBudget
+from remote_server.store import admission as admission_module
+from remote_server.store.admission import MIN_BURST_S, Admission, Admit, WriteBudget
 from remote_server.store.disk.layout import PAGE
 
 WRITTEN = BLOCK + PAGE  # with its header

@@ -311,7 +311,7 @@ def test_a_segment_of_mode_000_is_refused_with_what_to_do(folder):
 def test_a_file_named_like_a_segment_in_a_folder_that_is_no_servers_is_left_alone(tmp_path):
     (tmp_path / segment(1)).write_bytes(GARBAGE)
     before = contents(tmp_path)
-    with pytest.raises(ConfigError, match=r"is not a segment of this server.*move it away"):
+    with pytest.raises(ConfigError, match=r"is named like a segment.*move it away"):
         OpenDisk(tmp_path, 16 * MiB, wake=lambda: None)
     assert contents(tmp_path) | {"LOCK": b""} == before | {"LOCK": b""}
 

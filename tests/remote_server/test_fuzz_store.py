@@ -16,9 +16,9 @@ from remote_server.protocol import Declined, KeyState, PutOutcome
 from remote_server.server.put import copy_in, is_intact
 from remote_server.server.shm_requests import LEASE_MS, Leases
 from remote_server.shm.arena import Arena
-from remote_server.store.answers import Reserved
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.puts import Reserved
 from remote_server.store.slabs import slot_bytes_for
 from remote_server.store.store import Store
 from remote_server.turns import to_end

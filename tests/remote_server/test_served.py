@@ -18,8 +18,8 @@ def test_nothing_is_told_before_it_is_asked_for_and_then_once():
     served = Served(disk)
     served.add("ns", [A, B])
     assert disk.told == []
-    served.tell_disk()
-    served.tell_disk()
+    served.flush()
+    served.flush()
     assert disk.told == [("ns", [A, B])]
 
 
@@ -30,7 +30,7 @@ def test_what_several_gets_share_is_told_once_in_the_order_of_last_uses():
     served.add("other", [A])
     served.add("ns", [D, B])
     served.add("ns", [A])
-    served.tell_disk()
+    served.flush()
     assert sorted(disk.told) == [("ns", [C, D, B, A]), ("other", [A])]
 
 
@@ -52,5 +52,5 @@ def test_keys_are_the_callers_again_as_soon_as_they_were_added():
     keys = [A, B]
     served.add("ns", keys)
     keys.clear()
-    served.tell_disk()
+    served.flush()
     assert disk.told == [("ns", [A, B])]

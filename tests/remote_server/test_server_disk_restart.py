@@ -8,7 +8,7 @@ from test_server_process import Process, fails_with
 from wire_peer import Peer, block, key
 
 from remote_server.protocol import Error, Get, Got
-from remote_server.store.disk import recovery
+from remote_server.store.disk import finding, recovery
 from remote_server.store.disk.layout import PAGE
 
 
@@ -36,7 +36,7 @@ def test_while_headers_are_read_every_key_is_pending_and_new_blocks_are_kept(
         assert read_on.wait(10)
         return scan(*arguments)
 
-    scan = recovery.scan
+    scan = finding.scan
     monkeypatch.setattr(recovery, "scan", held)
     with small_server(tmp_path) as server:
         peer = Peer(context, server.endpoint)

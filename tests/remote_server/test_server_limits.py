@@ -348,10 +348,10 @@ def test_what_is_on_disk_grows_old_over_a_restart_and_on_its_way_back(
 def test_a_wall_clock_that_goes_back_makes_nothing_younger_than_now(now):
     wall = [10**18]
     ttl = TimeToLive(60.0, lambda: now[0], lambda: wall[0])
-    assert ttl.born(10**18 - 20 * 10**9) == now[0] - 20
-    assert ttl.born(10**18 + 5) == now[0]
-    assert ttl.last_birth == now[0] - 60
-    assert ttl.last_generation == 10**18 - 60 * 10**9
+    assert ttl.created_at(10**18 - 20 * 10**9) == now[0] - 20
+    assert ttl.created_at(10**18 + 5) == now[0]
+    assert ttl.cutoff == now[0] - 60
+    assert ttl.cutoff_generation == 10**18 - 60 * 10**9
 
 
 # ── what is held beside the arena ────────────────────────────────────────────────────────────

@@ -12,7 +12,7 @@ from remote_server import turns
 from remote_server.errors import RequestRefused
 from remote_server.server.server import Server
 from remote_server.store import gets
-from remote_server.store.answers import Found, Pinned
+from remote_server.store.gets import Found, Pinned
 from remote_server.turns import parts, to_end
 
 NUM_BLOCKS = 20

@@ -1,4 +1,4 @@
-"""Files and folders as the disk tier uses them; tests put others in their place.
+"""Files and folders of the disk tier; tests replace them.
 
 Every offset and length is in whole pages, and so is every address where a file is `direct`.
 """
@@ -23,16 +23,16 @@ log = logging.getLogger(__name__)
 
 View = bytes | memoryview
 
-# A link in our directory is nobody's segment: following it could write anywhere.
+# A link is never a segment, and following it could write anywhere.
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class Written(StrEnum):
-    """What became of a block that was to be written. All but OK mean: it is not on disk."""
+    """The result of a block's write. With any other than OK it is not on disk."""
 
     OK = auto()
     NO_SPACE = auto()  # the file system is full, or a quota
-    IO_ERROR = auto()  # the device or the file system says no
+    IO_ERROR = auto()  # the device or the file system failed
     CLEARED = auto()  # its namespace was cleared meanwhile
 
 
@@ -42,11 +42,11 @@ def why_not_written(error: OSError) -> Written:
 
 
 class File(Protocol):
-    """A file of fixed size. Any thread may read and write it, at places that nobody else does."""
+    """A file of fixed size. Threads may read and write it in parallel, at different places."""
 
     @property
     def direct(self) -> bool:
-        """Its bytes pass by the page cache, so buffers must begin and end at pages."""
+        """Whether its bytes bypass the page cache: then buffers must begin and end at pages."""
 
     def read(self, views: Sequence[memoryview], offset: int) -> None:
         """Fill `views`, one behind another, from `offset` on. Raises `OSError`, also at its end."""
@@ -55,11 +55,11 @@ class File(Protocol):
         """Write `views`, one behind another. Raises `OSError`; then any part may be written."""
 
     def sync(self) -> None:
-        """Return when what was written would outlive a power cut. Raises `OSError`."""
+        """Return when everything written would survive a power cut. Raises `OSError`."""
 
     def resize(self, num_bytes: int) -> None:
-        """Before anything else is done with it: give it `num_bytes`, all of them taken from the
-        file system; new ones read as zeros. Raises `OSError`."""
+        """Before any other use: give it `num_bytes`, all of them allocated in the file system; new
+        ones read as zeros. Raises `OSError`."""
 
     def close(self) -> None: ...
 
@@ -68,10 +68,10 @@ class Files(Protocol):
     """The files of one directory. Raises `OSError` wherever the operating system does."""
 
     def names(self) -> list[str]:
-        """Of everything in it."""
+        """Of all its entries."""
 
     def create(self, name: str, num_bytes: int) -> File:
-        """A new file with all its space taken from the file system: writing cannot run out."""
+        """A new file with all its space allocated: a write cannot run out of space."""
 
     def open(self, name: str) -> tuple[File, int]:
         """An existing one, and its size."""
@@ -79,27 +79,28 @@ class Files(Protocol):
     def rename(self, old: str, new: str) -> None: ...
 
     def remove(self, name: str) -> None:
-        """Who has it open may go on reading and writing; its space is free when they close it."""
+        """An open file stays usable; its space is freed when it is closed."""
 
     def sync(self) -> None:
-        """Return when names made and removed would outlive a power cut."""
+        """Return when names made and removed would survive a power cut."""
 
 
 class Scratch:
-    """Page-aligned memory of one I/O thread: headers, and what cannot be moved in place."""
+    """Page-aligned memory of one I/O thread: for headers and for bytes that cannot be moved in
+    place."""
 
     def __init__(self) -> None:
         self._map: mmap.mmap | None = None
 
     def take(self, num_bytes: int) -> memoryview:
-        """`num_bytes` of it, valid until the next `take`. What was in it is still in it."""
+        """`num_bytes` of it, valid until the next `take`. Old content stays in it."""
         if self._map is None or len(self._map) < num_bytes:
-            self._map = mmap.mmap(-1, padded(num_bytes))  # the old one goes with its last view
+            self._map = mmap.mmap(-1, padded(num_bytes))  # the old map is freed with its last view
         return memoryview(self._map)[:num_bytes]
 
 
 def is_aligned(view: memoryview) -> bool:
-    """Whether `view` can be moved as it is past the page cache."""
+    """Whether `view` can be moved past the page cache without a copy."""
     if view.nbytes % PAGE:
         return False
     address: int = np.frombuffer(view, np.uint8).__array_interface__["data"][0]
@@ -107,7 +108,7 @@ def is_aligned(view: memoryview) -> bool:
 
 
 class Folder:
-    """A real directory, by its descriptor: whatever becomes of its name, its files are found."""
+    """A real directory, held by its descriptor: its files are found even when it is renamed."""
 
     def __init__(self, path: Path, fd: int | None = None) -> None:
         """`fd` is `path`, opened, and stays the caller's. Ends with `close`."""
@@ -122,15 +123,15 @@ class Folder:
         if not self.direct:
             log.warning(
                 "disk: the file system of %s does not offer O_DIRECT; blocks go through the "
-                "page cache, which costs a copy and memory that others could use", path,
+                "page cache, which costs a copy and memory", path,
             )  # fmt: skip
 
     def close(self) -> None:
-        """Nothing of it is used any more; its open files are their owners'."""
+        """Close the directory. Open files belong to their owners."""
         os.close(self._fd)
 
     def taken_bytes(self, name: str) -> int:
-        """What `name` takes of the file system. A directory counts without what is in it."""
+        """The space of `name` in the file system; of a directory without its content."""
         return os.stat(name, dir_fd=self._fd, follow_symlinks=False).st_blocks * 512
 
     def names(self) -> list[str]:
@@ -139,7 +140,7 @@ class Folder:
     def create(self, name: str, num_bytes: int) -> File:
         fd = os.open(name, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=self._fd)
         try:
-            # Before O_DIRECT: where the file system cannot, the C library writes single bytes.
+            # Before O_DIRECT: without support in the file system the C library writes single bytes.
             os.posix_fallocate(fd, 0, num_bytes)
             if self.direct:
                 _set_direct(fd)
@@ -153,7 +154,7 @@ class Folder:
         fd = os.open(name, _FLAGS, dir_fd=self._fd)
         try:
             status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):  # a pipe, which reading would wait for
+            if not stat.S_ISREG(status.st_mode):  # a read of a pipe would wait
                 raise OSError(errno.ENXIO, "not a plain file")
             if self.direct:
                 _set_direct(fd)
@@ -205,7 +206,7 @@ class _RealFile:
 
 
 def _without(views: list[memoryview], num_bytes: int) -> list[memoryview]:
-    """What is left of `views` after the first `num_bytes`: calls may do less than asked."""
+    """`views` without the first `num_bytes`: a call may move fewer bytes than requested."""
     for place, view in enumerate(views):
         if num_bytes < view.nbytes:
             return [view[num_bytes:], *views[place + 1 :]]
@@ -214,19 +215,19 @@ def _without(views: list[memoryview], num_bytes: int) -> list[memoryview]:
 
 
 def _offers_direct(folder: int) -> bool:
-    """Tried out, because no flag of a file system says so. Raises `OSError` when nothing can be
-    written there at all."""
-    probe = f"segment-{secrets.randbelow(10**8):08d}.new"  # a name of ours, swept when left behind
+    """Tried out, because no flag of a file system shows it. Raises `OSError` when the directory is
+    not writable."""
+    probe = f"segment-{secrets.randbelow(10**8):08d}.new"  # the next start deletes such a name
     fd = os.open(probe, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder)
     os.unlink(probe, dir_fd=folder)
     try:
-        # Some take the flag and refuse the first transfer, so one is made.
+        # Some file systems accept the flag and fail the first transfer, so one is made.
         _set_direct(fd)
         with mmap.mmap(-1, PAGE) as page:
             os.pwritev(fd, [page], 0)
             os.preadv(fd, [page], 0)
     except OSError as error:
-        # Without room it took the flag nevertheless.
+        # A full file system has accepted the flag nevertheless.
         return error.errno in (errno.ENOSPC, errno.EDQUOT)
     finally:
         os.close(fd)

@@ -1,9 +1,12 @@
-"""The segments that an earlier server left: which can be used, and what becomes of the others."""
+"""Segments and slot headers of an earlier server, read at start.
+
+Usable segments are returned, the others deleted or renamed.
+"""
 
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -14,20 +17,24 @@ from remote_server.store.disk.layout import (
     FORMAT_VERSION,
     PAGE,
     SegmentHeader,
+    SlotHeader,
     has_damaged_prefix,
+    holds_nothing,
     is_slot_magic,
     num_slots,
+    slot_offset,
     unpack_segment_header,
+    unpack_slot_header,
     version_of,
 )
 
 log = logging.getLogger(__name__)
 
-# Versions are counted up by one: a number above this is no version, but a damaged page.
+# Versions are counted up by one: a number above this is a damaged page.
 _MOST_VERSIONS = 255
 
-# What the system says of a damaged file, or of something else under a file's name. Everything
-# else, too many open files for example, is no damage.
+# Errors of a damaged file, or of another kind of file under its name. Any other error, for example
+# too many open files, is no damage.
 _DAMAGE = (
     errno.EIO, errno.EUCLEAN, errno.EBADMSG, errno.EILSEQ, errno.ENODATA,
     errno.ELOOP, errno.EISDIR, errno.ENXIO, errno.ENODEV,
@@ -35,26 +42,26 @@ _DAMAGE = (
 
 
 class FoundSegment(NamedTuple):
-    """A segment that an earlier server left. Its holder closes `file`."""
+    """A segment of an earlier server. Its holder closes `file`."""
 
     number: int
     file: File
     header: SegmentHeader
-    num_bytes: int  # as it was found; the file has what its header says
+    num_bytes: int  # as found; the file is resized to its header's `segment_bytes`
 
 
 @dataclass
 class Report:
-    """What was found and cannot be used, by name."""
+    """The names of segments that cannot be used."""
 
     deleted: list[str] = field(default_factory=list)
-    """Ours, and without a block that can be found again."""
+    """Files of a server without a block that can be found again."""
     aside: list[str] = field(default_factory=list)
-    """Perhaps not ours: renamed."""
+    """Renamed files, which may not be a server's."""
 
 
 class _Strange(Exception):
-    """Why a file with a segment's name is not known to be one."""
+    """The reason that a file with a segment's name is not recognised as one."""
 
     def __init__(self, why: str, *, is_ours: bool = False) -> None:
         super().__init__(why)
@@ -66,16 +73,16 @@ def find_segments(
 ) -> list[FoundSegment]:
     """The segments in `files`, by number. Reads one page of each.
 
-    What a crash left half made is deleted, and so is a segment of ours whose header is damaged: no
-    block of it can be found again. What cannot be read as a segment is renamed, when the directory
-    is known to be a server's: `is_known`, or by something else that is there.
+    A segment that a crash left unfinished is deleted, and so is a segment whose header is damaged:
+    no block of it can be found again. A file that cannot be read as a segment is renamed, when the
+    directory is known to be a server's: by `is_known`, or by another file in it.
 
-    Raises `ConfigError`, before anything is changed, when a file is not ours, may not be opened, or
-    was written in another format.
+    Raises `ConfigError`, before anything is changed, when a file is not a server's, may not be
+    opened, or has another format.
     """
     report = report or Report()
     found: list[FoundSegment] = []
-    useless: list[str] = []
+    unfinished: list[str] = []
     strange: dict[str, _Strange] = {}
     try:
         for name in sorted(files.names()):
@@ -83,10 +90,10 @@ def find_segments(
             if parsed is None:
                 continue
             if parsed.is_unfinished:
-                useless.append(name)
+                unfinished.append(name)
                 continue
             try:
-                segment = _look(files, name, parsed.number, where)
+                segment = _inspect(files, name, parsed.number, where)
             except _Strange as reason:
                 strange[name] = reason
                 continue
@@ -99,7 +106,7 @@ def find_segments(
         if not is_known and not any(reason.is_ours for reason in strange.values()):
             _refuse(strange, where)
         _make_whole(found, where)
-        _clean_up(files, where, [*useless, *report.deleted], strange, report)
+        _clean_up(files, where, [*unfinished, *report.deleted], strange, report)
     except BaseException as error:
         for segment in found:
             segment.file.close()
@@ -112,19 +119,19 @@ def find_segments(
 def _refuse(strange: dict[str, _Strange], where: str) -> None:
     for name, reason in strange.items():
         raise ConfigError(
-            f"disk: {where}/{name} is not a segment of this server, though it is named like one "
-            f"({reason}), and nothing else there is a server's; move it away. Nothing was changed"
+            f"disk: {where}/{name} is named like a segment but is not one ({reason}), and no other "
+            "file there is a server's; move it away. Nothing was changed"
         )
 
 
 def _make_whole(found: Sequence[FoundSegment], where: str) -> None:
-    """A segment that was cut off, or grew, keeps its intact blocks and gets its size again: what
-    is missing of it are free slots. Raises `ConfigError`."""
+    """A segment that was truncated or has grown gets its size again and keeps its intact blocks:
+    its missing slots are free. Raises `ConfigError`."""
     for number, file, header, num_bytes in found:
         if num_bytes == header.segment_bytes:
             continue
         name = f"{where}/{layout.segment_name(number)}"
-        log.warning("disk: %s has %d bytes instead of %d; blocks of it that are whole are kept",
+        log.warning("disk: %s has %d bytes instead of %d; its intact blocks are kept",
                     name, num_bytes, header.segment_bytes)  # fmt: skip
         try:
             file.resize(header.segment_bytes)
@@ -136,9 +143,9 @@ def _make_whole(found: Sequence[FoundSegment], where: str) -> None:
 
 
 def _clean_up(
-    files: Files, where: str, useless: Sequence[str], strange: dict[str, _Strange], report: Report
+    files: Files, where: str, to_delete: Sequence[str], strange: dict[str, _Strange], report: Report
 ) -> None:
-    for name in useless:
+    for name in to_delete:
         try:
             files.remove(name)
         except OSError as error:  # a directory, for example
@@ -149,15 +156,15 @@ def _clean_up(
         files.rename(name, aside)
         report.aside.append(aside)
         log.warning(
-            "disk: %s/%s cannot be read as a segment (%s); it is called %s from now on, and what "
-            "it held is lost. Delete it when you do not want to look at it",
+            "disk: %s/%s cannot be read as a segment (%s); it is renamed to %s, and its blocks are "
+            "lost. Delete it unless you want to examine it",
             where, name, reason, aside,
         )  # fmt: skip
 
 
-def _look(files: Files, name: str, number: int, where: str) -> FoundSegment | None:
-    """None when it is ours and damaged. Raises `_Strange`, and `ConfigError` when it may not be
-    opened or is of another format."""
+def _inspect(files: Files, name: str, number: int, where: str) -> FoundSegment | None:
+    """None when it is a damaged segment. Raises `_Strange`, and `ConfigError` when it may not be
+    opened or has another format."""
     try:
         file, num_bytes = files.open(name)
     except PermissionError as error:
@@ -183,8 +190,7 @@ def _strange_or(error: OSError) -> Exception:
 
 
 def _read_header(file: File, num_bytes: int, name: str) -> SegmentHeader | None:
-    """None when it is ours and damaged. Raises `_Strange`, or `ConfigError` when it is of another
-    format."""
+    """None when it is damaged. Raises `_Strange`, or `ConfigError` when it has another format."""
     if num_bytes < PAGE:
         raise _Strange(f"it has {num_bytes} bytes")
     page = Scratch().take(PAGE)
@@ -209,7 +215,7 @@ def _read_header(file: File, num_bytes: int, name: str) -> SegmentHeader | None:
 
 
 def _has_slots(file: File, num_bytes: int) -> bool:
-    """Whether the second page begins as a slot of ours does."""
+    """Whether the second page begins as a slot does."""
     page = Scratch().take(PAGE)
     try:
         if num_bytes >= 2 * PAGE:
@@ -218,3 +224,65 @@ def _has_slots(file: File, num_bytes: int) -> bool:
     except OSError:
         pass
     return False
+
+
+# Small slots are read with the bytes between their headers, which costs less than a call each.
+_SCAN_BYTES = 256 << 10
+
+
+class Found(NamedTuple):
+    """An intact header. Sorted by generation: the oldest first."""
+
+    generation: int
+    slot: int
+    header: SlotHeader
+
+
+class Scanned(NamedTuple):
+    """The slot headers of one segment."""
+
+    found: list[Found]  # the oldest first
+    num_damaged: int  # headers that are neither intact nor empty
+
+
+def scan(
+    file: File,
+    num_slots: int,
+    block_bytes: int,
+    slot_bytes: int,
+    incarnation: int,
+    scratch: Scratch,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Scanned:
+    """The blocks named by a segment's slot headers, without those that cannot be read.
+
+    On an I/O thread; ends early when `stopped`.
+    """
+    found: list[Found] = []
+    num_damaged = 0
+    per_read = max(1, _SCAN_BYTES // slot_bytes)
+    for first in range(0, num_slots, per_read):
+        if stopped():
+            break
+        slots = range(first, min(first + per_read, num_slots))
+        for slot, page in _pages(file, slots, slot_bytes, scratch):
+            header = unpack_slot_header(page, slot, incarnation, block_bytes)
+            if header is not None:
+                found.append(Found(header.generation, slot, header))
+            else:
+                num_damaged += not holds_nothing(page)
+    return Scanned(sorted(found), num_damaged)
+
+
+def _pages(
+    file: File, slots: range, slot_bytes: int, scratch: Scratch
+) -> Iterator[tuple[int, memoryview]]:
+    whole = scratch.take((len(slots) - 1) * slot_bytes + PAGE)
+    try:
+        file.read([whole], slot_offset(slots[0], slot_bytes))
+    except OSError:
+        for slot in slots if len(slots) > 1 else ():
+            yield from _pages(file, range(slot, slot + 1), slot_bytes, scratch)
+        return
+    for place, slot in enumerate(slots):
+        yield slot, whole[place * slot_bytes :][:PAGE]

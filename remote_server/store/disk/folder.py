@@ -1,4 +1,4 @@
-"""The directory of a disk tier: private, and taken by one server at a time."""
+"""The directory of a disk tier: private, and locked by one server at a time."""
 
 import errno
 import fcntl
@@ -27,14 +27,14 @@ _README_TEXT = (
     _README_START
     + """: blocks of KV cache that had no room in memory.
 
-Everything here is a cache. When no server is running, the whole directory can be deleted; what
-is lost is time, because engines compute again what they do not find. Do not put other files
-here: the server refuses to start when it finds something that is not its own.
+Everything here is a cache. When no server is running, the whole directory can be deleted; that
+costs only time, because engines compute missing blocks again. Do not put other files here: the
+server refuses to start when it finds a file that is not its own.
 
-segment-NNNNNNNN           blocks of one namespace, in slots of one size. The first page says whose.
+segment-NNNNNNNN           blocks of one namespace, in slots of one size. The first page names it.
 segment-NNNNNNNN.damaged   was found with a first page that cannot be read. It counts against the
-                           budget. Delete it when you do not want to look at it.
-LOCK                       held by the running server, as the directory itself is, so that no
+                           budget. Delete it unless you want to examine it.
+LOCK                       locked by the running server, as the directory itself is, so that no
                            second one uses this directory. It holds the clock of the blocks' age.
 
 Format version {version}. The format is described in remote_server/store/disk/__init__.py.
@@ -46,16 +46,16 @@ _READ_ONLY = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def make_private(path: Path) -> int:
-    """A descriptor of the directory `path`, which is made when it is missing, with its parents, for
-    this user alone. The caller closes it.
+    """A descriptor of the directory `path`. A missing directory is made with its parents, for this
+    user alone. The caller closes the descriptor.
 
-    Raises `ConfigError` when another user owns it or can write to it: files that are replaced under
-    a server's hands would be another user's answers.
+    Raises `ConfigError` when another user owns the directory or can write to it: a user who
+    replaces files would choose the blocks that this server sends.
     """
     try:
         missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
-            with suppress(FileExistsError):  # made meanwhile; it is looked at below
+            with suppress(FileExistsError):  # made meanwhile; it is checked below
                 folder.mkdir(mode=0o700)
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -84,10 +84,10 @@ def _check_private(status: os.stat_result, path: Path) -> None:
 
 
 class TakenFolder:
-    """`path`, made if it was not there, and kept from other servers until `release`.
+    """`path`, made if it was missing, and locked against other servers until `release`.
 
-    Raises `ConfigError` when it cannot be used, or another server has it. Changes nothing there
-    in that case, and deletes nothing that is not ours in any.
+    Raises `ConfigError` when it cannot be used, or another server has it; nothing is changed then.
+    Files that are not the server's are never deleted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -95,7 +95,7 @@ class TakenFolder:
         self._lock = -1
         self._fd = make_private(path)
         try:
-            # Before our own first file: somebody's home must not get a README of ours.
+            # Before the first file is made: a home directory must not get a README.
             _refuse_foreign(os.listdir(self._fd), str(path))
             self._take()
             self.files = Folder(path, self._fd)
@@ -108,16 +108,16 @@ class TakenFolder:
 
     @property
     def is_known(self) -> bool:
-        """Whether its README is ours: then so is what is named like our files."""
+        """Whether its README is a server's: then so are files that are named like a server's."""
         return self._read(README).startswith(_README_START)
 
     @property
     def note(self) -> str:
-        """What an earlier server left with `leave_note`, or anything."""
+        """The note that an earlier server stored with `store_note`, or any other text."""
         return os.pread(self._lock, _MOST_READ, 0).decode("ascii", "replace")
 
-    def leave_note(self, note: str) -> None:
-        """In LOCK, where servers of earlier versions look at no byte of it."""
+    def store_note(self, note: str) -> None:
+        """Stored in LOCK, whose content servers of earlier versions ignore."""
         try:
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, note.encode("ascii"), 0)
@@ -125,8 +125,8 @@ class TakenFolder:
             log.warning("disk: %s: %s", self._path / LOCK, error.strerror)
 
     def write_readme(self) -> None:
-        """For people, so a failure is no reason not to start. Another file takes the name, whatever
-        has it now: nothing is written through a link."""
+        """For people, so a failure does not prevent the start. The name is given to a new file:
+        nothing is written through a link."""
         try:
             with suppress(FileNotFoundError):
                 os.unlink(README_NEW, dir_fd=self._fd)
@@ -141,7 +141,7 @@ class TakenFolder:
                 os.unlink(README_NEW, dir_fd=self._fd)
 
     def release(self) -> None:
-        """Let the next server have it."""
+        """Unlock it for the next server."""
         self.files.close()
         self._close()
 
@@ -152,8 +152,8 @@ class TakenFolder:
 
     def _take(self) -> None:
         """The directory's own descriptor is the lock: a file in it can be deleted or replaced while
-        a server runs. LOCK is held as well, for servers of the version before, and where a file
-        system cannot lock directories (NFS)."""
+        a server runs. LOCK is held as well, for servers of the previous version, and for file
+        systems that cannot lock directories (NFS)."""
         try:
             self._flock(self._fd)
         except OSError as error:
@@ -201,7 +201,7 @@ class TakenFolder:
 
 
 def _refuse_foreign(names: list[str], where: str) -> None:
-    """Raise `ConfigError` when one of `names` is not ours."""
+    """Raise `ConfigError` when one of `names` is not a server's."""
     for name in sorted(names):
         if name not in OURS and not is_of_a_segment(name):
             raise ConfigError(

@@ -1,38 +1,87 @@
-"""Room for blocks: segments made, taken from who needs them less, and removed."""
+"""The allocator of segments: made, taken from other classes, and removed."""
 
 import logging
 import secrets
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from remote_server.sizes import format_bytes
-from remote_server.store.disk import housekeeping
-from remote_server.store.disk.admission import Demand
 from remote_server.store.disk.files import Files, Scratch, Written
+from remote_server.store.disk.index import Leaving
 from remote_server.store.disk.layout import SegmentHeader, num_slots
-from remote_server.store.disk.leaving import Leaving
 from remote_server.store.disk.pool import Job, Pool
 from remote_server.store.disk.segments import DiskBlock, Segment, Segments, SlotClass
+from remote_server.store.disk.transfers import MadeSegment, dispose_segments, make_segment
 
 log = logging.getLogger(__name__)
 
-# After a segment could not be made, for example because somebody else filled the disk. Until
-# then each class makes do with what it has: taking a segment from another would only lose it.
+# The pause after a segment could not be made, for example because another program filled the disk.
+# Until then each class keeps its segments: one taken from another class would only be lost.
 MAKE_AGAIN_S = 10.0
+
+# Keys are remembered as hashes, 100 bytes each. A segment with more slots than `MAX_OF_ONE` is
+# granted for that many.
+MAX_REMEMBERED, MAX_OF_ONE = 1 << 17, 1 << 16
+
+Place = tuple[str, int]
+"""A namespace and its block size."""
+
+
+class Demand:
+    """Distinct keys that were to be stored, by namespace, since its last segments were granted.
+
+    Distinct, because one block that is offered a hundred times needs one slot. Beyond
+    `MAX_REMEMBERED` the namespace with the oldest demand is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._wanted: dict[Place, dict[int, None]] = {}  # the latest demand is last
+        self._num_remembered = 0
+
+    def add(self, place: Place, keys: Sequence[bytes]) -> None:
+        wanted = self._wanted.pop(place, {})
+        self._wanted[place] = wanted
+        before = len(wanted)
+        wanted.update(dict.fromkeys(map(hash, islice(keys, max(0, MAX_OF_ONE - before)))))
+        self._num_remembered += len(wanted) - before
+        while self._num_remembered > MAX_REMEMBERED:
+            self._drop(next(iter(self._wanted)))
+
+    def is_enough(self, place: Place, num_slots: int) -> bool:
+        """Whether so many slots would be used."""
+        return len(self._wanted.get(place, ())) >= min(num_slots, MAX_OF_ONE)
+
+    def granted(self, place: Place, num_slots: int) -> None:
+        """Remove the keys that a segment of `num_slots` serves, the oldest first."""
+        wanted = self._wanted.get(place, {})
+        for key in [*islice(wanted, num_slots)]:
+            del wanted[key]
+            self._num_remembered -= 1
+        if not wanted:
+            self._wanted.pop(place, None)
+
+    def forget(self, namespace: str | None) -> None:
+        """Remove the demand of a cleared namespace, or of all."""
+        for place in [place for place in self._wanted if namespace in (None, place[0])]:
+            self._drop(place)
+
+    def _drop(self, place: Place) -> None:
+        self._num_remembered -= len(self._wanted.pop(place))
 
 
 class Growth:
-    """Gives a class room: a new segment; the coldest segment of another class, if it has none
-    itself or that one has been idle for longer than its own oldest block; or its own oldest
-    blocks' slots.
+    """Gives a class room: a new segment; the coldest segment of another class, if the class has
+    none itself or that one has been idle for longer than its own oldest block; or the slots of its
+    own oldest blocks.
 
-    A segment is taken from another class only for a segment's worth of demand: otherwise one
-    block of a namespace that is used once would cost another namespace all blocks of a file.
+    A segment is taken from another class only for a segment's worth of demand: otherwise one block
+    of a namespace that is used once would cost another namespace all blocks of a file.
 
-    Making and removing files happens on an I/O thread, one after another in the order decided:
-    so files never take more than the budget, whatever is late.
+    Files are made and removed on an I/O thread, one after another in the order decided: they never
+    exceed the budget, whichever job is late.
     """
 
     def __init__(
@@ -53,33 +102,33 @@ class Growth:
         self._demand = Demand()
         self._make_again = clock()
         self._waiting: dict[Segment, list[Job[Any]]] = {}
-        self._housekeeping: deque[Callable[[], Job[Any]]] = deque()
-        self._keeping_house = False
-        self._going: set[Segment] = set()  # retired, and their names may still be there
+        self._file_jobs: deque[Callable[[], Job[Any]]] = deque()
+        self._file_job_runs = False
+        self._to_remove: set[Segment] = set()  # retired; their names may still exist
         self._waiting_for_gone = 0
 
     @property
     def clearing(self) -> bool:
-        """Somebody waits for `when_gone`."""
+        """Whether a caller waits for `when_gone`."""
         return self._waiting_for_gone > 0
 
     def close(self) -> None:
-        """Remove what was to be removed. The pool must have stopped."""
-        if self._going:
-            left = housekeeping.dispose(self._files, [*self._going], [], lambda _: None)
+        """Remove retired segments. The pool must have stopped."""
+        if self._to_remove:
+            left = dispose_segments(self._files, [*self._to_remove], [], lambda _: None)
             left.run(Scratch())
 
     def wants(self, slot_class: SlotClass, keys: Sequence[bytes]) -> None:
-        """These are to be stored: it is demand, whether there is room or not."""
+        """Count `keys`, which are to be stored, as demand, whether there is room or not."""
         self._demand.add((slot_class.namespace, slot_class.block_bytes), keys)
 
     def lacks_demand(self, slot_class: SlotClass) -> bool:
-        """Whether that is why it gets no segment now."""
+        """Whether small demand is the reason that it gets no segment now."""
         may_take = self._clock() >= self._make_again and not self._segments.num_to_make
         return may_take and self._is_small(slot_class)
 
     def _is_small(self, slot_class: SlotClass) -> bool:
-        """It wanted less than a segment since it last got one."""
+        """Its demand since its last segment is less than a segment."""
         place = slot_class.namespace, slot_class.block_bytes
         slots = num_slots(self._segments.segment_bytes, slot_class.block_bytes)
         return not self._demand.is_enough(place, slots)
@@ -112,8 +161,8 @@ class Growth:
             self._pool.submit(job)
 
     def clear(self, segments: Iterable[Segment]) -> None:
-        """Remove them with all their blocks. Their names go first, so that no restart finds
-        them; the space of those in use when their last user is done."""
+        """Remove `segments` with all their blocks. Their names are removed first, so that no
+        restart finds them; the space of those in use is freed when their last user is done."""
         idle: list[Segment] = []
         busy: list[Segment] = []
         for segment in segments:
@@ -127,9 +176,9 @@ class Growth:
             self._dispose(idle, busy)
 
     def when_gone(self, then: Callable[[bool], None]) -> None:
-        """Call `then` when no restart would find anything of what was cleared: now, or from
-        `finish_jobs`. With False when the file system refuses to remove or to sync it."""
-        if not self._going:
+        """Call `then` when no restart would find cleared blocks: now, or from `finish_jobs`. With
+        False when the file system fails to remove or to sync."""
+        if not self._to_remove:
             then(True)
             return
         self._waiting_for_gone += 1
@@ -138,23 +187,23 @@ class Growth:
             self._waiting_for_gone -= 1
             then(done)
 
-        # Behind all that was decided before. What failed there is tried once more.
-        self._dispose([], [*self._going], finish)
+        # Behind all earlier jobs. Removals that failed there are tried once more.
+        self._dispose([], [*self._to_remove], finish)
 
     def dispose_when_idle(self, segment: Segment) -> None:
         """Remove it if it is retired and its last user is done."""
         if segment.num_busy == 0 and segment in self._segments.retired:
             self._segments.forget(segment)
-            self._going.add(segment)
+            self._to_remove.add(segment)
             self._dispose([segment])
 
-    # ── segments come ────────────────────────────────────────────────────────────────────
+    # ── new segments ─────────────────────────────────────────────────────────────────────
 
     def _take_from_others(self, slot_class: SlotClass, victim: DiskBlock | None) -> bool:
         """Replace another class's coldest segment, if it has been idle for longer than `victim`.
 
-        With a victim at hand this looks at all segments only once per segment's worth of
-        evictions, so that a put costs the same however many there are.
+        With a victim at hand all segments are searched only once per segment's worth of evictions,
+        so that the cost of a put does not depend on their number.
         """
         if self._is_small(slot_class):
             return False
@@ -193,12 +242,12 @@ class Growth:
             self._segments.next_generation(),
         )
         finish = partial(self._made, segment, gone)
-        self._keep_house(
-            partial(housekeeping.make, self._files, segment.number, header, gone, finish)
+        self._queue_file_job(
+            partial(make_segment, self._files, segment.number, header, gone, finish)
         )
 
-    def _made(self, segment: Segment, gone: list[Segment], made: housekeeping.Made | None) -> None:
-        self._going.difference_update(gone)
+    def _made(self, segment: Segment, gone: list[Segment], made: MadeSegment | None) -> None:
+        self._to_remove.difference_update(gone)
         if made is None or made.file is None:
             self._give_up(segment, made.why if made is not None else Written.IO_ERROR)
         else:
@@ -208,7 +257,7 @@ class Growth:
             self._pool.submit(job)
 
     def _give_up(self, segment: Segment, why: Written) -> None:
-        """It could not be made. What was to be written there fails; its slots are nobody's."""
+        """The segment could not be made. Writes to it fail, and its slots are lost."""
         log.warning(
             "disk: no new segment of %s (%s); trying again in %g s",
             format_bytes(segment.num_bytes), why, MAKE_AGAIN_S,
@@ -220,11 +269,11 @@ class Growth:
             self._retire(segment)
             self.dispose_when_idle(segment)
 
-    # ── segments go ──────────────────────────────────────────────────────────────────────
+    # ── removed segments ─────────────────────────────────────────────────────────────────
 
     def _retire(self, segment: Segment) -> None:
         self._leaving.retire(segment)
-        self._going.add(segment)
+        self._to_remove.add(segment)
 
     def _dispose(
         self,
@@ -234,26 +283,26 @@ class Growth:
     ) -> None:
         def finish(done: bool | None) -> None:
             if done:
-                self._going.difference_update(idle, busy)
+                self._to_remove.difference_update(idle, busy)
             then(bool(done))
 
-        self._keep_house(partial(housekeeping.dispose, self._files, idle, busy, finish))
+        self._queue_file_job(partial(dispose_segments, self._files, idle, busy, finish))
 
-    def _keep_house(self, make_job: Callable[[], Job[Any]]) -> None:
-        self._housekeeping.append(make_job)
-        self._go_on()
+    def _queue_file_job(self, make_job: Callable[[], Job[Any]]) -> None:
+        self._file_jobs.append(make_job)
+        self._start_file_job()
 
-    def _go_on(self) -> None:
-        if self._keeping_house or not self._housekeeping:
+    def _start_file_job(self) -> None:
+        if self._file_job_runs or not self._file_jobs:
             return
-        job = self._housekeeping.popleft()()
+        job = self._file_jobs.popleft()()
         finish = job.finish
 
-        def finish_and_go_on(result: Any) -> None:
-            self._keeping_house = False
+        def finish_and_start_next(result: Any) -> None:
+            self._file_job_runs = False
             finish(result)
-            self._go_on()
+            self._start_file_job()
 
-        job.finish = finish_and_go_on
-        self._keeping_house = True
+        job.finish = finish_and_start_next
+        self._file_job_runs = True
         self._pool.submit(job)

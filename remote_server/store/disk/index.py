@@ -1,9 +1,15 @@
-"""Where each block is found, by namespace and key. Each is in exactly one of four places."""
+"""The index of blocks by namespace and key, and the removal of blocks from it.
 
-from collections.abc import Iterator, Mapping, Sequence
+An evicted block frees its slot at once, any other after it is erased.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from remote_server.protocol import KeyState
-from remote_server.store.disk.segments import BlockState, DiskBlock
+from remote_server.store.disk.pool import Job, Pool, Priority
+from remote_server.store.disk.segments import BlockState, DiskBlock, Segment, Segments
+from remote_server.store.disk.transfers import erase
 
 _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
@@ -15,7 +21,7 @@ class Index:
     """Readable, unverified, being written, or gone and not yet free.
 
     A key has one readable or one unverified block, never both, and any number being written.
-    What is readable or unverified is in its class's policy as well, and can be evicted.
+    Readable and unverified blocks are in their class's policy as well, and can be evicted.
     """
 
     def __init__(self) -> None:
@@ -24,10 +30,10 @@ class Index:
         self.gone: set[DiskBlock] = set()
         self._writing: dict[str, dict[bytes, list[DiskBlock]]] = {}
 
-    # ── asking ───────────────────────────────────────────────────────────────────────────
+    # ── queries ──────────────────────────────────────────────────────────────────────────
 
     def states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The `KeyState` of each, a byte each. No bytecode runs per key."""
+        """The `KeyState` of each key, one byte each. No bytecode per key."""
         readable = self.readable.get(namespace, _NONE)
         states = bytes(map(readable.__contains__, keys)).translate(_READABLE)
         for place in (self._writing, self.unverified):
@@ -38,7 +44,7 @@ class Index:
         return states
 
     def find(self, namespace: str, key: bytes) -> DiskBlock | None:
-        """The readable or unverified one."""
+        """The readable or unverified block of `key`."""
         for place in (self.readable, self.unverified):
             if (block := place.get(namespace, {}).get(key)) is not None:
                 return block
@@ -57,14 +63,14 @@ class Index:
             for same_key in by_key.values():
                 yield from same_key
 
-    # ── changing places ──────────────────────────────────────────────────────────────────
+    # ── changes of place ─────────────────────────────────────────────────────────────────
 
     def begin(self, block: DiskBlock) -> None:
         """A new block is being written."""
         self._writing.setdefault(block.namespace, {}).setdefault(block.key, []).append(block)
 
     def end_writing(self, block: DiskBlock) -> None:
-        """It is in no place then."""
+        """Out of writing; it is in no place then."""
         writing = self._writing[block.namespace]
         same_key = writing[block.key]
         same_key.remove(block)
@@ -86,7 +92,7 @@ class Index:
         block.segment.slot_class.policy.add(block)
 
     def verified(self, block: DiskBlock) -> None:
-        """From unverified to readable. What it is to its policy stays."""
+        """From unverified to readable. Its place in the policy stays."""
         _delete(self.unverified, block)
         self.readable.setdefault(block.namespace, {})[block.key] = block
         block.state = BlockState.READABLE
@@ -98,7 +104,7 @@ class Index:
         block.state = BlockState.GONE
 
     def set_gone(self, block: DiskBlock) -> None:
-        """From no place to gone: somebody still uses its slot."""
+        """From no place to gone: its slot is still in use."""
         block.state = BlockState.GONE
         self.gone.add(block)
 
@@ -121,3 +127,122 @@ def _delete(place: ByKey, block: DiskBlock) -> None:
     del by_key[block.key]
     if not by_key:
         del place[block.namespace]
+
+
+class Leaving:
+    """Eviction, removal, and the pins that delay both.
+
+    An evicted block was correct, and the next server may find it again until its slot is
+    overwritten. A block that is removed, replaced or damaged must not be found again: it keeps its
+    slot until its header is overwritten, which waits for its readers.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        segments: Segments,
+        pool: Pool,
+        counters: Counter[str],
+        on_free: Callable[[Segment], None],
+    ) -> None:
+        """`on_free` is called with each segment in which a gone block has freed its slot."""
+        self._index = index
+        self._segments = segments
+        self._pool = pool
+        self._counters = counters
+        self._on_free = on_free
+        self._older: dict[DiskBlock, DiskBlock] = {}
+
+    def evict(self, block: DiskBlock) -> None:
+        """Its slot may be written to at once. It must not be pinned."""
+        self._take_out(block)
+        self._segments.free_slot(block)
+        self._counters["evicted"] += 1
+
+    def discard(self, block: DiskBlock) -> None:
+        """Out of the index now, and erased when its last pin is released."""
+        self._take_out(block)
+        self._index.set_gone(block)
+        if block.pins == 0:
+            self._erase(block)
+
+    def erase(self, block: DiskBlock) -> None:
+        """Erase a block that is in no place of the index and not pinned."""
+        self._index.set_gone(block)
+        self._erase(block)
+
+    def retire(self, segment: Segment) -> None:
+        """Remove all its blocks, and take it out of its class. Blocks in use keep their slots; the
+        file is removed with the last of them."""
+        for block in [*segment.blocks]:
+            if block.state is BlockState.WRITING:
+                self._index.end_writing(block)
+                self._index.set_gone(block)
+            elif block.state is not BlockState.GONE:
+                self._take_out(block)
+                if block.pins:
+                    self._index.set_gone(block)
+                else:
+                    self._segments.free_slot(block)
+        self._segments.retire(segment)
+
+    def unpin(self, block: DiskBlock) -> None:
+        """Release one pin of a block that was published or adopted."""
+        if not self._segments.unpin(block):
+            return
+        if block.state is BlockState.GONE:
+            self._erase(block)
+        else:
+            block.segment.slot_class.policy.unpin(block)
+
+    def release(self, block: DiskBlock) -> None:
+        """Free the slot of a gone block without users."""
+        self._index.gone.discard(block)
+        self._segments.free_slot(block)
+        self._on_free(block.segment)
+
+    # ── copies of one key, until the newer one is verified ───────────────────────────────
+
+    def hold_older(self, newer: DiskBlock, older: DiskBlock) -> None:
+        """Hold the slot of `older` until `newer` is verified: a kill during the replacement may
+        have left the header of `newer` with damaged bytes."""
+        self._index.take_out(older)
+        self._segments.pin(older)
+        self._index.set_gone(older)
+        self._older[newer] = older
+
+    def release_older(self, newer: DiskBlock) -> None:
+        """`newer` is good, or gone as well: release its older copies."""
+        while (older := self._older.pop(newer, None)) is not None:
+            self.unpin(older)
+            newer = older
+
+    def replace_by_older(self, newer: DiskBlock) -> DiskBlock | None:
+        """Remove `newer`, which is bad. Returns the copy before it, unverified again, or None."""
+        older = self._older.pop(newer, None)
+        self.discard(newer)
+        if older is not None:
+            self._index.gone.remove(older)
+            self._index.adopt(older)
+            self.unpin(older)
+        return older
+
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
+
+    def _take_out(self, block: DiskBlock) -> None:
+        self._index.take_out(block)
+        self.release_older(block)
+
+    def _erase(self, block: DiskBlock) -> None:
+        file = block.segment.file
+        if block.segment.retired or file is None:
+            self.release(block)
+            return
+        self._segments.pin(block)
+
+        def finish(erased: bool | None) -> None:
+            self._counters["erase_failed"] += not erased
+            self._segments.unpin(block)
+            self.release(block)
+
+        self._pool.submit(Job(Priority.WRITE, lambda scratch: erase(file, block, scratch), finish))

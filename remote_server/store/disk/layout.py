@@ -12,16 +12,16 @@ from remote_server.protocol import MAX_KEY_BYTES, MAX_NAMESPACE_CHARS
 
 FORMAT_VERSION = 1
 
-# What O_DIRECT asks of offsets, lengths and addresses on every device we know of.
+# The alignment of offsets, lengths and addresses that O_DIRECT needs on every known device.
 PAGE = 4096
 
 SEGMENT_MAGIC = b"KVFSEGM\n"
 SLOT_MAGIC = b"KVFSLOT\n"
 
 ERASED = bytes(PAGE)
-"""What is written over the header of a block that must not be found again."""
+"""Overwrites the header of a block that must not be found again."""
 
-# Magic and version come first, at the same place for ever, so that any version can name another.
+# Magic and version come first, in every format, so that any version can recognise another.
 _PREFIX = struct.Struct("<8sH")
 # …, length of the namespace, (unused), incarnation, segment_bytes, block_bytes, generation
 _SEGMENT = struct.Struct("<8sHHIQQQQ")
@@ -68,7 +68,7 @@ def num_slots(segment_bytes: int, block_bytes: int) -> int:
 
 
 def slot_offset(slot: int, slot_bytes: int) -> int:
-    """Where a slot's header begins in its segment."""
+    """The offset of a slot's header in its segment."""
     return PAGE + slot * slot_bytes
 
 
@@ -88,20 +88,20 @@ def version_of(page: bytes | memoryview) -> int | None:
 
 
 def is_slot_magic(page: bytes | memoryview) -> bool:
-    """Whether a page begins as the header of a slot does, whatever follows."""
+    """Whether a page begins with the magic of a slot header."""
     return bytes(page[: len(SLOT_MAGIC)]) == SLOT_MAGIC
 
 
 def has_damaged_prefix(page: bytes | memoryview) -> bool:
-    """Whether a page that is no segment's, or another version's, is ours but for a damaged magic
-    or version: the rest of it and its checksum say so."""
+    """Whether a page is a segment's with a damaged magic or version: with these repaired its
+    checksum matches."""
     repaired = bytearray(page)
     _PREFIX.pack_into(repaired, 0, SEGMENT_MAGIC, FORMAT_VERSION)
     return _is_sealed(memoryview(repaired))
 
 
 def unpack_segment_header(page: bytes | memoryview) -> SegmentHeader | None:
-    """None when the page is damaged. The version must have been looked at before."""
+    """None when the page is damaged. The caller has checked the version."""
     if not _is_sealed(page):
         return None
     _, _, name_length, _, incarnation, segment_bytes, block_bytes, generation = (
@@ -136,7 +136,7 @@ def unpack_slot_header(
 
 
 def holds_nothing(page: bytes | memoryview) -> bool:
-    """Whether a slot's first page was never written, or erased; what is neither that nor an
+    """Whether a slot's first page was never written, or erased. A page that is neither empty nor an
     intact header is damaged."""
     return page == ERASED
 
@@ -154,7 +154,7 @@ def _is_sealed(page: bytes | memoryview) -> bool:
 README = "README.txt"
 README_NEW = "README.txt.new"
 LOCK = "LOCK"
-OURS = (README, README_NEW, LOCK, "lost+found")  # the last is the file system's, at its root
+OURS = (README, README_NEW, LOCK, "lost+found")  # the last is at the root of a file system
 
 _SEGMENT_NAME = re.compile(r"segment-(\d{8,})(\.new)?")
 _ASIDE = re.compile(r"segment-\d{8,}(\.new)?\.damaged(\.\d+)?")
@@ -170,7 +170,7 @@ def segment_name(number: int) -> str:
 
 
 def new_name(number: int) -> str:
-    """What a segment is called until it is complete."""
+    """The name of a segment until it is complete."""
     return segment_name(number) + ".new"
 
 
@@ -181,7 +181,7 @@ def parse(name: str) -> SegmentName | None:
 
 
 def aside_name(name: str, taken: Container[str]) -> str:
-    """What `name` is called when it is put aside, because it cannot be read as a segment."""
+    """The new name of `name` when it is put aside, because it cannot be read as a segment."""
     wanted = f"{name}.damaged"
     return next(
         free
@@ -195,5 +195,5 @@ def is_aside(name: str) -> bool:
 
 
 def is_of_a_segment(name: str) -> bool:
-    """A segment's, or that of something that once had such a name."""
+    """Whether it is the name of a segment, or of a file put aside."""
     return parse(name) is not None or is_aside(name)

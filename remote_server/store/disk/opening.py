@@ -10,11 +10,10 @@ from remote_server.errors import ConfigError
 from remote_server.guard import Guard
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import Files, Folder, Scratch
-from remote_server.store.disk.finding import FoundSegment, Report, find_segments
+from remote_server.store.disk.finding import FoundSegment, Report, find_segments, scan
 from remote_server.store.disk.folder import TakenFolder
 from remote_server.store.disk.layout import is_aside, num_slots, segment_name, slot_bytes_for
 from remote_server.store.disk.pool import ThreadPool, Threads
-from remote_server.store.disk.recovery import scan
 from remote_server.store.disk.segments import OVERHEAD_BYTES, largest_block, segment_bytes_for
 from remote_server.store.disk.tier import DiskTier
 
@@ -22,16 +21,16 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def since_boot_ns() -> int:
-    """Nanoseconds since the machine started, while it was suspended as well."""
+    """Nanoseconds since boot, time in suspension included."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 class AgeClock:
-    """Nanoseconds since 1970, as the wall clock had it once: at the first start of a server since
-    the machine booted. From then on it follows the time since boot.
+    """Nanoseconds since 1970, by the wall clock at the first start of a server since the machine
+    booted. From then on it follows the time since boot.
 
-    A server leaves `note` with its blocks, and the next one goes on from it in the same boot. After
-    another boot only the wall clock can tell how long the machine was off.
+    A server stores `note` with its blocks, and the next one continues from it in the same boot.
+    After another boot only the wall clock shows how long the machine was off.
     """
 
     def __init__(
@@ -42,7 +41,7 @@ class AgeClock:
         since_boot: Callable[[], int] = since_boot_ns,
         wall_clock: Callable[[], int] = time.time_ns,
     ) -> None:
-        """A `note` that is damaged, or of another boot, is no note."""
+        """A `note` that is damaged, or of another boot, is ignored."""
         self._boot_id = _boot_id() if boot_id is None else boot_id
         self._since_boot = since_boot
         noted = _offset_of(note, self._boot_id)
@@ -52,8 +51,8 @@ class AgeClock:
         return self._since_boot() + self._offset
 
     def note(self, ahead_ns: int = 0) -> str:
-        """One line of text, for a clock that is ahead of this one; empty where boots cannot be told
-        apart."""
+        """One line of text, for a clock that is `ahead_ns` ahead of this one; empty where boots
+        cannot be distinguished."""
         return f"clock {self._boot_id} {self._offset + ahead_ns}\n" if self._boot_id else ""
 
 
@@ -73,14 +72,15 @@ def _boot_id() -> str:
 
 log = logging.getLogger(__name__)
 
-# Sixteen segments of a few hundred pages each: below this a disk tier is a mistake.
+# Sixteen segments of a few hundred pages each: a smaller budget is a mistake.
 MIN_DISK_BYTES = 16 << 20
 
 
 class OpenDisk:
-    """The tier of one directory, on `threads` or its own. Raises `ConfigError` when it cannot be.
+    """The tier of one directory, on `threads` or its own. Raises `ConfigError` when the directory
+    cannot be used.
 
-    `wake` is called from those threads when `tier.finish_jobs` has something to do.
+    `wake` is called from those threads when `tier.finish_jobs` has work.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class OpenDisk:
             found = within_budget(files, found, room)
             _check_space(path, room, found)
             self._clock = AgeClock(self._folder.note)
-            self._folder.leave_note(self._clock.note())
+            self._folder.store_note(self._clock.note())
             self._folder.write_readme()
         except BaseException:
             self._folder.release()
@@ -114,7 +114,7 @@ class OpenDisk:
         self.tier = DiskTier(
             files, found, self.pool, room, unusable=unusable,
             segment_bytes=segment_bytes_for(budget), age_clock_ns=self._clock,
-            on_recovered=self._note_the_time,
+            on_recovered=self._store_clock,
         )  # fmt: skip
         log.info(
             "disk: %s in %s, blocks up to %s, %s",
@@ -124,13 +124,13 @@ class OpenDisk:
             "past the page cache" if files.direct else "through the page cache",
         )
 
-    def _note_the_time(self) -> None:
-        """All generations are known: the next server's clock must not be behind them either, or
-        each start would make the blocks young again."""
-        self._folder.leave_note(self._clock.note(self.tier.segments.ahead_ns))
+    def _store_clock(self) -> None:
+        """Store the clock again when all generations are known: the next server's clock must not be
+        behind them, or each start would make the blocks young again."""
+        self._folder.store_note(self._clock.note(self.tier.segments.ahead_ns))
 
     def close(self) -> None:
-        """Let the jobs at hand end, make what was written permanent, and free the directory."""
+        """Finish running jobs, sync what was written, and release the directory."""
         self.tier.recovery.stop()
         self.pool.stop()
         self.tier.close()
@@ -138,8 +138,8 @@ class OpenDisk:
 
 
 def _aside_bytes(files: Folder, path: Path, budget: int) -> int:
-    """What the files take that were put aside, at this start or an earlier one. They are part of
-    the budget, so that this is what the directory takes. Raises `ConfigError`."""
+    """The size of files that were put aside, at this start or an earlier one. They count against
+    the budget, which limits the whole directory. Raises `ConfigError`."""
     aside = [name for name in files.names() if is_aside(name)]
     num_bytes = sum(map(files.taken_bytes, aside))
     if num_bytes > budget // 2:
@@ -149,16 +149,15 @@ def _aside_bytes(files: Folder, path: Path, budget: int) -> int:
         )
     if aside:
         log.warning(
-            "disk: %d files that were put aside take %s of the budget: delete %s/*.damaged when "
-            "you do not want to look at them", len(aside), format_bytes(num_bytes), path,
+            "disk: %d files that were put aside take %s of the budget: delete %s/*.damaged "
+            "unless you want to examine them", len(aside), format_bytes(num_bytes), path,
         )  # fmt: skip
     return num_bytes
 
 
 def within_budget(files: Files, found: list[FoundSegment], budget: int) -> list[FoundSegment]:
-    """Those of `found` whose blocks are the newest, and that fit together; the others are
-    removed. Only after the budget was made smaller are there others, and only then does this
-    read the slots' headers."""
+    """Those of `found` whose blocks are the newest and that fit together; the others are removed.
+    Slot headers are read only when some do not fit, after the budget was made smaller."""
     if OVERHEAD_BYTES + sum(segment.header.segment_bytes for segment in found) <= budget:
         return found
     kept = []
@@ -189,7 +188,7 @@ def _mean_generation(segment: FoundSegment) -> float:
 
 def _check_space(path: Path, budget: int, found: list[FoundSegment]) -> None:
     """Raise `ConfigError` when the budget is more than the file system can give: found at start
-    rather than hours later. Others may fill it afterwards; then blocks are declined."""
+    rather than hours later. Other programs may fill it afterwards; then blocks are declined."""
     stats = os.statvfs(path)
     free = stats.f_bavail * stats.f_frsize
     ours = sum(segment.header.segment_bytes for segment in found)

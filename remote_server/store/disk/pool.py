@@ -1,4 +1,4 @@
-"""The threads of the disks, and each disk's queue of jobs for them."""
+"""I/O threads shared by all disks, and each disk's queue of jobs."""
 
 import logging
 import threading
@@ -12,8 +12,8 @@ from remote_server.fault_points import Gate
 from remote_server.guard import Guard
 from remote_server.store.disk.files import Scratch
 
-# Enough to keep a device's queue from running empty while one thread hashes; each holds at
-# most one piece (`transfers.PIECE_BYTES`) of scratch memory.
+# Enough to keep a device's queue filled while one thread hashes; each holds at most one piece
+# (`transfers.PIECE_BYTES`) of scratch memory.
 NUM_THREADS = 4
 
 NUM_PRIORITIES = 3
@@ -23,7 +23,7 @@ Run = Callable[["Job[Any]", Scratch], None]
 
 class Threads:
     """`num_threads` of them, started with the first job. Jobs are taken by priority; within one,
-    each owner has its turn, so that one tenant's work delays another's by a job at most."""
+    owners take turns, so that one tenant's work delays another's by a job at most."""
 
     def __init__(self, num_threads: int = NUM_THREADS) -> None:
         self._ready = threading.Condition()
@@ -37,7 +37,7 @@ class Threads:
 
     @property
     def num_dead(self) -> int:
-        """Threads that have ended although nothing stopped them."""
+        """Threads that have ended before `stop`."""
         return 0 if self._stopping else sum(not one.is_alive() for one in self._threads)
 
     def submit(self, owner: Run, job: "Job[Any]") -> None:
@@ -50,14 +50,14 @@ class Threads:
             self._start()
 
     def forget(self, owner: Run) -> None:
-        """Forget what waits for `owner`, and return when none of its jobs runs."""
+        """Drop the waiting jobs of `owner`, and return when none of its jobs runs."""
         with self._ready:
             for waiting in self._waiting:
                 waiting.pop(owner, None)
             self._ready.wait_for(lambda: owner not in self._running)
 
     def stop(self) -> None:
-        """Let the jobs at hand end, forget the others, and end the threads."""
+        """Finish the running jobs, drop the others, and end the threads."""
         with self._ready:
             self._stopping = True
             self._ready.notify_all()
@@ -105,16 +105,16 @@ Result = TypeVar("Result")
 
 
 class Priority(IntEnum):
-    """Which job is taken first. Inside a priority, in the order submitted."""
+    """The order in which jobs are taken. Inside a priority, in the order submitted."""
 
-    READ = 0  # somebody waits for it
+    READ = 0  # a request waits for it
     WRITE = 1
-    CHORE = 2  # nobody waits: verifying what was recovered
+    CHORE = 2  # no request waits: verification of recovered blocks
 
 
 class Job(Generic[Result]):
-    """`work` runs on an I/O thread and touches only bytes and files; `finish` gets what it
-    returned on the loop, or None when it raised."""
+    """`work` runs on an I/O thread and touches only bytes and files; `finish` gets its result on
+    the loop, or None when it raised."""
 
     __slots__ = ("finish", "priority", "result", "work")
 
@@ -132,12 +132,12 @@ class Job(Generic[Result]):
     def run(self, scratch: Scratch) -> None:
         try:
             self.result = self.work(scratch)
-        except Exception:  # whatever it was, the thread must live: all blocks need it
+        except Exception:  # of any kind: the thread must go on, all blocks need it
             log.exception("a disk job failed; its blocks are dropped")
 
 
 class Pool(Protocol):
-    """What the tier needs of it; a test puts one without threads in its place."""
+    """The interface that the tier uses; a test replaces it by one without threads."""
 
     def submit(self, job: Job[Any]) -> None:
         """Run it later. It is the pool's until its `finish` is called, from `finish_jobs`."""
@@ -150,10 +150,10 @@ class Pool(Protocol):
 
     @property
     def busy(self) -> bool:
-        """Some job has been submitted and not finished."""
+        """Whether a job has been submitted and not finished."""
 
     def stop(self) -> None:
-        """Let the jobs at hand end and forget the others."""
+        """Finish the running jobs and drop the others."""
 
 
 class ThreadPool:

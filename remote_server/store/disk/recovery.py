@@ -1,21 +1,26 @@
-"""What an earlier server left: found by headers, then proved by bytes, while new blocks come."""
+"""Recovery: blocks found by their headers are adopted, then verified by their bytes.
+
+New blocks are stored meanwhile.
+"""
 
 import heapq
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
-from typing import NamedTuple, Protocol
 
-from remote_server.store.disk.files import File, Scratch
-from remote_server.store.disk.layout import (
-    PAGE,
-    SlotHeader,
-    holds_nothing,
-    slot_offset,
-    unpack_slot_header,
-)
+from remote_server.sizes import format_bytes
+from remote_server.store.disk.files import Scratch
+from remote_server.store.disk.finding import Found, FoundSegment, Scanned, scan
+from remote_server.store.disk.index import Index, Leaving
 from remote_server.store.disk.pool import Job, Pool, Priority
-from remote_server.store.disk.segments import BlockState, DiskBlock, Segment
+from remote_server.store.disk.segments import (
+    FIRST_TICK,
+    BlockState,
+    DiskBlock,
+    Segment,
+    Segments,
+)
 from remote_server.store.disk.transfers import (
     PIECE_BYTES,
     ReadResult,
@@ -25,133 +30,152 @@ from remote_server.store.disk.transfers import (
 
 log = logging.getLogger(__name__)
 
-# Small slots are read with what lies between their headers, which costs less than a call each.
-_SCAN_BYTES = 256 << 10
-
-# Blocks that are taken up before requests get their turn again: about 5 ms.
+# Blocks that are adopted before requests get their turn again: about 5 ms.
 BLOCKS_PER_TURN = 1000
 
-# Verifying jobs under way: enough to keep the device busy, and when nobody waits for them, few
-# enough for reads to go first. Their blocks are pinned, so in a small directory the jobs are
-# small as well: the tier sees to it that they never hold more than a third of it.
-_ASKED_JOBS, _CHORE_JOBS = 8, 2
+# Verifying jobs under way: enough to keep the device busy, and for blocks that no client has
+# requested, few enough for reads to go first. Their blocks are pinned, so the tier makes the jobs
+# of a small directory small as well: they never hold more than a third of it.
+_WANTED_JOBS, _CHORE_JOBS = 8, 2
 
 
-class Found(NamedTuple):
-    """An intact header. Sorted by generation: the oldest first."""
+class Adoption:
+    """The index and the slots of the tier, as recovery fills them. Runs on the loop."""
 
-    generation: int
-    slot: int
-    header: SlotHeader
+    def __init__(
+        self,
+        index: Index,
+        segments: Segments,
+        leaving: Leaving,
+        counters: Counter[str],
+        on_free: Callable[[Segment], None],
+    ) -> None:
+        """`on_free` is called with each segment that recovery is done with."""
+        self._index = index
+        self._segments = segments
+        self._leaving = leaving
+        self._counters = counters
+        self._on_free = on_free
+        self._tick = 0
 
-
-class Scanned(NamedTuple):
-    """What the headers of one segment say."""
-
-    found: list[Found]  # the oldest first
-    num_damaged: int  # headers that are neither intact nor empty
-
-
-def scan(
-    file: File,
-    num_slots: int,
-    block_bytes: int,
-    slot_bytes: int,
-    incarnation: int,
-    scratch: Scratch,
-    stopped: Callable[[], bool] = lambda: False,
-) -> Scanned:
-    """The blocks that a segment's headers speak of. What is unreadable is not one.
-
-    On an I/O thread; gives up when `stopped`.
-    """
-    found: list[Found] = []
-    num_damaged = 0
-    per_read = max(1, _SCAN_BYTES // slot_bytes)
-    for first in range(0, num_slots, per_read):
-        if stopped():
-            break
-        slots = range(first, min(first + per_read, num_slots))
-        for slot, page in _pages(file, slots, slot_bytes, scratch):
-            header = unpack_slot_header(page, slot, incarnation, block_bytes)
-            if header is not None:
-                found.append(Found(header.generation, slot, header))
-            else:
-                num_damaged += not holds_nothing(page)
-    return Scanned(sorted(found), num_damaged)
-
-
-def _pages(
-    file: File, slots: range, slot_bytes: int, scratch: Scratch
-) -> Iterator[tuple[int, memoryview]]:
-    whole = scratch.take((len(slots) - 1) * slot_bytes + PAGE)
-    try:
-        file.read([whole], slot_offset(slots[0], slot_bytes))
-    except OSError:
-        for slot in slots if len(slots) > 1 else ():
-            yield from _pages(file, range(slot, slot + 1), slot_bytes, scratch)
-        return
-    for place, slot in enumerate(slots):
-        yield slot, whole[place * slot_bytes :][:PAGE]
-
-
-class Books(Protocol):
-    """What recovery asks of the tier, whose index and slots it does not touch itself."""
+    def add_segment(self, found: FoundSegment) -> Segment:
+        header = found.header
+        slot_class = self._segments.slot_class(header.namespace, header.block_bytes)
+        self._segments.saw_generation(header.generation)
+        return self._segments.add_found(
+            found.number, header.segment_bytes, header.incarnation, slot_class, found.file
+        )
 
     def free(self, segment: Segment, slots: list[int], num_damaged: int) -> None:
-        """These slots of a found segment hold nothing, or nothing any more: `num_damaged`."""
+        """These slots of a found segment hold no block; `num_damaged` headers are damaged."""
+        self._counters["headers_damaged"] += num_damaged
+        segment.unapplied.difference_update(slots)
+        self._segments.add_free(segment, reversed(slots))
+        self._settle(segment)
 
     def adopt(self, segment: Segment, found: Found) -> DiskBlock | None:
-        """Take up a block, unverified and unpinned; None when a newer one has its key."""
+        """Add a block, unverified and unpinned; None when a newer one has its key."""
+        segment.unapplied.discard(found.slot)
+        self._tick += 1
+        self._segments.saw_generation(found.generation)
+        header, namespace = found.header, segment.slot_class.namespace
+        block = DiskBlock(
+            namespace, header.key, header.length, header.checksum, header.generation, segment,
+            found.slot, self._tick, 0, BlockState.UNVERIFIED,
+        )  # fmt: skip
+        self._segments.place(block)
+        if segment.retired:
+            self._segments.free_slot(block)
+            return None
+        self._settle(segment)
+        previous = self._index.find(namespace, header.key)
+        if previous is not None:
+            self._counters["recovered_older"] += 1
+            if previous.state is BlockState.READABLE:  # written since the start
+                self._leaving.erase(block)
+                return None
+            self._leaving.hold_older(block, previous)  # blocks arrive in the order written
+        self._index.adopt(block)
+        return block
+
+    def _settle(self, segment: Segment) -> None:
+        if not segment.unapplied:
+            self._segments.settle(segment)
 
     def done(self, segments: list[Segment]) -> None:
-        """All blocks of these have been taken up: they are segments as any other."""
+        """All blocks of these segments are adopted: from now on they are like any other."""
+        for segment in segments:
+            segment.num_busy -= 1
+            self._on_free(segment)
+        # They were added to their policies before the recovered blocks, and are younger.
+        readable = [b for by_key in self._index.readable.values() for b in by_key.values()]
+        fresh = [block for block in readable if block.tick >= FIRST_TICK]
+        for block in sorted(fresh, key=lambda block: block.tick):
+            block.segment.slot_class.policy.use(block)
+        used = sum(slot_class.used_bytes for slot_class in self._segments.classes.values())
+        log.info(
+            "disk: %d blocks found, %s; checking their bytes in the background",
+            self._index.num_unverified, format_bytes(used),
+        )  # fmt: skip
 
-    def pin(self, block: DiskBlock) -> None: ...
+    def pin(self, block: DiskBlock) -> None:
+        self._segments.pin(block)
 
     def judge(self, block: DiskBlock, result: ReadResult) -> DiskBlock | None:
-        """The verdict on a pinned block; gives the pin back. Another copy to judge, if any."""
+        """Apply the verdict on a pinned block, and release the pin. Returns an older copy of a bad
+        block, to be verified in its place."""
+        older = None
+        if block.state is BlockState.UNVERIFIED:
+            if result is ReadResult.OK:
+                self._counters["recovered"] += 1
+                self._index.verified(block)
+                self._leaving.release_older(block)
+            else:
+                self._counters["recovered_damaged"] += 1
+                older = self._leaving.replace_by_older(block)
+        self._leaving.unpin(block)
+        return older
 
 
 class Recovery:
     """Runs on the loop: `start`, then `go_on` whenever jobs are finished, until `done`."""
 
     def __init__(
-        self, segments: list[Segment], pool: Pool, books: Books, verify_bytes: int = PIECE_BYTES
+        self, segments: list[Segment], pool: Pool, index: Adoption, verify_bytes: int = PIECE_BYTES
     ) -> None:
         self.scanning = len(segments)
-        """Segments whose headers have not been read yet, or blocks not been taken up."""
+        """Segments whose headers are not read yet, or whose blocks are not adopted yet."""
         self._segments = segments
         self._pool = pool
-        self._books = books
+        self._index = index
         self._verify_bytes = verify_bytes
         self._found: list[list[tuple[int, int, Found]]] = []  # one sorted list a segment
         self._by_number = {segment.number: segment for segment in segments}
         self._merged: Iterator[tuple[int, int, Found]] | None = None
         self._unverified: list[DiskBlock] = []  # the newest is last
-        self._asked: dict[DiskBlock, None] = {}
+        self._wanted: dict[DiskBlock, None] = {}
         self._jobs = dict.fromkeys(Priority, 0)
         self._stopped = False
 
     @property
     def done(self) -> bool:
-        """Everything that was found is readable by now, or gone."""
-        return not (self.scanning or self._unverified or self._asked or any(self._jobs.values()))
+        """Whether every block found is readable by now, or gone."""
+        return not (self.scanning or self._unverified or self._wanted or any(self._jobs.values()))
 
     def start(self) -> None:
         for segment in self._segments:
             self._scan(segment)
 
-    def ask(self, block: DiskBlock) -> None:
-        """Somebody wants this one: verify it before the others."""
-        self._asked[block] = None
+    def verify_soon(self, block: DiskBlock) -> None:
+        """Verify `block` before the others: a client has requested it."""
+        self._wanted[block] = None
 
     def go_on(self) -> None:
-        """A turn's worth of work."""
+        """One turn's worth of work."""
         if self._merged is not None:
-            self._take_up()
-        if not self.scanning:  # before, a newer copy might still be found
-            self._verify(Priority.READ, _ASKED_JOBS)
+            self._adopt_some()
+        if not self.scanning:  # earlier, a newer copy might still be found
+            self._verify(Priority.READ, _WANTED_JOBS)
             self._verify(Priority.CHORE, _CHORE_JOBS)
 
     def stop(self) -> None:
@@ -174,17 +198,17 @@ class Recovery:
             self._found.append([(f.generation, segment.number, f) for f in found])
             used = {f.slot for f in found}
             free = [slot for slot in range(segment.num_slots) if slot not in used]
-            self._books.free(segment, free, num_damaged)
+            self._index.free(segment, free, num_damaged)
             if len(self._found) == len(self._segments):
                 self._merged = heapq.merge(*self._found)
 
         self._pool.submit(Job(Priority.READ, work, finish))
 
-    def _take_up(self) -> None:
+    def _adopt_some(self) -> None:
         assert self._merged is not None
         turn = [*islice(self._merged, BLOCKS_PER_TURN)]
         for _, number, found in turn:
-            block = self._books.adopt(self._by_number[number], found)
+            block = self._index.adopt(self._by_number[number], found)
             if block is not None:
                 self._unverified.append(block)
         if len(turn) == BLOCKS_PER_TURN:
@@ -193,17 +217,17 @@ class Recovery:
         self._merged = None
         self._found.clear()
         self.scanning = 0
-        self._books.done(self._segments)
+        self._index.done(self._segments)
 
     # ── bytes ────────────────────────────────────────────────────────────────────────────
 
     def _verify(self, priority: Priority, at_most: int) -> None:
         while self._jobs[priority] < at_most:
-            blocks = self._next_asked() if priority is Priority.READ else self._next_newest()
+            blocks = self._next_wanted() if priority is Priority.READ else self._next_newest()
             if not blocks:
                 return
             for block in blocks:
-                self._books.pin(block)
+                self._index.pin(block)
             for run in runs_of(blocks):
                 self._submit(priority, run)
 
@@ -216,21 +240,21 @@ class Recovery:
             for block, result in zip(
                 blocks, results or [ReadResult.IO_ERROR] * len(blocks), strict=True
             ):
-                older = self._books.judge(block, result)
+                older = self._index.judge(block, result)
                 if older is not None:
-                    self.ask(older)
+                    self.verify_soon(older)
 
         self._jobs[priority] += 1
         self._pool.submit(
             Job(priority, lambda scratch: verify_piece(file, blocks, scratch), finish)
         )
 
-    def _next_asked(self) -> list[DiskBlock]:
+    def _next_wanted(self) -> list[DiskBlock]:
         blocks: list[DiskBlock] = []
         room = self._verify_bytes
-        while self._asked and room > 0:
-            block = next(iter(self._asked))
-            del self._asked[block]
+        while self._wanted and room > 0:
+            block = next(iter(self._wanted))
+            del self._wanted[block]
             if _is_waiting(block):
                 blocks.append(block)
                 room -= block.length
@@ -248,5 +272,5 @@ class Recovery:
 
 
 def _is_waiting(block: DiskBlock) -> bool:
-    """Nobody has verified, evicted, replaced or cleared it, and nobody is verifying it."""
+    """It is not verified, evicted, replaced or cleared, and no job is verifying it."""
     return block.state is BlockState.UNVERIFIED and block.pins == 0

@@ -1,4 +1,4 @@
-"""Which slot is free, whose it is, and who leaves next. Accounting only: no I/O, one thread."""
+"""The accounting of segments, slots and their recency. No I/O; one thread."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,37 +18,37 @@ from remote_server.store.disk.layout import (
 )
 from remote_server.store.eviction import LRU, EvictionPolicy
 
-# What the directory holds besides segments: README, LOCK, and its own entries.
+# The size of everything in the directory besides segments: README, LOCK, and its own entries.
 OVERHEAD_BYTES = 16 * PAGE
 
-# Recovered blocks are counted up from 0: all of them are older than any use in this process.
+# Recovered blocks have ticks from 0: all of them are older than any use in this process.
 FIRST_TICK = 1 << 40
 
 
 def segment_bytes_for(budget: int) -> int:
-    """A sixteenth of the budget, up to 1 GiB, then a sixty-fourth: room for several namespaces,
-    and never more than some tens of files."""
+    """A sixteenth of the budget, up to 1 GiB, then a sixty-fourth: room for several namespaces, and
+    never more than some tens of files."""
     available = budget - OVERHEAD_BYTES
     return max(available // 64, min(available // 16, GiB)) // PAGE * PAGE
 
 
 def largest_block(segment_bytes: int) -> int:
-    """The largest block with a slot in a segment of that size."""
+    """The largest block that fits a slot in a segment of that size."""
     return segment_bytes // PAGE * PAGE - 2 * PAGE
 
 
 class BlockState(Enum):
-    WRITING = auto()  # has a slot, which holds nothing that counts yet
-    UNVERIFIED = auto()  # its header was found at start; its bytes were not hashed yet
+    WRITING = auto()  # has a slot, whose content is not valid yet
+    UNVERIFIED = auto()  # its header was found at start; its bytes are not hashed yet
     READABLE = auto()  # written or hashed by this process
-    GONE = auto()  # out of the index; keeps its slot for its pins, or until it is erased
+    GONE = auto()  # out of the index; holds its slot until it is unpinned and erased
 
 
 class DiskBlock(msgspec.Struct, eq=False, gc=False):
     """One copy of a block, in one slot. Compared by identity.
 
-    `pins` counts its users: its writer, its readers, and whoever is hashing or erasing it. A
-    pinned block is never evicted, and its slot never written to.
+    `pins` counts its users: its writer, its readers, and jobs that hash or erase it. A pinned block
+    is never evicted, and its slot never written to.
     """
 
     namespace: str
@@ -64,7 +64,7 @@ class DiskBlock(msgspec.Struct, eq=False, gc=False):
 
     @property
     def offset(self) -> int:
-        """Where its header is in its segment; its bytes are a page behind."""
+        """The offset of its header in its segment; its bytes begin a page behind."""
         return slot_offset(self.slot, self.segment.slot_bytes)
 
     @property
@@ -81,8 +81,8 @@ class SlotClass:
         self.slot_bytes = slot_bytes_for(block_bytes)
         self.segments: dict[int, Segment] = {}
         self.open: dict[Segment, None] = {}  # those with a free slot, in the order they got one
-        self.policy: EvictionPolicy[DiskBlock] = LRU()  # of what is readable or unverified
-        self.evictions_until_check = 0  # until other classes' segments are looked at again
+        self.policy: EvictionPolicy[DiskBlock] = LRU()  # of readable and unverified blocks
+        self.evictions_until_check = 0  # until the next search in other classes' segments
 
     @property
     def used_bytes(self) -> int:
@@ -91,7 +91,7 @@ class SlotClass:
 
 @dataclass(slots=True, eq=False)
 class Segment:
-    """One file. `file` is None until it was made, and for good when it could not be."""
+    """One file. `file` is None until it is made, and stays None if that fails."""
 
     number: int
     num_bytes: int
@@ -99,10 +99,10 @@ class Segment:
     slot_class: SlotClass
     num_slots: int
     file: File | None = None
-    failure: Written | None = None  # why it could not be made
-    retired: bool = False  # out of its class; stays until nobody uses it
+    failure: Written | None = None  # the reason that it could not be made
+    retired: bool = False  # out of its class; stays until its last user is done
     free: list[int] = field(default_factory=list)  # a stack: the next slot to use is last
-    unapplied: set[int] = field(default_factory=set)  # slots whose blocks recovery will name
+    unapplied: set[int] = field(default_factory=set)  # slots that recovery has not decided yet
     blocks: set[DiskBlock] = field(default_factory=set)
     num_busy: int = 0  # blocks pinned, and 1 for a recovery that is not done with it
     tick_sum: int = 0  # of `blocks`
@@ -113,12 +113,12 @@ class Segment:
 
     @property
     def mean_tick(self) -> float:
-        """The lower, the colder; below all others when it is empty."""
+        """The recency of the segment: lower is colder; an empty one is below all others."""
         return self.tick_sum / len(self.blocks) if self.blocks else -1.0
 
 
 class Segments:
-    """Every segment, and how much of the budget they take."""
+    """All segments, and their part of the budget."""
 
     def __init__(
         self, budget: int, segment_bytes: int, age_clock_ns: Callable[[], int] = time.time_ns
@@ -126,18 +126,18 @@ class Segments:
         self.budget = budget
         self.segment_bytes = segment_bytes
         self.file_bytes = OVERHEAD_BYTES
-        """What the files will take when all that was decided is done. What was decided is done
-        in that order, so that they never take more than the budget in between either."""
+        """The size of all files when everything decided is done. Files are removed and made in the
+        order decided, so they do not exceed the budget in between either."""
         self.classes: dict[tuple[str, int], SlotClass] = {}
         self.retired: set[Segment] = set()  # still open
         self.unsettled: dict[str, set[Segment]] = {}
-        """By namespace: those whose blocks recovery has not all taken up yet."""
+        """By namespace: segments whose blocks recovery has not all adopted yet."""
         self._next_number = 1
         self._tick = FIRST_TICK
         self._generation = 0
         self._age_clock_ns = age_clock_ns
         self.ahead_ns = 0
-        """How far what was found on disk is ahead of `age_clock_ns`."""
+        """How far the generations found on disk are ahead of `age_clock_ns`."""
 
     def next_tick(self) -> int:
         """The time of a use, in this process's own count."""
@@ -145,24 +145,24 @@ class Segments:
         return self._tick
 
     def now_ns(self) -> int:
-        """The time as generations have it: never before what was found on disk."""
+        """The time in units of generations: never before those found on disk."""
         return self._age_clock_ns() + self.ahead_ns
 
     def next_generation(self) -> int:
-        """Higher than all before, also those of earlier servers once these were seen."""
+        """Higher than all before, those of earlier servers included once they were seen."""
         self._generation = max(self._generation + 1, self.now_ns())
         return self._generation
 
     def saw_generation(self, generation: int) -> None:
-        """It was found on disk: what is written from now on must be higher. Where the clock is
-        behind it, because it was set back between two boots, the block is as old as can be told:
+        """Record a generation found on disk: new ones must be higher. When the clock is behind it,
+        because it was set back between two boots, the true age is unknown, and the block counts as
         written now."""
         self._generation = max(self._generation, generation)
         self.ahead_ns = max(self.ahead_ns, generation - self._age_clock_ns())
 
     @property
     def all(self) -> Iterator[Segment]:
-        """Those in use, of all classes."""
+        """The segments in use, of all classes."""
         for slot_class in self.classes.values():
             yield from slot_class.segments.values()
 
@@ -177,11 +177,11 @@ class Segments:
         return self.classes[key]
 
     def add(self, slot_class: SlotClass, incarnation: int) -> Segment:
-        """A new one, all of whose slots are free. There must be budget for it."""
+        """A new segment, all of whose slots are free. There must be budget for it."""
         count = num_slots(self.segment_bytes, slot_class.block_bytes)
         segment = Segment(
             self._next_number, self.segment_bytes, incarnation, slot_class, count,
-            free=list(range(count - 1, -1, -1)),  # handed out from the first on
+            free=list(range(count - 1, -1, -1)),  # the first slot is used first
         )  # fmt: skip
         self._enter(segment)
         slot_class.open[segment] = None
@@ -190,7 +190,7 @@ class Segments:
     def add_found(
         self, number: int, num_bytes: int, incarnation: int, slot_class: SlotClass, file: File
     ) -> Segment:
-        """One that an earlier server left; none of its slots is usable yet."""
+        """A segment of an earlier server; none of its slots is usable yet."""
         count = num_slots(num_bytes, slot_class.block_bytes)
         segment = Segment(number, num_bytes, incarnation, slot_class, count, file)
         segment.unapplied = set(range(count))
@@ -200,7 +200,7 @@ class Segments:
         return segment
 
     def settle(self, segment: Segment) -> None:
-        """All its blocks are known, or none of them is announced."""
+        """All its blocks are known, or it is retired."""
         namespace = segment.slot_class.namespace
         unsettled = self.unsettled.get(namespace, set())
         unsettled.discard(segment)
@@ -213,7 +213,7 @@ class Segments:
         segment.slot_class.segments[segment.number] = segment
 
     def take_slots(self, slot_class: SlotClass, at_most: int) -> tuple[Segment, Sequence[int]]:
-        """Some slots of an open segment, neighbours where it can be. There must be one."""
+        """Up to `at_most` slots of an open segment, neighbours if possible. There must be one."""
         segment = next(iter(slot_class.open))
         slots = segment.free[-at_most:]
         del segment.free[-at_most:]
@@ -223,13 +223,13 @@ class Segments:
         return segment, slots
 
     def place(self, block: DiskBlock) -> None:
-        """`block` has its slot from here on."""
+        """Account for `block` in its slot."""
         block.segment.blocks.add(block)
         block.segment.tick_sum += block.tick
         block.segment.num_busy += block.pins > 0
 
     def free_slot(self, block: DiskBlock) -> None:
-        """Take back the slot of `block`, which nobody uses any more."""
+        """Free the slot of `block`, which must have no users."""
         segment = block.segment
         segment.blocks.remove(block)
         segment.tick_sum -= block.tick
@@ -241,7 +241,7 @@ class Segments:
             segment.slot_class.open[segment] = None
 
     def use(self, block: DiskBlock, tick: int) -> None:
-        """It was written, read or touched at `tick`."""
+        """`block` was written, read or touched at `tick`."""
         block.segment.tick_sum += tick - block.tick
         block.tick = tick
         block.segment.slot_class.policy.use(block)
@@ -251,14 +251,14 @@ class Segments:
         block.pins += 1
 
     def unpin(self, block: DiskBlock) -> bool:
-        """Give back one pin; True when it was the last."""
+        """Release one pin; True when it was the last."""
         assert block.pins > 0, "unpinned more often than pinned"
         block.pins -= 1
         block.segment.num_busy -= block.pins == 0
         return block.pins == 0
 
     def retire(self, segment: Segment) -> None:
-        """Nobody gets a slot of it again. Its bytes count until `forget`."""
+        """Take no more slots of it. Its bytes count until `forget`."""
         segment.retired = True
         self.settle(segment)
         slot_class = segment.slot_class
@@ -269,19 +269,19 @@ class Segments:
             del self.classes[slot_class.namespace, slot_class.block_bytes]
 
     def forget(self, segment: Segment) -> None:
-        """Its file will be gone before anything else is made."""
+        """Its file will be removed before another one is made."""
         self.retired.remove(segment)
         self.file_bytes -= segment.num_bytes
 
     def coldest_of_others(self, slot_class: SlotClass) -> Segment | None:
-        """The least recently used segment of the other classes that nobody is using now."""
+        """The least recently used segment of the other classes, without users."""
         idle = [s for s in self.all if s.slot_class is not slot_class and s.num_busy == 0]
         return min(idle, key=lambda segment: segment.mean_tick, default=None)
 
     def check(self, blocks: Sequence[DiskBlock]) -> None:
         """Assert that every slot is free, or is recovery's, or holds exactly one of `blocks`.
 
-        Lists are compared, not sets: a set cannot see two blocks in one slot.
+        Lists are compared, not sets: a set cannot show two blocks in one slot.
         """
         taken: dict[Segment, list[DiskBlock]] = {s: [] for s in (*self.all, *self.retired)}
         for block in blocks:
@@ -295,7 +295,7 @@ class Segments:
             assert set(here) == segment.blocks
             assert segment.tick_sum == sum(block.tick for block in here)
             busy = segment.num_busy - sum(block.pins > 0 for block in here)
-            assert busy in (0, 1), f"segment {segment.number}: {busy} users nobody knows of"
+            assert busy in (0, 1), f"segment {segment.number}: {busy} unknown users"
             assert busy or not segment.unapplied
             unsettled = segment in self.unsettled.get(segment.slot_class.namespace, ())
             assert unsettled == (bool(segment.unapplied) and not segment.retired)

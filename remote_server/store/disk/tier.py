@@ -1,4 +1,4 @@
-"""The disk tier as the server's store sees it."""
+"""The disk tier, as the server's store calls it."""
 
 import logging
 import time
@@ -6,15 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from remote_server.protocol import KeyState, TierStats
-from remote_server.store.disk.adoption import Adoption
+from remote_server.store.disk.block_io import OnRead, OnWritten, Reading, Writing
 from remote_server.store.disk.files import Files
 from remote_server.store.disk.finding import FoundSegment, Report
 from remote_server.store.disk.growth import Growth
-from remote_server.store.disk.index import Index
-from remote_server.store.disk.leaving import Leaving
+from remote_server.store.disk.index import Index, Leaving
 from remote_server.store.disk.pool import Pool
-from remote_server.store.disk.reading import OnRead, Reading
-from remote_server.store.disk.recovery import Recovery
+from remote_server.store.disk.recovery import Adoption, Recovery
 from remote_server.store.disk.segments import (
     BlockState,
     DiskBlock,
@@ -23,11 +21,10 @@ from remote_server.store.disk.segments import (
     segment_bytes_for,
 )
 from remote_server.store.disk.transfers import PIECE_BYTES
-from remote_server.store.disk.writing import OnWritten, Writing
 
 log = logging.getLogger(__name__)
 
-# Blocks that may be waiting to be written, in bytes: somebody keeps each of them in memory.
+# Bytes of blocks that may wait to be written: the caller holds each of them in memory.
 MAX_WRITING_BYTES = 64 << 20
 
 _NOT_ABSENT = bytes.maketrans(bytes([KeyState.ABSENT]), bytes([KeyState.PENDING]))
@@ -40,17 +37,17 @@ COUNTERS = (
     "read", "read_bytes", "read_damaged", "read_io_error",
     "recovered", "recovered_damaged", "recovered_older", "expired",
 )  # fmt: skip
-"""Always present, from zero. `recovered` counts blocks that were found and whose bytes are good;
-`recovered_older` those whose key a newer block has."""
+"""Always present, from zero. `recovered` counts blocks found at start whose bytes are good;
+`recovered_older` counts those whose key a newer block has."""
 
 
 class DiskTier:
     """Blocks in the slots of segments, under one hard budget that all namespaces share.
 
-    As a `Tier`, but the bytes are elsewhere: `begin_puts` reserves slots and `write` fills and
-    publishes them; `pin_all` finds blocks and `read` fetches them. Both return at once and call
-    back from `finish_jobs`, which the owner calls when the pool wakes it. Nothing here waits,
-    and nothing is ever called back from inside another call. Not thread-safe: one thread.
+    Differs from a `Tier` in its transfers: `begin_puts` reserves slots, and `write` fills and
+    publishes them; `pin_all` finds blocks, and `read` copies them. `write` and `read` return at
+    once, and call back from `finish_jobs`, which the owner calls when the pool wakes it. No call
+    waits, and no callback runs inside another call. Not thread-safe: one thread.
     """
 
     def __init__(
@@ -67,9 +64,9 @@ class DiskTier:
         age_clock_ns: Callable[[], int] = time.time_ns,
         on_recovered: Callable[[], None] = lambda: None,
     ) -> None:
-        """`found` must fit the budget; `unusable` are the segments beside them. `age_clock_ns` is
-        what generations are made of; it goes on over restarts. `on_recovered` is called once, from
-        `finish_jobs`, if anything was `found`.
+        """`found` must fit the budget; `unusable` are the segments beside them. `age_clock_ns`
+        makes generations, and continues over restarts. `on_recovered` is called once, from
+        `finish_jobs`, if any segment was `found`.
 
         Ends with `close`; `files` and `pool` are the caller's.
         """
@@ -102,8 +99,8 @@ class DiskTier:
         self.recovery.start()
 
     def close(self) -> None:
-        """End what clears have begun, make what was written permanent, close every file. The
-        pool must have stopped."""
+        """Remove cleared segments, sync what was written, and close every file. The pool must have
+        stopped."""
         self.recovery.stop()
         self._growth.close()
         for segment in (*self.segments.all, *self.segments.retired):
@@ -111,47 +108,47 @@ class DiskTier:
                 try:
                     segment.file.sync()
                 except OSError as error:
-                    log.warning("disk: what was written last may be lost: %s", error)
+                    log.warning("disk: the last writes may be lost: %s", error)
                 segment.file.close()
 
-    # ── what is there ────────────────────────────────────────────────────────────────────
+    # ── state ────────────────────────────────────────────────────────────────────────────
 
     @property
     def largest_block_bytes(self) -> int:
-        """Blocks above this can never be kept here."""
+        """The largest block that this tier can hold."""
         return largest_block(self.segments.segment_bytes)
 
     @property
     def busy(self) -> bool:
-        """Something is being read, written, erased or verified."""
+        """Whether a block is being read, written, erased or verified."""
         return self._pool.busy
 
     def lookup(self, namespace: str, key: bytes) -> KeyState:
         return KeyState(self.lookup_all(namespace, (key,))[0])
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The state of each key, a byte each. PENDING: it is being written; or it was found at
-        start and its bytes are being hashed now, because it was asked for; or the headers that
-        could name it have not all been read."""
+        """The state of each key, one byte each. PENDING: the block is being written; or it was
+        found at start and this lookup has moved it to the front of verification; or slot headers
+        that could hold the key are not read yet."""
         states = self.known_states(namespace, keys)
         if namespace in self.segments.unsettled:
             return states.translate(_NOT_ABSENT)
         return states
 
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """`lookup_all`, but ABSENT when it is not known yet: for who puts what is not there."""
+        """`lookup_all` with ABSENT for keys that unread headers could hold: for puts."""
         if self._index.unverified:
-            self._ask_for(namespace, keys)
+            self._verify_soon(namespace, keys)
         return self._index.states(namespace, keys)
 
     def holds(self, namespace: str, key: bytes, checksum: int) -> bool:
-        """Whether these very bytes are here, verified or not: writing them again gains nothing."""
+        """Whether these very bytes are on disk, verified or not: another write gains nothing."""
         block = self._index.find(namespace, key)
         return block is not None and block.checksum == checksum
 
     def room_for(self, lengths: Sequence[int]) -> int:
-        """How many blocks of these `lengths` may be waiting to be written, beside those that
-        are: `begin_puts` would decline the others as busy."""
+        """How many blocks of these `lengths` may wait to be written, beside those that do:
+        `begin_puts` would decline the others as busy."""
         return self._writing.room_for(lengths)
 
     def num_blocks(self, namespace: str) -> int:
@@ -159,20 +156,20 @@ class DiskTier:
         return len(self._index.readable.get(namespace, ()))
 
     def block_bytes_of(self, namespace: str) -> int | None:
-        """What a namespace was declared with when its blocks came here, perhaps by an earlier
-        server; None when there is nothing of it."""
+        """The block size that a namespace was declared with when its blocks were written, perhaps
+        by an earlier server; None when it has no segment."""
         return self.namespaces().get(namespace)
 
     def namespaces(self) -> dict[str, int]:
-        """What has segments here, found at start or made since, and its `block_bytes`."""
+        """The namespaces with segments, found at start or made since, and their `block_bytes`."""
         return {c.namespace: c.block_bytes for c in self.segments.classes.values() if c.segments}
 
     def has_segment(self, namespace: str, block_bytes: int) -> bool:
-        """Whether it has a file of its own, and thus room that its oldest blocks leave."""
+        """Whether it has a segment, in which its oldest blocks can make room."""
         return (namespace, block_bytes) in self.segments.classes
 
     def now_ns(self) -> int:
-        """The time, as generations have it: what was written at `g` is `now_ns() - g` old."""
+        """The time in units of generations: a block of generation `g` is `now_ns() - g` old."""
         return self.segments.now_ns()
 
     def num_unverified(self) -> int:
@@ -180,7 +177,7 @@ class DiskTier:
         return self._index.num_unverified
 
     def used_bytes(self, namespace: str) -> int:
-        """What the slots of one namespace's blocks take, unverified ones as well."""
+        """The size of the slots of one namespace's blocks, unverified ones included."""
         classes = self.segments.classes.values()
         return sum(c.used_bytes for c in classes if c.namespace == namespace)
 
@@ -211,33 +208,33 @@ class DiskTier:
         lengths: Sequence[int],
         checksums: Sequence[int],
     ) -> list[DiskBlock]:
-        """A slot for each of the first keys, as many as there is room for now; others leave for
-        it. The rest is counted by its reason.
+        """A slot for each of the first keys, as many as there is room for now, after evictions. The
+        others are counted by reason.
 
-        The caller ends each with `write` or `fail_put`. Keys that are here already get another
-        copy, which replaces the first when it was written: ask `lookup_all` before.
+        The caller ends each with `write` or `fail_put`. A key that is on disk already gets another
+        copy, which replaces the first when it is written: check `lookup_all` before.
         """
         return self._writing.begin(namespace, keys, block_bytes, lengths, checksums)
 
     def write(
         self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_written: OnWritten
     ) -> None:
-        """Fill the slots of `blocks` from `views`, and publish them in this order: the last one
-        is the most recently used.
+        """Fill the slots of `blocks` from `views`, and publish them in this order: the last one is
+        the most recently used.
 
-        `views` are the caller's again, and the blocks readable or forgotten, when `on_written`
-        is called, once, with what became of each. At least one block.
+        `on_written` is called once, with the result of each block. From then on `views` are the
+        caller's again, and each block is readable or discarded. At least one block.
         """
         self._writing.write(blocks, views, on_written)
 
     def fail_put(self, block: DiskBlock) -> None:
-        """Forget `block`, which was not handed to `write`. A previous copy stays."""
+        """Discard `block`, which was not handed to `write`. A previous copy stays."""
         self._writing.end(block, None)
 
     # ── reading ──────────────────────────────────────────────────────────────────────────
 
     def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[DiskBlock | None]:
-        """The readable block of each key, kept until `read` or `unpin`, and used now: the last
+        """The readable block of each key, pinned until `read` or `unpin`, and used now: the last
         one is the most recently used."""
         return self._reading.pin_all(namespace, keys)
 
@@ -246,19 +243,19 @@ class DiskTier:
     ) -> None:
         """Fill `views`, writable and as long as their blocks, which must be pinned.
 
-        `views` are the caller's again, and each block's pin is given back, when `on_read` is
-        called, once: whether each view holds its block's bytes. Those that do not are misses,
-        and such blocks are gone. At least one block. What may be under way is bounded by the
-        memory that the caller fills.
+        `on_read` is called once: whether each view holds its block's bytes. From then on `views`
+        are the caller's again, and each block's pin is released. A block whose bytes do not arrive
+        intact is a miss, and is removed. At least one block. The caller's memory bounds the reads
+        under way.
         """
         self._reading.read(blocks, views, on_read)
 
     def verify(self, blocks: Sequence[DiskBlock], on_read: OnRead) -> None:
-        """`read` to nowhere, at least one block: whether the file still holds the bytes of each."""
+        """`read` without views: whether the file still holds the bytes of each. At least one."""
         self._reading.verify(blocks, on_read)
 
     def unpin(self, block: DiskBlock) -> None:
-        """Give back one pin without reading."""
+        """Release one pin without reading."""
         self._leaving.unpin(block)
 
     def unpin_all(self, blocks: Iterable[DiskBlock]) -> None:
@@ -266,41 +263,42 @@ class DiskTier:
             self._leaving.unpin(block)
 
     def touch(self, namespace: str, key: bytes) -> bool:
-        """Mark as used now; False when there is nothing readable."""
+        """Mark as used now; False when no block is readable."""
         return self.touch_all(namespace, (key,)) == 1
 
     def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
-        """`touch` of each key: the last one is the most recently used. Returns how many there
-        are."""
+        """`touch` of each key: the last one is the most recently used. Returns how many are
+        readable."""
         return self._reading.touch_all(namespace, keys)
 
     # ── removing ─────────────────────────────────────────────────────────────────────────
 
     def remove(self, block: DiskBlock) -> bool:
-        """Take `block` out of the index and erase it; False when it had left already."""
+        """Remove `block` from the index and erase it; False when it was not readable any more."""
         if block.state is not BlockState.READABLE:
             return False
-        self._leaving.let_go(block)
+        self._leaving.discard(block)
         self._counters["removed"] += 1
         return True
 
     def remove_other(self, namespace: str, key: bytes, checksum: int) -> bool:
-        """Remove the block of `key`, verified or not, unless it holds these very bytes. Whether
-        there was one."""
+        """Remove the block of `key`, verified or not, unless it holds these very bytes. Returns
+        whether there was one."""
         block = self._index.find(namespace, key)
         if block is None or block.checksum == checksum:
             return False
-        self._leaving.let_go(block)
+        self._leaving.discard(block)
         self._counters["removed"] += 1
         return True
 
-    def expire(self, namespace: str, keys: Sequence[bytes], last_generation: int) -> None:
+    def expire(self, namespace: str, keys: Sequence[bytes], cutoff_generation: int) -> None:
         """Remove those of `keys`, verified or not, that were written then or earlier."""
         found = (self._index.find(namespace, key) for key in {*keys})
-        self._expire([b for b in found if b is not None and b.generation <= last_generation])
+        self._expire([b for b in found if b is not None and b.generation <= cutoff_generation])
 
-    def expire_some(self, last_generation: int, at_most: int) -> None:
-        """Remove up to `at_most` such blocks from one segment, each time another one."""
+    def expire_some(self, cutoff_generation: int, at_most: int) -> None:
+        """Remove up to `at_most` such blocks from one segment; the next call takes the next
+        segment."""
         segments = [*self.segments.all]
         if not segments:
             return
@@ -309,21 +307,21 @@ class DiskTier:
         old = [
             block
             for block in segment.blocks
-            if block.generation <= last_generation and block.state in kept
+            if block.generation <= cutoff_generation and block.state in kept
         ]
         self._next_to_sweep += len(old) <= at_most
         self._expire(old[:at_most])
 
     def _expire(self, blocks: Sequence[DiskBlock]) -> None:
         for block in blocks:
-            self._leaving.let_go(block)
+            self._leaving.discard(block)
         self._counters["expired"] += len(blocks)
 
     def clear(self, namespace: str | None) -> int:
-        """Remove all blocks of one namespace, or of all; what is being written is dropped too.
+        """Remove all blocks of one namespace, or of all, and drop those being written.
 
-        Returns how many blocks left, unverified ones included. It holds at once for this
-        process; for the next one from `when_gone` on.
+        Returns how many blocks were removed, unverified ones included. Effective at once for this
+        process, and for the next one from `when_gone` on.
         """
         segments = [
             segment
@@ -338,19 +336,19 @@ class DiskTier:
         return removed
 
     def when_gone(self, then: Callable[[bool], None]) -> None:
-        """Call `then` when no restart would find anything of what was cleared: now, or from
-        `finish_jobs`. With False when the file system refuses to remove or to sync it."""
+        """Call `then` when no restart would find cleared blocks: now, or from `finish_jobs`. With
+        False when the file system fails to remove or to sync."""
         self._growth.when_gone(then)
 
     @property
     def clearing(self) -> bool:
-        """Somebody waits for `when_gone`."""
+        """Whether a caller waits for `when_gone`."""
         return self._growth.clearing
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────
 
     def finish_jobs(self) -> None:
-        """Call back whoever has something to hear, and go on with what is to do."""
+        """Run the callbacks of finished jobs, and continue recovery."""
         self._pool.finish_jobs()
         if self._recovery_logged:
             return
@@ -373,12 +371,12 @@ class DiskTier:
         assert in_policies == self._index.num_readable + self._index.num_unverified
         assert self._writing.num_bytes >= sum(block.length for block in self._index.writing())
 
-    # ── in parts ─────────────────────────────────────────────────────────────────────────
+    # ── helpers ──────────────────────────────────────────────────────────────────────────
 
-    def _ask_for(self, namespace: str, keys: Sequence[bytes]) -> None:
+    def _verify_soon(self, namespace: str, keys: Sequence[bytes]) -> None:
         unverified = self._index.unverified.get(namespace, {})
-        asked = [unverified[key] for key in keys if key in unverified]
-        for block in asked:
-            self.recovery.ask(block)
-        if asked:
+        wanted = [unverified[key] for key in keys if key in unverified]
+        for block in wanted:
+            self.recovery.verify_soon(block)
+        if wanted:
             self._pool.wake()

@@ -1,6 +1,11 @@
-"""Blocks to and from files, on an I/O thread; neighbours in one call."""
+"""Work of I/O threads on segment files.
 
-from collections.abc import Iterator, Sequence
+Files are made and removed. Blocks are written, read, erased and verified; neighbours in one call.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from enum import StrEnum, auto
 from itertools import islice
 from typing import NamedTuple
@@ -8,18 +13,33 @@ from typing import NamedTuple
 import numpy as np
 
 from remote_server import protocol
-from remote_server.store.disk.files import File, Scratch, View, Written, is_aligned, why_not_written
+from remote_server.store.disk.files import (
+    File,
+    Files,
+    Scratch,
+    View,
+    Written,
+    is_aligned,
+    why_not_written,
+)
 from remote_server.store.disk.layout import (
     ERASED,
     PAGE,
+    SegmentHeader,
+    new_name,
+    pack_segment_header,
     pack_slot_header,
     padded,
+    segment_name,
     unpack_slot_header,
 )
-from remote_server.store.disk.segments import DiskBlock
+from remote_server.store.disk.pool import Job, Priority
+from remote_server.store.disk.segments import DiskBlock, Segment
 
-# What one call moves: enough for a device to be at its best, little enough for a read not to
-# wait long behind a write. A block that is larger is moved in one call nevertheless.
+log = logging.getLogger(__name__)
+
+# Bytes of one call: enough for the full speed of a device, few enough for a read not to wait long
+# behind a write. A block that is larger is moved in one call nevertheless.
 PIECE_BYTES = 4 << 20
 
 # Two views a block, and the kernel takes 1024 a call (IOV_MAX).
@@ -28,19 +48,19 @@ PIECE_BLOCKS = 256
 
 class ReadResult(StrEnum):
     OK = auto()
-    DAMAGED = auto()  # other bytes than were written
+    DAMAGED = auto()  # not the bytes that were written
     IO_ERROR = auto()
 
 
 class Piece(NamedTuple):
-    """Neighbours in one segment, in its order, and where their bytes are or shall be."""
+    """Neighbours in one segment, in its order, and the views of their bytes."""
 
     blocks: list[DiskBlock]
     views: list[memoryview]
 
 
 def pieces_of(blocks: Sequence[DiskBlock], views: Sequence[memoryview]) -> Iterator[Piece]:
-    """Cut into pieces that one call each can move. The order is that of the files."""
+    """Cut into pieces of one call each, in the order of the files."""
     assert all(v.nbytes == b.length for b, v in zip(blocks, views, strict=True))
     places = sorted(range(len(blocks)), key=lambda place: _position(blocks[place]))
     ordered = [blocks[place] for place in places]
@@ -50,7 +70,7 @@ def pieces_of(blocks: Sequence[DiskBlock], views: Sequence[memoryview]) -> Itera
 
 
 def runs_of(blocks: Sequence[DiskBlock]) -> Iterator[list[DiskBlock]]:
-    """Neighbours together, as far as one call may move them, in the order of the files."""
+    """Runs of neighbours, each at most what one call may move, in the order of the files."""
     run: list[DiskBlock] = []
     for block in sorted(blocks, key=_position):
         if run and not _continues(run, block):
@@ -79,8 +99,8 @@ def _continues(run: list[DiskBlock], block: DiskBlock) -> bool:
 
 
 def write_piece(file: File, piece: Piece, scratch: Scratch) -> Written:
-    """Header and bytes of every block, in one call. After a failure any part may be written,
-    whole blocks among them, and none counts."""
+    """Write header and bytes of every block, in one call. After a failure any part may be written,
+    whole blocks included, and none counts."""
     try:
         if all(_in_place(file, b, v) for b, v in zip(piece.blocks, piece.views, strict=True)):
             views = _headers_between(piece, scratch)
@@ -93,7 +113,7 @@ def write_piece(file: File, piece: Piece, scratch: Scratch) -> Written:
 
 
 def erase(file: File, block: DiskBlock, scratch: Scratch) -> bool:
-    """Overwrite its header, so that nobody finds it again."""
+    """Overwrite its header, so that no restart finds it."""
     page = scratch.take(PAGE)
     page[:] = ERASED
     try:
@@ -104,7 +124,7 @@ def erase(file: File, block: DiskBlock, scratch: Scratch) -> bool:
 
 
 def _in_place(file: File, block: DiskBlock, view: memoryview) -> bool:
-    """Its bytes fill its slot, and can be moved from and to where they are."""
+    """Its bytes fill its slot, and can be moved without a copy."""
     whole = padded(block.length) == block.segment.slot_bytes - PAGE == block.length
     return whole and (not file.direct or is_aligned(view))
 
@@ -120,7 +140,7 @@ def _headers_between(piece: Piece, scratch: Scratch) -> list[View]:
 
 
 def _gathered(piece: Piece, scratch: Scratch) -> memoryview:
-    """A copy of the piece as it shall be in the file: what O_DIRECT cannot take as it lies."""
+    """A copy of the piece as it will be in the file, where O_DIRECT cannot take it in place."""
     slot_bytes = piece.blocks[0].segment.slot_bytes
     whole = scratch.take(slot_bytes * len(piece.blocks))
     for place, (block, view) in enumerate(zip(piece.blocks, piece.views, strict=True)):
@@ -139,7 +159,7 @@ def _header_page(block: DiskBlock) -> bytes:
 
 
 def read_piece(file: File, piece: Piece, scratch: Scratch) -> list[ReadResult]:
-    """Fill each view, and hash what landed in it. What is not OK may hold anything."""
+    """Fill each view, and hash its bytes. A view that is not OK may hold anything."""
     try:
         if all(_in_place(file, b, v) for b, v in zip(piece.blocks, piece.views, strict=True)):
             _read_in_place(file, piece, scratch)
@@ -156,7 +176,7 @@ def read_piece(file: File, piece: Piece, scratch: Scratch) -> list[ReadResult]:
 
 
 def verify_piece(file: File, blocks: list[DiskBlock], scratch: Scratch) -> list[ReadResult]:
-    """Whether header and bytes of each are what was found at start, read into `scratch`."""
+    """Whether header and bytes of each match those found at start, read into `scratch`."""
     try:
         slots = _read_slots(file, blocks, scratch)
         return [
@@ -183,7 +203,7 @@ def _one_by_one(file: File, piece: Piece, scratch: Scratch) -> list[ReadResult]:
 
 
 def _read_in_place(file: File, piece: Piece, scratch: Scratch) -> None:
-    between = scratch.take(PAGE)  # the headers in between all land here, and are not looked at
+    between = scratch.take(PAGE)  # all headers in between are read to here, and ignored
     views = [piece.views[0]]
     for view in piece.views[1:]:
         views += [between, view]
@@ -211,5 +231,107 @@ def _is_intact(block: DiskBlock, view: memoryview) -> bool:
 
 
 def _copy(target: memoryview, source: memoryview) -> None:
-    """Lets go of the GIL, as slicing does not."""
+    """Releases the GIL, as slicing does not."""
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+# ── segment files ────────────────────────────────────────────────────────────────────────────
+
+
+class MadeSegment(NamedTuple):
+    """The file of a new segment, or None and the reason."""
+
+    file: File | None
+    why: Written = Written.OK
+
+
+def make_segment(
+    files: Files,
+    number: int,
+    header: SegmentHeader,
+    gone: Sequence[Segment],
+    finish: Callable[[MadeSegment | None], None],
+) -> Job[MadeSegment]:
+    """Remove those `gone`, then make a segment."""
+
+    def work(scratch: Scratch) -> MadeSegment:
+        try:
+            _remove_segments(files, gone)
+            return MadeSegment(_make_file(files, number, header, scratch))
+        except OSError as error:
+            return MadeSegment(None, why_not_written(error))
+
+    return Job(Priority.READ, work, finish)
+
+
+def _make_file(files: Files, number: int, header: SegmentHeader, scratch: Scratch) -> File:
+    """The file gets its name when it is complete and permanent. Raises `OSError`, with no file left
+    behind."""
+    unfinished = new_name(number)
+    file = files.create(unfinished, header.segment_bytes)
+    try:
+        page = scratch.take(PAGE)
+        page[:] = pack_segment_header(header)
+        file.write([page], 0)
+        file.sync()
+        files.rename(unfinished, segment_name(number))
+        files.sync()
+    except OSError:
+        file.close()
+        for name in (unfinished, segment_name(number)):
+            with suppress(OSError):
+                files.remove(name)
+        raise
+    return file
+
+
+def dispose_segments(
+    files: Files,
+    idle: Sequence[Segment],
+    busy: Sequence[Segment],
+    finish: Callable[[bool | None], None],
+) -> Job[bool]:
+    """Remove the files of `idle`, which have no users, and close them; remove the names of `busy`.
+    The result is whether no restart would find any of them: all removed, and permanently."""
+
+    def work(_: Scratch) -> bool:
+        _close_segments(idle)
+        done = True
+        for segment in (*idle, *busy):
+            try:
+                _remove_name(files, segment)
+            except OSError as error:
+                done = False
+                _warn(error)
+        try:
+            files.sync()
+        except OSError as error:
+            done = False
+            _warn(error)
+        return done
+
+    return Job(Priority.READ, work, finish)
+
+
+def _warn(error: OSError) -> None:
+    log.warning("disk: a cleared segment could not be removed, a restart may find it: %s", error)
+
+
+def _remove_segments(files: Files, segments: Sequence[Segment]) -> None:
+    """Close and remove. A file without a name, or closed before, is skipped. Raises `OSError`."""
+    _close_segments(segments)
+    for segment in segments:
+        _remove_name(files, segment)
+
+
+def _close_segments(segments: Sequence[Segment]) -> None:
+    """Close files without users. A closed file is skipped."""
+    for segment in segments:
+        if segment.file is not None:
+            segment.file.close()
+            segment.file = None
+
+
+def _remove_name(files: Files, segment: Segment) -> None:
+    with suppress(FileNotFoundError):  # never made, or removed before
+        files.remove(segment_name(segment.number))

@@ -1,4 +1,4 @@
-"""Blocks on their way to disk: reserved, written, and published or forgotten."""
+"""Writes and reads of blocks, from slots and pins to the jobs of I/O threads."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -6,8 +6,7 @@ from functools import partial
 
 from remote_server.store.disk.files import Scratch, Written
 from remote_server.store.disk.growth import Growth
-from remote_server.store.disk.index import Index
-from remote_server.store.disk.leaving import Leaving
+from remote_server.store.disk.index import Index, Leaving
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.recovery import Recovery
 from remote_server.store.disk.segments import (
@@ -17,13 +16,21 @@ from remote_server.store.disk.segments import (
     SlotClass,
     largest_block,
 )
-from remote_server.store.disk.transfers import Piece, pieces_of, write_piece
+from remote_server.store.disk.transfers import (
+    Piece,
+    ReadResult,
+    pieces_of,
+    read_piece,
+    runs_of,
+    verify_piece,
+    write_piece,
+)
 
 OnWritten = Callable[[list[Written]], None]
 
 
 class Writing:
-    """What `DiskTier` says of `begin_puts`, `write` and `fail_put`."""
+    """`begin_puts`, `write` and `fail_put` of `DiskTier`."""
 
     def __init__(
         self,
@@ -37,7 +44,7 @@ class Writing:
         max_bytes: int,
     ) -> None:
         self.num_bytes = 0
-        """Reserved and not ended."""
+        """The length of all blocks reserved and not ended."""
         self._index = index
         self._segments = segments
         self._leaving = leaving
@@ -117,7 +124,7 @@ class Writing:
         return written or Written.IO_ERROR
 
     def room_for(self, lengths: Sequence[int]) -> int:
-        """One always, when nothing else is waiting: or none ever might."""
+        """One block is always allowed when no other waits: otherwise a large one would never be."""
         room = self._max_bytes - self.num_bytes
         for place, length in enumerate(lengths):
             room -= length
@@ -148,6 +155,105 @@ class Writing:
     def _publish(self, block: DiskBlock) -> None:
         previous = self._index.find(block.namespace, block.key)
         if previous is not None:
-            self._leaving.let_go(previous)
+            self._leaving.discard(previous)
         self._index.publish(block)
         self._segments.use(block, self._segments.next_tick())
+
+
+OnRead = Callable[[list[bool]], None]
+
+
+class Reading:
+    """`pin_all`, `touch_all`, `read` and `verify` of `DiskTier`."""
+
+    def __init__(
+        self,
+        index: Index,
+        segments: Segments,
+        leaving: Leaving,
+        pool: Pool,
+        counters: Counter[str],
+    ) -> None:
+        self._index = index
+        self._segments = segments
+        self._leaving = leaving
+        self._pool = pool
+        self._counters = counters
+
+    def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[DiskBlock | None]:
+        index = self._index.readable.get(namespace, {})
+        tick = self._segments.next_tick()
+        blocks = [*map(index.get, keys)]
+        for block in blocks:
+            if block is not None:
+                self._segments.use(block, tick)
+                self._segments.pin(block)
+        return blocks
+
+    def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
+        index = self._index.readable.get(namespace, {})
+        tick, use = self._segments.next_tick(), self._segments.use
+        blocks = [block for block in map(index.get, keys) if block is not None]
+        for block in blocks:
+            use(block, tick)
+        return len(blocks)
+
+    def read(
+        self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_read: OnRead
+    ) -> None:
+        results: dict[int, bool] = {}
+        places = {id(view): place for place, view in enumerate(views)}
+        assert len(places) == len(blocks), "a view for each block, and no view twice"
+
+        def finish(piece: Piece, found: list[ReadResult] | None) -> None:
+            verdicts = found or [ReadResult.IO_ERROR] * len(piece.blocks)
+            for block, view, verdict in zip(piece.blocks, piece.views, verdicts, strict=True):
+                results[places[id(view)]] = verdict is ReadResult.OK
+                self._end(block, verdict)
+            if len(results) == len(blocks):
+                on_read([results[place] for place in range(len(blocks))])
+
+        for piece in pieces_of(blocks, views):
+            self._submit(piece, finish)
+
+    def verify(self, blocks: Sequence[DiskBlock], on_read: OnRead) -> None:
+        good: dict[DiskBlock, bool] = {}
+
+        def finish(run: list[DiskBlock], found: list[ReadResult] | None) -> None:
+            verdicts = found or [ReadResult.IO_ERROR] * len(run)
+            for block, verdict in zip(run, verdicts, strict=True):
+                good[block] = verdict is ReadResult.OK
+                self._judge(block, verdict)
+            if len(good) == len(blocks):
+                on_read([good[block] for block in blocks])
+
+        for run in runs_of(blocks):
+            file = run[0].segment.file
+            assert file is not None
+            work = partial(verify_piece, file, run)
+            self._pool.submit(Job(Priority.READ, work, partial(finish, run)))
+
+    def _end(self, block: DiskBlock, verdict: ReadResult) -> None:
+        if verdict is ReadResult.OK:
+            self._counters["read"] += 1
+            self._counters["read_bytes"] += block.length
+        self._judge(block, verdict)
+
+    def _judge(self, block: DiskBlock, verdict: ReadResult) -> None:
+        """Releases the pin."""
+        if verdict is not ReadResult.OK:
+            self._counters[f"read_{verdict}"] += 1
+            if block.state is BlockState.READABLE:
+                self._leaving.discard(block)
+        self._leaving.unpin(block)
+
+    def _submit(
+        self, piece: Piece, finish: Callable[[Piece, list[ReadResult] | None], None]
+    ) -> None:
+        file = piece.blocks[0].segment.file
+        assert file is not None
+
+        def work(scratch: Scratch) -> list[ReadResult]:
+            return read_piece(file, piece, scratch)
+
+        self._pool.submit(Job(Priority.READ, work, partial(finish, piece)))

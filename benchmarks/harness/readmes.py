@@ -1,0 +1,133 @@
+"""The parts of the READMEs that are made from records: `python -m benchmarks results`.
+
+    <!-- results test_swap -->      made from the tables [[test_swap]] of the results.toml beside it
+    <!-- end of results -->
+
+The block `list` needs no table: it is the list of all benchmarks, with links to their READMEs.
+Everything outside of the markers is written by hand and stays as it is.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import msgspec
+
+from benchmarks.harness import registry
+from benchmarks.harness.record import Record, RecordError
+from benchmarks.harness.result_facts import Table
+from benchmarks.harness.result_tables import NO_FACTS, render
+
+LIST = "list"
+TABLES = "results.toml"
+
+_BEGIN, _END = "<!-- results ", "<!-- end of results -->"
+_MARKER = re.compile(rf"^({_BEGIN}|{_END})", re.MULTILINE)
+_BLOCK = re.compile(rf"^{_BEGIN}(?P<name>\S+) -->\n.*?^{_END}", re.DOTALL | re.MULTILINE)
+
+Tables = Mapping[str, list[Table]]
+
+
+class ReadmeError(ValueError):
+    """A README, its tables and the records do not fit together."""
+
+
+def found(root: Path = registry.REPOSITORY) -> list[Path]:
+    """Every README of the benchmarks that has a block."""
+    readmes = sorted((root / "benchmarks").rglob("README.md"))
+    return [readme for readme in readmes if _MARKER.search(readme.read_text())]
+
+
+def rewritten(readme: Path, root: Path = registry.REPOSITORY) -> str:
+    """The README with every block made anew. Raises `ReadmeError`."""
+    text = readme.read_text()
+    tables = read_tables(readme.with_name(TABLES))
+    blocks = [match["name"] for match in _BLOCK.finditer(text)]
+    if 2 * len(blocks) != len(_MARKER.findall(text)):
+        raise ReadmeError(f"{readme}: not every `{_BEGIN}NAME -->` has its `{_END}`")
+    if {*blocks} - {LIST} != tables.keys() or len(blocks) != len({*blocks}):
+        raise ReadmeError(
+            f"{readme} has the blocks {sorted(blocks)}, and {TABLES} beside it {sorted(tables)}"
+        )
+
+    def made_anew(match: re.Match[str]) -> str:
+        name = match["name"]
+        lines = _list(readme, root) if name == LIST else _block(tables[name], readme, root)
+        return f"{_BEGIN}{name} -->\n" + "".join(f"{line}\n" for line in lines) + _END
+
+    return _BLOCK.sub(made_anew, text)
+
+
+def read_tables(path: Path) -> Tables:
+    """By block; nothing where there is no such file. Raises `ReadmeError`."""
+    if not path.exists():
+        return {}
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=dict[str, list[Table]])
+    except msgspec.DecodeError as error:
+        raise ReadmeError(f"{path}: {error}") from None
+
+
+def complaints(root: Path = registry.REPOSITORY) -> Iterator[str]:
+    """A line for each record of a benchmark that no README shows, and for each README with a table
+    for which its records have nothing."""
+    shown: set[str] = set()
+    for readme in found(root):
+        for tables in read_tables(readme.with_name(TABLES)).values():
+            shown |= {name for table in tables for name in table.records}
+        if NO_FACTS in readme.read_text():
+            yield f"{readme}: a table is empty; its patterns in {TABLES} match nothing"
+    for file in sorted((root / "benchmarks" / "results").glob("*.json")):
+        if file.name not in shown and _record(file).benchmark.startswith("benchmarks."):
+            yield f"{file}: no README shows this record; it needs an entry in a {TABLES}"
+
+
+def _block(tables: list[Table], readme: Path, root: Path) -> Iterator[str]:
+    """The tables of one block. What is known of a record stands above its first table."""
+    results = root / "benchmarks" / "results"
+    above: list[str] = []
+    yield "**Last result**"
+    yield ""
+    for table in tables:
+        records = {name: _record(results / name) for name in table.records}
+        up = "../" * len(readme.parent.relative_to(root / "benchmarks").parts)
+        links = {name: f"{up}results/{name}" for name in table.records}
+        try:
+            lines = render(table, records, links, about=table.records != above)
+        except (ValueError, re.error) as error:
+            raise ReadmeError(f"{readme.with_name(TABLES)}: {table.records}: {error}") from None
+        if above:
+            yield ""
+        yield from lines
+        above = table.records
+
+
+def _record(path: Path) -> Record:
+    try:
+        return Record.read(path)
+    except RecordError as error:
+        raise ReadmeError(str(error)) from None
+
+
+def _list(readme: Path, root: Path) -> Iterator[str]:
+    """A line for each benchmark: a link to what its README has of it, and its question."""
+    yield "| benchmark | question |"
+    yield "|---|---|"
+    for one in registry.find(root).values():
+        target = _section(one, root).removeprefix("benchmarks/")
+        yield f"| [{one.name}]({target}) | {one.question} |"
+
+
+def _section(one: registry.Benchmark, root: Path) -> str:
+    """Of a package its README; of a module its section in that of the folder. A path from the
+    root. Raises `ReadmeError` where there is none."""
+    path = one.module.replace(".", "/")
+    if (root / path).is_dir():
+        file, anchor, is_there = f"{path}/README.md", "", (root / path / "README.md").exists()
+    else:
+        file, anchor = f"{path.rpartition('/')[0]}/README.md", f"#{one.name}"
+        readme = root / file
+        is_there = readme.exists() and f"\n## {one.name}\n" in readme.read_text()
+    if not is_there:
+        raise ReadmeError(f"{file} has no section of {one.name}")
+    return file + anchor
