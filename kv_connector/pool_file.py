@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from remote_server.errors import ConfigError
-from remote_server.open_files import check_file_sizes
+from remote_server.process_limits import check_file_sizes
 from remote_server.server.config import check_memory_fits
 
 SHM = Path("/dev/shm")

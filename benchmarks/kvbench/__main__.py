@@ -28,7 +28,7 @@ from benchmarks.kvbench.measure import measure
 from benchmarks.kvbench.plan import Plan, plan
 from remote_server.address import server_address
 from remote_server.errors import ConfigError
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 from remote_server.sizes import MiB
 
 MODULE = "benchmarks.kvbench"

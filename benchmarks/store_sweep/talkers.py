@@ -26,7 +26,7 @@ from benchmarks.store_sweep.conversation import BLOCKS, TURNS, keys_of
 from benchmarks.store_sweep.points import PARTS
 from remote_server.address import server_address
 from remote_server.client import GetTimes, RemoteClient
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 
 MODULE = "benchmarks.store_sweep.talkers"
 
