@@ -1,10 +1,10 @@
-"""LoRA adapters whose blocks the CPU pool may hold: their files as they were at the first use.
+"""Identity check of LoRA adapter files: an adapter whose files change loses the CPU pool.
 
-vLLM's keys stand for an adapter by its name and path. An adapter that is replaced under both has
-the keys of the old one, and vLLM's own cache serves the old KV then; the pool, which is larger
-and lives longer, must not. So the identity of an adapter's files is compared at every lookup.
-Once it has changed, the adapter keeps away from the pool for good: from here it is not seen
-whether the engine had loaded the new files before or after a block was computed.
+vLLM's keys identify an adapter by name and path. An adapter replaced under both keeps the keys of
+the old one, and vLLM's own cache then serves the old KV. The pool must not: it is larger and lives
+longer. Each lookup compares the adapter's files with those of its first use. A changed adapter
+stays out of the pool for good: the scheduler cannot see whether the engine loaded the new files
+before or after it computed a block.
 """
 
 import hashlib
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvferry.adapters")
 
-# Names of the files that vLLM reads begin so. Others of the folder, such as the state of a
-# training run, may change.
+# Prefixes of the files that vLLM reads. Other files, such as the state of a training run, may
+# change.
 _READ_BY_VLLM = ("adapter_", "new_embeddings")
 
-# About 5 MB. Adapters beyond it keep away from the pool.
+# About 5 MB. Further adapters do not use the pool.
 MOST_ADAPTERS = 16_384
 
 
@@ -36,15 +36,15 @@ class AdapterState(StrEnum):
 
     SAME = auto()
     CHANGED = auto()
-    UNKNOWN = auto()  # its files cannot be seen from here
+    UNKNOWN = auto()  # the scheduler cannot read its files
 
 
 class Adapters:
-    """Each adapter by name and path, as vLLM's keys have it. The scheduler thread alone uses it."""
+    """Adapters by name and path, as in vLLM's keys. Only the scheduler thread uses it."""
 
     def __init__(self) -> None:
         self._files: dict[tuple[str, str], bytes] = {}
-        """At the first use; empty once they have changed or could not be seen."""
+        """Identity at the first use; empty once the files changed or could not be read."""
 
     def look_at(self, adapter: "LoRARequest") -> AdapterState:
         """Compare the adapter's files with those of its first use. Opens none; raises nothing."""
@@ -64,19 +64,19 @@ class Adapters:
             return AdapterState.SAME
         self._files[key] = b""
         logger.warning(
-            "the files of LoRA adapter %s in %s have changed: its requests keep away from the CPU "
+            "the files of LoRA adapter %s in %s have changed: its requests do not use the CPU "
             "pool until the engine is restarted; load it under another name or path",
             *key,
         )
         return AdapterState.CHANGED
 
     def _not_known(self, key: tuple[str, str], why: str) -> AdapterState:
-        """The pool may hold blocks of it, so that whatever is seen later counts as a change."""
+        """The pool may hold blocks of this adapter, so any files found later count as changed."""
         if len(self._files) < MOST_ADAPTERS or key in self._files:
             self._files[key] = b""
             logger.warning(
-                "the files of LoRA adapter %s in %s cannot be seen from the scheduler, so its "
-                "requests keep away from the CPU pool: %s",
+                "the scheduler cannot read the files of LoRA adapter %s in %s, so its requests do "
+                "not use the CPU pool: %s",
                 *key,
                 why,
             )
@@ -84,10 +84,9 @@ class Adapters:
 
 
 def _identity(path: str) -> bytes:
-    """Of the adapter's files: which they are, how long, and when they were last changed.
+    """A digest of the names, inodes, sizes and times of the adapter's files.
 
-    The time of the last change of an inode is part of it: no program sets that. Raises `OSError`
-    or `NotKnown`.
+    It includes the inode change time, which no program can set. Raises `OSError` or `NotKnown`.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():

@@ -1,4 +1,4 @@
-"""vLLM's worker for a GPU, with the rest of every stored row cleared."""
+"""vLLM's worker for a GPU, wrapped so that the unowned bytes of stored rows are cleared."""
 
 from vllm.v1.kv_offload.base import (
     BlockIDsLoadStoreSpec,
@@ -13,7 +13,7 @@ from kv_connector.host_worker import Run, plan_copy
 
 
 class ClearingWorker(OffloadingWorker):
-    """Clears what a block does not own of its row, before the row is reported as stored."""
+    """Clears the bytes of a row that its block does not own, before the store is reported."""
 
     def __init__(self, worker: OffloadingWorker, rest: RestOfRows, blocks_per_row: int) -> None:
         self._worker = worker
@@ -34,16 +34,16 @@ class ClearingWorker(OffloadingWorker):
         return bool(self._worker.submit_load(job_id, src_spec, dst_spec))
 
     def get_finished(self) -> list[TransferResult]:
-        """Jobs that ended since the last call. The rows of a store belong to it until then. They
-        are cleared last, because vLLM copies packed blocks whole."""
+        """Jobs that ended since the last call. The rows of a store belong to it until this call,
+        which clears them: vLLM copies packed blocks whole."""
         finished: list[TransferResult] = self._worker.get_finished()
         for result in finished:
             self._clear(result.job_id)
         return finished
 
     def wait(self, job_ids: set[int]) -> None:
-        """Block until these jobs have let go of their engine blocks. Their rows are cleared then,
-        because after a reset of the pool they may have another owner soon."""
+        """Block until these jobs have released their engine blocks, and clear their rows. After a
+        reset of the pool the rows may get another owner at once."""
         self._worker.wait(job_ids)
         for job_id in job_ids:
             self._clear(job_id)
@@ -54,6 +54,6 @@ class ClearingWorker(OffloadingWorker):
                 self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
 
     def shutdown(self) -> None:
-        """End all copies and let go of the pool."""
+        """End all copies and release the pool."""
         self._rest.release()
         self._worker.shutdown()

@@ -1,8 +1,8 @@
-"""The connector class that vLLM loads: vLLM's offloading, with our settings and our spec.
+"""The connector class that vLLM loads: vLLM's offloading with kvferry's settings and spec.
 
-Everything that schedules, fences and counts references is `OffloadingConnector`'s. This class
-translates the settings, names the namespace, looks after the pool file's name and the metric
-definitions, and lets single requests opt out.
+Scheduling, fencing and reference counts are `OffloadingConnector`'s. This class translates the
+settings, determines the namespace, the pool file's name and the metric definitions, and applies
+the options of single requests.
 """
 
 import copy
@@ -85,11 +85,10 @@ class PoolNotShared(RuntimeError):
 
 
 class KVFerryConnector(OffloadingConnector):
-    """Prefix-cache blocks to the CPU pool and on to the remote server, and back.
+    """Moves prefix-cache blocks to the CPU pool and on to the remote server, and back.
 
     Settings are the keys of `kv_connector_extra_config`; see `ConnectorConfig`. Raises
-    `ConfigError` at start for a setting that is unknown or cannot work here, and never raises
-    afterwards.
+    `ConfigError` at start for a setting that is unknown or cannot work here; never raises later.
     """
 
     def __init__(
@@ -119,7 +118,7 @@ class KVFerryConnector(OffloadingConnector):
         self._introduction: Introduction | None = None
         self._reporter: Reporter | None = None  # a worker's
         self._watch: WeightWatch | None = None  # a worker's
-        self._look: int | None = None  # a worker's: the scheduler's newest look at the weights
+        self._look: int | None = None  # a worker's: the scheduler's newest request for a sample
         self._reports = Reports(0)  # the scheduler's
         if in_worker:
             self._reporter = Reporter(self.connector_worker.spec.config.parallel.rank)
@@ -157,8 +156,8 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: False, but=ConfigError)
     def _find_packed_groups(self, kv_caches: dict[str, torch.Tensor]) -> bool:
-        """Whether every byte of a row is known to be its block's or cleared. Without that the
-        engine keeps from the server. Raises `ConfigError` for a cache that vLLM would not offload
+        """Whether every byte of a row is known to be its block's or cleared. If not, the engine
+        does not use the server. Raises `ConfigError` for a cache that vLLM would not offload
         whole."""
         try:
             packed = owned_in_packed_blocks(self._kv_cache_config, kv_caches)
@@ -174,8 +173,8 @@ class KVFerryConnector(OffloadingConnector):
         why_not = why_not_watched(self._vllm_config) if models else "no model runner was found"
         if models is None or why_not is not None:
             logger.warning(
-                "weights are not watched, because %s: after every change of them reset the cache "
-                "with reset_external=true",
+                "changes of the weights are not detected, because %s: after every change reset the "
+                "cache with reset_external=true",
                 why_not,
             )
             return
@@ -198,7 +197,7 @@ class KVFerryConnector(OffloadingConnector):
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Does nothing. Under `MultiConnector` it is another connector's metadata; workers of ours
+        """Does nothing. Under `MultiConnector` this is another connector's metadata; our workers
         report with the engine's steps."""
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
@@ -239,8 +238,8 @@ class KVFerryConnector(OffloadingConnector):
             self._introduction.heard(news)
 
     def _check_pool_of(self, report: WorkerReport) -> None:
-        """The marks have proved it at the start. Should a worker have mapped another pool since,
-        the engine must end: what it loads from rows is not what was stored."""
+        """Raise `PoolNotShared`, which ends the engine, if a worker has mapped another pool since
+        the marks were checked at start: it would load other bytes than were stored."""
         if report.pool is None:
             return
         ours = pool_file_of(self.scheduler.manager.primary_tier._mmap_region.fd)
@@ -253,7 +252,7 @@ class KVFerryConnector(OffloadingConnector):
 
     def on_new_request(self, request: "Request") -> None:
         if not self._apply_options(request):
-            keep_to_pool(request)  # it may be one that must not use the server
+            keep_to_pool(request)  # its options may have been an opt-out
         self._keep_from_wrong_pool(request)
         super().on_new_request(request)
 
@@ -270,7 +269,7 @@ class KVFerryConnector(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        # While nothing has come, the answer is known without a walk over a long prompt's keys.
+        # Without news the result is the same, and needs no walk over a long prompt's keys.
         if self._still_waits(request):
             return None, False
         if not self._begin(request, num_computed_tokens):
@@ -311,7 +310,7 @@ class KVFerryConnector(OffloadingConnector):
 
     def _prefix_keys(self, request_id: str, first_token: int, end_token: int) -> list[OffloadKey]:
         """The keys of the whole rows between these tokens, in prefix order, of the groups that
-        hold all of a prefix. Sliding-window groups hold its end alone."""
+        hold all of a prefix. Sliding-window groups, which hold only its end, are left out."""
         status = self.scheduler._req_status[request_id]
         keys: list[OffloadKey] = []
         for config, state in zip(
@@ -384,8 +383,8 @@ class KVFerryConnector(OffloadingConnector):
     # ── resets ───────────────────────────────────────────────────────────────────────────
 
     def reset_cache(self) -> bool | None:
-        """Empty the pool and begin a new weight epoch: see `resets`. vLLM calls this before it
-        sleeps, and when an operator resets, also while requests run and copies are under way."""
+        """Empty the pool and begin a new weight epoch; see `resets`. vLLM calls this before sleep
+        and when an operator resets, also while requests run and copies are under way."""
         undelivered = self._before_reset()
         emptied = False
         try:
@@ -411,8 +410,8 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: None)
     def _drop_unwanted_tails(self, scheduler_output: "SchedulerOutput") -> None:
-        """Keep a request's limit on what is stored for its partial tail too: vLLM 0.32 takes a
-        limit of 0 there for none, and ends its process by an assertion over a small one."""
+        """Apply a request's store limit to its partial tail too: vLLM 0.32 reads a limit of 0
+        there as no limit, and ends its process by an assertion on a small limit."""
         state = scheduler_output.kv_connector_block_state
         if state is None or not state.boundary_state_offloads:
             return
@@ -443,7 +442,8 @@ class KVFerryConnector(OffloadingConnector):
             logger.info(line)
 
     def count_hook_error(self, hook: str) -> None:
-        """A worker reports it: only the scheduler has metrics."""
+        """Count one exception that was kept from the engine. A worker reports it to the scheduler,
+        which alone has metrics."""
         if self._remote is not None:
             self._remote.count_hook_error(hook)
         elif self._reporter is not None:
@@ -454,15 +454,15 @@ class KVFerryConnector(OffloadingConnector):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
-        """As upstream. It is the first time that vLLM hands over the whole configuration, before
-        KV cache is allocated: the first chance to refuse an executor."""
+        """As upstream. The first call with the whole configuration, before KV cache is allocated,
+        so the first place to refuse an executor."""
         refuse_without_shared_pool(vllm_config.parallel_config)
         return super().get_required_kvcache_layout(vllm_config)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """False, as upstream. Where CUDA graphs are used, vLLM asks this before it loads the
-        model: the first chance to refuse a wrong setting."""
+        """False, as upstream. With CUDA graphs vLLM calls this before it loads the model, so it is
+        the first place to refuse a wrong setting."""
         read_config(ConnectorConfig, extra_config, "kv_connector_extra_config")
         return super().requires_piecewise_for_cudagraph(extra_config)
 
@@ -476,10 +476,10 @@ class KVFerryConnector(OffloadingConnector):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> "KVConnectorPromMetrics":
-        """Declare the metrics of the spec and tier that the engine will really build.
+        """Declare the metrics of the spec and tier that the engine will build.
 
-        The API server only has the operator's settings; upstream would read them as its own
-        and the first metric that it does not know would fail every request there.
+        The API server has only the operator's settings. Upstream would read them as its own, and
+        the first undeclared metric would fail every request there.
         """
         translated = _with_extra_config(vllm_config, _read(vllm_config).for_vllm())
         return super().build_prom_metrics(
@@ -494,8 +494,8 @@ def _read(vllm_config: "VllmConfig") -> ConnectorConfig:
 
 
 def _with_extra_config(vllm_config: "VllmConfig", extra: dict[str, Any]) -> "VllmConfig":
-    """A copy of `vllm_config` with other connector settings; the original is shared, and under
-    some executors a second connector is built from it in the same process."""
+    """A copy of `vllm_config` with other connector settings. The original is shared: under some
+    executors a second connector is built from it in the same process."""
     translated = copy.copy(vllm_config)
     translated.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
     assert translated.kv_transfer_config is not None
@@ -513,9 +513,9 @@ def _pool_name(vllm_config: "VllmConfig", *, in_worker: bool) -> str:
 
 
 def _refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig") -> None:
-    """vLLM 0.32 stores a row of several blocks when the last of them is there. Of a group that
-    keeps only the end of a prefix the others may be missing, and a request that needs them would
-    load what the row held before. Raises `ConfigError`."""
+    """Raise `ConfigError` for rows of several blocks in a group that keeps only the end of a
+    prefix. vLLM 0.32 stores a row when its last block exists; the others may be missing in such a
+    group, and a request that needs them would load the row's previous content."""
     if blocks_per_row == 1:
         return
     for group in kv_cache_config.kv_cache_groups:
@@ -523,8 +523,8 @@ def _refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig
             if not isinstance(spec, FullAttentionSpec):
                 raise ConfigError(
                     f"blocks_per_row={blocks_per_row}: this model has a group of "
-                    f"{type(spec).__name__}, which keeps only the end of a prefix, and whose rows "
-                    "of several blocks would be incomplete; remove it"
+                    f"{type(spec).__name__}, which keeps only the end of a prefix, so rows of "
+                    "several blocks would be incomplete; remove the setting"
                 )
 
 

@@ -1,8 +1,8 @@
 """Executors of vLLM under which the scheduler and its workers can share one pool.
 
-The pool is memory that the engine core and all of its workers map. So the workers are children of
-the engine core, or run in its process. Under any other executor the scheduler would transfer rows
-that no worker ever wrote.
+The engine core and all of its workers map the pool, so the workers must be children of the engine
+core or run in its process. Under any other executor the scheduler would transfer rows that no
+worker wrote.
 """
 
 import inspect
@@ -19,8 +19,8 @@ _CURE = "use --distributed-executor-backend mp with all workers on one host"
 
 
 def refuse_without_shared_pool(parallel: "ParallelConfig") -> None:
-    """Raise `ConfigError` for an executor that is known to put workers where they cannot share the
-    scheduler's pool. One that is not known is judged by the marks that its workers leave."""
+    """Raise `ConfigError` for an executor whose workers are known not to share the scheduler's
+    pool. For an unknown executor the marks in the pool decide."""
     backend = parallel.distributed_executor_backend
     if parallel.use_ray:
         raise ConfigError(
@@ -40,7 +40,7 @@ def refuse_without_shared_pool(parallel: "ParallelConfig") -> None:
 
 
 def engine_core_pid(*, in_worker: bool, executor_backend: object) -> int:
-    """The process that holds this engine's scheduler, as seen from this process.
+    """The process of this engine's scheduler, as seen from this process.
 
     `executor_backend` is vLLM's `distributed_executor_backend`: under `mp` a worker is a child
     of the engine core, under `uni` and `external_launcher` it is the engine core itself.

@@ -1,7 +1,7 @@
-"""Once, when the server first answers: does it hold blocks of an engine that nearly is this one?
+"""Mismatch check at the first reply of a server: namespaces that differ in few facts.
 
-An engine that gets no hits because one setting differs from those that filled the server looks
-healthy from everywhere. This says so, in its own log, in one line that names the setting.
+An engine that gets no hits, because one setting differs from the engines that filled the server,
+looks healthy otherwise. The check logs one line that names the setting.
 """
 
 import logging
@@ -22,8 +22,8 @@ def look_for_gaps(
     facts: Mapping[str, str],
     logger: logging.Logger,
 ) -> None:
-    """Ask the server what it holds and log what keeps this engine from using it. Returns at once;
-    the line comes on the client's thread. A server that does not answer is no news here."""
+    """Query the server's namespaces, and log the facts that keep this engine from using them.
+    Returns at once; the client's thread logs. A failed query is ignored."""
 
     def say(reply: "Future[StatsReply]") -> None:
         if reply.cancelled() or reply.exception() is not None:

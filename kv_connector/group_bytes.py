@@ -1,10 +1,10 @@
 """The bytes of a row that each KV cache group owns, and the rest, which is kept zero.
 
-Groups of a hybrid model lie over each other: a row has room for the largest group, and a block of
-a smaller one owns a part of it. The rest of the row, and the rest of the engine's block, hold what
-the block's owner before put there, which may be the prompt of another request. Rows are hashed,
-sent and stored whole, so that rest is cleared whenever a row is stored. A model with one group
-owns all of its rows, and nothing is cleared.
+Groups of a hybrid model overlap: a row has room for the largest group, and a block of a smaller
+group owns a part of it. The rest of the row, and of the engine's block, holds bytes of a previous
+owner, which may be the prompt of another request. Rows are hashed, sent and stored whole, so the
+rest is cleared whenever a row is stored. A model with one group owns all of its rows, and nothing
+is cleared.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,15 +34,15 @@ class Piece(NamedTuple):
 
 
 Pieces = list[list[Piece]]
-"""By group, in the order in which they lie in a row."""
+"""By group, in the order of their position in a row."""
 
 Places = npt.NDArray[np.int8]
-"""One tensor's part of the pool: (rows, places, bytes), a place for each engine block of a row."""
+"""One tensor's part of the pool: (rows, places, bytes), with one place per engine block."""
 
 
 def owned_by_groups(kv_caches: CanonicalKVCaches, *, canonical: bool = False) -> Pieces:
-    """The pages that each group's layers fill, without the padding behind a small page; with
-    `canonical`, vLLM's pages of all ranks together."""
+    """The pages that each group's layers fill, without the padding after a small page. With
+    `canonical`: vLLM's pages of all ranks together."""
     pieces: Pieces = []
     for refs in kv_caches.group_data_refs:
         ends: dict[int, int] = {}
@@ -53,7 +53,7 @@ def owned_by_groups(kv_caches: CanonicalKVCaches, *, canonical: bool = False) ->
 
 
 def pages_of(kv_caches: CanonicalKVCaches, *, canonical: bool = False) -> list[int]:
-    """The bytes that a page of each tensor takes in a row."""
+    """Size of a page of each tensor in a row."""
     pages = [cache.page_size_bytes for cache in kv_caches.tensors]
     if canonical:
         pages = [0] * len(pages)
@@ -70,11 +70,11 @@ def _page_of(ref: CanonicalKVCacheRef, canonical: bool) -> int:
 def owned_in_packed_blocks(
     kv_cache_config: "KVCacheConfig", kv_caches: "Mapping[str, torch.Tensor]"
 ) -> Pieces | None:
-    """The same where vLLM packs the pages of all layers of a group side by side into one block,
-    and offloads that block as one tensor that every group owns whole. None where it does not.
+    """`owned_by_groups` for packed blocks: vLLM packs the pages of all layers of a group into one
+    block, and offloads that block as one tensor. None where blocks are not packed.
 
-    Raises `NotKnown` for groups of which the bytes in such a block cannot be established, and
-    `ConfigError` for layers that vLLM would leave out of it.
+    Raises `NotKnown` where a group's bytes in such a block cannot be established, and
+    `ConfigError` for layers that vLLM would not offload.
     """
     if kv_cache_config.hisparse_host_num_blocks is not None:
         return None
@@ -100,7 +100,7 @@ def owned_in_packed_blocks(
             outside = layer if first >= stride else outside
             spans[-1].append((first, first + spec.unpadded_page_size_bytes))
     if packed and outside:
-        # vLLM 0.32 takes a page that is padded to an alignment for a packed block.
+        # vLLM 0.32 treats a page that is padded to an alignment as a packed block.
         raise ConfigError(
             f"vLLM would offload the first layer alone, without {outside}: the blocks of this "
             "model's KV cache are padded; set VLLM_KV_CACHE_LAYOUT=BLHNC"
@@ -108,7 +108,7 @@ def owned_in_packed_blocks(
     if not packed or len(groups) < 2:
         return None
     if unclear:
-        raise NotKnown(f"which bytes of a packed block are those of {unclear}")
+        raise NotKnown(f"the bytes of {unclear} in a packed block cannot be established")
     return [[Piece(0, start, end) for start, end in _merged(own)] for own in spans]
 
 
@@ -125,8 +125,8 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def places_of_rows(
     pool: npt.NDArray[np.int8], pages: Sequence[int], blocks_per_row: int
 ) -> list[Places]:
-    """Each tensor's part of a worker's part of all rows, `pool`, as vLLM's workers lay them out:
-    tensor after tensor, and for each a place for every engine block."""
+    """Each tensor's view of `pool`, a worker's part of all rows, in the layout of vLLM's workers:
+    tensor after tensor, and in each one place per engine block."""
     places, start = [], 0
     for page in pages:
         view = pool[:, start : start + page * blocks_per_row]
@@ -137,7 +137,7 @@ def places_of_rows(
 
 
 def rest_of_rows(owned: Pieces, pages: Sequence[int]) -> Pieces:
-    """What no layer of a group fills; `pages` are the bytes of a page of each tensor."""
+    """The bytes that no layer of a group fills. `pages` are the page sizes of the tensors."""
     rest: Pieces = []
     for pieces in owned:
         rest.append([])
@@ -150,7 +150,7 @@ def rest_of_rows(owned: Pieces, pages: Sequence[int]) -> Pieces:
 
 
 class RestOfRows:
-    """Clears what the blocks of a group leave of their rows. False where there is nothing."""
+    """Clears the bytes of rows that a group's blocks do not own. False if there are none."""
 
     def __init__(self, owned: Pieces, places: Sequence[Places]) -> None:
         pages = [view.shape[2] for view in places]
@@ -163,10 +163,10 @@ class RestOfRows:
         return any(self._views)
 
     def clear(self, group: int, first_row: int, num_rows: int) -> None:
-        """Zero it in these rows, which no other copy may use meanwhile."""
+        """Zero those bytes in these rows. No other copy may use the rows meanwhile."""
         for view in self._views[group]:
             view[first_row : first_row + num_rows] = 0
 
     def release(self) -> None:
-        """Let go of the pool."""
+        """Release the views of the pool."""
         self._views = []

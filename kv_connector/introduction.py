@@ -1,7 +1,7 @@
-"""The engine's introduction to the server: the scheduler hears every worker, then declares.
+"""The engine's introduction to the server: it collects the workers' facts, then declares them.
 
-Whose blocks an engine holds is known only when each of its workers has reported what it runs on.
-Reports come with the engine's first steps (`worker_report`). Until then the server is not used.
+The namespace of an engine's blocks is known when each worker has reported its facts. Reports come
+with the engine's first steps (`worker_report`). Until then the server is not used.
 """
 
 from collections.abc import Iterable, Mapping
@@ -17,12 +17,12 @@ from remote_server.errors import ConfigError
 logger = init_logger("vllm.kvferry.introduction")
 
 MOST_STEPS = 200
-"""Steps in which every worker must have been heard. One is enough where the scheduler waits for
-the output of a step; with steps in flight it is their number and one more."""
+"""Steps in which every worker must report. One is enough where the scheduler waits for the output
+of a step; with steps in flight it is their number plus one."""
 
 
 class Tier(Protocol):
-    """The part of `RemoteTier` that is needed here."""
+    """The part of `RemoteTier` that is used here."""
 
     def declare(self, label: str, facts: Facts) -> None: ...
     def stay_out(self, why: str) -> None: ...
@@ -38,7 +38,8 @@ class Introduction:
         self, tier: Tier, reports: Reports, label: str, facts: Mapping[str, str],
         not_known: Iterable[str],
     ) -> None:  # fmt: skip
-        """`facts` are what the scheduler knows itself, `not_known` why it knows no others."""
+        """`facts` are the scheduler's own; `not_known` are reasons why facts could not be
+        established."""
         self._tier = tier
         self._reports = reports
         self._label = label
@@ -47,12 +48,12 @@ class Introduction:
         self._steps = 0
         self._ended = False
         self.pool_is_wrong = False
-        """Whether a canary showed that copies between engine and pool change bytes. No request may
+        """Whether a canary found that copies between engine and pool change bytes. No request may
         use the pool then."""
 
     def step_begins(self) -> None:
-        """The engine begins a step. Requests and an idle engine wait for reports no longer than
-        `MOST_STEPS`; a report that comes later counts all the same."""
+        """The engine begins a step. Requests and an idle engine wait at most `MOST_STEPS` for
+        reports; a later report still counts."""
         self._steps += 1
         if self._steps == MOST_STEPS and not self._ended:
             logger.error(
@@ -62,7 +63,7 @@ class Introduction:
             self._tier.wait_no_longer()
 
     def heard(self, news: Iterable[tuple[WorkerReport | None, WorkerReport]]) -> None:
-        """`news` is what `Reports.take` gave."""
+        """Workers have reported; `news` is the result of `Reports.take`."""
         for before, report in news:
             logger.debug("worker %d: %s", report.rank, report)
             self._count(before, report)
@@ -74,7 +75,7 @@ class Introduction:
         reasons = list(self._not_known)
         for rank, report in sorted(self._reports.by_rank.items()):
             if report.facts is None:
-                reasons.append(f"worker {rank} could not say what it runs on")
+                reasons.append(f"worker {rank} could not establish its facts")
             if report.canary is not None and report.canary.outcome is Outcome.FAILED:
                 reasons.append(
                     f"the start-up canary of worker {rank} failed: {report.canary.detail}"
@@ -90,7 +91,7 @@ class Introduction:
             self._tier.stay_out(str(error))
 
     def _all_facts(self) -> Facts:
-        """The scheduler's and every worker's; where two differ, both values are the fact."""
+        """The facts of scheduler and workers; where two differ, the fact is both values."""
         facts = dict(self._facts)
         for _, report in sorted(self._reports.by_rank.items()):
             for name, value in (report.facts or {}).items():
@@ -100,7 +101,7 @@ class Introduction:
         return facts
 
     def _count(self, before: WorkerReport | None, report: WorkerReport) -> None:
-        """A worker has no metrics of its own: what it reports is counted here, once."""
+        """Count a worker's report once, here: workers have no metrics of their own."""
         counted = before.failed_hooks if before is not None else ()
         for hook in report.failed_hooks:
             if hook not in counted:

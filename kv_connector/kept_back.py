@@ -1,4 +1,4 @@
-"""Requests whose blocks are kept back: computed with other weights than the name has."""
+"""Requests kept from pool and server, because their KV may be of other weights than its name."""
 
 from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum, auto
@@ -21,23 +21,23 @@ Ids = Sequence[int]
 
 
 class OldKV:
-    """Old requests by name, old blocks by id. The scheduler thread alone uses it."""
+    """Requests and engine blocks with KV from before a reset. Only the scheduler thread uses it."""
 
     def __init__(self) -> None:
         self._requests: set[str] = set()
         self._blocks: set[int] = set()
         self._hits: dict[str, int] = {}
-        """Tokens that a request found in the engine's cache, from its lookup until it ends."""
+        """Tokens found in the engine's cache, by request, from its lookup until it ends."""
 
     def __len__(self) -> int:
-        """How many blocks of the engine hold KV of before the last reset. While there is none,
-        no other method needs to be called."""
+        """Number of engine blocks with KV from before the last reset. At 0 no other method needs
+        to be called."""
         return len(self._blocks)
 
     def begin_epoch(self, requests: Iterable["Request"], pool: "BlockPool | None") -> list[str]:
-        """The connector was reset. Gives the requests that are old from now on.
+        """The connector was reset. Returns the requests that are old from now on.
 
-        Without `pool`, no block is known, and only requests that run now are old.
+        Without `pool` no blocks are known, and only running requests are old.
         """
         running = {r.request_id for r in requests if r.num_computed_tokens and not r.is_finished()}
         blocks = pool.blocks if pool is not None else ()
@@ -50,16 +50,16 @@ class OldKV:
         return sorted(running)
 
     def looked_up(self, request_id: str, engine_tokens: int) -> None:
-        """The engine begins the request anew, with so many tokens of its own cache. It holds no
-        block before that."""
+        """The engine begins the request again, with `engine_tokens` from its own cache. Until then
+        the request holds no block."""
         self._requests.discard(request_id)
         self._hits[request_id] = engine_tokens
 
     def allocated(self, request_id: str, blocks: Sequence[Ids], tokens_a_block: Ids) -> bool:
-        """The request was given all these blocks, by KV cache group. Gives whether it is old.
+        """The request holds exactly these blocks, by KV cache group. Returns whether it is old.
 
-        Its first blocks are those that it hit, as far as `looked_up` counted tokens. The others
-        are filled for it.
+        Its first blocks are cache hits, as many as `looked_up` counted tokens. The request fills
+        the others.
         """
         hit, new = set[int](), set[int]()
         for ids, tokens in zip(blocks, tokens_a_block, strict=True):
@@ -72,7 +72,7 @@ class OldKV:
         return request_id in self._requests
 
     def scheduled(self, output: "SchedulerOutput") -> list[str]:
-        """A step was scheduled. Gives the requests that have become old in it."""
+        """A step was scheduled. Returns the requests that became old in it."""
         cached = output.scheduled_cached_reqs
         for request_id, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
             if request_id not in cached.resumed_req_ids:  # `allocated` knows its blocks
@@ -92,8 +92,8 @@ class OldKV:
         return found
 
     def _copied(self, output: "SchedulerOutput") -> set[int]:
-        """Blocks that begin as a copy of an old one in this step: the part of a hybrid model's
-        block that two prompts share."""
+        """Blocks that begin as a copy of an old block in this step: in hybrid models, the part of
+        a block that two prompts share."""
         copies = output.kv_cache_block_copies or ()
         copied = {copy.dst_block_id for copy in copies if copy.src_block_id in self._blocks}
         self._blocks |= copied
@@ -111,11 +111,11 @@ class OldKV:
 
 
 class Reason(StrEnum):
-    """Why a request is kept back. Counted by it."""
+    """Why a request is kept back; the label of the metric."""
 
-    OLD_KV = auto()  # it holds KV of before a reset
+    OLD_KV = auto()  # it holds KV from before a reset
     LORA_CHANGED = auto()  # the files of its adapter were replaced
-    LORA_UNKNOWN = auto()  # the files of its adapter cannot be seen
+    LORA_UNKNOWN = auto()  # the files of its adapter cannot be read
 
 
 _ADAPTERS = {
@@ -128,9 +128,9 @@ Limits = tuple[int | None, int | None]
 
 
 class KeptBack:
-    """Which requests are kept back, and vLLM's limits of each as they were before.
+    """The requests that are kept back, and the vLLM limits to restore for each.
 
-    `count` is called once for each request and reason. The scheduler thread alone uses this.
+    `count` is called once for each request and reason. Only the scheduler thread uses this class.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class KeptBack:
         self._limits: dict[str, Limits] = {}
 
     def begin_epoch(self, pool: "BlockPool | None") -> tuple[int, int]:
-        """The connector was reset. Gives how many requests and blocks of the engine are old."""
+        """The connector was reset. Returns the numbers of old requests and old engine blocks."""
         requests = [status.req for status in self._scheduler._req_status.values()]
         old = self._old.begin_epoch(requests, pool)
         for request_id in old:
@@ -151,7 +151,7 @@ class KeptBack:
         return len(old), len(self._old)
 
     def begin(self, request: "Request", engine_tokens: int) -> None:
-        """The engine begins this request, with so many tokens of its own cache."""
+        """The engine begins this request, with `engine_tokens` from its own cache."""
         if self._limits:
             self._release(request.request_id)
         if self._old:
@@ -162,7 +162,7 @@ class KeptBack:
                 self.keep(request.request_id, reason)
 
     def allocated(self, request: "Request", blocks: "KVCacheBlocks") -> None:
-        """The request was given these blocks: all that it holds."""
+        """The request holds exactly these blocks."""
         if not self._old:
             return
         groups = self._scheduler.config.kv_group_configs
@@ -176,24 +176,24 @@ class KeptBack:
             self.keep(request.request_id, Reason.OLD_KV)
 
     def scheduled(self, output: "SchedulerOutput") -> None:
-        """A step was scheduled, and nothing of it was stored yet."""
+        """A step was scheduled; its blocks are not stored yet."""
         if self._old:
             for request_id in self._old.scheduled(output):
                 self.keep(request_id, Reason.OLD_KV)
         state = output.kv_connector_block_state
         if self._limits and state is not None:
-            # vLLM stores these, parts of blocks of hybrid models, whatever the limit.
+            # vLLM stores these parts of blocks, of hybrid models, regardless of the limit.
             for request_id in self._limits.keys() & state.boundary_state_offloads.keys():
                 del state.boundary_state_offloads[request_id]
 
     def finished(self, request_ids: Iterable[str]) -> None:
-        """These requests have ended, and their last blocks were stored or not."""
+        """These requests have ended, and their last stores were submitted or dropped."""
         for request_id in request_ids:
             self._old.finished(request_id)
             self._limits.pop(request_id, None)
 
     def keep(self, request_id: str, reason: Reason) -> None:
-        """Keep the request back from now on, until the engine begins it anew."""
+        """Keep the request back until the engine begins it again."""
         status = self._scheduler._req_status.get(request_id)
         if status is not None and request_id not in self._limits:
             self._limits[request_id] = (status.max_load_tokens, status.max_offload_tokens)
@@ -208,5 +208,5 @@ class KeptBack:
 
 
 def shut_out(status: "RequestOffloadState") -> None:
-    """Nothing of the request is loaded or stored below the engine."""
+    """Load and store nothing of the request below the engine."""
     status.max_load_tokens = status.max_offload_tokens = 0

@@ -1,4 +1,4 @@
-"""Patience: how long a lookup may take, and when lookups are not worth their wait."""
+"""Patience: the deadlines of lookups and loads, and the pause after lookups that were late."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -8,16 +8,16 @@ from kv_connector.break_even import EngineSpeed
 from kv_connector.config import RemoteConfig
 from remote_server.client.breaker import ONE_STALL_S
 
-# A deadline at the very end of a step would be noticed one step later.
+# A deadline at the end of a step would be detected one step later.
 SHARE_OF_A_STEP = 0.8
 
-# However long the steps are: a server that does not answer for a second is away.
+# Upper limit for long steps: a server that does not reply for a second is away.
 LONGEST_S = 1.0
 
 
 @dataclass(frozen=True)
 class Patience:
-    """The deadlines for what is asked now. The scheduler thread alone uses it."""
+    """The deadlines of requests sent now. Only the scheduler thread uses it."""
 
     config: RemoteConfig
     engine: EngineSpeed
@@ -45,7 +45,7 @@ LONGEST_PAUSE_S = 2.0
 
 @dataclass
 class LookupPause:
-    """Counts late lookups in a row. Only the scheduler thread calls it."""
+    """Pauses lookups after `LATE_IN_A_ROW` late ones. Only the scheduler thread calls it."""
 
     clock: Callable[[], float]
     _late: int = 0
@@ -53,15 +53,15 @@ class LookupPause:
     _pause_s: float = FIRST_PAUSE_S
     _begins_at_s: float = inf
     _probe_at_s: float = inf
-    """When to try again; infinite while that is under way."""
+    """Time of the next probe; infinite while one is under way."""
 
     @property
     def paused(self) -> bool:
-        """Whether requests are told a miss without a question."""
+        """Whether lookups are misses without a query."""
         return self.clock() >= self._begins_at_s
 
     def ended(self, *, in_time: bool, asked_s: float) -> None:
-        """A lookup that a request waited for was answered in time, or was not."""
+        """A lookup that a request waited for ended, in time or late."""
         if in_time:
             self.forget()
             return
@@ -71,21 +71,22 @@ class LookupPause:
             self._begin(max(self.clock(), self._late_since_s + ONE_STALL_S))
 
     def take_probe(self) -> bool:
-        """Whether to send a lookup now that nobody waits for; the caller reports how it went."""
+        """Whether to send a probe now, a lookup that no request waits for. The caller reports its
+        end with `probed`."""
         if not self.paused or self.clock() < self._probe_at_s:
             return False
         self._probe_at_s = inf
         return True
 
     def probed(self, *, in_time: bool) -> None:
-        """How that went. Too late, and the next pause is twice as long."""
+        """A probe ended. After a late one the next pause is twice as long."""
         if in_time:
             self.forget()
         elif self.paused:
             self._begin(self.clock())
 
     def forget(self) -> None:
-        """A lookup was in time, or it is another server: ask again."""
+        """End the pause: a lookup was in time, or the server is another one."""
         self._late, self._late_since_s = 0, inf
         self._pause_s, self._begins_at_s, self._probe_at_s = FIRST_PAUSE_S, inf, inf
 

@@ -1,4 +1,4 @@
-"""Rows of the pool: their sizes, and room for loads."""
+"""Rows of the pool: their sizes, and the reservation of rows for loads."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from vllm.v1.kv_offload.base import OffloadingSpec
 
 
-# Loads may fill this part of the pool; the rest is for what is computed and for puts. A key whose
-# position lies beyond it is a miss: the loads of a prompt longer than the pool evict its own
+# The part of the pool that loads may fill; the rest is for computed blocks and puts. A key at a
+# later position is a miss: the loads of a prompt longer than the pool evict the prompt's own
 # earlier rows, and vLLM would never admit it.
 POOL_SHARE_FOR_LOADS = 0.75
 
@@ -18,8 +18,7 @@ POOL_SHARE_FOR_LOADS = 0.75
 class PoolRows:
     """Views of the pool's rows, cut to the bytes that a block owns.
 
-    A row may end in padding to a page; `block_bytes` leaves it out, so that it is neither
-    hashed nor sent.
+    A row may end in padding to a page. `block_bytes` excludes it, so it is neither hashed nor sent.
     """
 
     def __init__(self, pool: memoryview, spec: "OffloadingSpec") -> None:
@@ -28,22 +27,22 @@ class PoolRows:
         self.block_bytes = owned_bytes(spec, pool.strides[0])
         self._stride: int = pool.strides[0]
         self.memory = pool.cast("B")
-        """All of the pool, for a transport that reaches it as a whole."""
+        """All of the pool, for a transport that maps it as a whole."""
         self._tokens_per_row = max(spec.tokens_per_block) * spec.blocks_per_chunk
         self._rows_per_stretch = len(spec.tokens_per_block)
         """Rows that hold the same tokens: one for each KV cache group."""
         sizes = set(spec.tokens_per_block)
-        # vLLM stores the part of a block at the end of a prompt only for models with several
-        # groups, all of one block size.
+        # vLLM stores the partial block at the end of a prompt only for models with several groups,
+        # all of one block size.
         self._tokens_of_a_whole_row = (
             self._tokens_per_row if len(sizes) == 1 < self._rows_per_stretch else 1
         )
         self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
-        """Rows that prompts which wait for the engine may fill with blocks of the server."""
+        """Rows that waiting prompts may fill with blocks of the server."""
         tokens = self.rows_for_loads // self._rows_per_stretch * self._tokens_per_row
         self.last_token_of_a_prompt = tokens
-        """Position beyond which the pool could not hold a key's block together with all blocks
-        before it."""
+        """The last token of a prompt whose block fits in the pool together with all blocks before
+        it."""
 
     def at(self, rows: Iterable[int]) -> list[memoryview]:
         """The bytes of these rows, in place. They stay valid until `release`."""
@@ -53,8 +52,8 @@ class PoolRows:
         ]
 
     def is_partial(self, end_token: int | None) -> bool:
-        """Whether a key whose tokens end there stands for the first part of a block. The rest of
-        its row is not its own: later tokens, or what the engine's block held before."""
+        """Whether a key whose tokens end there identifies only the first part of a block. The rest
+        of its row is not its own: later tokens, or older content of the engine's block."""
         return bool(end_token and end_token % self._tokens_of_a_whole_row)
 
     def tokens_of(self, num_rows: int) -> int:
@@ -62,7 +61,7 @@ class PoolRows:
         return num_rows * self._tokens_per_row // self._rows_per_stretch
 
     def release(self) -> None:
-        """Let go of the pool's memory; views handed out before must not be used again."""
+        """Release the pool's memory; views from `at` must not be used afterwards."""
         self.memory.release()
 
 
@@ -74,13 +73,13 @@ def owned_bytes(spec: "OffloadingSpec", row_bytes: int) -> int:
     return owned if 0 < owned <= row_bytes else row_bytes
 
 
-# Looks without progress before a request gives up. An admitted prompt frees its room only after
-# its rows were copied to the engine, which takes a few steps.
+# Lookups without progress before a request gives up. An admitted prompt releases its room only
+# after its rows were copied to the engine, which takes a few steps.
 LOOKS_WITHOUT_PROGRESS = 8
 
 
 class Room(Enum):
-    """The answer to a request that wants rows."""
+    """Result of a request for rows."""
 
     GRANTED = auto()
     WAIT = auto()
@@ -89,7 +88,7 @@ class Room(Enum):
 
 @dataclass(slots=True)
 class _Waiter:
-    """A request that waits for rows, and the time in which none has become free."""
+    """A request that waits for rows, and the time without a release of any."""
 
     releases: int
     step: int
@@ -99,10 +98,10 @@ class _Waiter:
 
 
 class PoolRoom:
-    """Rows promised to requests, first come, first served.
+    """Rows reserved for requests, first come, first served.
 
-    While a request waits, later ones of the same step wait too: a long prompt would otherwise wait
-    for ever behind short ones.
+    While a request waits, later ones of the same step wait too. Otherwise short prompts could
+    starve a long one.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -114,14 +113,14 @@ class PoolRoom:
 
     @property
     def num_held(self) -> int:
-        """Rows promised and not released."""
+        """Rows reserved and not released."""
         return sum(self._held.values())
 
     def take(self, request_id: str, rows: int, *, most_rows: int, now_s: float, step: int) -> Room:
-        """Room for `rows` rows of this request in all, those it holds already included, while
-        all requests together hold at most `most_rows`. A request alone always has room."""
+        """Reserve `rows` rows in all for this request, including those it holds, while all requests
+        together hold at most `most_rows`. A request alone always gets room."""
         held = self._held.get(request_id, 0)
-        # A request that holds rows gets more: two that wait for each other's would wait for ever.
+        # A request that holds rows gets more: two that wait for each other would deadlock.
         if not held and (
             self._full_in_step == step or (self._held and self.num_held + rows > most_rows)
         ):
@@ -132,7 +131,7 @@ class PoolRoom:
         return Room.GRANTED
 
     def release(self, request_id: str) -> None:
-        """The request was scheduled, or is no more. Without room it is nothing."""
+        """The request was scheduled or has ended: release its room, if it has any."""
         self._waiters.pop(request_id, None)
         if self._held.pop(request_id, None) is not None:
             self._releases += 1
@@ -142,7 +141,7 @@ class PoolRoom:
         if waiter is None or waiter.releases != self._releases:
             self._waiters[request_id] = _Waiter(self._releases, step, now_s)
             return Room.WAIT
-        if step == waiter.step + 1:  # else the engine was busy meanwhile, and looked no request up
+        if step == waiter.step + 1:  # else the engine was busy meanwhile and made no lookups
             waiter.waited_s += now_s - waiter.now_s
             waiter.looks += 1
         waiter.step, waiter.now_s = step, now_s

@@ -1,7 +1,7 @@
-"""What the remote tier counts, and how vLLM's `/metrics` shows it.
+"""Metrics of the remote tier, and their declaration for vLLM's `/metrics`.
 
-Every branch that quietly says no has a reason, and every reason its own counter: a cache that
-declines looks exactly like one that works, only slower.
+Every branch that silently declines has a reason, and every reason a counter: without them a cache
+that declines looks like a slow one.
 """
 
 import threading
@@ -52,7 +52,7 @@ PINNED_ROWS = "kvferry_pinned_rows"
 QUEUED_BYTES = "kvferry_queued_bytes"
 
 BREAKER_STATES = {BreakerState.CLOSED: 0, BreakerState.PROBING: 1, BreakerState.OPEN: 2}
-"""What `BREAKER_STATE` shows."""
+"""Values of `BREAKER_STATE`."""
 
 _DURATIONS = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
@@ -76,8 +76,8 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "Blocks that this engine did not offer to the server, by reason.", ("reason",)
     ),
     KEPT_BACK: OffloadingCounterMetadata(
-        "Requests for which CPU pool and server do nothing because their KV may be of other "
-        "weights, by reason.",
+        "Requests kept from CPU pool and server, because their KV may be of other weights, by "
+        "reason.",
         ("reason",),
     ),
     WEIGHT_CHANGES: OffloadingCounterMetadata(
@@ -89,15 +89,14 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "that it keeps them."
     ),
     CLIENT_EVENTS: OffloadingCounterMetadata(
-        "What happened on the connection to the server, by event.", ("event",)
+        "Events on the connection to the server, by event.", ("event",)
     ),
     INTEGRITY: OffloadingCounterMetadata(
-        "Blocks and replies from the server that were not what they should be, by reason. None of "
-        "them was used.",
+        "Blocks and replies from the server that failed verification, by reason. None was used.",
         ("reason",),
     ),
     CANARIES: OffloadingCounterMetadata(
-        "Start-up canaries of this engine's workers, by result; one `failed` disables the tier.",
+        "Start-up canaries of this engine's workers, by result; a `failed` one disables the tier.",
         ("result",),
     ),
     HOOK_ERRORS: OffloadingCounterMetadata(
@@ -105,31 +104,31 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
     ),
     SERVER_READY: OffloadingGaugeMetadata("1 while the server answers, 0 while it does not."),
     BREAKER_STATE: OffloadingGaugeMetadata(
-        "0: requests flow; 2: open after timeouts, nothing is sent; 1: a probe is on its way."
+        "0: requests are sent; 2: open after timeouts, nothing is sent; 1: a probe is under way."
     ),
     LOOKUPS_PAUSED: OffloadingGaugeMetadata(
-        "1 while the server answers, but lookups always too late, so that none is waited for."
+        "1 while the server answers, but lookups always too late, so that requests do not wait."
     ),
     BACKFILL_BLOCKS: OffloadingCounterMetadata(
-        "Blocks that the server lacked after an outage, by what became of them: `offered` again, "
-        "or dropped because they `left_pool`, in an `overflow` of the list, because a put "
-        "failed until it `gave_up`, or by a `reset` of the pool.",
+        "Blocks that the server lacked after an outage, by outcome: `offered` again, or dropped "
+        "because they `left_pool`, in an `overflow` of the list, because a put failed until it "
+        "`gave_up`, or by a `reset` of the pool.",
         ("outcome",),
     ),
     BACKFILL_WAITING: OffloadingGaugeMetadata("Blocks that wait to be offered again."),
     WAIT_SECONDS: OffloadingHistogramMetadata(
         "Seconds for which the engine could not admit a request because of the server: lookups "
-        "and loads, up to the step that uses them. Steps in which the engine had no room for the "
-        "request are not part of it.",
+        "and loads, up to the step that uses them. Excludes steps in which the engine had no room "
+        "for the request.",
         buckets=(
             *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03),
-            # Finer about the deadline of a lookup and the budget of a request.
+            # Finer near the deadline of a lookup and the budget of a request.
             *(0.05, 0.055, 0.06, 0.075, 0.1, 0.125, 0.2),
             *(0.5, 1.0, 2.0, 5.0, 10.0),
         ),
     ),
     WAIT_STEPS: OffloadingHistogramMetadata(
-        "The same in engine steps; 0 is no wait at all.",
+        "The same in engine steps; 0 is no wait.",
         buckets=(0, 1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512),
     ),
     LINK_SPEED: OffloadingGaugeMetadata("Bytes a second of recent loads, once it is known."),
@@ -138,26 +137,27 @@ METRICS: dict[str, OffloadingMetricMetadata] = {
         "Prompt tokens a second of the engine's recent steps, once it is known."
     ),
     LOOKUP_DURATION: OffloadingHistogramMetadata(
-        "Seconds from asking for a request's blocks until the answer, or until its deadline.",
+        "Seconds from a request's lookup until its reply or its deadline.",
         buckets=_DURATIONS,
     ),
     LOAD_DURATION: OffloadingHistogramMetadata(
-        "Seconds that a load took, all its blocks together.", buckets=_DURATIONS
+        "Seconds of a load, all its blocks together.", buckets=_DURATIONS
     ),
     PUT_DURATION: OffloadingHistogramMetadata(
-        "Seconds that a put took, asking what the server lacks included.", buckets=_DURATIONS
+        "Seconds of a put, including the lookup of blocks that the server lacks.",
+        buckets=_DURATIONS,
     ),
     OPEN_LOADS: OffloadingGaugeMetadata("Loads that have not ended."),
     OPEN_PUTS: OffloadingGaugeMetadata("Puts that have not ended."),
     PINNED_ROWS: OffloadingGaugeMetadata(
-        "Rows of the CPU pool that puts keep from the engine; a quarter of all at most."
+        "Rows of the CPU pool that puts keep from the engine; at most a quarter of all."
     ),
     QUEUED_BYTES: OffloadingGaugeMetadata(
-        "Bytes of rows in puts and gets that the client has taken over and not ended."
+        "Bytes of rows in puts and gets that the client has accepted and not ended."
     ),
 }
 
-# Kept until vLLM asks for statistics, which it never does when they are turned off.
+# Limit on stored observations: vLLM never collects them when statistics are turned off.
 MOST_OBSERVATIONS = 4096
 
 
@@ -169,11 +169,11 @@ INTEGRITY_REASONS = {
     "stale_epochs": "epoch",
     "expired_blocks": "expired",
 }
-"""The client's counters that say so, and the reason each stands for."""
+"""The client's counters of failed verifications, and the reason of each."""
 
 
 class TierCounters:
-    """Counts by metric and label from both threads; hands vLLM what is new since last time."""
+    """Counts by metric and label, from both threads; reports increments to vLLM."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -182,17 +182,17 @@ class TierCounters:
         self._observed: deque[tuple[str, float]] = deque(maxlen=MOST_OBSERVATIONS)
 
     def count(self, metric: str, amount: int = 1, label: str = "") -> None:
-        """Add `amount`; `label` is the value of the metric's one label, if it has one."""
+        """Add `amount`; `label` is the value of the metric's only label, if it has one."""
         if amount:
             with self._lock:
                 self._totals[metric, label] += amount
 
     def observe(self, metric: str, value: float) -> None:
-        """One value of a histogram. The scheduler thread alone calls it."""
+        """One value of a histogram. Only the scheduler thread calls it."""
         self._observed.append((metric, value))
 
     def set_total(self, metric: str, total: int, label: str = "") -> None:
-        """Take over a count that somebody else keeps."""
+        """Set the total of a count that the client keeps."""
         with self._lock:
             self._totals[metric, label] = total
 
@@ -202,7 +202,7 @@ class TierCounters:
             return dict(self._totals)
 
     def take_stats(self) -> OffloadingConnectorStats:
-        """What is new since the last call, in vLLM's form."""
+        """Increments and observations since the last call, in vLLM's form."""
         stats = OffloadingConnectorStats()
         for (metric, label), total in self.totals().items():
             grown = total - self._reported[metric, label]

@@ -1,4 +1,4 @@
-"""Prompt tokens by the level that they came from."""
+"""Prompt tokens by the level that supplied them."""
 
 import time
 from collections import Counter
@@ -15,8 +15,8 @@ Sources = dict[CacheHitSource, int]
 
 
 def without_what_was_not_sent(sources: Sources, unsent: int) -> Sources:
-    """`sources` with `unsent` tokens of the server counted as the engine's. The sum stays: vLLM
-    takes no other."""
+    """`sources` with `unsent` tokens of the server counted as the engine's. The sum does not
+    change: vLLM requires it."""
     counted = dict(sources)
     unspecified = counted.pop(CacheHitSource.EXTERNAL_UNSPECIFIED, 0)
     unsent = min(unspecified, unsent)
@@ -28,8 +28,8 @@ def without_what_was_not_sent(sources: Sources, unsent: int) -> Sources:
 
 
 def tokens_before_windows(scheduler: Any, request_id: str, num_external_tokens: int) -> int:
-    """Tokens of a hit of which no group loads anything. `scheduler` is vLLM's half of the
-    connector."""
+    """Tokens of a hit for which no group loads anything. `scheduler` is vLLM's scheduler half of
+    the connector."""
     groups = scheduler.config.kv_group_configs
     if any(group.sliding_window_size_in_chunks is None for group in groups):
         return 0
@@ -46,7 +46,7 @@ Totals = Mapping[tuple[str, str], int]
 
 LOG_INTERVAL_S = 60.0
 
-# vLLM's names for the sources of external hits, in ours.
+# Our names for vLLM's sources of external hits.
 _LEVELS = {
     "host": "CPU pool",
     "external_unspecified": "server",
@@ -57,9 +57,9 @@ _LEVELS = {
 
 
 class Traffic:
-    """Counts prompt tokens by the level that supplied them and makes a line of it.
+    """Counts prompt tokens by the level that supplied them, for a periodic log line.
 
-    vLLM may look a request up many times before it admits it; only the last look counts.
+    vLLM may look a request up many times before it admits it; only the last lookup counts.
     """
 
     def __init__(
@@ -73,15 +73,15 @@ class Traffic:
         self._seen: Counter[tuple[str, str]] = Counter()
 
     def looked_up(self, request_id: str, prompt_tokens: int, engine_tokens: int) -> None:
-        """A request is about to be admitted with this many tokens in the engine's own cache."""
+        """A request is about to be admitted with `engine_tokens` in the engine's own cache."""
         self._looked_up[request_id] = (prompt_tokens, engine_tokens)
 
     def admitted(self, external: Mapping[str, int]) -> None:
-        """Tokens that came from below the engine, by vLLM's name for the source."""
+        """Tokens from below the engine, by vLLM's name for the source."""
         self._external.update(external)
 
     def line(self, totals: Totals | None) -> str | None:
-        """The line for the interval that has just ended; None before that, or if nothing came."""
+        """The line for an interval that has ended; None before its end and for an idle one."""
         if self._clock() < self._next_line_s:
             return None
         self._next_line_s = self._clock() + self._interval_s

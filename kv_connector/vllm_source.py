@@ -1,7 +1,7 @@
-"""Names looked up in the source of a vLLM, without importing any of it.
+"""Search for names in the source of a vLLM, without importing it.
 
-An import takes seconds, needs torch, and ends at the first name that is missing; the source of a
-version shows all that are. It need not be the version that runs: an unpacked wheel will do.
+An import takes seconds, needs torch, and ends at the first missing name; the source shows all of
+them. It may be of another version than the one that runs, such as an unpacked wheel.
 """
 
 import ast
@@ -22,9 +22,9 @@ class Missing(NamedTuple):
 
 
 def missing_names(package: Path, names: Mapping[str, Mapping[str, str]]) -> list[Missing]:
-    """Which of `names` (written as in `vllm_names`) the package in the folder `package` lacks.
+    """Those of `names` (written as in `vllm_names`) that the package in folder `package` lacks.
 
-    A missing module or class stands for everything in it.
+    A missing module or class is listed once, for everything in it.
     """
     source = _Source(package)
     found: dict[str, Missing] = {}
@@ -36,14 +36,14 @@ def missing_names(package: Path, names: Mapping[str, Mapping[str, str]]) -> list
 
 
 class _Source:
-    """The modules of one package, each parsed when it is first asked for."""
+    """The modules of one package, each parsed at its first use."""
 
     def __init__(self, package: Path) -> None:
         self._package = package
         self._modules: dict[str, dict[str, ast.stmt] | None] = {}
 
     def lacking(self, module: str, name: str) -> str | None:
-        """The least that is missing for `name` of `module`, in full; None when all is there."""
+        """The first missing part of `name` in `module`, in full; None if nothing is missing."""
         if self._names_of(module) is None:
             return module
         cls, _, member = name.partition(".")
@@ -55,7 +55,7 @@ class _Source:
         return f"{module}.{name}"
 
     def _names_of(self, module: str) -> dict[str, ast.stmt] | None:
-        """What a module defines or imports, by name; None when there is no such module."""
+        """The definitions and imports of a module, by name; None without such a module."""
         if module not in self._modules:
             path = self._package.joinpath(*module.split(".")[1:])
             files = [path.parent / f"{path.name}.py", path / "__init__.py"]
@@ -89,7 +89,7 @@ class _Source:
     def _has(self, module: str, statement: ast.stmt, member: str) -> bool:
         """Whether a class or one of its bases has `member`, which may be `method(parameter)`.
 
-        What is no class has whatever is asked of it: nothing can be known of it from here.
+        True for a statement that is not a class: its members cannot be found in the source.
         """
         name, _, parameter = member.rstrip(")").partition("(")
         waiting = [(module, statement)]
@@ -112,7 +112,7 @@ def _parsed(file: Path) -> ast.Module:
 
 
 def _names(module: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
-    """Every name at the level of the module, also under `if` and `try`."""
+    """Every name at module level, also under `if` and `try`."""
     for statement in _statements(module.body):
         match statement:
             case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
@@ -160,7 +160,7 @@ def _bases(statement: ast.ClassDef) -> Iterator[str]:
 
 
 def _member(statement: ast.ClassDef, name: str) -> ast.stmt | None:
-    """Where a class itself defines `name`: in its body, or on `self` in a method."""
+    """The statement of the class itself that defines `name`: in its body, or on `self`."""
     for inside in _statements(statement.body):
         if isinstance(inside, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             if inside.name == name or name in _set_on_self(inside):

@@ -1,6 +1,6 @@
-"""`python -m kv_connector.vllm_support`: does this version of vLLM have what kvferry needs?
+"""`python -m kv_connector.vllm_support`: checks whether kvferry runs on a version of vLLM.
 
-A version of a line that is tested does. An older one does not. Any other is judged by its source:
+A tested release line is supported, an older one is not. Any other version is judged by its source:
 it must have every name in `vllm_names`.
 """
 
@@ -19,13 +19,13 @@ from kv_connector.vllm_source import Missing, missing_names
 from remote_server.errors import ConfigError
 
 _MOST_NAMED = 4
-"""Missing names in a sentence; the command lists all."""
+"""Missing names in an error message; the command lists all."""
 
 _UNKNOWN = "of an unknown version"
 
 
 class Verdict(NamedTuple):
-    """What a version of vLLM means for kvferry."""
+    """Whether kvferry runs on a version of vLLM."""
 
     version: str
     tested: bool
@@ -49,8 +49,8 @@ def judge(version: str, package: Path) -> Verdict:
 def refuse_unsupported() -> None:
     """Raise `ConfigError`, one sentence, where kvferry cannot run on the vLLM of this process.
 
-    It comes before the imports of every module of ours that vLLM loads by its path: they would
-    end at the first name that is missing, with an error that names neither version nor cure.
+    Every module of ours that vLLM loads by its path calls it before its imports of vLLM. These
+    would fail at the first missing name, with an error that names neither version nor cure.
     """
     if util.find_spec("vllm") is None:
         raise ConfigError(f"kvferry needs vLLM {_supported()}, and none is installed here")
@@ -62,7 +62,7 @@ def refuse_unsupported() -> None:
 
 
 def installed() -> tuple[str, Path] | None:
-    """Version and folder of the vLLM that this Python would import; nothing is imported."""
+    """Version and folder of the vLLM that this Python would import. Imports nothing."""
     spec = util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -71,8 +71,8 @@ def installed() -> tuple[str, Path] | None:
 
 
 def _version_beside(package: Path) -> str:
-    """The version of a package by its files: in `_version.py`, as builds write it there, or in
-    the metadata of the distribution that it came with."""
+    """The version of a package by its files: `_version.py`, which builds write, or the metadata of
+    its distribution."""
     file = package / "_version.py"
     if file.is_file():
         found = re.search(r"^__version__ = .*?['\"]([^'\"]+)['\"]", file.read_text(), re.MULTILINE)
@@ -84,7 +84,7 @@ def _version_beside(package: Path) -> str:
 
 
 def _line(version: str) -> tuple[int, ...]:
-    """(0, 32) for 0.32.1+cpu; () for what is no version."""
+    """(0, 32) for 0.32.1+cpu; () for text that is no version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else ()
 
@@ -108,15 +108,15 @@ def _refusal(version: str, missing: Sequence[Missing]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 when kvferry runs on it, 1 when not, 2 when there is none."""
+    """Returns the exit status: 0 if kvferry runs on this vLLM, 1 if not, 2 without a vLLM."""
     parser = argparse.ArgumentParser(
         prog="python -m kv_connector.vllm_support",
-        description="Which names that kvferry uses does a version of vLLM lack? Imports none of "
-        "it. Exit status 1 when kvferry cannot run on it, 2 when there is no vLLM.",
+        description="List the names used by kvferry that a version of vLLM lacks, without "
+        "importing it. Exit status 1 when kvferry cannot run on it, 2 when there is no vLLM.",
     )
     parser.add_argument("package", type=Path, nargs="?", metavar="FOLDER",
-                        help="the package of an unpacked vLLM, …/vllm (default: the one "
-                        "installed)")  # fmt: skip
+                        help="the package of an unpacked vLLM, …/vllm (default: the installed "
+                        "one)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     flags = parser.parse_args(arguments)
     folder: Path | None = flags.package

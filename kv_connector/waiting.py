@@ -1,8 +1,8 @@
-"""One request's view of the server: the answers it has, and the time that the server has cost it.
+"""Lookup state of one request: the server's replies so far, and the time spent waiting for them.
 
 vLLM looks up one key at a time, again in every engine step, and waits for ever while a tier
-answers RETRY. This state turns that into one question per prompt and one budget per request. It
-has no socket and no clock of its own. The scheduler thread alone uses it.
+returns RETRY. This state makes one query per prompt and one time budget per request of that. It
+uses no socket and no clock. Only the scheduler thread uses it.
 """
 
 from collections.abc import Iterable
@@ -13,28 +13,28 @@ from remote_server.protocol import KeyState
 
 
 class Missed(StrEnum):
-    """Why a key was answered as a miss although the server might hold it. Counted by reason."""
+    """Why a lookup of a key was a miss; the label of the metric."""
 
     ABSENT = auto()  # the server does not hold it: the ordinary miss
     UNAVAILABLE = auto()  # no server, or the breaker is open
-    LOOKUP_LATE = auto()  # the answer took longer than lookup_timeout_ms
-    LOOKUP_PAUSED = auto()  # lookups are always late just now: not asked
+    LOOKUP_LATE = auto()  # the reply took longer than lookup_timeout_ms
+    LOOKUP_PAUSED = auto()  # recent lookups were always late: no query was sent
     LOOKUP_FAILED = auto()  # the server refused the lookup
-    BUDGET_SPENT = auto()  # the server owed this request an answer for wait_budget_ms
-    BEYOND_POOL = auto()  # so far into the prompt that the pool could not hold what is before it
+    BUDGET_SPENT = auto()  # the request has waited for replies for wait_budget_ms
+    BEYOND_POOL = auto()  # the pool cannot hold the prompt up to this block
     POOL_BUSY = auto()  # rows for this prompt did not become free in the pool
-    LOAD_FAILED = auto()  # a load of this key has failed; asking again would loop
+    LOAD_FAILED = auto()  # a load of this key has failed; a second query would loop
     EVICTED_AGAIN = auto()  # loaded, and evicted from the pool before it was used, several times
     BREAK_EVEN = auto()  # it would take longer to load than to compute
     BYPASS = auto()  # this request does not use the server (a LoRA adapter)
 
 
-# One look to ask, one to use the answer: a budget that ends before the second would decline
-# every block that is being written, on an engine whose steps are longer than the budget.
+# One lookup to send a query, one to use its reply. On an engine with steps longer than the budget,
+# a budget that ends before the second would decline every block that is being written.
 LOOKS_TO_USE_AN_ANSWER = 2
 
-# A row that was loaded for a request may leave the pool before the engine can admit the request.
-# It is loaded again so often; without a limit two prompts could evict each other's rows for ever.
+# A row that was loaded for a request may be evicted from the pool before the engine can admit the
+# request. Without a limit on loads, two prompts could evict each other's rows for ever.
 MOST_LOADS_OF_A_KEY = 4
 
 _STATES: dict[int, KeyState | Missed] = {
@@ -46,60 +46,60 @@ _STATES: dict[int, KeyState | Missed] = {
 
 @dataclass(slots=True)
 class Waiting:
-    """One request's questions and answers, from its first lookup until it is finished.
+    """One request's queries and replies, from its first lookup until it is finished.
 
-    A *look* is one step in which the engine looked the request up. A step without one is a step
-    in which the engine was busy, and no time of such a step is the server's.
+    A *look* is one step in which the engine looked the request up. In a step without one the engine
+    was busy; its time does not count as waiting for the server.
     """
 
     budget_s: float
     bypass: bool = False
     prefetch: bool = False
-    """Nobody waits for its answer: what the server holds is worth loading however long it takes."""
+    """No user waits for its output: blocks on the server are loaded, however slow that is."""
     step: int = -2
-    """Of the last look."""
+    """Step of the last look."""
     looks: int = 0
     first_look_s: float = 0.0
     first_step: int = 0
     asked: bool = False
-    """Whether a question was sent, and so it was decided that an answer is worth it."""
+    """Whether a query was sent, so that break-even has accepted its wait."""
     judged: bool = False
-    """Whether it was decided that what the answers found is worth loading."""
+    """Whether break-even was applied to the blocks that the replies found."""
     admitted: bool = False
     refusal: Missed | None = None
-    """At the last look: why every key is a miss, if it is."""
+    """At the last look: why every key is a miss, or None."""
     out_of_time: bool = False
-    """At the last look: the server has owed an answer for longer than this request may wait. A
-    key that is readable is a hit all the same: the wait for it is over."""
+    """At the last look: the request has waited for replies for its whole budget. A readable key is
+    still a hit: its wait is over."""
     held: bool = False
-    """At the last look: the server may not be asked yet, because a worker was not heard or the
-    server has not answered the engine's first greeting."""
+    """At the last look: no query may be sent yet, because a worker has not reported or the server
+    has not replied to the engine's first hello."""
     may_load: bool = False
-    """At the last look: whether what is readable may be loaded."""
+    """At the last look: whether readable blocks may be loaded."""
     states: dict[bytes, KeyState | Missed | None] = field(default_factory=dict)
-    """Per key: the server's answer, why it is a miss, or None while a question is under way."""
+    """Per key: the server's reply, why it is a miss, or None while a query is under way."""
     wanted: list[bytes] = field(default_factory=list)
-    """Keys to ask for at the end of this engine step, in prefix order."""
+    """Keys for the query at the end of this engine step, in prefix order."""
     questions: int = 0
-    """Under way."""
+    """Queries under way."""
     news: bool = False
-    """Whether an answer came since the last look."""
+    """Whether a reply came since the last look."""
     blocked_on: bytes | None = None
-    """One of its keys that a load was bringing, or was about to, at the last look."""
+    """At the last look: one of its keys in a load that was under way or about to begin."""
     loads: int = 0
-    """Keys that were answered as hits, and so loaded."""
+    """Hits, each of which leads to a load."""
     owed_s: float = 0.0
-    """For how long the server has owed this request an answer."""
+    """Time for which this request has waited for replies."""
     waited_s: float = 0.0
     waited_steps: int = 0
-    """For how long the engine could not admit this request because of the tier."""
+    """Time for which the engine could not admit this request because of the tier."""
     counted: set[bytes] = field(default_factory=set)
-    """Misses that have been counted: a request that waits for the engine is looked up again."""
+    """Misses already counted: a request that waits for the engine is looked up again."""
     generation: int = 0
-    """Grows when answers are forgotten. An answer to an older generation's question is dropped."""
+    """Grows when replies are dropped. A reply to an older generation's query is ignored."""
     _owed_since_s: float | None = None
     _deferred_at_s: float | None = None
-    """Of the last look, if it deferred the request."""
+    """Time of the last look, if it deferred the request."""
 
     # ── looks ────────────────────────────────────────────────────────────────────────────
 
@@ -111,8 +111,8 @@ class Waiting:
                 self.waited_s += now_s - self._deferred_at_s
                 self.waited_steps += 1
             if self._owed_since_s is not None and not self.questions:
-                # A block that is being written is asked for once a step. While the engine does
-                # not look, nothing is asked, and the server owes nothing.
+                # A block that is being written is queried once a step. While the engine makes no
+                # lookup, no query is open and no time counts.
                 if looked_last_step:
                     self.owed_s += now_s - self._owed_since_s
                 self._owed_since_s = now_s
@@ -125,7 +125,7 @@ class Waiting:
         self.out_of_time = self.is_out_of_time(now_s)
 
     def is_out_of_time(self, now_s: float) -> bool:
-        """Whether the server has owed an answer for longer than this request may wait."""
+        """Whether the request has waited for replies for its whole budget."""
         owed_s = self.owed_s
         if self.questions and self._owed_since_s is not None:
             owed_s += now_s - self._owed_since_s
@@ -137,22 +137,22 @@ class Waiting:
 
     @property
     def loads_too_often(self) -> bool:
-        """Whether what was loaded for this request keeps leaving the pool before it is used."""
+        """Whether loaded rows of this request are evicted from the pool before they are used."""
         return self.loads >= MOST_LOADS_OF_A_KEY * len(self.states)
 
     def readable(self) -> list[bytes]:
-        """The keys that the server can give us now."""
+        """The keys that the server holds readable."""
         return [key for key, state in self.states.items() if state is KeyState.READABLE]
 
     # ── questions and answers ────────────────────────────────────────────────────────────
 
     def take_wanted(self) -> list[bytes]:
-        """The keys to ask for now; the caller sends one lookup for all of them."""
+        """The keys to query now; the caller sends one lookup for all of them."""
         wanted, self.wanted = self.wanted, []
         return wanted
 
     def sent(self, now_s: float) -> None:
-        """A question was sent: from now on the server owes an answer."""
+        """A query was sent: the wait for its reply begins."""
         self.asked = True
         self.questions += 1
         if self._owed_since_s is None:
@@ -162,13 +162,13 @@ class Waiting:
         """The server's reply to a lookup of `keys`, which came at `now_s`."""
         self._question_ended(now_s)
         for key, state in zip(keys, states, strict=True):
-            if self.states.get(key) is None:  # else given up meanwhile
+            if self.states.get(key) is None:  # else a miss by now
                 self.states[key] = _STATES[state]
         if KeyState.PENDING in states:
             self._owed_since_s = now_s
 
     def unanswered(self, keys: Iterable[bytes], reason: Missed, now_s: float) -> None:
-        """A question ended without an answer: its keys are misses for this request."""
+        """A query ended without a reply: its keys are misses for this request."""
         self._question_ended(now_s)
         self.give_up(keys, reason)
 
@@ -180,23 +180,23 @@ class Waiting:
             self._owed_since_s = now_s if self.questions else None
 
     def give_up(self, keys: Iterable[bytes], reason: Missed) -> None:
-        """These keys are misses for this request from now on, whatever the server holds."""
+        """Make these keys misses for this request, even if the server holds them."""
         for key in keys:
             self.states[key] = reason
 
     def load_failed(self, keys: Iterable[bytes]) -> None:
-        """A load failed: a miss for every request that asked for the key, or it would loop."""
+        """A load failed: the keys are misses for this request, which would otherwise loop."""
         self.give_up([key for key in keys if key in self.states], Missed.LOAD_FAILED)
 
     def ask_again(self) -> None:
-        """The engine preempted the request, and will look it up anew: what it knew is old. Only
-        loads that failed are remembered."""
+        """The engine preempted the request and will look it up again: drop replies, and remember
+        only failed loads."""
         failed = [key for key, state in self.states.items() if state is Missed.LOAD_FAILED]
         self._forget()
         self.give_up(failed, Missed.LOAD_FAILED)
 
     def forget_answers(self) -> None:
-        """The weights may have changed: what was found belongs to the old ones."""
+        """The weights may have changed: drop replies that belong to the old ones."""
         self._forget()
 
     def _forget(self) -> None:

@@ -1,15 +1,14 @@
-"""What each worker reports to the scheduler, and the way it travels.
+"""Reports of the workers to the scheduler, and their transport.
 
-vLLM has one handshake at start, and under `MultiConnector` it carries the metadata of one connector
-only: the first that has any. So a worker's report travels in the metadata of the engine's steps,
-which `MultiConnector` keeps apart by connector:
+vLLM has one handshake at start, and under `MultiConnector` it carries only the metadata of the
+first connector that has any. So a worker's report travels in the metadata of the engine's steps,
+which `MultiConnector` separates by connector:
 
-    worker → scheduler   `FerryWorkerMetadata.reports`, in every step until it was heard
-    scheduler → worker   `FerryMetadata.heard`, in every step
+    worker → scheduler   `FerryWorkerMetadata.reports`, in every step until it is acknowledged
+    scheduler → worker   `FerryMetadata.heard`, in every step: the acknowledgements
 
-A worker may have something new to report at any time. Its report then has a higher revision, and is
-sent until the scheduler has heard that one. To report one thing more, give `WorkerReport` a field
-with a default, and set it by `Reporter.change`.
+A report that changes gets a higher revision, and is sent until that revision is acknowledged. To
+report something new, give `WorkerReport` a field with a default, and set it by `Reporter.change`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -34,49 +33,49 @@ Revision = int
 
 @dataclass(frozen=True)
 class WorkerReport:
-    """All that one worker reports. Plain data: it is pickled, on some executors to another host."""
+    """The report of one worker. Plain data: it is pickled, on some executors to another host."""
 
     rank: int
-    """Of the worker in its engine, from 0 to the number of workers."""
+    """The worker's rank in its engine, from 0."""
 
     revision: Revision = 0
     """Grows with each change of this worker's report."""
 
     facts: Facts | None = None
-    """What the worker runs on; None where it could not be found out."""
+    """The worker's facts; None if they could not be established."""
 
     canary: Report | None = None
-    """None where there is no server."""
+    """None without a server."""
 
     failed_hooks: tuple[str, ...] = ()
-    """Hooks of the worker that failed and were kept from the engine, each named once."""
+    """Hooks of the worker whose exceptions were kept from the engine, each once."""
 
     pool: PoolFile | None = None
     """The file behind the pool that the worker has mapped."""
 
     weights_at_start: str = ""
-    """A digest of its parameters when it started; empty where they are not watched."""
+    """A digest of its parameters at start; empty if they are not watched."""
 
     weights: str = ""
     """The newest digest."""
 
     look: int = 0
-    """The scheduler's look that `weights` was taken for."""
+    """The number of the scheduler's request for which `weights` was taken."""
 
 
 @dataclass
 class FerryWorkerMetadata(OffloadingWorkerMetadata):
-    """vLLM's metadata of one step, and the reports of the workers in it.
+    """vLLM's metadata of one step, with the workers' reports.
 
-    `aggregate` of vLLM's class returns its own class: the reports would be lost with the second
-    worker. A worker of ours never sends vLLM's class, so none is the first.
+    vLLM's `aggregate` returns vLLM's class and would lose the reports. It is never called on that
+    class, because our workers always send this one.
     """
 
     reports: dict[int, WorkerReport] = field(default_factory=dict)
     """By rank."""
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> "FerryWorkerMetadata":
-        """The completed jobs and the reports of both. Of two reports of one worker the newer."""
+        """The completed jobs and reports of both; of two reports of one worker the newer."""
         merged = super().aggregate(other)
         reports = dict(self.reports)
         for rank, theirs in reports_in(other).items():
@@ -88,24 +87,25 @@ class FerryWorkerMetadata(OffloadingWorkerMetadata):
 
 @dataclass
 class FerryMetadata(OffloadingConnectorMetadata):
-    """vLLM's metadata for the workers of one step, and what the scheduler has heard from them."""
+    """vLLM's metadata for the workers of one step, with acknowledgements of their reports."""
 
     heard: dict[int, Revision] = field(default_factory=dict)
-    """The newest revision heard of each rank."""
+    """The newest revision received from each rank."""
 
     look: int | None = None
-    """The scheduler's newest look at the weights; None where they must not be touched."""
+    """The number of the scheduler's newest request for a sample of the weights; None where they
+    must not be read."""
 
 
 def reports_in(metadata: KVConnectorWorkerMetadata | None) -> Mapping[int, WorkerReport]:
-    """The reports that came with a step, by rank; none in metadata that is not ours."""
+    """The reports of a step, by rank; empty for metadata that is not ours."""
     return metadata.reports if isinstance(metadata, FerryWorkerMetadata) else {}
 
 
 def with_report(
     metadata: OffloadingWorkerMetadata | None, report: WorkerReport | None
 ) -> FerryWorkerMetadata | None:
-    """What vLLM's worker has for the scheduler, and a report. None where there is neither."""
+    """The metadata of vLLM's worker with a report added. None if there is neither."""
     if metadata is None and report is None:
         return None
     reports = {} if report is None else {report.rank: report}
@@ -115,31 +115,31 @@ def with_report(
 def with_heard(
     metadata: OffloadingConnectorMetadata, heard: Mapping[int, Revision], look: int | None = None
 ) -> FerryMetadata:
-    """What vLLM's scheduler has for the workers, and what was heard from them."""
+    """The metadata of vLLM's scheduler with acknowledgements added."""
     return FerryMetadata(**vars(metadata), heard=dict(heard), look=look)
 
 
 class Reporter:
-    """A worker's side: its report, and whether the scheduler has heard it."""
+    """A worker's side: its report, and the revision that the scheduler acknowledged."""
 
     def __init__(self, rank: int) -> None:
         self.report = WorkerReport(rank)
         self._heard: Revision = -1
 
     def change(self, **fields: Any) -> None:
-        """Report these fields of `WorkerReport` from now on. Nothing happens where all of them
-        have these values already."""
+        """Report these fields of `WorkerReport` from now on. No effect if they have these values
+        already."""
         if any(getattr(self.report, name) != value for name, value in fields.items()):
             self.report = replace(self.report, revision=self.report.revision + 1, **fields)
 
     def bound(self, metadata: KVConnectorMetadata) -> None:
-        """The scheduler's metadata of a step has come. Other connectors' metadata is ignored."""
+        """Take the scheduler's metadata of a step. Other connectors' metadata is ignored."""
         if isinstance(metadata, FerryMetadata):
             self._heard = metadata.heard.get(self.report.rank, -1)
 
     @property
     def due(self) -> WorkerReport | None:
-        """What to send with this step: the report, while the scheduler has not heard it."""
+        """The report to send with this step; None once the scheduler has acknowledged it."""
         return self.report if self._heard != self.report.revision else None
 
 
@@ -152,19 +152,19 @@ class Reports:
 
     @property
     def heard(self) -> dict[int, Revision]:
-        """The newest revision of each rank, for the workers to know."""
+        """The newest revision of each rank: the acknowledgements for the workers."""
         return {rank: report.revision for rank, report in self.by_rank.items()}
 
     @property
     def missing(self) -> list[int]:
-        """Ranks that were never heard."""
+        """Ranks that have not reported."""
         return [rank for rank in self._ranks if rank not in self.by_rank]
 
     def take(
         self, reports: Iterable[WorkerReport]
     ) -> list[tuple[WorkerReport | None, WorkerReport]]:
-        """The reports that are news, each behind the one that it replaces. A worker sends its
-        report again until it knows that it was heard, and those are no news."""
+        """The new reports, each after the one that it replaces. Repeated reports, which a worker
+        sends until it is acknowledged, are left out."""
         news = []
         for report in reports:
             before = self.by_rank.get(report.rank)

@@ -226,7 +226,7 @@ def test_rows_of_several_blocks_are_refused_where_vllm_would_store_them_incomple
         model, tmp_path / "e", monkeypatch, [group_of(0, FULL), group_of(1, spec)],
         server=None, blocks_per_row=4,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=f"blocks_per_row=4.*{type(spec).__name__}.*remove it"):
+    with pytest.raises(ConfigError, match=f"blocks_per_row=4.*{type(spec).__name__}.*remove the"):
         KVFerryConnector(config, role, cache)
 
 

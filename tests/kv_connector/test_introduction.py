@@ -145,7 +145,7 @@ def test_a_worker_that_is_never_heard_is_named_and_not_waited_for(ours: Introduc
 @pytest.mark.parametrize(
     ("report", "why"),
     [
-        (WorkerReport(1, 1, None, PASSED), "worker 1 could not say what it runs on"),
+        (WorkerReport(1, 1, None, PASSED), "worker 1 could not establish its facts"),
         (heard(1, Report(Outcome.FAILED, "3 layers differ")), "worker 1 failed: 3 layers differ"),
     ],
 )
