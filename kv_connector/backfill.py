@@ -7,8 +7,8 @@ from itertools import islice
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, TierFilter
 from vllm.v1.kv_offload.tiering.base import ParentManager
 
-from kv_connector import tier_metrics as metrics
-from kv_connector.tier_metrics import TierCounters
+from kv_connector import metrics
+from kv_connector.metrics import TierCounters
 from kv_connector.tier_transfers import Ended, Transfers
 
 # About 150 bytes each: at most 20 MB for both lists. At 1 MiB a block this covers a pool of 64 GiB.

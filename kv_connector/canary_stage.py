@@ -16,7 +16,7 @@ import torch
 from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingWorker
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from kv_connector.group_bytes import Piece, Pieces, owned_by_groups
+from kv_connector.pool_rows import Piece, Pieces, owned_by_groups
 
 # vLLM counts its jobs from 0 and does not reach these.
 _STORE_JOB, _LOAD_JOB = 1 << 62, (1 << 62) + 1

@@ -34,27 +34,12 @@ from kv_connector.config import (
     read_config,
     refuse_weak_hashes,
 )
-from kv_connector.executors import engine_core_pid, refuse_without_shared_pool
 from kv_connector.fact_text import NotKnown
-from kv_connector.group_bytes import owned_in_packed_blocks
 from kv_connector.guard import never_raises
-from kv_connector.introduction import Introduction
-from kv_connector.kept_back import shut_out
-from kv_connector.pool_file import pool_file_of, pool_name, sweep_dead_pools
-from kv_connector.remote_tier import RemoteTier
-from kv_connector.request_options import apply_request_options, keep_to_engine, keep_to_pool
-from kv_connector.resets import Resets
-from kv_connector.spec import POOL_NAME_KEY
-from kv_connector.token_sources import (
-    Sources,
-    Traffic,
-    tokens_before_windows,
-    without_what_was_not_sent,
-)
-from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
-from kv_connector.worker_report import (
+from kv_connector.introduction import (
     FerryMetadata,
     FerryWorkerMetadata,
+    Introduction,
     Reporter,
     Reports,
     WorkerReport,
@@ -62,6 +47,26 @@ from kv_connector.worker_report import (
     with_heard,
     with_report,
 )
+from kv_connector.kept_back import shut_out
+from kv_connector.metrics import (
+    Sources,
+    Traffic,
+    tokens_before_windows,
+    without_what_was_not_sent,
+)
+from kv_connector.pool_file import (
+    engine_core_pid,
+    pool_file_of,
+    pool_name,
+    refuse_without_shared_pool,
+    sweep_dead_pools,
+)
+from kv_connector.pool_rows import owned_in_packed_blocks
+from kv_connector.remote_tier import RemoteTier
+from kv_connector.request_options import apply_request_options, keep_to_engine, keep_to_pool
+from kv_connector.resets import Resets
+from kv_connector.spec import POOL_NAME_KEY
+from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
 from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
-from kv_connector.group_bytes import (
+from kv_connector.pool_rows import (
     Pieces,
     Places,
     RestOfRows,

@@ -15,15 +15,14 @@ from typing import NamedTuple
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
-from kv_connector import tier_metrics as metrics
-from kv_connector.break_even import BreakEven
+from kv_connector import metrics
+from kv_connector.break_even import BreakEven, LookupPause, Patience
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import never_raises
-from kv_connector.patience import LookupPause, Patience
-from kv_connector.pool_rows import PoolRoom, PoolRows, Room
+from kv_connector.metrics import TierCounters
+from kv_connector.pool_rows import PoolRows
 from kv_connector.request_options import bypass_of, prefetches
-from kv_connector.tier_metrics import TierCounters
-from kv_connector.waiting import LOOKS_TO_USE_AN_ANSWER, Missed, Waiting
+from kv_connector.waiting import LOOKS_TO_USE_AN_ANSWER, Missed, PoolRoom, Room, Waiting
 from remote_server.client import RemoteClient
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Found, KeyState

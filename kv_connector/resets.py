@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
+from kv_connector.introduction import WorkerReport
 from kv_connector.kept_back import KeptBack, Reason
-from kv_connector.worker_report import WorkerReport
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (

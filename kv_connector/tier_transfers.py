@@ -22,12 +22,12 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
+from kv_connector.break_even import Patience
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import kept_from_engine
-from kv_connector.patience import Patience
+from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import PoolRows
-from kv_connector.tier_metrics import TierCounters
 from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.protocol import Declined, Found, KeyState, PutOutcome
 

@@ -12,19 +12,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.v1.outputs import KVConnectorOutput
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
-from kv_connector.introduction import Introduction
-from kv_connector.resets import Resets
-from kv_connector.token_sources import Traffic
-from kv_connector.worker_report import (
+from kv_connector.introduction import (
     FerryWorkerMetadata,
+    Introduction,
     Reporter,
     Reports,
     WorkerReport,
     with_heard,
 )
+from kv_connector.metrics import Traffic
+from kv_connector.resets import Resets
 
 NOTHING = OffloadingConnectorMetadata({}, {}, set())
 

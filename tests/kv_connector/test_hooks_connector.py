@@ -10,13 +10,13 @@ from connector_standin import Connector, output_of
 from hook_list import Broken, hooks_of
 
 from kv_connector import connector as connector_module
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
-from kv_connector.request_options import BYPASS_KEY
-from kv_connector.worker_report import (
+from kv_connector.introduction import (
     WorkerReport,
 )
+from kv_connector.request_options import BYPASS_KEY
 
 CONNECTOR_FAULTS = [
     *("_traffic", "_remote", "_config", "_introduction", "_reports", "_reporter", "_resets"),

@@ -6,10 +6,9 @@ import pytest
 from scripted_client import Engine
 
 from kv_connector import introduction as introduction_module
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.canary import Outcome, Report
-from kv_connector.introduction import MOST_STEPS, Introduction
-from kv_connector.worker_report import Reports, WorkerReport
+from kv_connector.introduction import MOST_STEPS, Introduction, Reports, WorkerReport
 
 PASSED = Report(Outcome.PASSED)
 

@@ -3,8 +3,8 @@
 import pytest
 from scripted_client import Clock, Engine
 
-from kv_connector import tier_metrics as metrics
-from kv_connector.patience import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupPause
+from kv_connector import metrics
+from kv_connector.break_even import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupPause
 from remote_server.client.breaker import ONE_STALL_S
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState
