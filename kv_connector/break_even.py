@@ -225,13 +225,13 @@ class LookupPause:
         """Whether lookups are misses without a query."""
         return self.clock() >= self._begins_at_s
 
-    def ended(self, *, in_time: bool, asked_s: float) -> None:
+    def ended(self, *, in_time: bool, sent_s: float) -> None:
         """A lookup that a request waited for ended, in time or late."""
         if in_time:
             self.forget()
             return
         self._late += 1
-        self._late_since_s = min(self._late_since_s, asked_s)
+        self._late_since_s = min(self._late_since_s, sent_s)
         if self._late == LATE_IN_A_ROW:
             self._begin(max(self.clock(), self._late_since_s + ONE_STALL_S))
 

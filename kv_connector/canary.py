@@ -69,7 +69,7 @@ class _Miscopied(_Differs):
     """A copy between engine and pool changed bytes; no server was involved."""
 
 
-def fly(
+def run_canary(
     make_stage: Callable[[], Stage],
     config: ClientConfig,
     *,
@@ -80,9 +80,9 @@ def fly(
 
     Blocks and rows of the stage are borrowed until it returns; no other thread may use them.
     """
-    flight = _Flight(config, client_factory, clock)
+    canary = _Canary(config, client_factory, clock)
     try:
-        flight.run(make_stage)
+        canary.run(make_stage)
     except _Skip as reason:
         report = Report(Outcome.SKIPPED, str(reason))
     except ConfigError as error:  # the tier reports it to the operator
@@ -94,12 +94,12 @@ def fly(
         logger.exception("the start-up canary itself failed")
         report = Report(Outcome.BROKEN, repr(error))
     else:
-        report = Report(Outcome.PASSED, flight.way)
+        report = Report(Outcome.PASSED, canary.way)
     logger.info("start-up canary %s: %s", report.outcome, report.detail)
     return report
 
 
-class _Flight:
+class _Canary:
     def __init__(
         self,
         config: ClientConfig,

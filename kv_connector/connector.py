@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.base import OffloadKey
 
 import kv_connector
 from kv_connector import namespace
-from kv_connector.canary import Outcome, Report, fly
+from kv_connector.canary import Outcome, Report, run_canary
 from kv_connector.config import (
     ConnectorConfig,
     client_config,
@@ -44,7 +44,7 @@ from kv_connector.introduction import (
     Reports,
     WorkerReport,
     reports_in,
-    with_heard,
+    with_received,
     with_report,
 )
 from kv_connector.kept_back import shut_out
@@ -123,7 +123,7 @@ class KVFerryConnector(OffloadingConnector):
         self._introduction: Introduction | None = None
         self._reporter: Reporter | None = None  # a worker's
         self._watch: WeightWatch | None = None  # a worker's
-        self._look: int | None = None  # a worker's: the scheduler's newest request for a sample
+        self._sample_request: int | None = None  # a worker's: the scheduler's newest
         self._reports = Reports(0)  # the scheduler's
         if in_worker:
             self._reporter = Reporter(self.connector_worker.spec.config.parallel.rank)
@@ -150,7 +150,7 @@ class KVFerryConnector(OffloadingConnector):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         rows_are_known = self._find_packed_groups(kv_caches)
         super().register_kv_caches(kv_caches)
-        self._report(self._look_around(kv_caches) if rows_are_known else None, self._fly_canary())
+        self._report(self._take_facts(kv_caches) if rows_are_known else None, self._run_canary())
         self._watch_weights()
 
     @never_raises(lambda: None)
@@ -189,15 +189,15 @@ class KVFerryConnector(OffloadingConnector):
             self._reporter.change(weights_at_start=start, weights=start)
 
     @never_raises(lambda: None)
-    def _look_around(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
+    def _take_facts(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
         return namespace.worker_facts(self._vllm_config, kv_caches)
 
     @never_raises(lambda: Report(Outcome.BROKEN, "see the worker's log"))
-    def _fly_canary(self) -> Report | None:
+    def _run_canary(self) -> Report | None:
         if self._config.server is None:
             return None
         config = client_config(self._config, f"canary of {self._vllm_config.instance_id}")
-        return fly(self.connector_worker.spec.canary_stage, config)
+        return run_canary(self.connector_worker.spec.canary_stage, config)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
@@ -207,11 +207,13 @@ class KVFerryConnector(OffloadingConnector):
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
-        self._learn_what_was_heard(connector_metadata)
+        self._take_acknowledgements(connector_metadata)
 
     @never_raises(lambda: None)
-    def _learn_what_was_heard(self, metadata: KVConnectorMetadata) -> None:
-        self._look = metadata.look if isinstance(metadata, FerryMetadata) else None
+    def _take_acknowledgements(self, metadata: KVConnectorMetadata) -> None:
+        self._sample_request = (
+            metadata.sample_request if isinstance(metadata, FerryMetadata) else None
+        )
         if self._reporter is not None:
             self._reporter.bound(metadata)
 
@@ -221,16 +223,16 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: None)
     def _sample_weights(self) -> None:
-        known = self._watch.step(self._look) if self._watch is not None else None
+        known = self._watch.step(self._sample_request) if self._watch is not None else None
         if known is not None and self._reporter is not None:
-            self._reporter.change(weights=known.digest, look=known.look)
+            self._reporter.change(weights=known.digest, sample_request=known.sample_request)
 
     @never_raises(lambda: None)
     def _due_report(self) -> WorkerReport | None:
         return None if self._reporter is None else self._reporter.due
 
     @never_raises(lambda: None, but=PoolNotShared)
-    def _hear(self, connector_output: "KVConnectorOutput") -> None:
+    def _take_reports(self, connector_output: "KVConnectorOutput") -> None:
         metadata = connector_output.kv_connector_worker_meta
         if isinstance(metadata, FerryWorkerMetadata):
             self._resets.completed(metadata.completed_jobs)
@@ -238,9 +240,9 @@ class KVFerryConnector(OffloadingConnector):
         for _, report in news:
             self._check_pool_of(report)
         if news:
-            self._resets.heard(report for _, report in news)
+            self._resets.on_reports(report for _, report in news)
         if news and self._introduction is not None:
-            self._introduction.heard(news)
+            self._introduction.on_reports(news)
 
     def _check_pool_of(self, report: WorkerReport) -> None:
         """Raise `PoolNotShared`, which ends the engine, if a worker has mapped another pool since
@@ -361,15 +363,15 @@ class KVFerryConnector(OffloadingConnector):
         self._finished(scheduler_output)
         self._maybe_log()
         self._step_began(scheduler_output)
-        return with_heard(meta, self._heard(), self._look_due(scheduler_output))
+        return with_received(meta, self._received(), self._sample_due(scheduler_output))
 
     @never_raises(lambda: None)
-    def _look_due(self, scheduler_output: "SchedulerOutput") -> int | None:
-        return self._resets.look(scheduler_output.total_num_scheduled_tokens)
+    def _sample_due(self, scheduler_output: "SchedulerOutput") -> int | None:
+        return self._resets.sample_request(scheduler_output.total_num_scheduled_tokens)
 
     @never_raises(dict[int, int])
-    def _heard(self) -> dict[int, int]:
-        return self._reports.heard
+    def _received(self) -> dict[int, int]:
+        return self._reports.received
 
     @never_raises(lambda: None)
     def _scheduled(self, scheduler_output: "SchedulerOutput") -> None:
@@ -381,7 +383,7 @@ class KVFerryConnector(OffloadingConnector):
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         super().update_connector_output(connector_output)
-        self._hear(connector_output)
+        self._take_reports(connector_output)
         self._reset_if_due()
         self._step_ended()
 

@@ -23,15 +23,15 @@ Owner = TypeVar("Owner", bound=Guarded)
 Hook = Callable[Concatenate[Owner, Arguments], Result]
 
 # Failed hooks of each owner that were logged: vLLM calls some thousands of times a step.
-_said: "weakref.WeakKeyDictionary[Any, set[str]]" = weakref.WeakKeyDictionary()
+_logged: "weakref.WeakKeyDictionary[Any, set[str]]" = weakref.WeakKeyDictionary()
 
 
 def kept_from_engine(owner: Guarded, hook: str) -> None:
     """Call in an `except` block: count the exception, and log it with its traceback the first time
     that `hook` of `owner` fails. Never raises."""
-    said = _said.setdefault(owner, set())
-    first = hook not in said
-    said.add(hook)
+    logged = _logged.setdefault(owner, set())
+    first = hook not in logged
+    logged.add(hook)
     if first:
         logger.exception("%s failed; going on without it (logged once)", hook)
     try:

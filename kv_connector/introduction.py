@@ -6,7 +6,7 @@ metadata of the first connector that has any. So a worker's report travels in th
 engine's steps, which `MultiConnector` separates by connector:
 
     worker → scheduler   `FerryWorkerMetadata.reports`, in every step until it is acknowledged
-    scheduler → worker   `FerryMetadata.heard`, in every step: the acknowledgements
+    scheduler → worker   `FerryMetadata.received`, in every step: the acknowledgements
 
 A report that changes gets a higher revision, and is sent until that revision is acknowledged. To
 report something new, give `WorkerReport` a field with a default, and set it by `Reporter.change`.
@@ -73,7 +73,7 @@ class WorkerReport:
     weights: str = ""
     """The newest digest."""
 
-    look: int = 0
+    sample_request: int = 0
     """The number of the scheduler's request for which `weights` was taken."""
 
 
@@ -103,10 +103,10 @@ class FerryWorkerMetadata(OffloadingWorkerMetadata):
 class FerryMetadata(OffloadingConnectorMetadata):
     """vLLM's metadata for the workers of one step, with acknowledgements of their reports."""
 
-    heard: dict[int, Revision] = field(default_factory=dict)
+    received: dict[int, Revision] = field(default_factory=dict)
     """The newest revision received from each rank."""
 
-    look: int | None = None
+    sample_request: int | None = None
     """The number of the scheduler's newest request for a sample of the weights; None where they
     must not be read."""
 
@@ -126,11 +126,13 @@ def with_report(
     return FerryWorkerMetadata(**vars(metadata or OffloadingWorkerMetadata()), reports=reports)
 
 
-def with_heard(
-    metadata: OffloadingConnectorMetadata, heard: Mapping[int, Revision], look: int | None = None
+def with_received(
+    metadata: OffloadingConnectorMetadata,
+    received: Mapping[int, Revision],
+    sample_request: int | None = None,
 ) -> FerryMetadata:
     """The metadata of vLLM's scheduler with acknowledgements added."""
-    return FerryMetadata(**vars(metadata), heard=dict(heard), look=look)
+    return FerryMetadata(**vars(metadata), received=dict(received), sample_request=sample_request)
 
 
 class Reporter:
@@ -138,7 +140,7 @@ class Reporter:
 
     def __init__(self, rank: int) -> None:
         self.report = WorkerReport(rank)
-        self._heard: Revision = -1
+        self._received: Revision = -1
 
     def change(self, **fields: Any) -> None:
         """Report these fields of `WorkerReport` from now on. No effect if they have these values
@@ -149,12 +151,12 @@ class Reporter:
     def bound(self, metadata: KVConnectorMetadata) -> None:
         """Take the scheduler's metadata of a step. Other connectors' metadata is ignored."""
         if isinstance(metadata, FerryMetadata):
-            self._heard = metadata.heard.get(self.report.rank, -1)
+            self._received = metadata.received.get(self.report.rank, -1)
 
     @property
     def due(self) -> WorkerReport | None:
         """The report to send with this step; None once the scheduler has acknowledged it."""
-        return self.report if self._heard != self.report.revision else None
+        return self.report if self._received != self.report.revision else None
 
 
 class Reports:
@@ -165,7 +167,7 @@ class Reports:
         self.by_rank: dict[int, WorkerReport] = {}
 
     @property
-    def heard(self) -> dict[int, Revision]:
+    def received(self) -> dict[int, Revision]:
         """The newest revision of each rank: the acknowledgements for the workers."""
         return {rank: report.revision for rank, report in self.by_rank.items()}
 
@@ -234,7 +236,7 @@ class Introduction:
             )  # fmt: skip
             self._tier.wait_no_longer()
 
-    def heard(self, news: Iterable[tuple[WorkerReport | None, WorkerReport]]) -> None:
+    def on_reports(self, news: Iterable[tuple[WorkerReport | None, WorkerReport]]) -> None:
         """Workers have reported; `news` is the result of `Reports.take`."""
         for before, report in news:
             logger.debug("worker %d: %s", report.rank, report)
@@ -298,10 +300,10 @@ def look_for_gaps(
     """Query the server's namespaces, and log the facts that keep this engine from using them.
     Returns at once; the client's thread logs. A failed query is ignored."""
 
-    def say(reply: "Future[StatsReply]") -> None:
+    def log_gaps(reply: "Future[StatsReply]") -> None:
         if reply.cancelled() or reply.exception() is not None:
             return
         for gap in gaps_of(namespace, engine, facts, reply.result().namespaces):
             logger.warning("%s", gap.line())
 
-    client.stats(fingerprints=True, timeout_s=MISMATCH_CHECK_TIMEOUT_S).add_done_callback(say)
+    client.stats(fingerprints=True, timeout_s=MISMATCH_CHECK_TIMEOUT_S).add_done_callback(log_gaps)

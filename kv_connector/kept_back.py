@@ -59,7 +59,7 @@ class Adapters:
         self._files: dict[tuple[str, str], bytes] = {}
         """Identity at the first use; empty once the files changed or could not be read."""
 
-    def look_at(self, adapter: "LoRARequest") -> AdapterState:
+    def check(self, adapter: "LoRARequest") -> AdapterState:
         """Compare the adapter's files with those of its first use. Opens none; raises nothing."""
         key = (adapter.lora_name, adapter.lora_path)
         before = self._files.get(key)
@@ -253,7 +253,7 @@ class KeptBack:
         if self._old:
             self._old.looked_up(request.request_id, engine_tokens)
         if request.lora_request is not None:
-            reason = _ADAPTERS[self._adapters.look_at(request.lora_request)]
+            reason = _ADAPTERS[self._adapters.check(request.lora_request)]
             if reason is not None:
                 self.keep(request.request_id, reason)
 

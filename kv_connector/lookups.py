@@ -22,7 +22,7 @@ from kv_connector.guard import never_raises
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import PoolRows
 from kv_connector.request_options import bypass_of, prefetches
-from kv_connector.waiting import LOOKS_TO_USE_AN_ANSWER, Missed, PoolRoom, Room, Waiting
+from kv_connector.waiting import LOOKUPS_TO_USE_A_REPLY, Missed, PoolRoom, Room, Waiting
 from remote_server.client import RemoteClient
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Found, KeyState
@@ -42,7 +42,7 @@ UNMEASURED_LINK = 512 << 20
 class Answer(NamedTuple):
     """A lookup that ended, passed from the client's I/O thread to the scheduler thread."""
 
-    asked_s: float
+    sent_s: float
     ended_s: float
     wait: Waiting | None
     """State of the request; None for a probe, which no request waits for."""
@@ -60,7 +60,7 @@ class Lookups:
     next lookup.
 
     Methods take `namespace=None` while no query is possible: every lookup is then a miss, or waits
-    while `workers_unheard`.
+    while `workers_missing`.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Lookups:
         self._clock = clock
         self._waits: dict[str, Waiting] = {}
         self._step = 0
-        self.workers_unheard = False
+        self.workers_missing = False
         """Whether `namespace` is None because not every worker has reported yet."""
         self.unnamed = False
         """Whether `namespace` may change in a few steps; see `RemoteTier.await_epoch`."""
@@ -133,13 +133,13 @@ class Lookups:
         wait = self._waits.get(request_id)
         if wait is None or wait.news:
             return False
-        if not (wait.held or wait.questions or wait.wanted or wait.blocked_on in loading):
+        if not (wait.held or wait.queries or wait.wanted or wait.blocked_on in loading):
             return False
         now_s = self._clock()
         goes_on = self._holds(wait, now_s) if wait.held else not wait.is_out_of_time(now_s)
         if not goes_on:
             return False
-        wait.look(now_s=now_s, step=self._step)
+        wait.looked_up(now_s=now_s, step=self._step)
         wait.deferred(now_s)
         self.engine_waits = True
         return True
@@ -158,7 +158,7 @@ class Lookups:
         if wait is None:
             return self._missed(Missed.BYPASS)
         if wait.news or wait.step != self._step:
-            self._look(wait, namespace, key, req_context.req_id)
+            self._look_up(wait, namespace, key, req_context.req_id)
         if wait.refusal is not None:
             return self._refuse(wait, key, wait.refusal)
         if wait.held:
@@ -202,8 +202,8 @@ class Lookups:
     def admitted(self, request_id: str) -> None:
         """The engine no longer waits for this request's lookups."""
         wait = self._waits.get(request_id)
-        if wait is not None and wait.looks and not wait.admitted:
-            wait.look(now_s=self._clock(), step=self._step)
+        if wait is not None and wait.lookup_steps and not wait.admitted:
+            wait.looked_up(now_s=self._clock(), step=self._step)
             self._observe_wait(wait, wait.waited_s, wait.waited_steps)
 
     def uses_server(self, request_id: str) -> bool:
@@ -220,8 +220,8 @@ class Lookups:
         """The request was scheduled. A bare tier detects the admission only here, and sees no
         deferral."""
         wait = self._waits.get(request_id)
-        if wait is not None and wait.looks and not wait.admitted:
-            waited_s = self._clock() - wait.first_look_s
+        if wait is not None and wait.lookup_steps and not wait.admitted:
+            waited_s = self._clock() - wait.first_lookup_s
             self._observe_wait(wait, waited_s, self._step - wait.first_step)
         self._room.release(request_id)
 
@@ -253,10 +253,12 @@ class Lookups:
         """Allow loads again."""
         self._held_since_s = None
 
-    def _look(self, wait: Waiting, namespace: str | None, key: OffloadKey, request_id: str) -> None:
+    def _look_up(
+        self, wait: Waiting, namespace: str | None, key: OffloadKey, request_id: str
+    ) -> None:
         """The first lookup of a request in a step: decide what holds for all of its keys."""
         now_s = self._clock()
-        wait.look(now_s=now_s, step=self._step)
+        wait.looked_up(now_s=now_s, step=self._step)
         wait.refusal, wait.may_load = None, False
         held, wait.held = wait.held, False
         reachable = namespace is not None and self._client.ready
@@ -272,7 +274,7 @@ class Lookups:
             return
         elif not reachable:
             wait.refusal = Missed.UNAVAILABLE
-        elif self._pause.paused and not wait.asked:
+        elif self._pause.paused and not wait.queried:
             self._probe_key = key
             wait.refusal = Missed.LOOKUP_PAUSED
         else:
@@ -283,24 +285,24 @@ class Lookups:
     def _may_come(self, held: bool, now_s: float) -> bool:
         """Whether a server that cannot be queried yet may be ready soon. `held`: this request has
         waited for it before."""
-        return held or self.workers_unheard or now_s <= self._greeted_by_s
+        return held or self.workers_missing or now_s <= self._greeted_by_s
 
     def _holds(self, wait: Waiting, now_s: float) -> bool:
         """Whether a held request stays held. It does until every worker has reported, the server
         has replied to the first hello and the epoch has its name, within the request's budget."""
-        if not (self.workers_unheard or self.unnamed) and (
+        if not (self.workers_missing or self.unnamed) and (
             self._client.ready or self._client.absent
         ):
             return False
-        in_time = now_s - wait.first_look_s <= wait.budget_s
-        return in_time or wait.looks <= LOOKS_TO_USE_AN_ANSWER
+        in_time = now_s - wait.first_lookup_s <= wait.budget_s
+        return in_time or wait.lookup_steps <= LOOKUPS_TO_USE_A_REPLY
 
     def hold_nothing(self) -> None:
         """No namespace is expected soon: requests are misses from now on."""
-        self.workers_unheard = False
-        self.look_again()
+        self.workers_missing = False
+        self.retry_held()
 
-    def look_again(self) -> None:
+    def retry_held(self) -> None:
         """Look held requests up again."""
         for wait in self._waits.values():
             wait.news = wait.news or wait.held
@@ -372,7 +374,7 @@ class Lookups:
             self._scheduled(request_id)
         for request_id in preempted:
             if (wait := self._waits.get(request_id)) is not None:
-                wait.ask_again()
+                wait.restart()
                 self._room.release(request_id)
                 self._resumed.add(request_id)
         for wait in self._waits.values():
@@ -380,33 +382,33 @@ class Lookups:
                 keys_then = self._keys_under_way + len(wait.wanted)
                 if self._keys_under_way and keys_then > MOST_KEYS_UNDER_WAY:
                     break  # the others are sent in a later step; their budget has not begun
-                self._ask_for(wait, namespace)
+                self._query(wait, namespace)
 
     def server_came_back(self) -> None:
         """The server is back: end the pause of lookups."""
         self._pause.forget()
 
-    def _ask_for(self, wait: Waiting, namespace: str | None) -> None:
+    def _query(self, wait: Waiting, namespace: str | None) -> None:
         keys = wait.take_wanted()
         if namespace is None:
             wait.give_up(keys, Missed.UNAVAILABLE)
-        elif not wait.asked and not self._worth_fetching(wait, keys, round_trips=2):
+        elif not wait.queried and not self._worth_fetching(wait, keys, round_trips=2):
             wait.give_up(keys, Missed.BREAK_EVEN)
         else:
             now_s = self._clock()
             wait.sent(now_s)
             self._keys_under_way += len(keys)
-            self._ask(namespace, keys).add_done_callback(
+            self._send_lookup(namespace, keys).add_done_callback(
                 partial(self._on_found, wait, wait.generation, keys, now_s)
             )
 
-    def _ask(self, namespace: str, keys: list[bytes]) -> "Future[Found]":
+    def _send_lookup(self, namespace: str, keys: list[bytes]) -> "Future[Found]":
         return self._client.lookup(namespace, keys, timeout_s=self._patience.lookup_s)
 
     def _probe(self, namespace: str) -> None:
         key = self._probe_key
         if key is not None and self._client.ready and self._pause.take_probe():
-            self._ask(namespace, [key]).add_done_callback(
+            self._send_lookup(namespace, [key]).add_done_callback(
                 partial(self._on_found, None, 0, [key], self._clock())
             )
 
@@ -440,10 +442,10 @@ class Lookups:
         if answer.wait is None:
             self._pause.probed(in_time=in_time)
         elif in_time or answer.reason is Missed.LOOKUP_LATE:
-            seconds = answer.ended_s - answer.asked_s
+            seconds = answer.ended_s - answer.sent_s
             self._counters.observe(metrics.LOOKUP_DURATION, seconds)
             self._break_even.link.lookup_took(seconds)
-            self._pause.ended(in_time=in_time, asked_s=answer.asked_s)
+            self._pause.ended(in_time=in_time, sent_s=answer.sent_s)
 
     # ── on the client's I/O thread ───────────────────────────────────────────────────────
 
@@ -453,7 +455,7 @@ class Lookups:
         wait: Waiting | None,
         generation: int,
         keys: list[bytes],
-        asked_s: float,
+        sent_s: float,
         reply: "Future[Found]",
     ) -> None:
         states, reason = None, Missed.LOOKUP_FAILED
@@ -465,7 +467,7 @@ class Lookups:
                 reason = Missed.LOOKUP_LATE
             elif isinstance(error, ServerUnavailable):
                 reason = Missed.UNAVAILABLE
-        self._answers.append(Answer(asked_s, self._clock(), wait, generation, keys, states, reason))
+        self._answers.append(Answer(sent_s, self._clock(), wait, generation, keys, states, reason))
 
     def count_hook_error(self, hook: str) -> None:
         """One exception of ours was kept from the client's thread."""

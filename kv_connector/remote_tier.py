@@ -138,7 +138,7 @@ class RemoteTier(SecondaryTierManager):
         self._lookups = Lookups(
             self._client, self._rows, config, self._counters, self.break_even, patience, clock
         )
-        self._lookups.workers_unheard = sees_everything
+        self._lookups.workers_missing = sees_everything
         self._recency = Recency(clock)
         self._transfers = Transfers(
             self._client,
@@ -176,7 +176,7 @@ class RemoteTier(SecondaryTierManager):
             self._namespace,
             self._rows.block_bytes,
         )
-        self._lookups.workers_unheard = False
+        self._lookups.workers_missing = False
 
     def stay_out(self, why: str) -> None:
         """Log `why`, and do not use the server until the engine is restarted. Every lookup is then
@@ -227,7 +227,7 @@ class RemoteTier(SecondaryTierManager):
             self.enter_epoch(epoch)
         if self._lookups.unnamed:
             self._lookups.unnamed = False
-            self._lookups.look_again()
+            self._lookups.retry_held()
 
     def enter_epoch(self, epoch: str | None) -> None:
         """Switch to the namespace of this weight epoch, and drop all knowledge of the server's
@@ -368,7 +368,7 @@ class RemoteTier(SecondaryTierManager):
     def has_pending_work(self) -> bool:
         """Whether an engine without requests should go on stepping: for reports of its workers, or
         for backfill. Both end by themselves; see `Introduction` and `Backfill`."""
-        if self._lookups.workers_unheard:
+        if self._lookups.workers_missing:
             return True
         reachable = self._client.ready and self._namespace is not None
         return reachable and self._backfill.wants_steps

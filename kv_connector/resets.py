@@ -63,33 +63,33 @@ class WeightEpochs:
         self._answers: dict[int, str] = {}
         self._epochs: dict[Weights, str | None] = {}
         self._not_watched = False
-        self.look = 0
+        self.sample_request = 0
         self.epoch: str | None = None
 
     def reset(self, epoch: str | None) -> None:
         """The pool was emptied, and `epoch` begins, with unknown weights."""
         self.epoch = epoch
-        self.look += 1
+        self.sample_request += 1
         self._answers = {}
 
     @property
     def undecided(self) -> bool:
         """Whether the epoch may still change, because workers have yet to report a sample."""
-        return bool(self.look) and not self._not_watched and not self._is_answered
+        return bool(self.sample_request) and not self._not_watched and not self._is_answered
 
     @property
     def _is_answered(self) -> bool:
         return len(self._answers) == len(self._ranks)
 
-    def heard(self, report: WorkerReport) -> bool:
+    def on_report(self, report: WorkerReport) -> bool:
         """Take a worker's new report. Returns whether its weights have changed without a reset."""
         if not report.weights_at_start:
             self._not_watched = self._not_watched or report.facts is not None
             return False
         self._at_start.setdefault(report.rank, report.weights_at_start)
-        if report.look != self.look:
+        if report.sample_request != self.sample_request:
             return False  # a sample from before the reset
-        expected = self._at_start[report.rank] if not self.look else None
+        expected = self._at_start[report.rank] if not self.sample_request else None
         before = self._answers.get(report.rank, expected)
         self._answers[report.rank] = report.weights
         changed = before is not None and before != report.weights
@@ -166,9 +166,9 @@ class Resets:
         if self._flush.completed(jobs) and self._remote is not None:
             self._remote.on_reset_flushed()
 
-    def heard(self, reports: Iterable[WorkerReport]) -> None:
+    def on_reports(self, reports: Iterable[WorkerReport]) -> None:
         """Take the workers' new reports of their weights."""
-        changed = [report.rank for report in reports if self._weights.heard(report)]
+        changed = [report.rank for report in reports if self._weights.on_report(report)]
         if changed:
             self.due = True
             logger.warning(
@@ -196,8 +196,8 @@ class Resets:
         """vLLM looks a request up, so it is neither paused nor asleep in this step."""
         self._awake = True
 
-    def look(self, num_tokens: int) -> int | None:
+    def sample_request(self, num_tokens: int) -> int | None:
         """For the workers of a step that computes `num_tokens`: the number of the newest sample
         of their weights. None where vLLM may be asleep, with unmapped weights."""
         awake, self._awake = self._awake or num_tokens > 0, False
-        return self._weights.look if awake else None
+        return self._weights.sample_request if awake else None

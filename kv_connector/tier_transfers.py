@@ -43,7 +43,7 @@ _SERVED = frozenset({GetOutcome.HIT, GetOutcome.LATE})
 # A job is overdue this long, and this many steps, after its deadline was first found passed, and
 # not after the deadline: a process that was stopped finds all deadlines passed at once.
 OVERDUE_AFTER_S = 10.0
-OVERDUE_AFTER_LOOKS = 10
+OVERDUE_AFTER_CHECKS = 10
 
 # Reason for a store that is declined without a reachable server.
 UNAVAILABLE = "unavailable"
@@ -353,10 +353,10 @@ class Transfers:
     def _is_overdue(self, now_s: float) -> bool:
         late = {job_id for job_id, job in self._open.items() if job.ends_by_s <= now_s}
         self._found_late = {job_id: self._found_late.get(job_id, (now_s, 0)) for job_id in late}
-        for job_id, (first_s, looks) in self._found_late.items():
-            if now_s - first_s >= OVERDUE_AFTER_S and looks >= OVERDUE_AFTER_LOOKS:
+        for job_id, (first_s, checks) in self._found_late.items():
+            if now_s - first_s >= OVERDUE_AFTER_S and checks >= OVERDUE_AFTER_CHECKS:
                 return True
-            self._found_late[job_id] = (first_s, looks + 1)
+            self._found_late[job_id] = (first_s, checks + 1)
         return False
 
     def drain(self, timeout_s: float) -> bool:

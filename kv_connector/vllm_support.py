@@ -267,17 +267,17 @@ def _supported() -> str:
 
 
 def _refusal(version: str, missing: Sequence[Missing]) -> str:
-    told = (
+    sentence = (
         f"kvferry {kv_connector.__version__} supports vLLM {_supported()} and cannot run on "
         f"vLLM {version}: install a supported vLLM, another kvferry, or remove kvferry from "
         "--kv-transfer-config"
     )
     if not missing:
-        return told
+        return sentence
     named = ", ".join(each.name for each in missing[:_MOST_NAMED])
     more = len(missing) - _MOST_NAMED
     rest = f" and {more} more (python -m kv_connector.vllm_support)" if more > 0 else ""
-    return f"{told}; missing there: {named}{rest}"
+    return f"{sentence}; missing there: {named}{rest}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -305,11 +305,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         missing = [each._asdict() for each in verdict.missing]
         print(json.dumps(verdict._asdict() | {"missing": missing}))
     else:
-        print("\n".join(_told(verdict)))
+        print("\n".join(_lines_of(verdict)))
     return 1 if verdict.refusal else 0
 
 
-def _told(verdict: Verdict) -> list[str]:
+def _lines_of(verdict: Verdict) -> list[str]:
     how = "tested" if verdict.tested else f"not tested; tested is {_supported()}"
     can = "cannot run" if verdict.refusal else "runs"
     return [

@@ -31,7 +31,7 @@ class Missed(StrEnum):
 
 # One lookup to send a query, one to use its reply. On an engine with steps longer than the budget,
 # a budget that ends before the second would decline every block that is being written.
-LOOKS_TO_USE_AN_ANSWER = 2
+LOOKUPS_TO_USE_A_REPLY = 2
 
 # A row that was loaded for a request may be evicted from the pool before the engine can admit the
 # request. Without a limit on loads, two prompts could evict each other's rows for ever.
@@ -48,8 +48,8 @@ _STATES: dict[int, KeyState | Missed] = {
 class Waiting:
     """One request's queries and replies, from its first lookup until it is finished.
 
-    A *look* is one step in which the engine looked the request up. In a step without one the engine
-    was busy; its time does not count as waiting for the server.
+    A *lookup step* is one in which the engine looked the request up. In other steps the engine was
+    busy; their time does not count as waiting for the server.
     """
 
     budget_s: float
@@ -57,35 +57,35 @@ class Waiting:
     prefetch: bool = False
     """No user waits for its output: blocks on the server are loaded, however slow that is."""
     step: int = -2
-    """Step of the last look."""
-    looks: int = 0
-    first_look_s: float = 0.0
+    """Step of the last lookup."""
+    lookup_steps: int = 0
+    first_lookup_s: float = 0.0
     first_step: int = 0
-    asked: bool = False
+    queried: bool = False
     """Whether a query was sent, so that break-even has accepted its wait."""
     judged: bool = False
     """Whether break-even was applied to the blocks that the replies found."""
     admitted: bool = False
     refusal: Missed | None = None
-    """At the last look: why every key is a miss, or None."""
+    """At the last lookup: why every key is a miss, or None."""
     out_of_time: bool = False
-    """At the last look: the request has waited for replies for its whole budget. A readable key is
-    still a hit: its wait is over."""
+    """At the last lookup: the request has waited for replies for its whole budget. A readable key
+    is still a hit: its wait is over."""
     held: bool = False
-    """At the last look: no query may be sent yet, because a worker has not reported or the server
+    """At the last lookup: no query may be sent yet, because a worker has not reported or the server
     has not replied to the engine's first hello."""
     may_load: bool = False
-    """At the last look: whether readable blocks may be loaded."""
+    """At the last lookup: whether readable blocks may be loaded."""
     states: dict[bytes, KeyState | Missed | None] = field(default_factory=dict)
     """Per key: the server's reply, why it is a miss, or None while a query is under way."""
     wanted: list[bytes] = field(default_factory=list)
     """Keys for the query at the end of this engine step, in prefix order."""
-    questions: int = 0
+    queries: int = 0
     """Queries under way."""
     news: bool = False
-    """Whether a reply came since the last look."""
+    """Whether a reply came since the last lookup."""
     blocked_on: bytes | None = None
-    """At the last look: one of its keys in a load that was under way or about to begin."""
+    """At the last lookup: one of its keys in a load that was under way or about to begin."""
     loads: int = 0
     """Hits, each of which leads to a load."""
     owed_s: float = 0.0
@@ -99,37 +99,37 @@ class Waiting:
     """Grows when replies are dropped. A reply to an older generation's query is ignored."""
     _owed_since_s: float | None = None
     _deferred_at_s: float | None = None
-    """Time of the last look, if it deferred the request."""
+    """Time of the last lookup, if it deferred the request."""
 
-    # ── looks ────────────────────────────────────────────────────────────────────────────
+    # ── lookup steps ─────────────────────────────────────────────────────────────────────
 
-    def look(self, *, now_s: float, step: int) -> None:
+    def looked_up(self, *, now_s: float, step: int) -> None:
         """The engine looks this request up, for the first time in this step or since news."""
         if step != self.step:
-            looked_last_step = step == self.step + 1
-            if looked_last_step and self._deferred_at_s is not None:
+            looked_up_last_step = step == self.step + 1
+            if looked_up_last_step and self._deferred_at_s is not None:
                 self.waited_s += now_s - self._deferred_at_s
                 self.waited_steps += 1
-            if self._owed_since_s is not None and not self.questions:
+            if self._owed_since_s is not None and not self.queries:
                 # A block that is being written is queried once a step. While the engine makes no
                 # lookup, no query is open and no time counts.
-                if looked_last_step:
+                if looked_up_last_step:
                     self.owed_s += now_s - self._owed_since_s
                 self._owed_since_s = now_s
             self._deferred_at_s = None
-            if not self.looks:
-                self.first_look_s, self.first_step = now_s, step
+            if not self.lookup_steps:
+                self.first_lookup_s, self.first_step = now_s, step
             self.step = step
-            self.looks += 1
+            self.lookup_steps += 1
         self.news = False
         self.out_of_time = self.is_out_of_time(now_s)
 
     def is_out_of_time(self, now_s: float) -> bool:
         """Whether the request has waited for replies for its whole budget."""
         owed_s = self.owed_s
-        if self.questions and self._owed_since_s is not None:
+        if self.queries and self._owed_since_s is not None:
             owed_s += now_s - self._owed_since_s
-        return owed_s > self.budget_s and self.looks > LOOKS_TO_USE_AN_ANSWER
+        return owed_s > self.budget_s and self.lookup_steps > LOOKUPS_TO_USE_A_REPLY
 
     def deferred(self, now_s: float) -> None:
         """The engine cannot admit the request in this step, because of the tier."""
@@ -144,7 +144,7 @@ class Waiting:
         """The keys that the server holds readable."""
         return [key for key, state in self.states.items() if state is KeyState.READABLE]
 
-    # ── questions and answers ────────────────────────────────────────────────────────────
+    # ── queries and answers ────────────────────────────────────────────────────────────
 
     def take_wanted(self) -> list[bytes]:
         """The keys to query now; the caller sends one lookup for all of them."""
@@ -153,8 +153,8 @@ class Waiting:
 
     def sent(self, now_s: float) -> None:
         """A query was sent: the wait for its reply begins."""
-        self.asked = True
-        self.questions += 1
+        self.queried = True
+        self.queries += 1
         if self._owed_since_s is None:
             self._owed_since_s = now_s
 
@@ -174,10 +174,10 @@ class Waiting:
 
     def _question_ended(self, now_s: float) -> None:
         self.news = True
-        self.questions -= 1
+        self.queries -= 1
         if self._owed_since_s is not None:
             self.owed_s += max(0.0, now_s - self._owed_since_s)
-            self._owed_since_s = now_s if self.questions else None
+            self._owed_since_s = now_s if self.queries else None
 
     def give_up(self, keys: Iterable[bytes], reason: Missed) -> None:
         """Make these keys misses for this request, even if the server holds them."""
@@ -188,7 +188,7 @@ class Waiting:
         """A load failed: the keys are misses for this request, which would otherwise loop."""
         self.give_up([key for key in keys if key in self.states], Missed.LOAD_FAILED)
 
-    def ask_again(self) -> None:
+    def restart(self) -> None:
         """The engine preempted the request and will look it up again: drop replies, and remember
         only failed loads."""
         failed = [key for key, state in self.states.items() if state is Missed.LOAD_FAILED]
@@ -202,15 +202,15 @@ class Waiting:
     def _forget(self) -> None:
         self.states, self.wanted = {}, []
         self.generation += 1
-        self.questions, self._owed_since_s = 0, None
-        self.asked = self.judged = self.held = False
-        self.owed_s, self.looks, self.loads = 0.0, 0, 0
+        self.queries, self._owed_since_s = 0, None
+        self.queried = self.judged = self.held = False
+        self.owed_s, self.lookup_steps, self.loads = 0.0, 0, 0
         self.blocked_on = None
 
 
 # Lookups without progress before a request gives up. An admitted prompt releases its room only
 # after its rows were copied to the engine, which takes a few steps.
-LOOKS_WITHOUT_PROGRESS = 8
+LOOKUPS_WITHOUT_PROGRESS = 8
 
 
 class Room(Enum):
@@ -228,7 +228,7 @@ class _Waiter:
     releases: int
     step: int
     now_s: float
-    looks: int = 0
+    lookup_steps: int = 0
     waited_s: float = 0.0
 
 
@@ -278,7 +278,9 @@ class PoolRoom:
             return Room.WAIT
         if step == waiter.step + 1:  # else the engine was busy meanwhile and made no lookups
             waiter.waited_s += now_s - waiter.now_s
-            waiter.looks += 1
+            waiter.lookup_steps += 1
         waiter.step, waiter.now_s = step, now_s
-        stuck = waiter.waited_s > self._patience_s and waiter.looks >= LOOKS_WITHOUT_PROGRESS
+        stuck = (
+            waiter.waited_s > self._patience_s and waiter.lookup_steps >= LOOKUPS_WITHOUT_PROGRESS
+        )
         return Room.NEVER if stuck else Room.WAIT

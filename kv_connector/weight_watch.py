@@ -202,7 +202,7 @@ class Known(NamedTuple):
     """A sample that has been read."""
 
     digest: str
-    look: int
+    sample_request: int
     """The number of the scheduler's request for which it was taken."""
 
 
@@ -217,28 +217,29 @@ class WeightWatch:
         self.at_start = self._sampler.digest()
         """The digest at the worker's start."""
         self._next_s = clock() + PERIOD_S
-        self._look = 0
+        self._sample_request = 0
         """The scheduler's request for which the sample under way, or the last one, is taken."""
         self._under_way = False
 
-    def step(self, look: int | None) -> Known | None:
+    def step(self, sample_request: int | None) -> Known | None:
         """Call once in a step, after its work is submitted. Returns a sample that was completed.
 
-        `look` is the number of the scheduler's newest request, which grows when a sample is due at
-        once. With None the weights must not be read in this step: the engine may be asleep.
+        `sample_request` is the number of the scheduler's newest request, which grows when a sample
+        is due at once. With None the weights must not be read in this step: the engine may be
+        asleep.
         """
         known = None
         if self._under_way and self._sampler.done:
             self._under_way = False
-            known = Known(self._sampler.digest(), self._look)
-        if look is None or self._under_way:
+            known = Known(self._sampler.digest(), self._sample_request)
+        if sample_request is None or self._under_way:
             return known
         now_s = self._clock()
-        if look == self._look and now_s < self._next_s:
+        if sample_request == self._sample_request and now_s < self._next_s:
             return known
         self._sampler.begin()
-        self._look, self._next_s, self._under_way = look, now_s + PERIOD_S, True
+        self._sample_request, self._next_s, self._under_way = sample_request, now_s + PERIOD_S, True
         if self._sampler.done:  # on a CPU it is done at once
             self._under_way = False
-            known = Known(self._sampler.digest(), self._look)
+            known = Known(self._sampler.digest(), self._sample_request)
         return known
