@@ -241,7 +241,7 @@ class VllmInThisProcess:
 
     def counters(self) -> Counters:
         totals: dict[tuple[str, str], int] = {} if self._tier is None else self._tier.totals()
-        from kv_connector.tier_metrics import HOOK_ERRORS, LOADED_BYTES, PUT_BYTES
+        from kv_connector.metrics import HOOK_ERRORS, LOADED_BYTES, PUT_BYTES
 
         def total(metric: str) -> int:
             return sum(count for (name, _), count in totals.items() if name == metric)

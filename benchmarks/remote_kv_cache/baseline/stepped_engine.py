@@ -270,20 +270,20 @@ class SteppedEngine:
 
     def blocks_from_server(self) -> int:
         """Blocks that this engine has received from the server since its start."""
-        from kv_connector.tier_metrics import LOADED_BLOCKS
+        from kv_connector.metrics import LOADED_BLOCKS
 
         return int(self._tier.totals().get((LOADED_BLOCKS, "hit"), 0))
 
     def misses(self) -> dict[str, int]:
         """Misses since the start, by reason."""
-        from kv_connector.tier_metrics import MISSED_BLOCKS
+        from kv_connector.metrics import MISSED_BLOCKS
 
         totals = self._tier.totals().items()
         return {label: count for (metric, label), count in totals if metric == MISSED_BLOCKS}
 
     def hook_errors(self) -> int:
         """Our exceptions that the engine did not see: there must be none."""
-        from kv_connector.tier_metrics import HOOK_ERRORS
+        from kv_connector.metrics import HOOK_ERRORS
 
         return sum(
             count for (metric, _), count in self._tier.totals().items() if metric == HOOK_ERRORS

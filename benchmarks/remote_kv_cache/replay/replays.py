@@ -16,7 +16,7 @@ from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
 from examples.processes import RemoteServer
-from kv_connector import tier_metrics
+from kv_connector import metrics as tier_metrics
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.waiting import Missed
 
