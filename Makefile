@@ -1,4 +1,4 @@
-# Everything runs in .venv, which the first target that needs it builds.
+# Every target runs in .venv, which the first one that needs it builds.
 PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
 
@@ -19,25 +19,25 @@ check: $(READY) ## lint, formatting, types
 	$(PYTHON_VENV) -m ruff format --check
 	$(PYTHON_VENV) -m mypy
 
-format: $(READY) ## repair what `check` finds, where it can
+format: $(READY) ## repair findings of `check` where possible
 	$(PYTHON_VENV) -m ruff check --fix
 	$(PYTHON_VENV) -m ruff format
 
-test: $(READY) ## all tests but the longest; ARGS="-m 'not engine'" leaves out those that start vLLM
+test: $(READY) ## all tests but the longest; ARGS="-m 'not engine'" omits those that start vLLM
 	$(PYTHON_VENV) -m pytest $(ARGS)
 
-whole: $(READY) ## all tests on real engines, also those that `test` leaves out: two thirds of an hour
+whole: $(READY) ## all tests on real engines, also those that `test` omits: two thirds of an hour
 	$(PYTHON_VENV) -m pytest -m "engine and not chaos" --whole $(ARGS)
 
 MINUTES := 10
 
-fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 tries what has failed before
+fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 retries earlier failures
 	KVFERRY_FUZZ_MINUTES=$(MINUTES) $(PYTHON_VENV) -m pytest tests/*/test_fuzz_*.py $(ARGS)
 
 chaos: $(READY) ## kills, freezes, damages: a quarter of an hour; ARGS="--seed 7 -k random" runs one again
 	timeout --signal=INT --kill-after=20 1200 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)
 
-soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C says how it went
+soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C prints the result
 	@$(PYTHON_VENV) tests/chaos/soak.py --minutes $(MINUTES) $(ARGS)
 
 demo: $(READY) ## a prompt's KV cache through all levels, on real processes
@@ -61,6 +61,6 @@ lock: $(READY) ## pin the newest versions that fit, in requirements/*.txt
 	$(PYTHON_VENV) -m uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 		pyproject.toml --extra dev requirements/gpu.in --no-annotate -o requirements/gpu.txt
 
-clean: ## remove what tools, tests and the demo left; `rm -rf .venv` starts over
+clean: ## remove files of tools, tests and the demo; `rm -rf .venv` also resets setup
 	rm -rf .cache .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist *.egg-info
 	find . -path ./.venv -prune -o -name __pycache__ -prune -exec rm -rf {} +

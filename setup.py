@@ -1,4 +1,4 @@
-"""For tools that still look for a setup.py. Everything is declared in pyproject.toml."""
+"""An entry point for tools that need a setup.py. pyproject.toml has all declarations."""
 
 from setuptools import setup
 

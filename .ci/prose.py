@@ -1,8 +1,8 @@
-"""The words that docstrings, comments and documents do not use, and the first word of a module.
+"""A check of prose: retired words in docstrings, comments and documents, and modules' first words.
 
     python .ci/prose.py [PATH …]    the project, or these files and folders; exits 1 at a finding
 
-CONTRIBUTING.md has the rules of prose; here stand those of them that a machine can check.
+CONTRIBUTING.md has the rules of prose; this checks those that a machine can check.
 """
 
 import ast
@@ -22,7 +22,7 @@ INSTEAD_OF = {
     r"farewell|bids?|lies|thereof|therein": "use the field's word",
     r"is but|are but|what is but": "use `only`",
 }
-"""Retired words, as patterns, and what stands in their place."""
+"""Retired words, as patterns, and their replacements."""
 
 FIRST_WORDS = {"what", "who", "how", "where", "when", "why", "which", "whether", "whose", "as"}
 """A module's docstring begins with a noun phrase that names its job, not with one of these."""
@@ -31,7 +31,7 @@ Line = tuple[int, str]
 
 
 def docstrings_of(tree: ast.Module) -> Iterator[Line]:
-    """Every string that stands alone as a statement, with the line on which it begins."""
+    """The lines of every string that is a statement of its own, with their numbers."""
     for node in ast.walk(tree):
         match node:
             case ast.Expr(value=ast.Constant(value=str(text))):
@@ -51,7 +51,7 @@ def prose_of_python(source: str) -> Iterator[Line]:
 
 
 def prose_of_markdown(source: str) -> Iterator[Line]:
-    """Its lines outside of code blocks."""
+    """The lines outside of code blocks."""
     is_code = False
     for number, line in enumerate(source.splitlines(), 1):
         if line.lstrip().startswith("```"):

@@ -1,1 +1,1 @@
-"""Benchmarks: each one a module that is run with `python -m`; README.md says what each asks."""
+"""Benchmarks, each a module for `python -m`; README.md has the question of each."""

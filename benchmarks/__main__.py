@@ -1,4 +1,4 @@
-"""The benchmarks by name: which there are, run one, compare two runs of it, all results on a page.
+"""The benchmarks' command: list them, run one, compare two records, write a page of all results.
 
 python -m benchmarks list
 python -m benchmarks run test_disk --json disk.json
@@ -16,21 +16,21 @@ from pathlib import Path
 
 from benchmarks.harness import page, readmes, registry, scripts
 from benchmarks.harness.compare import compare_records
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record, RecordError
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 0 when what was asked for was done, whatever a verdict is; 2 otherwise. `run`
-    does not return: the benchmark takes the place of this process, and has its signals."""
+    """Exit status 0 when the command was carried out, whatever a verdict is; 2 otherwise. `run`
+    does not return: the benchmark replaces this process and receives its signals."""
     given = list(sys.argv[1:] if argv is None else argv)
     if given[:1] == ["run"] and given[1:2] and not given[1].startswith("-"):
-        return _run(given[1], given[2:])  # its flags are its own, `--help` among them
+        return _run(given[1], given[2:])  # the benchmark parses its own flags, also `--help`
     arguments = _parser().parse_args(given)
     status = 0
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         status = int(arguments.do(arguments))
     return status
 
@@ -42,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     listed = commands.add_parser("list", help="each benchmark, and the question it answers")
     listed.set_defaults(do=_list)
-    run = commands.add_parser("run", help="run one by its name; what follows is for it")
+    run = commands.add_parser("run", help="run one by its name, with the arguments that follow")
     run.add_argument("name", metavar="NAME")
     run.epilog = (
         "NAME is one of `list`, a module, or a script of a source document: "
@@ -56,10 +56,10 @@ def _parser() -> argparse.ArgumentParser:
         "--ratios",
         action="store_true",
         help="compare each run's ratios to its own memcpy instead of its seconds: less exact, "
-        "but right when the machine itself was slower during one of the two",
+        "but right when the machine was slower during one of the runs",
     )
     compare.set_defaults(do=_compare)
-    report = commands.add_parser("report", help="one page of the latest record of each")
+    report = commands.add_parser("report", help="write the latest record of each as one page")
     report.add_argument("page", type=Path, metavar="PAGE.html")
     report.add_argument("--results", type=Path, default=RESULTS, metavar="FOLDER")
     report.set_defaults(do=_report)

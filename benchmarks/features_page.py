@@ -1,4 +1,4 @@
-"""`python -m benchmarks.features_page docs/SOURCES.md`: every feature of the source documents.
+"""The page of the source documents' features: `python -m benchmarks.features_page docs/SOURCES.md`.
 
 The page is made from `benchmarks/sources/features.toml`: one table for each module of
 `benchmarks.sources`, one entry for each feature of that document or of the program behind it.
@@ -50,11 +50,11 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     name: str
     feature: str
-    """What the document describes, or for a defect what goes wrong there: one sentence."""
+    """The feature as described, or for a defect the failure there: one sentence."""
 
     state: State
     note: str = ""
-    """What differs and why, why it is skipped, what is missing. Only what works may have none."""
+    """The difference and its reason, the reason of a skip, or the gap. Empty for some `works`."""
 
     shown_by: str = ""
     """One command; empty where a test alone shows it."""
@@ -63,15 +63,15 @@ class Feature(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """`path` or `path::name` from the root of the repository."""
 
     record: str = ""
-    """A file name below `RESULTS`: a run of what `shown_by` runs."""
+    """A file name below `RESULTS`: the record of a run of `shown_by`."""
 
     defect: bool = False
-    """A defect of the source's program. `works` is that it is not repeated here."""
+    """A defect of the source's program. `works`: it is not repeated here."""
 
 
 def read(path: Path = TABLE) -> dict[str, list[Feature]]:
-    """By source, as the modules of `benchmarks.sources` are named. Raises `msgspec.ValidationError`
-    for a field or a state that is not known."""
+    """The entries by source, named as the modules of `benchmarks.sources`. Raises
+    `msgspec.ValidationError` for an unknown field or state."""
     return msgspec.convert(tomllib.loads(path.read_text()), dict[str, list[Feature]])
 
 

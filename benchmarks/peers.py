@@ -1,10 +1,10 @@
 """Comparators for the benchmarks, installed into a folder of their own.
 
-    python -m benchmarks.peers              into .peers, where the benchmarks find them
+    python -m benchmarks.peers              into .peers, which the benchmarks use
     python -m benchmarks.peers --only redis,h5py
 
-Nothing is installed anywhere else: wheels go to a folder each, Debian packages are downloaded and
-unpacked, which needs no root. A peer that cannot be had here is one line with the reason.
+Nothing is installed elsewhere: wheels go to a folder each, Debian packages are downloaded and
+unpacked, which needs no root. A peer that cannot be installed is one line with the reason.
 """
 
 import argparse
@@ -20,20 +20,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks.harness import peer_folder
+from benchmarks.harness import options, peer_folder
 from benchmarks.harness.peer_folder import PACKAGES, ROOT, STAMP
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.runner import Skipped
 
 _PATIENCE_S = 900.0
 
 
 class CannotInstall(Exception):
-    """This machine cannot have this peer. The message is the reason, in one line."""
+    """This machine cannot install this peer. The message is the reason, in one line."""
 
 
 class Recipe(NamedTuple):
-    """What makes up a peer: wheels, installed without what they depend on, and Debian packages."""
+    """The parts of a peer: wheels, installed without their dependencies, and Debian packages."""
 
     wheels: tuple[str, ...] = ()
     debian: tuple[str, ...] = ()
@@ -43,12 +43,12 @@ class Recipe(NamedTuple):
 
 
 class Peer(NamedTuple):
-    """A comparator. The first of `recipes` that can be installed and passes `check` is taken."""
+    """A comparator. The first of `recipes` that can be installed and passes `check` is used."""
 
     name: str
     recipes: Sequence[Recipe]
     check: Callable[[Path], str]
-    """Of its folder: runs or imports it, and returns its version. Raises `CannotInstall`."""
+    """Runs or imports the peer in its folder, and returns its version. Raises `CannotInstall`."""
 
 
 def run_version(program: str) -> Callable[[Path], str]:
@@ -64,7 +64,7 @@ def run_version(program: str) -> Callable[[Path], str]:
 
 
 def import_version(module: str, distribution: str) -> Callable[[Path], str]:
-    """A check that imports `module` in a process of its own, behind what this Python has."""
+    """A check that imports `module` in a separate process, with this Python's packages first."""
 
     def check(folder: Path) -> str:
         script = (
@@ -79,7 +79,7 @@ def import_version(module: str, distribution: str) -> Callable[[Path], str]:
 
 
 def torch_cuda() -> str:
-    """The CUDA that torch is built for, as in "13"; "12" for a torch without any. Not imported."""
+    """The CUDA version of torch's build, such as "13"; "12" without one. Torch is not imported."""
     found = importlib.util.find_spec("torch")
     version = Path(found.origin).with_name("version.py") if found and found.origin else None
     text = version.read_text() if version and version.exists() else ""
@@ -113,12 +113,12 @@ The benchmarks find them there:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Install what is missing. Exit status 1 when there is no peer at all afterwards."""
+    """Install missing peers. Exit status 1 when there is no peer afterwards."""
     arguments = _parser().parse_args(argv)
     peers = [peer for peer in PEERS if peer.name in arguments.only]
     arguments.into.mkdir(parents=True, exist_ok=True)
     num_installed = 0
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         num_installed = _install_all(peers, arguments.into)
         if num_installed and arguments.into != peer_folder.default():
             print(f"\nexport {peer_folder.VARIABLE}={arguments.into}", end="")
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _install_all(peers: Sequence[Peer], into: Path) -> int:
-    """A line for each. Returns how many are there now."""
+    """Print a line for each. Returns the number of installed peers."""
     width = max(len(peer.name) for peer in peers)
     num_installed = 0
     for number, peer in enumerate(peers, 1):
@@ -142,7 +142,7 @@ def _install_all(peers: Sequence[Peer], into: Path) -> int:
 
 
 def install(peer: Peer, into: Path) -> str:
-    """Put `peer` into its folder below `into`, or leave it there: what was done, for people.
+    """Install `peer` into its folder below `into`, unless installed. Returns a line on the result.
 
     Raises `CannotInstall` with the reasons of all of its recipes.
     """
@@ -164,7 +164,7 @@ def install(peer: Peer, into: Path) -> str:
 
 
 def _install(recipe: Recipe, check: Callable[[Path], str], folder: Path) -> str:
-    """Beside `folder`, which it replaces once the peer has passed its check."""
+    """Install beside `folder`, and replace it once the peer has passed its check."""
     new = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
         if recipe.wheels:
@@ -192,7 +192,7 @@ def _unpack_debian(packages: Sequence[str], folder: Path, into: Path) -> None:
             raise CannotInstall(f"there is no {program} to get Debian's packages with")
     downloads = folder / "downloads"
     downloads.mkdir()
-    downloads.chmod(0o777)  # root's apt-get downloads as another user
+    downloads.chmod(0o777)  # as root, apt-get downloads as another user
     folder.chmod(0o755)
     try:
         _run(["apt-get", "download", "--quiet=2", *packages], cwd=downloads)
@@ -206,7 +206,7 @@ def _unpack_debian(packages: Sequence[str], folder: Path, into: Path) -> None:
 
 
 def _own_lists(into: Path) -> list[str]:
-    """Options by which apt-get keeps its lists below `into`: the system's are older, or none."""
+    """Options for apt-get lists below `into`: the system's are older, or missing."""
     state, cache = into / ".apt/lists", into / ".apt/cache"
     for folder in (state / "partial", cache / "archives/partial"):
         folder.mkdir(parents=True, exist_ok=True)
@@ -216,7 +216,7 @@ def _own_lists(into: Path) -> list[str]:
 def _run(
     command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str] | None = None
 ) -> str:
-    """Its output. Raises `CannotInstall` with the last line of its errors."""
+    """The command's output. Raises `CannotInstall` with the last line of its errors."""
     try:
         done = subprocess.run(
             command, cwd=cwd, env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
@@ -242,18 +242,10 @@ def _parser() -> argparse.ArgumentParser:
         metavar="DIR", help="(default: .peers, or $KVFERRY_PEERS)",
     )  # fmt: skip
     parser.add_argument(
-        "--only", type=_names, default=NAMES, metavar="NAMES",
+        "--only", type=options.names(NAMES), default=NAMES, metavar="NAMES",
         help=f"some of {','.join(NAMES)} (default: all)",
     )  # fmt: skip
     return parser
-
-
-def _names(text: str) -> list[str]:
-    chosen = text.split(",")
-    for name in chosen:
-        if name not in NAMES:
-            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(NAMES)}")
-    return chosen
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""What runs kvferry on one machine: a model, an engine, a server, and what to do with them."""
+"""Examples of kvferry on one machine: a model, an engine, a server, and measurements of them."""

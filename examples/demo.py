@@ -1,12 +1,12 @@
-"""The whole trip of a prompt's KV blocks, on real processes, as one table.
+"""A demo of a prompt's KV blocks on all levels, on real processes, as one table.
 
     make demo
 
 A cache server and `vllm serve` engines with the connector run on this machine. The same long
 prompt is sent seven times: cold, from the engine's own prefix cache, from the CPU pool, from the
-server after the engine was restarted, to a second engine on the same server, from the server's
-disk after kill -9 and a new start of both, and once more when the server is gone. Exits 0 only if
-every answer is the same and every token came from where it should have.
+server after a restart of the engine, to a second engine on the same server, from the server's disk
+after kill -9 and a restart of both, and once more without a server. Exits with 0 only if every
+answer is equal and every token came from the expected level.
 """
 
 import argparse
@@ -38,18 +38,18 @@ LEVELS = {"computed": "computed", "engine": "engine", "pool": "CPU pool", "serve
 
 @dataclass(frozen=True)
 class Row:
-    """One case: how it went, where its tokens came from, where they should have."""
+    """One case: its result, the levels of its tokens, and the expected levels."""
 
     case: str
     answer: Completion
     tokens: dict[str, int]
     expected: dict[str, int]
-    served_blocks: int  # what the server says it handed out for this case
-    from_disk: int  # blocks of these that its disk had, and its memory had not
+    served_blocks: int  # the server's count of blocks sent for this case
+    from_disk: int  # those of them that only its disk had
     expected_from_disk: int
 
     def wrong(self, cold: "Row") -> list[str]:
-        """Everything about this row that is not as it must be."""
+        """All differences of this row from the expected values."""
         found = []
         if not self.answer.agrees_with(cold.answer):
             found.append(f"{self.case}: the output differs from the cold run's")
@@ -61,8 +61,8 @@ class Row:
                 )
         if self.served_blocks * BLOCK_TOKENS != self.tokens["server"]:
             found.append(
-                f"{self.case}: the engine says {self.tokens['server']} tokens came from the "
-                f"server, which says it handed out {self.served_blocks} blocks"
+                f"{self.case}: the engine counts {self.tokens['server']} tokens from the "
+                f"server, which counts {self.served_blocks} blocks sent"
             )
         if self.from_disk != self.expected_from_disk:
             found.append(
@@ -73,7 +73,7 @@ class Row:
 
 
 class Demo:
-    """The seven cases, in order, on processes that are gone when `run` has returned."""
+    """The seven cases, in order, on processes that have ended when `run` returns."""
 
     def __init__(self, model: Path, prompt: list[int], logs: Path) -> None:
         self._model = model
@@ -102,7 +102,7 @@ class Demo:
         return self._rows
 
     def _with_server(self, server: RemoteServer, full: int) -> None:
-        """The cases until its end."""
+        """The cases until the server's end."""
         with self._engine("starting the engine", server.endpoint) as engine:
             self._ask(engine, "cold")
             self._ask(engine, "engine prefix cache", engine_tokens=full)
@@ -118,7 +118,7 @@ class Demo:
 
     @contextmanager
     def _server(self, label: str, disk: str) -> Iterator[RemoteServer]:
-        """A server over `disk`, and our own client of it."""
+        """A server over `disk`, and the demo's own client of it."""
         self._servers += 1
         server = RemoteServer(
             "1GiB", args=["--disk", disk, "--disk-bytes", "1GiB"],
@@ -137,7 +137,7 @@ class Demo:
             "kv_connector_extra_config": {
                 "server": endpoint,
                 "cpu_pool": "512MiB",
-                "break_even": False,  # a model this small may well compute sooner than load
+                "break_even": False,  # a model this small may compute faster than it loads
             },
         }
         log = self._logs / f"engine-{self._engines}.log"
@@ -157,7 +157,7 @@ class Demo:
         from_disk: bool = False,
     ) -> None:
         before = engine.cached_by_level()
-        # An engine's own test block, at its start, has been handed out as well.
+        # An engine's own test block, at its start, has been sent as well.
         served_before, promoted_before = self._handed_out(case)
         with step(case):
             answer = engine.complete(self._prompt, ANSWER_TOKENS)
@@ -176,14 +176,14 @@ class Demo:
         )  # fmt: skip
 
     def _handed_out(self, case: str) -> tuple[int, int]:
-        """Blocks that the server has handed out, and read from disk, since its start."""
+        """Blocks that the server has sent, and read from disk, since its start."""
         if case == "server killed":
             return 0, 0
         counters = self._stats().counters
         return counters["get_hit"], counters["disk_promoted"]
 
     def _wait_for_blocks(self, name: str, count: int) -> None:
-        """In the server's tier of this name."""
+        """Wait for `count` blocks in the server's tier of this name."""
         deadline = time.monotonic() + 30
         while (tier := self._stats().tiers[name]).blocks < count or tier.pending:
             if time.monotonic() > deadline:
@@ -201,7 +201,7 @@ class Demo:
 
 
 def table(rows: list[Row]) -> str:
-    """The result as a person reads it: one line a case, times next to the cold one's."""
+    """The result as text: one line a case, times beside the cold one's."""
     cold = rows[0]
     lines = [
         f"{'case':<25}{'first token':>12}{'faster':>8}{'prompt':>8}"
@@ -229,7 +229,7 @@ def started(label: str, process: Process) -> Iterator[Process]:
 
 
 def run(model: Path, prompt: list[int], logs: Path) -> int:
-    """Run the demo and print its table; 0 when everything is as it must be."""
+    """Run the demo and print its table; 0 when all values are as expected."""
     rows = Demo(model, prompt, logs).run()
     print(f"\n{table(rows)}\n")
     wrong = [line for row in rows for line in row.wrong(rows[0])]
@@ -253,7 +253,7 @@ def main() -> int:
         f"A prompt of {arguments.prompt_tokens} tokens, {BLOCK_TOKENS} tokens a block, the model "
         f"{arguments.preset!r}.\n"
     )
-    # A shell that is told to end its jobs sends this, and what runs in sessions of its own stays.
+    # A shell that ends its jobs sends this; programs in their own sessions would survive it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     logs = Path(tempfile.mkdtemp(prefix="kvferry-demo-"))
     try:

@@ -1,7 +1,7 @@
-"""An OpenAI-compatible server that somebody already runs, and how soon it answers.
+"""A client of a running OpenAI-compatible server that times the first token.
 
-Its completions are streamed, because only then is there a first token to time. What it tells of
-itself is used and nothing is required: the model's name, cached tokens in the usage, and vLLM's
+Completions are streamed, because only then is there a first token to time. Optional facts of the
+server are used and none is required: the model's name, cached tokens in the usage, and vLLM's
 `/metrics`.
 """
 
@@ -19,7 +19,7 @@ from examples.make_dummy_inputs import Prompt
 
 
 class EndpointError(RuntimeError):
-    """It cannot be reached, refused, or broke off. One line, with what to do if that is known."""
+    """The server is unreachable, refused, or broke off. One line, with a remedy if one is known."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +27,21 @@ class FirstToken:
     """One prompt answered."""
 
     seconds: float  # from connecting to the first token
-    prompt_tokens: int | None  # None where the server does not say
+    prompt_tokens: int | None  # None when the server does not report them
     cached_tokens: int | None
 
 
 class Endpoint:
     """The server at `url`, with or without a trailing `/v1`.
 
-    `headers` go with every request. Connections are not kept: every request has its own, and
-    after Ctrl-C none is left.
+    `headers` are sent with every request. Every request has its own connection, which is closed
+    after it, also after Ctrl-C.
     """
 
     def __init__(
         self, url: str, *, timeout_s: float = 600.0, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Raises `EndpointError` when `url` is no address. Asks nothing yet."""
+        """Raises `EndpointError` when `url` is not an address. Sends nothing."""
         parts = urlsplit(url if "://" in url else f"http://{url}")
         try:
             port = parts.port
@@ -57,7 +57,7 @@ class Endpoint:
         self._headers = dict(headers or {})
 
     def model(self) -> str:
-        """The name of the model that it serves; of several, the first."""
+        """The name of the served model; the first of several."""
         with self._request("GET", "/v1/models") as response:
             answer = _json(response.read(), "/v1/models")
         try:
@@ -75,12 +75,12 @@ class Endpoint:
         max_tokens: int = 1,
         extra: Mapping[str, Any] | None = None,
     ) -> FirstToken:
-        """Send `prompt`, read the answer to its end, and say when its first token came.
+        """Send `prompt`, read the whole answer, and return the time of its first token.
 
-        That is the first chunk with text or token ids in it; chunks before it that only open the
-        stream do not count. If the whole answer is one token that is no text, such as an end
-        token, it is the chunk that ends it. Raises `EndpointError` if the answer is an error, is
-        empty, or breaks off: a time of such a request would mean nothing.
+        That is the first chunk with text or token ids; earlier chunks that only open the stream do
+        not count. If the whole answer is one token without text, such as an end token, it is the
+        chunk that ends it. Raises `EndpointError` if the answer is an error, is empty, or breaks
+        off: the time of such a request has no meaning.
         """
         body = {
             "model": model,
@@ -113,7 +113,7 @@ class Endpoint:
         return FirstToken(first - began, usage.get("prompt_tokens"), details.get("cached_tokens"))
 
     def metrics(self) -> dict[str, float] | None:
-        """The samples of vLLM's `/metrics`; None where there is no such page, or not vLLM's."""
+        """The samples of vLLM's `/metrics`; None without such a page, or when it is not vLLM's."""
         try:
             with self._request("GET", "/metrics") as response:
                 samples = parse_metrics(response.read().decode(errors="replace"))
@@ -126,7 +126,7 @@ class Endpoint:
         return f"{self.url} broke off in the middle of an answer; see its log"
 
     def _chunks(self, response: HTTPResponse) -> Iterator[dict[str, Any]]:
-        """The JSON of each event, until the server says that this was all."""
+        """The JSON of each event, up to the end of the stream."""
         for line in response:
             if not line.startswith(b"data:"):
                 continue
@@ -140,7 +140,7 @@ class Endpoint:
 
     @contextmanager
     def _request(self, method: str, path: str, body: Any = None) -> Iterator[HTTPResponse]:
-        # http.client and not urllib: it never asks a proxy for a loopback address.
+        # http.client and not urllib: it never uses a proxy for a loopback address.
         kind = HTTPSConnection if self._secure else HTTPConnection
         connection = kind(self._host, self._port, timeout=self._timeout_s)
         answered = False
@@ -155,7 +155,7 @@ class Endpoint:
             yield response
         except TimeoutError:
             raise EndpointError(
-                f"{self.url} says nothing for {self._timeout_s:g} s; is it still loading?"
+                f"{self.url} sent nothing for {self._timeout_s:g} s; is it still loading?"
             ) from None
         except (HTTPException, OSError) as error:
             if answered:
@@ -190,7 +190,7 @@ def _json(data: bytes, what: str) -> Any:
 
 
 def _reason(answer: Any) -> str:
-    """The message of an error, in one of the forms in use, as one line."""
+    """The message of an error, in any of the usual forms, as one line."""
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
     if isinstance(error, dict):
         error = error.get("message") or error.get("detail") or error

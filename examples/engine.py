@@ -1,4 +1,4 @@
-"""`vllm serve` as a real process, and the few requests that tests and demo make of it."""
+"""`vllm serve` as a real process, with the requests that tests and the demo need."""
 
 import json
 import os
@@ -22,20 +22,20 @@ CACHE_LEVELS = {"engine": "device", "pool": "host", "server": "external_unspecif
 Verdict = Literal["equal", "tied", "wrong"]
 
 TIED = 0.1
-"""Logprobs as near to each other as this are equal. The logits have 16 bits, and what other
-requests a step computes moves a logprob by up to 0.05: without any connector one answer in a
-hundred is another in a queue than alone, at a token whose two best candidates are so near."""
+"""Logprobs within this of each other are equal. The logits have 16 bits, and other requests of a
+step move a logprob by up to 0.05: without any connector one answer in a hundred differs between a
+queue and a single request, at a token whose two best candidates are this close."""
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What came back for one prompt, and how soon."""
+    """The answer to one prompt, and its times."""
 
     text: str
     token_ids: list[int]
     # One entry per generated token: the log probability of each candidate, named `token_id:17` and
-    # not by its text, for many tokens of a byte-level vocabulary have the same. Empty when no
-    # logprobs were asked for.
+    # not by its text, because many tokens of a byte-level vocabulary have the same text. Empty
+    # when no logprobs were requested.
     logprobs: list[dict[str, float]]
     prompt_tokens: int
     cached_tokens: int
@@ -44,8 +44,8 @@ class Completion:
     usage: dict[str, Any] = field(repr=False)
 
     def compared_with(self, reference: "Completion") -> Verdict:
-        """`equal`, `tied` or `wrong`, by the first token that differs: what follows another token
-        is another text. Both have the same length, and `reference` has its logprobs."""
+        """`equal`, `tied` or `wrong`, by the first token that differs: after another token the
+        text is another. Both have the same length, and `reference` has its logprobs."""
         pairs = zip(self.token_ids, reference.token_ids, strict=True)
         for place, (token, expected) in enumerate(pairs):
             if token != expected:
@@ -56,7 +56,7 @@ class Completion:
         return "equal"
 
     def agrees_with(self, reference: "Completion") -> bool:
-        """Whether the two differ in nothing, or at a tie only."""
+        """Whether the two are equal or differ only at a tie."""
         return self.compared_with(reference) != "wrong"
 
 
@@ -65,10 +65,11 @@ class EngineError(RuntimeError):
 
 
 class VllmServer(LoggedProcess):
-    """An engine on the CPU or the GPU, whichever its vLLM was built for.
+    """An engine on the CPU or the GPU, according to the build of its vLLM.
 
-    Every engine gets the same settings, with a connector or without, so that two of them can be
-    compared. `connector` is what `--kv-transfer-config` takes; `args` come last and win.
+    Every engine gets the same settings, with a connector or without, so that engines can be
+    compared. `connector` is the value of `--kv-transfer-config`; `args` come last and take
+    precedence.
     """
 
     name = "vllm"
@@ -164,7 +165,7 @@ class VllmServer(LoggedProcess):
         )
 
     def metrics(self) -> dict[str, float]:
-        """Every Prometheus sample, under its name and labels as printed: `a_total{b="c"}`."""
+        """Every Prometheus sample, by its name and labels as printed: `a_total{b="c"}`."""
         with self._request("GET", "/metrics") as response:
             return parse_metrics(response.read().decode())
 
@@ -174,13 +175,13 @@ class VllmServer(LoggedProcess):
         return sum(value for sample, value in samples if sample.partition("{")[0] == name)
 
     def cached_by_level(self) -> dict[str, int]:
-        """Prompt tokens since the start that were not computed, by where they came from."""
+        """Prompt tokens since the start that were not computed, by level."""
         return tokens_by_level(self.metrics())
 
     def reset_prefix_cache(self, timeout_s: float = 10, *, external: bool = False) -> None:
-        """Forget the engine's own cached blocks, as soon as no request or transfer holds any.
+        """Empty the engine's own prefix cache, once no request or transfer holds a block.
 
-        `external` resets the connector as well: its CPU pool is emptied.
+        `external` resets the connector as well, which empties its CPU pool.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -197,7 +198,7 @@ class VllmServer(LoggedProcess):
     def _request(
         self, method: str, path: str, body: Any = None, timeout_s: float = 60
     ) -> Iterator[HTTPResponse]:
-        # http.client and not urllib: it never asks a proxy for a loopback address.
+        # http.client and not urllib: it never uses a proxy for a loopback address.
         connection = HTTPConnection("127.0.0.1", self.port, timeout=timeout_s)
         try:
             headers = {"Content-Type": "application/json"}
@@ -207,21 +208,21 @@ class VllmServer(LoggedProcess):
             if response.status != 200:
                 raise EngineError(f"{method} {path}: {response.status} {response.read().decode()}")
             yield response
-        except HTTPException as error:  # the engine hung up in the middle of an answer
+        except HTTPException as error:  # the engine closed the connection within an answer
             raise EngineError(f"{method} {path}: {error!r}") from error
         finally:
             connection.close()
 
 
 def parse_metrics(text: str) -> dict[str, float]:
-    """The samples of a Prometheus page, under their names and labels as printed."""
+    """The samples of a Prometheus page, by their names and labels as printed."""
     lines = (line for line in text.splitlines() if line and not line.startswith("#"))
     samples = (line.rpartition(" ") for line in lines)
     return {name: float(value) for name, _, value in samples}
 
 
 def tokens_by_level(metrics: Mapping[str, float]) -> dict[str, int]:
-    """What `VllmServer.cached_by_level` says, from the samples of its page."""
+    """The value of `VllmServer.cached_by_level`, from the samples of its page."""
     name = "vllm:prompt_tokens_cached_by_source_total"
     return {
         level: sum(
@@ -234,18 +235,18 @@ def tokens_by_level(metrics: Mapping[str, float]) -> dict[str, int]:
 
 
 def engine_environment() -> dict[str, str]:
-    """What every engine here runs with, so that two of them can be compared."""
+    """The environment of every engine here, so that two of them can be compared."""
     # vLLM keeps one core free for its scheduler, and one more when a connector is configured: on a
     # small machine the two kinds of engine would compute on different numbers of cores, and a
-    # comparison would measure that. So all of them get the same cores, named here. One is left
-    # out, for with none to spare the threads that compute spin while others wait for their core.
+    # comparison would measure that. So all engines get the same cores, named here. One is excluded,
+    # because without a spare core the computing threads spin while others wait for theirs.
     cores = sorted(os.sched_getaffinity(0))
     cores = cores[:-1] or cores
     return {
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
         "VLLM_SERVER_DEV_MODE": "1",  # /reset_prefix_cache
         # vLLM compiles the ranking of logprobs even in eager mode: 2 to 17 s within the first
-        # request that asks for them, and a need for a C++ compiler.
+        # request for them, and it needs a C++ compiler.
         "TORCHDYNAMO_DISABLE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "HF_HUB_OFFLINE": "1",
@@ -253,7 +254,7 @@ def engine_environment() -> dict[str, str]:
 
 
 def _events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The JSON of each server-sent event, until the stream says that it is done."""
+    """The JSON of each server-sent event, up to the end of the stream."""
     for line in response:
         if line.startswith(b"data: ") and (data := line[6:].strip()) != b"[DONE]":
             yield json.loads(data)

@@ -1,7 +1,7 @@
 """A small model, a cache server with a disk, and an engine between them, on this machine.
 
-Everything runs on loopback ports that were free, in a temporary folder, and is gone when the block
-that started it ends, however it ends.
+All processes use free loopback ports and a temporary folder, and end with the block that started
+them, also after an error.
 """
 
 import tempfile
@@ -9,7 +9,6 @@ import time
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from examples import tiny_model
@@ -22,10 +21,10 @@ from remote_server.protocol import StatsReply
 from remote_server.sizes import GiB, MiB
 
 BLOCK_TOKENS = 32
-_SLABS = 16  # of a server's memory, below 1 GiB
+_SLABS = 16  # slabs of a server's memory, below 1 GiB
 
-# What is measured is how long a level takes: on a busy machine it is to take long, and not to be
-# given up for computing.
+# The measured value is the time of a level: on a busy machine a load must take long and not be
+# replaced by computing.
 _PATIENT = {
     "lookup_timeout_ms": 5_000,
     "load_stall_ms": 10_000,
@@ -37,12 +36,12 @@ _OPT_OUT = {"kv_transfer_params": {"kvferry": {"load": False, "store": False}}}
 
 
 class TooLarge(ValueError):
-    """What was asked for does not fit the model. One line."""
+    """The requested sizes do not fit the model. One line."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much each level holds. `engine_blocks` None: a gibibyte of them."""
+    """The size of each level. `engine_blocks` None: one GiB of blocks."""
 
     pool_bytes: int = 512 * MiB
     memory_bytes: int = 1 * GiB
@@ -54,8 +53,8 @@ class Sizes:
     def in_documents(
         cls, length: int, preset: str, *, pool: int, memory: int, disk: int
     ) -> "Sizes":
-        """Levels that hold so many documents of `length` tokens, whole blocks; the engine's own
-        cache one, with the question behind it. Raises `TooLarge`."""
+        """Levels for numbers of documents of `length` tokens, whole blocks; the engine's own cache
+        holds one, with the question behind it. Raises `TooLarge`."""
         shape = tiny_model.PRESETS[preset]
         longest = shape.max_position - BLOCK_TOKENS
         if length > longest:
@@ -68,17 +67,17 @@ class Sizes:
             memory_bytes=_SLABS * slots_per_slab * block_bytes,
             # Each block has a page before it, and files are made in steps.
             disk_bytes=disk * blocks * (block_bytes + 4096) + 256 * MiB,
-            # vLLM keeps one block for itself.
+            # vLLM reserves one block.
             engine_blocks=blocks + 2,
             max_model_len=length + BLOCK_TOKENS,
         )
 
 
 class LocalStack:
-    """Use it in a `with`. `endpoint` is the engine, `client` one of the cache server's.
+    """Use it in a `with`. `endpoint` is the engine, `client` a client of the cache server.
 
-    Starting raises StartFailed with the end of the log of whatever did not start; `logs` keeps
-    all of them.
+    Starting raises StartFailed with the end of the log of the failed process; `logs` has all
+    logs.
     """
 
     def __init__(self, preset: str, sizes: Sizes, models: Path, logs: Path) -> None:
@@ -92,7 +91,7 @@ class LocalStack:
 
     @property
     def model(self) -> str:
-        """The name by which the engine serves it."""
+        """The model's name at the engine."""
         return str(self._models / self._preset)
 
     def __enter__(self) -> Self:
@@ -102,15 +101,10 @@ class LocalStack:
             with step("the model (built once)"):
                 tiny_model.build(self._models / self._preset, self._preset)
             self._start()
-            self._cleanup = cleanup.pop_all()  # from here on `__exit__` is answerable for it
+            self._cleanup = cleanup.pop_all()  # from here on `__exit__` is responsible
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with step("ending engine and cache server"):
             self._cleanup.close()
 
@@ -125,13 +119,13 @@ class LocalStack:
             self.wait_for_disk(blocks)
 
     def stats(self) -> StatsReply:
-        """Of the cache server."""
+        """Statistics of the cache server."""
         return self.client.stats(timeout_s=10).result()
 
     def wait_for_disk(self, blocks: int, timeout_s: float = 30) -> None:
-        """Until the server's disk can serve so many blocks and nothing is on its way anywhere.
+        """Wait until the server's disk can serve this many blocks and no transfer is in flight.
 
-        Raises StartFailed when it does not come to that.
+        Raises StartFailed on a timeout.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -147,7 +141,7 @@ class LocalStack:
             time.sleep(0.02)
 
     def settle(self, timeout_s: float = 30) -> None:
-        """Until the server has neither got nor written anything for half a second."""
+        """Wait until the server has received and written no block for half a second."""
         deadline = time.monotonic() + timeout_s
         before, since = self._moved(), time.monotonic()
         while time.monotonic() - since < 0.5 and time.monotonic() < deadline:
@@ -175,9 +169,9 @@ class LocalStack:
         args = ["--max-model-len", str(sizes.max_model_len)]
         if sizes.engine_blocks is not None:
             args += ["--num-gpu-blocks-override", str(sizes.engine_blocks)]
-        # A step's blocks are offered at once, and puts may pin a quarter of the pool.
+        # A step's blocks are offered together, and puts may pin a quarter of the pool.
         args += ["--max-num-batched-tokens", "1024"]
-        # Stopped whether it has started or not, so that no interrupt falls between the two.
+        # Registered before the start, so that an interrupt in between stops it too.
         self._running.callback(self._server.stop)
         with step("starting the cache server"):
             self._server.start()
@@ -195,7 +189,7 @@ class LocalStack:
         self.endpoint = Endpoint(engine.url)
         with step("warming up"):
             # The first long step is slow, and so is the first short one behind a cached prefix.
-            # Neither leaves anything below the engine's own cache.
+            # Neither stores blocks below the engine's own cache.
             prompt = tiny_model.prompt_tokens(sizes.max_model_len // 4, seed=987)
             for _ in range(2):
                 self.endpoint.first_token(self.model, prompt, extra=_OPT_OUT)
@@ -207,7 +201,7 @@ class LocalStack:
             "kv_connector_extra_config": {
                 "server": self._server.endpoint,
                 "cpu_pool": self._sizes.pool_bytes,
-                "break_even": False,  # a model this small may well compute sooner than load
+                "break_even": False,  # a model this small may compute faster than it loads
                 **_PATIENT,
             },
         }

@@ -1,16 +1,16 @@
-"""Long prompts made from nothing, the same for the same seed on every machine.
+"""A generator of long prompts, equal for equal seeds on every machine.
 
     python -m examples.make_dummy_inputs --length 4096 --count 3 --shared 1024
 
 writes `dummy.jsonl`: a line for each prompt, `{"prompt": [17, 342, …]}`. A prompt is a document of
-exactly `--length` tokens, whole blocks of it, and then a short question that is the same for all;
-so a cache can hold all of the document, and an engine always has something left to compute. The
-documents agree in their first `--shared` tokens and differ in the next one: what one of them
-leaves in a cache serves so much of the others, and no more.
+exactly `--length` tokens, whole blocks of it, followed by a short question that is the same for
+all: a cache can hold the whole document, and an engine always computes the question. The documents
+share exactly their first `--shared` tokens, so that a cached one serves exactly that part of the
+others.
 
-A prompt is made of token ids, 3 to 511: in nearly every model's vocabulary these are ordinary. An
-endpoint that takes no token ids needs `--model`: then the prompts are text, written with the
-tokens of that model. Text is made of tokens anew by its reader, so it is only about as long.
+A prompt consists of token ids from 3 to 511, ordinary tokens of nearly every model. An endpoint
+that accepts no token ids needs `--model`: then the prompts are text, written with the tokens of
+that model. The engine tokenizes the text again, so its length is approximate.
 """
 
 import argparse
@@ -30,11 +30,11 @@ _ORDINARY = LAST - FIRST + 1
 
 _SHARED_SEED, _QUESTION_SEED, _OWN_SEED = 1, 2, 3
 _WORD = re.compile(r" [A-Za-z]{2,}")
-_SEEDS = 1_000_000  # so many of each kind before two `seed`s would meet
+_SEEDS = 1_000_000  # more seeds, or more documents of one seed, would repeat prompts
 
 
 class BadInputs(ValueError):
-    """What was asked for cannot be made, or a file is not what it should be. One line."""
+    """The request is impossible, or a file is invalid. One line."""
 
 
 def make_dummy_inputs(
@@ -48,9 +48,9 @@ def make_dummy_inputs(
 ) -> list[list[int]]:
     """`count` prompts of `length` + `question` tokens.
 
-    The first `shared` tokens are those of all, the next one is another in each; `length` and
-    `shared` are whole blocks of `block_size` tokens. A smaller `count` gives the first ones of a
-    larger. Raises `BadInputs`.
+    The first `shared` tokens are equal in all, the next one differs in each; `length` and `shared`
+    are whole blocks of `block_size` tokens. A smaller `count` gives the first prompts of a larger
+    one. Raises `BadInputs`.
     """
     _check(count, length, shared, question, block_size, seed)
     common = prompt_tokens(shared, _seed(seed, _SHARED_SEED))
@@ -59,7 +59,7 @@ def make_dummy_inputs(
     for number in range(count):
         own = prompt_tokens(length - shared, _seed(seed, _OWN_SEED, number))
         if own:
-            # Random ones may begin with the same token, and would then share more than was said.
+            # Random documents may begin with the same token, and would then share more.
             own[0] = FIRST + (seed + number) % _ORDINARY
         documents.append(common + own)
     return [document + asked for document in documents]
@@ -78,7 +78,7 @@ def write(prompts: Sequence[Prompt], path: Path) -> None:
 def read(path: Path) -> list[Prompt]:
     """The prompts of a file that `write` made; of any other file, its whole text as one prompt.
 
-    Raises `BadInputs`, saying what to do.
+    Raises `BadInputs` with a remedy.
     """
     try:
         text = path.read_text()
@@ -140,14 +140,14 @@ def _seed(seed: int, kind: int, number: int = 0) -> int:
 
 
 def as_text(prompts: Sequence[list[int]], words: Sequence[str]) -> list[Prompt]:
-    """The prompts with a word for each token. Equal tokens are equal words, so what prompts share
-    they share as text, too."""
+    """The prompts with a word for each token. Equal tokens are equal words, so the prompts share
+    the same parts as text."""
     return ["".join(words[(token - FIRST) % len(words)] for token in prompt) for prompt in prompts]
 
 
 def words_of(model: str) -> list[str]:
-    """Words, a blank before each, that are one token each for this model: as many as there are
-    tokens to stand for, if it has them. `model` is a folder or a name on the model hub.
+    """Words with a leading blank that are one token each for this model, at most as many as there
+    are tokens to replace. `model` is a folder or a name on the model hub.
 
     Raises `BadInputs` when there is no such tokenizer, or it has no such words.
     """
@@ -176,22 +176,22 @@ def words_of(model: str) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Write the file and say what is in it. Returns the exit status."""
+    """Write the file and print a summary of it. Returns the exit status."""
     parser = argparse.ArgumentParser(
         prog="python -m examples.make_dummy_inputs",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--length", type=int, default=4096, metavar="TOKENS",
-                        help="of each document (default: %(default)s)")  # fmt: skip
+                        help="tokens of a document (default: %(default)s)")  # fmt: skip
     parser.add_argument("--count", type=int, default=1, metavar="N",
-                        help="prompts (default: %(default)s)")  # fmt: skip
+                        help="number of prompts (default: %(default)s)")  # fmt: skip
     parser.add_argument("--shared", type=int, default=0, metavar="TOKENS",
-                        help="first in all documents (default: %(default)s)")  # fmt: skip
+                        help="common first tokens (default: %(default)s)")  # fmt: skip
     parser.add_argument("--question", type=int, default=QUESTION_TOKENS, metavar="TOKENS",
-                        help="behind each document (default: %(default)s)")  # fmt: skip
+                        help="tokens of the question (default: %(default)s)")  # fmt: skip
     parser.add_argument("--block-size", type=int, default=32, metavar="TOKENS",
-                        help="of the engine that will be asked (default: %(default)s)")  # fmt: skip
+                        help="tokens of an engine's block (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N",
                         help="other seeds give other prompts (default: %(default)s)")  # fmt: skip
     parser.add_argument("--model", metavar="DIR|NAME",

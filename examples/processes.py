@@ -1,7 +1,7 @@
-"""Programs that a test, a demo or a benchmark starts and is answerable for.
+"""Programs that a test, a demo or a benchmark starts and must end.
 
 Each runs in a session of its own with its output in a log file. However the block that started it
-ends, the program and everything it started in turn have ended after it; nothing else is touched.
+ends, the program and all its descendants have ended after it; nothing else is touched.
 """
 
 import contextlib
@@ -23,11 +23,11 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 class StartFailed(RuntimeError):
-    """A program ended, or stayed silent, before it was ready. The message ends with its log."""
+    """A program ended or timed out before it was ready. The message ends with its log."""
 
 
 def free_port() -> int:
-    """A loopback port that was free a moment ago, for programs that cannot choose one."""
+    """A loopback port, free at the time of the call, for programs that cannot choose one."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]
@@ -35,10 +35,10 @@ def free_port() -> int:
 
 
 class LoggedProcess:
-    """One program with its children. Subclasses say what to run and when it is ready.
+    """One program with its children. Subclasses define its command and its readiness.
 
     `env` is added to this process's environment. Without `log` the output goes to a temporary
-    file, which is removed when the program was stopped in good order and kept for reading when not.
+    file, which is removed after a clean stop and kept for reading otherwise.
     """
 
     name = "process"
@@ -51,19 +51,19 @@ class LoggedProcess:
         self.env = dict(env or {})
         self._keep_log = log is not None
         self.log = log or _temporary_log(self.name)
-        self.start_s = 0.0  # how long the start took, once it is ready
+        self.start_s = 0.0  # seconds of the start, once it is ready
         self._scratch = ""
         self._process: subprocess.Popen[bytes] | None = None
 
     def is_ready(self) -> bool:
-        """Asked several times a second while starting."""
+        """Called several times a second while starting."""
         raise NotImplementedError
 
     def start(self) -> Self:
-        """Run the program until it is ready. StartFailed when it ends before, or takes too long."""
+        """Run the program until it is ready. Raises StartFailed at its end or a timeout."""
         assert self._process is None, f"{self.name} is already running"
         began = time.monotonic()
-        # vLLM leaves its sockets behind in the temporary directory, so it gets one of its own.
+        # vLLM does not remove its sockets in the temporary directory, so it gets its own directory.
         self._scratch = tempfile.mkdtemp(prefix=f"kvferry-{self.name}-")
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
@@ -93,21 +93,21 @@ class LoggedProcess:
 
     @property
     def running(self) -> bool:
-        """Between `start` and `stop`, whether or not the program still lives."""
+        """True between `start` and `stop`, also when the program has ended."""
         return self._process is not None
 
     @property
     def pid(self) -> int:
-        """The program's process id; nobody else has it before `stop` has returned."""
+        """The program's process id; not reused before `stop` has returned."""
         assert self._process is not None, f"{self.name} is not running"
         return self._process.pid
 
     def alive(self) -> bool:
-        """Whether the program itself still runs. Its children may outlive it until `stop`."""
+        """Whether the program itself still runs. Its children may run until `stop`."""
         if self._process is None:
             return False
-        # Looked at, not reaped: as long as nobody reaps it, its process group's number cannot be
-        # given to a stranger, and `stop` may send signals to the group.
+        # The process is not reaped here: until it is, the number of its process group cannot be
+        # reused, so `stop` may send signals to the group.
         ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return ended is None
 
@@ -119,8 +119,8 @@ class LoggedProcess:
     def stop(self, kill: bool = False, grace_s: float = 15.0) -> None:
         """End the program and its children, and return when none is left.
 
-        It is asked first (SIGTERM) and has `grace_s` to comply; `kill` imitates a crash and asks
-        nobody. Calling it again does nothing.
+        The program receives SIGTERM and has `grace_s` to end; `kill` imitates a crash and sends
+        SIGKILL at once. A second call does nothing.
         """
         if self._process is None:
             return
@@ -128,8 +128,8 @@ class LoggedProcess:
         if not kill and self.alive():
             process.terminate()
             _wait_until(lambda: not self.alive(), grace_s)
-        # The resource trackers of Python's multiprocessing come last: they leave by themselves once
-        # nobody is left to watch, and first unlink the shared memory that the others held.
+        # The resource trackers of Python's multiprocessing come last: they end by themselves when
+        # no process is left to watch, and first unlink the shared memory of the others.
         for member, command in _group_members(group):
             if "resource_tracker" not in command:
                 _kill_member(member, group)
@@ -175,7 +175,7 @@ class RemoteServer(LoggedProcess):
         log: Path | None = None,
     ) -> None:
         command = [sys.executable, "-m", "remote_server", "--memory", memory, "--bind", bind, *args]
-        if "--admin" not in args:  # its port is fixed, and somebody's own server may have it
+        if "--admin" not in args:  # its port is fixed, and another server may use it
             command += ["--admin", "off"]
         super().__init__(command, env, log)
         self.endpoint = ""  # tcp://127.0.0.1:PORT, once it is ready
@@ -200,7 +200,7 @@ def _wait_until(condition: Callable[[], bool], timeout_s: float) -> None:
 
 
 def _group_members(group: int) -> list[tuple[int, str]]:
-    """Process id and command line of all that run in this group, not of ended ones."""
+    """Process id and command line of the running processes of this group."""
     members = []
     for process in Path("/proc").glob("[0-9]*"):
         if _runs_in(group, process):
@@ -212,7 +212,7 @@ def _group_members(group: int) -> list[tuple[int, str]]:
 
 def _runs_in(group: int, process: Path) -> bool:
     try:
-        # "pid (name) state parent group …", and a name may hold spaces and parentheses
+        # "pid (name) state parent group …"; a name may contain spaces and parentheses
         state, _, its_group = (process / "stat").read_text().rpartition(")")[2].split()[:3]
     except OSError:
         return False
@@ -220,7 +220,7 @@ def _runs_in(group: int, process: Path) -> bool:
 
 
 def _kill_member(pid: int, group: int) -> None:
-    """Kill this process if it is still one of the group: not a stranger that got its number."""
+    """Kill this process if it is still in the group, because its number may be reused."""
     with contextlib.suppress(ProcessLookupError):
         handle = os.pidfd_open(pid)
         try:

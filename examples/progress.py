@@ -1,4 +1,4 @@
-"""What a long-running example says meanwhile, on stderr, and how it ends early in good order."""
+"""Progress lines of a long-running example on stderr, and its clean end on an interrupt."""
 
 import signal
 import sys
@@ -10,7 +10,7 @@ from types import FrameType
 
 @contextmanager
 def step(label: str) -> Iterator[None]:
-    """Say what is going on, and how long it took when it is over."""
+    """Print the current step, and its duration at its end."""
     print(f"  {label:<50}", end="", file=sys.stderr, flush=True)
     began = time.monotonic()
     try:
@@ -24,10 +24,10 @@ def step(label: str) -> Iterator[None]:
 
 @contextmanager
 def one_interrupt() -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM within raises KeyboardInterrupt; later ones are told to wait.
+    """The first Ctrl-C or SIGTERM within raises KeyboardInterrupt; later ones print a line to wait.
 
-    What it interrupts has processes to end and results to write, and an impatient second one must
-    not leave engines running. Main thread only.
+    The clean-up ends processes and writes results, and a second interrupt must not abandon running
+    engines. Main thread only.
     """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     stopping = False
@@ -35,7 +35,7 @@ def one_interrupt() -> Iterator[None]:
     def stop(_number: int, _frame: FrameType | None) -> None:
         nonlocal stopping
         if stopping:
-            print("ending what was started; a moment", file=sys.stderr)
+            print("ending the started processes; a moment", file=sys.stderr)
             return
         stopping = True
         raise KeyboardInterrupt

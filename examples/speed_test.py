@@ -1,16 +1,16 @@
-"""How soon does the first token of a long prompt come: computed, and when it is asked for again?
+"""A speed test: the time to the first token of a long prompt, computed and repeated.
 
     python -m examples.make_dummy_inputs --length 100000 --filename dummy.jsonl
     python -m examples.speed_test --url http://127.0.0.1:8000 --filename dummy.jsonl
 
-asks every prompt of the file twice and says when the first token came, and how many tokens were
-cached, if the server tells. Any text file is a prompt, too. With vLLM's `/metrics` and a cache
-server of kvferry behind it (--cache-server) it also says which level they came from.
+sends every prompt of the file twice and prints the time to the first token, and the number of
+cached tokens if the server reports it. Any text file is also a prompt. With vLLM's `/metrics` and a
+kvferry cache server behind it (--cache-server) it also prints the levels of the tokens.
 
     python -m examples.speed_test --start
 
-needs nothing that runs: it starts a small model, a cache server and an engine, asks twice, kills
-the server, starts both anew, and asks a third time: from the disk.
+needs no running server: it starts a small model, a cache server and an engine, sends each prompt
+twice, kills the server, restarts both, and sends it a third time: from the disk.
 """
 
 import argparse
@@ -36,17 +36,17 @@ AFTER_RESTART = "after a restart"
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt, counted from 1, the time it was asked for, and the answer."""
+    """A prompt, counted from 1, the occasion of its request, and the answer."""
 
     prompt: int
     when: str
     answer: FirstToken
-    tokens: dict[str, int]  # by the level they came from
+    tokens: dict[str, int]  # by level
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Ask and print. 0; 1 when something failed; 2 for wrong flags; 130 after Ctrl-C, with what was
-    measured until then."""
+    """Measure and print. 0; 1 after a failure; 2 for wrong flags; 130 after Ctrl-C, with the
+    results until then."""
     given = _parser().parse_args(argv)
     try:
         target.check_flags(given)
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _ask_all(
     asked: Target, prompts: Sequence[Prompt], given: argparse.Namespace, done: list[Asked]
 ) -> None:
-    """What was answered is in `done` whatever happens then."""
+    """Answers are added to `done`, also before an error."""
     for time_number in range(1, given.times + 1):
         when = "1st time" if time_number == 1 else "again"
         for number, prompt in enumerate(prompts, 1):
@@ -102,7 +102,7 @@ def _ask_all(
 
 
 def text(done: Sequence[Asked]) -> str:
-    """A line for each answer, its time beside that of the same prompt's first."""
+    """A line for each answer, with its time relative to the prompt's first."""
     first: dict[int, float] = {}
     rows: list[list[table.Cell]] = []
     for each in done:
@@ -118,7 +118,7 @@ def text(done: Sequence[Asked]) -> str:
 
 
 def _where(tokens: dict[str, int]) -> str:
-    """`4096 server disk, 13 computed`: the most first."""
+    """`4096 server disk, 13 computed`, the largest count first."""
     most_first = sorted(tokens.items(), key=lambda item: -item[1])
     return ", ".join(f"{count} {level}" for level, count in most_first) or "unknown"
 
@@ -130,7 +130,7 @@ def _advice(given: argparse.Namespace, done: Sequence[Asked]) -> str:
     if told and COMPUTED in told[0] and len(told[0]) > 1:
         return "the first prompt was known already; for a cold time take another --seed"
     if any(each.answer.cached_tokens is None for each in done):
-        return "vLLM tells cached tokens with --enable-prompt-tokens-details"
+        return "vLLM reports cached tokens with --enable-prompt-tokens-details"
     return f"all levels side by side: python -m examples.stress_test --url {given.url}"
 
 
@@ -145,13 +145,13 @@ def _parser() -> argparse.ArgumentParser:
                         help="prompts of make_dummy_inputs, or any text as one prompt (default: "
                         "one prompt of --length)")  # fmt: skip
     parser.add_argument("--length", type=int, default=4096, metavar="TOKENS",
-                        help="of a prompt that is made here (default: %(default)s)")  # fmt: skip
+                        help="tokens of a generated prompt (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N",
-                        help="and its seed (default: %(default)s)")  # fmt: skip
+                        help="seed of the generated prompt (default: %(default)s)")  # fmt: skip
     parser.add_argument("--times", type=int, default=2, metavar="N",
-                        help="that each prompt is asked (default: %(default)s)")  # fmt: skip
+                        help="requests of each prompt (default: %(default)s)")  # fmt: skip
     parser.add_argument("--pause", type=float, default=1.0, metavar="SECONDS",
-                        help="with --url: after each answer, for what is still being stored "
+                        help="with --url: pause after each answer, for pending stores "
                         "(default: %(default)s)")  # fmt: skip
     return parser
 

@@ -1,17 +1,18 @@
-"""What is each level of the cache worth? The n-by-n triangle of times to the first token.
+"""A stress test: what is each level of the cache worth?
 
     python -m examples.stress_test --start
     python -m examples.stress_test --url http://127.0.0.1:8000 --cache-server tcp://127.0.0.1:5757
 
-n long documents that have nothing in common. In round i the first i of them are asked for, one
-after the other: the last one is new and is computed, the others come from wherever they still
-are. So what is asked for grows by a document a round, outgrows the engine's own cache, then the
-CPU pool, then the server's memory, and the times of a round say how fast the next level is.
+It measures the n-by-n triangle of times to the first token, of n long documents without common
+parts. Round i sends the first i of them in sequence: the last one is new and is computed, the
+others come from their present levels. So the set grows by a document a round, exceeds the engine's
+own cache, then the CPU pool, then the server's memory, and the times of a round show the speed of
+the next level.
 
-With --start all of that is started here, each level sized for it: the engine's own cache holds one
-document, the CPU pool two, the server's memory three, its disk all. With --url nothing is known
-about sizes; where documents came from is read from the counters of the engine and of the server,
-as far as they have any. Nobody else should use them meanwhile.
+With --start all processes are started here, each level sized for the test: the engine's own cache
+holds one document, the CPU pool two, the server's memory three, its disk all. With --url sizes are
+unknown; the levels of documents are read from the counters of the engine and of the server, as far
+as they have any. No other client should use them meanwhile.
 """
 
 import argparse
@@ -38,8 +39,8 @@ HOLDS = {ENGINE: 1, POOL: 2, MEMORY: 3}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, write. 0 when every document came from where it must; 1 when not, or when
-    something failed; 2 for wrong flags; 130 after Ctrl-C, with what was measured until then."""
+    """Measure, print, write. 0 when every document came from the expected level; 1 when not, or
+    after a failure; 2 for wrong flags; 130 after Ctrl-C, with the results until then."""
     argv = sys.argv[1:] if argv is None else list(argv)
     given = _parser().parse_args(argv)
     try:
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(
     asked: Target, prompts: Sequence[Prompt], triangle: Triangle, given: argparse.Namespace
 ) -> None:
-    """Fill the triangle, cell by cell: what was measured stays in it whatever happens then."""
+    """Fill the triangle cell by cell; measured cells remain in it after an error."""
     blocks = given.length // BLOCK_TOKENS
     for i, j in Triangle.places(len(prompts)):
         with step(f"round {i} of {len(prompts)}, document {j}"):
@@ -83,7 +84,7 @@ def measure(
         in_document = (answer.prompt_tokens or 0) - given.question
         triangle.cells.append(Cell(i, j, answer.seconds, in_document, tokens))
         if asked.stack is not None:
-            # What is still on its way would slow the next one down, or be missing.
+            # Blocks in transfer would slow the next document down, or be missing.
             asked.stack.wait_for_disk((i if j == i else i - 1) * blocks)
         else:
             time.sleep(given.pause)
@@ -99,23 +100,23 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--n", type=int, default=6,
                         help="documents, and rounds (default: %(default)s)")  # fmt: skip
     parser.add_argument("--length", type=int, default=8000, metavar="TOKENS",
-                        help="of each document (default: %(default)s)")  # fmt: skip
+                        help="tokens of a document (default: %(default)s)")  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, metavar="N",
                         help="other seeds give other documents (default: %(default)s)")  # fmt: skip
     parser.add_argument("--filename", type=Path, metavar="FILE",
                         help="with --url: prompts of make_dummy_inputs, all of them, instead of "
                         "--n, --length and --seed")  # fmt: skip
     parser.add_argument("--pause", type=float, default=1.0, metavar="SECONDS",
-                        help="with --url: after each answer, for what is still being stored "
+                        help="with --url: pause after each answer, for pending stores "
                         "(default: %(default)s)")  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to this file")
     parser.add_argument("--plot", type=Path, metavar="FILE", action="append", default=[],
-                        help="draw it there, .svg or .png; may be repeated")  # fmt: skip
+                        help="draw it to this file, .svg or .png; may be repeated")  # fmt: skip
     return parser
 
 
 def _prepare(given: argparse.Namespace) -> tuple[Sequence[Prompt], Sizes]:
-    """Everything that can be wrong is found here, before anything is started."""
+    """Check all arguments before any process is started."""
     target.check_flags(given)
     for path in given.plot:
         triangle_picture.check(path)
@@ -152,7 +153,7 @@ def _parameters(given: argparse.Namespace) -> dict[str, object]:
 def _report(
     given: argparse.Namespace, triangle: Triangle, record: Record, wrong: Sequence[str]
 ) -> None:
-    """Files first: a closed pipe must not cost them."""
+    """Write files before printing: a closed pipe must not lose them."""
     if not triangle.cells:
         return
     triangle.add_to(record, str(record.parameters["model"]))
@@ -186,7 +187,7 @@ def _advice(given: argparse.Namespace, triangle: Triangle) -> str:
             "the same with your own engine: --url http://HOST:PORT --cache-server tcp://HOST:PORT"
         )
     if not given.cache_server:
-        return "--cache-server tcp://HOST:PORT tells the server's memory and disk apart"
+        return "--cache-server tcp://HOST:PORT separates the server's memory and disk"
     return "a longer --length outgrows more levels"
 
 

@@ -1,4 +1,4 @@
-"""Whom `speed_test` and `stress_test` ask: a server that runs already, or one started for it."""
+"""The target of `speed_test` and `stress_test`: a running server, or one started for it."""
 
 import argparse
 import os
@@ -23,14 +23,14 @@ _REACH_S = 5.0
 
 
 class BadFlags(ValueError):
-    """Flags that do not go together, or say too little. One line, with what to do."""
+    """Contradictory or insufficient flags. One line, with a remedy."""
 
 
 @dataclass
 class Target:
-    """Something that answers prompts, and what is known about where their tokens come from.
+    """A server that answers prompts, and the known levels of their tokens.
 
-    `stack` is there when it was started here.
+    `stack` is set when it was started here.
     """
 
     endpoint: Endpoint
@@ -39,44 +39,44 @@ class Target:
     stack: LocalStack | None = None
 
     def ask(self, prompt: Prompt) -> tuple[FirstToken, dict[str, int]]:
-        """The time, and how many tokens came from each level. Raises `EndpointError`."""
+        """The time, and the number of tokens from each level. Raises `EndpointError`."""
         before = self.sources.counts()
         answer = self.endpoint.first_token(self.model, prompt)
         return answer, tokens_from(answer, before, self.sources.counts())
 
     def restarted(self) -> "Target":
         """The same over the same disk, after its cache server was killed and its engine ended.
-        Only for what was started here."""
+        Only for a target that was started here."""
         assert self.stack is not None
         self.stack.restart()
         return _of_stack(self.stack)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Those that choose the target."""
-    parser.add_argument("--url", help="ask this OpenAI-compatible server, "
-                        "http://127.0.0.1:8000 say")  # fmt: skip
+    """Add the flags that choose the target."""
+    parser.add_argument("--url", help="use this OpenAI-compatible server, as "
+                        "http://127.0.0.1:8000")  # fmt: skip
     parser.add_argument("--start", action="store_true",
                         help="or start a small model, cache server and engine here")  # fmt: skip
     parser.add_argument("--model", metavar="NAME",
-                        help="with --url: of several that it serves")  # fmt: skip
+                        help="with --url: one of its several models")  # fmt: skip
     parser.add_argument("--cache-server", metavar="tcp://HOST:PORT",
-                        help="with --url: kvferry's server behind it, which then tells memory and "
-                        "disk apart")  # fmt: skip
+                        help="with --url: kvferry's server behind it, to separate memory and "
+                        "disk")  # fmt: skip
     parser.add_argument("--api-key-env", metavar="VARIABLE",
-                        help="with --url: the environment variable that holds its key")  # fmt: skip
+                        help="with --url: the environment variable with its key")  # fmt: skip
     parser.add_argument("--preset", choices=sorted(tiny_model.PRESETS), default="wide",
                         help="with --start: the model (default: %(default)s)")  # fmt: skip
     parser.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR",
-                        help="with --start: where it is kept (default: %(default)s)")  # fmt: skip
+                        help="with --start: folder of models (default: %(default)s)")  # fmt: skip
 
 
 def check_flags(given: argparse.Namespace) -> None:
     """Raises `BadFlags`."""
     if bool(given.url) == given.start:
         raise BadFlags(
-            "whom to ask? --url http://127.0.0.1:8000 for a server that runs, or --start to have "
-            "one started here" + ("; not both" if given.start else "")
+            "no target: give --url http://127.0.0.1:8000 for a running server, or --start to start "
+            "one here" + ("; not both" if given.start else "")
         )
     if given.start:
         for name in ("model", "cache_server", "api_key_env"):
@@ -88,8 +88,8 @@ def check_flags(given: argparse.Namespace) -> None:
 
 @contextmanager
 def opened(given: argparse.Namespace, sizes: Sizes) -> Iterator[Target]:
-    """The target that the flags choose; what was started is gone afterwards. Raises `StartFailed`,
-    `EndpointError`, `BadFlags`."""
+    """The target that the flags choose. Started processes end with the block. Raises
+    `StartFailed`, `EndpointError`, `BadFlags`."""
     with ExitStack() as cleanup:
         if given.start:
             yield _start(given, sizes, cleanup)
@@ -105,7 +105,7 @@ def opened(given: argparse.Namespace, sizes: Sizes) -> Iterator[Target]:
 
 def _start(given: argparse.Namespace, sizes: Sizes, cleanup: ExitStack) -> Target:
     logs = Path(tempfile.mkdtemp(prefix="kvferry-logs-"))
-    # They are for reading after a failure, and in the way after anything else.
+    # Logs are kept after a failure and removed otherwise.
     cleanup.push(lambda kind, *_: _drop(logs) if kind in (None, KeyboardInterrupt) else None)
     stack = cleanup.enter_context(LocalStack(given.preset, sizes, given.models, logs))
     return _of_stack(stack)

@@ -1,10 +1,10 @@
-"""A Qwen2-style model made from nothing, for machines that reach no model hub.
+"""A generated Qwen2-style model, for machines without access to a model hub.
 
     python -m examples.tiny_model --preset wide /tmp/wide-model
 
-The weights are random and what it says is gibberish, but `vllm serve` treats it as any other
-model. Two presets: `small` starts soon and serves the tests; `wide` needs seconds for a prompt of
-some thousand tokens, so that a saved prefill is something to see.
+The weights are random and its output is gibberish, but `vllm serve` treats it as any other model.
+Two presets: `small` starts fast and serves the tests; `wide` needs seconds for a prompt of some
+thousand tokens, so that a saved prefill is visible.
 """
 
 import argparse
@@ -24,7 +24,7 @@ SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]  # ids 0, 1, 2
 
 @dataclass(frozen=True)
 class Preset:
-    """The shape of a model. Everything else about it is the same for all of them."""
+    """The shape of a model. All other properties are equal for all presets."""
 
     hidden_size: int
     layers: int
@@ -32,9 +32,9 @@ class Preset:
     kv_heads: int
     max_position: int = 8192
     seed: int = 0
-    # With transformers' default of 0.02 such a model repeats one token whatever its KV cache holds,
-    # and a test that compares outputs proves nothing. With 0.08 the output changes when a few
-    # blocks of the prompt do.
+    # With transformers' default of 0.02 such a model repeats one token for any KV cache, and a
+    # test that compares outputs proves nothing. With 0.08 the output changes when a few blocks of
+    # the prompt do.
     initializer_range: float = 0.08
 
     @property
@@ -49,7 +49,7 @@ PRESETS = {
 
 
 def prompt_tokens(count: int, seed: int = 0) -> list[int]:
-    """`count` ordinary token ids, the same for the same seed on every machine.
+    """`count` ordinary token ids, equal for equal seeds on every machine.
 
     A shorter prompt of the same seed is a prefix of a longer one.
     """
@@ -58,10 +58,10 @@ def prompt_tokens(count: int, seed: int = 0) -> list[int]:
 
 
 def build(path: Path, preset: str = "small") -> Path:
-    """Put the model at `path` and return it. One that is already there, made the same way, is kept.
+    """Make the model at `path` and return it. An existing one of the same recipe is kept.
 
-    It appears under its name only when complete: an interrupted build leaves nothing to mistake
-    for a model, and of two that run at once one wins and the other uses its result.
+    It appears under its name only when complete: an interrupted build is never taken for a model,
+    and of two parallel builds one succeeds and the other uses its result.
     """
     path = Path(path)
     recipe = json.dumps({"format": 1, "vocabulary": VOCABULARY, **asdict(PRESETS[preset])})
@@ -76,7 +76,7 @@ def build(path: Path, preset: str = "small") -> Path:
         unfinished.chmod(0o755)  # mkdtemp makes it private
         if (
             _made_by(path) is not None
-        ):  # an older recipe; a directory that is not ours stays and fails the rename
+        ):  # an older recipe; a foreign directory is kept, and the rename fails
             shutil.rmtree(path)
         os.rename(unfinished, path)
     except OSError:
@@ -94,7 +94,7 @@ def _made_by(path: Path) -> str | None:
         return None
 
 
-# The least that /v1/chat/completions needs.
+# The minimum for /v1/chat/completions.
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -123,7 +123,7 @@ def _write_tokenizer(directory: Path, preset: Preset) -> None:
 
 
 def _sentences() -> list[str]:
-    """Made-up text with enough different pairs of letters for the merges, always the same."""
+    """Made-up text with enough different pairs of letters for the merges, equal in every run."""
     pick = random.Random(0)
     words = [
         "".join(pick.choices(string.ascii_lowercase, k=pick.randint(2, 7))) for _ in range(300)
@@ -156,7 +156,7 @@ def _write_model(directory: Path, preset: Preset) -> None:
     weights = Qwen2ForCausalLM(config).to(torch.bfloat16).state_dict()
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     config.save_pretrained(directory)
-    # vLLM takes its sampling defaults from here: a plain request is a greedy one.
+    # vLLM takes its sampling defaults from here: a plain request is greedy.
     _write_json(directory / "generation_config.json", {"temperature": 0.0, "eos_token_id": 0})
 
 

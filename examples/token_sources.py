@@ -1,9 +1,9 @@
-"""Where the tokens of a prompt came from: proven by what engine and cache server counted.
+"""Sources of a prompt's tokens, proven by the counters of the engine and the cache server.
 
-An engine with kvferry tells its own cache, the CPU pool and the server apart in `/metrics`; the
-server's statistics tell its memory and its disk apart. What nobody counts is not guessed: without
-the server's statistics its tokens are `server`, and without the engine's they are `cached`, if
-the answer says that.
+An engine with kvferry counts its own cache, the CPU pool and the server separately in `/metrics`;
+the server's statistics separate its memory and its disk. Missing counters are not guessed: without
+the server's statistics its tokens are `server`, and without the engine's counters they are
+`cached`, if the answer has that number.
 """
 
 from collections.abc import Mapping
@@ -19,16 +19,16 @@ COMPUTED, ENGINE, POOL, MEMORY, DISK = (
 )  # fmt: skip
 LEVELS = (COMPUTED, ENGINE, POOL, MEMORY, DISK)
 SERVER, CACHED, UNKNOWN = "server", "cached", "unknown"
-"""Levels where less is counted: memory or disk; any but computed; any at all."""
+"""Levels with fewer counters: memory or disk; any but computed; any."""
 
 
 @dataclass(frozen=True)
 class Counts:
-    """What was counted until one moment. None where nobody tells."""
+    """Counts at one moment. None where there is no counter."""
 
     engine: Mapping[str, int] | None
-    got_blocks: int | None  # that the cache server handed out
-    from_disk: int | None  # of these, those its memory had not
+    got_blocks: int | None  # sent by the cache server
+    from_disk: int | None  # those of them that only its disk had
 
 
 class TokenSources:
@@ -47,15 +47,15 @@ class TokenSources:
         return Counts(engine, counters["get_hit"], counters.get("disk_promoted", 0))
 
     def stats(self) -> StatsReply:
-        """Of the cache server. Raises `ServerUnavailable` or `DeadlineExceeded`."""
+        """Statistics of the cache server. Raises `ServerUnavailable` or `DeadlineExceeded`."""
         assert self._client is not None
         return self._client.stats(timeout_s=10).result()
 
 
 def tokens_from(answer: FirstToken, before: Counts, after: Counts) -> dict[str, int]:
-    """How many tokens of the one prompt answered between the two came from each level.
+    """The number of tokens from each level for the one prompt answered between the two counts.
 
-    Levels with none are left out. Only right if nobody else used the engine meanwhile.
+    Levels without tokens are omitted. Only right if no other client used the engine meanwhile.
     """
     total = answer.prompt_tokens
     if total is None:

@@ -1,9 +1,9 @@
-"""The n-by-n triangle of times: what it is, how it is printed, and what its record is.
+"""The n-by-n triangle of times: its definition, its text and its record.
 
-n documents that have nothing in common. In round i the first i of them are asked for, one after
-the other: i - 1 that were there before, and a new one. So what is asked for grows by a document
-a round, and as it outgrows one level after the other, the times in a round say how fast the next
-level is. The last time of each round is that of computing.
+There are n documents without common parts. Round i sends the first i of them in sequence: i - 1
+earlier ones, and a new one. So the set grows by a document a round, and as it exceeds one level
+after the other, the times in a round show the speed of the next level. The last time of each round
+is that of computing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,22 +21,22 @@ LETTERS = {
     COMPUTED: "c", ENGINE: "e", POOL: "p", MEMORY: "m", DISK: "d", SERVER: "s", CACHED: "h"
 }  # fmt: skip
 _PURE = 0.95
-"""A cell with less than this part of its document from one level is mixed."""
+"""A cell is mixed when less than this part of its document came from one level."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One document asked for, in one round. Both count from 1."""
+    """One document in one round. Both count from 1."""
 
     round: int
     document: int
     seconds: float  # to the first token
-    document_tokens: int  # without the question behind it, which is always computed
-    tokens: Mapping[str, int]  # where they came from; levels with none are missing
+    document_tokens: int  # without the question, which is always computed
+    tokens: Mapping[str, int]  # by level; levels without tokens are missing
 
     @property
     def level(self) -> str:
-        """The level that most of the document came from."""
+        """The level of the largest part of the document."""
         return max(self._of_document, key=lambda level: self._of_document[level])
 
     @property
@@ -45,7 +45,7 @@ class Cell:
 
     @property
     def mark(self) -> str:
-        """The level's letter, with a `*` when other levels had a part in it."""
+        """The level's letter, with a `*` when other levels contributed."""
         return LETTERS.get(self.level, "?") + ("*" if self.mixed else "")
 
     @property
@@ -59,14 +59,14 @@ class Cell:
 
 @dataclass
 class Triangle:
-    """The cells measured so far, in the order they were."""
+    """The cells measured so far, in order."""
 
     n: int
     cells: list[Cell] = field(default_factory=list)
 
     @staticmethod
     def places(n: int) -> Iterator[tuple[int, int]]:
-        """Round and document of all cells, in the order in which they are asked for."""
+        """Round and document of all cells, in the order of sending."""
         return ((i, j) for i in range(1, n + 1) for j in range(1, i + 1))
 
     @property
@@ -74,8 +74,8 @@ class Triangle:
         return len(self.cells) == self.n * (self.n + 1) // 2
 
     def by_level(self) -> dict[str, list[float]]:
-        """The seconds of each level's cells, the known levels in their order; without the mixed
-        ones, whose times belong to no level."""
+        """The seconds of each level's cells, the known levels in their order, without mixed cells,
+        whose times belong to no level."""
         found: dict[str, list[float]] = {}
         for cell in self.cells:
             if not cell.mixed:
@@ -84,8 +84,8 @@ class Triangle:
         return {level: found[level] for level in order if level in found}
 
     def wrong(self, holds: Sequence[tuple[str, int]]) -> list[str]:
-        """Every cell that is not of the level it must be, when levels hold so many documents:
-        of the levels in order, the first that holds all that were asked for before this round."""
+        """Every cell that is not of the expected level, when `holds` gives the documents of each
+        level: the first level that holds all documents sent before this round."""
         found = []
         for cell in self.cells:
             before = cell.round - 1
@@ -132,7 +132,7 @@ class Triangle:
         return text
 
     def add_to(self, record: Record, model: str) -> None:
-        """A row of the record for each level, so that two records can be compared, and a figure
+        """Add a row to the record for each level, so that records can be compared, and a figure
         for each cell with its counts."""
         record.rows += [
             Row(model, f"first token: {level}", 0, Sample(seconds))

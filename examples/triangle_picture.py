@@ -1,4 +1,4 @@
-"""The triangle of times as a picture: the cells as printed, and how far apart the levels are."""
+"""The triangle of times as a picture: the cells as printed, and the times by level."""
 
 from pathlib import Path
 from statistics import median
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 FORMATS = (".svg", ".png")
 
-# Light enough for black figures on all of them; nothing is told by colour alone.
+# Light enough for black figures on all of them; colour is never the only distinction.
 _COLOURS = {
     COMPUTED: "#d9d9d9", ENGINE: "#a6dba0", POOL: "#c7e9f1", MEMORY: "#9ecae1", DISK: "#fdcc8a",
     SERVER: "#9ecae1", CACHED: "#a6dba0",
@@ -21,11 +21,11 @@ _OTHER = "#ffffff"
 
 
 class NoPicture(RuntimeError):
-    """It cannot be drawn. One line, with what to do."""
+    """The picture cannot be drawn. One line, with a remedy."""
 
 
 def check(path: Path) -> None:
-    """Before anything is measured: raises `NoPicture` if `draw` to this path could not work."""
+    """Raises `NoPicture` if `draw` to this path would fail. Call it before measuring."""
     if path.suffix not in FORMATS:
         raise NoPicture(f"--plot {path}: a picture is .svg or .png, by the name of its file")
     if not path.resolve().parent.is_dir():
@@ -73,7 +73,7 @@ def _draw_cells(axes: Any, triangle: "Triangle") -> None:
 
 
 def _draw_levels(axes: Any, triangle: "Triangle") -> None:
-    """One row a level: a dot for each cell, a mark at their median, on a scale of powers of ten."""
+    """One row a level: a dot for each cell, a mark at their median, on a logarithmic scale."""
     levels = triangle.by_level()
     for place, (level, seconds) in enumerate(levels.items()):
         middle = median(seconds)

@@ -1,4 +1,4 @@
-"""Backfill: blocks that the server missed are put when it is back."""
+"""Backfill: puts of blocks that the server missed during an outage."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,23 +7,23 @@ from itertools import islice
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, TierFilter
 from vllm.v1.kv_offload.tiering.base import ParentManager
 
-from kv_connector import tier_metrics as metrics
-from kv_connector.tier_metrics import TierCounters
+from kv_connector import metrics
+from kv_connector.metrics import TierCounters
 from kv_connector.tier_transfers import Ended, Transfers
 
-# About 150 bytes each, so 20 MB for both lists at most; at 1 MiB a block this covers a pool of
-# 64 GiB. What is beyond it costs a computation after an outage, nothing else.
+# About 150 bytes each: at most 20 MB for both lists. At 1 MiB a block this covers a pool of 64 GiB.
+# A dropped key costs one recomputation after an outage.
 MOST_KEYS = 65_536
 
-# A key whose put fails this often is not offered again: the server answers, but not to this.
+# A key whose put fails this often is dropped.
 MOST_ATTEMPTS = 3
 
 
 class Backlog:
-    """Keys the server was given, and keys it is to be offered, both in the order they came.
+    """Two lists of keys, oldest first: held by the server, and due to be offered to it.
 
-    Both lists hold at most `most_keys`. A full one drops its oldest keys first, whose rows are
-    the most likely to have left the pool. Methods that drop keys to be offered say how many.
+    Each list holds at most `most_keys`. A full list drops its oldest keys, whose rows are the most
+    likely to be evicted from the pool.
     """
 
     def __init__(self, most_keys: int) -> None:
@@ -32,11 +32,11 @@ class Backlog:
         self._due: dict[bytes, int] = {}
 
     def __len__(self) -> int:
-        """How many keys are to be offered, without those that were taken."""
+        """Number of due keys, without those that were taken."""
         return len(self._due)
 
     def held(self, keys: Iterable[bytes]) -> None:
-        """The server has these now."""
+        """The server holds these keys now."""
         for key in keys:
             self._due.pop(key, None)
             self._held.pop(key, None)
@@ -44,35 +44,35 @@ class Backlog:
         _drop_oldest(self._held, self._most_keys)
 
     def missing(self, keys: Iterable[bytes]) -> int:
-        """The server has not got these and is to be offered them. Gives how many were dropped."""
+        """The server lacks these keys: they become due. Returns how many due keys were dropped."""
         for key in keys:
             self._held.pop(key, None)
             self._due.setdefault(key, 0)
         return _drop_oldest(self._due, self._most_keys)
 
     def lost(self) -> int:
-        """The server has lost all it was given: another one runs there now."""
+        """The server restarted empty: all held keys become due. Returns the number dropped."""
         held, self._held = self._held, {}
         self._due = {**dict.fromkeys(held, 0), **self._due}
         return _drop_oldest(self._due, self._most_keys)
 
     def take(self, most: int) -> dict[bytes, int]:
-        """The next keys to offer, oldest first, each with how often that has failed before. They
-        are out of the list; `held` or `failed` says what became of them."""
+        """Remove and return the oldest due keys, each with its number of failed puts. The caller
+        reports the result with `held` or `failed`."""
         taken = dict(islice(self._due.items(), most))
         for key in taken:
             del self._due[key]
         return taken
 
     def failed(self, taken: Mapping[bytes, int]) -> int:
-        """Taken keys that could not be put: offered again, but not for ever. Gives how many were
-        dropped for that."""
+        """The puts of these taken keys failed: they become due again, up to `MOST_ATTEMPTS`.
+        Returns how many were dropped."""
         again = {key: n + 1 for key, n in taken.items() if n + 1 < MOST_ATTEMPTS}
         self._due |= again
         return len(taken) - len(again)
 
     def clear(self) -> int:
-        """Forget everything: neither list is about this pool or namespace any more."""
+        """Empty both lists, for another pool or namespace. Returns the number of due keys."""
         dropped = len(self._due)
         self._held.clear()
         self._due.clear()
@@ -86,31 +86,31 @@ def _drop_oldest(keys: dict[bytes, None] | dict[bytes, int], most: int) -> int:
     return excess
 
 
-# What one batch offers at most; one row where rows are larger. About 4 ms of a 1 GiB/s link.
+# Limits of one batch; a larger row is a batch of its own. About 4 ms of a 1 GiB/s link.
 BATCH_BYTES = 4 << 20
 MOST_BATCH_ROWS = 64
 
-# Of the rows that puts may pin; the others are for what is computed now.
+# Of the rows that puts may pin; the others are for newly computed blocks.
 SHARE_OF_PUTS = 0.5
 
-# Keys looked for in the pool in one engine step, some 2 µs each.
+# Pool lookups per engine step, about 2 µs each.
 LOOKED_FOR_IN_A_STEP = 256
 
-# After a batch the link rests for as long as the batch took, so that it has half of it at most.
-# An engine that loads without a pause would never offer anything; so much it must bear.
+# Backfill waits while the engine loads, but no longer than this: an engine that loads without a
+# pause would otherwise offer nothing.
 LONGEST_HELD_BACK_S = 1.0
 
-# After a batch that failed: long enough that a server which fails all of them keeps no idle
-# engine stepping.
+# Pause after a failed batch, so that a server that fails every batch keeps no idle engine stepping.
 REST_AFTER_FAILURE_S = 5.0
 
-# No other tier is asked for what has left the pool: it would be brought back only to be sent.
+# Lookups in the pool alone: another tier would load evicted blocks only for them to be sent.
 _POOL_ALONE = TierFilter()
 
 
 @dataclass
 class Backfill:
-    """The backlog, and the pace at which it goes out. Only the scheduler thread calls it."""
+    """The backlog and its pace: after a batch the link rests for as long as the batch took, so
+    backfill uses at most half of it. Only the scheduler thread calls it."""
 
     backlog: Backlog
     transfers: Transfers
@@ -126,21 +126,21 @@ class Backfill:
 
     @property
     def batch_rows(self) -> int:
-        """How many rows one batch pins at most."""
+        """Most rows that one batch pins."""
         share = int(self.transfers.rows_for_puts * SHARE_OF_PUTS)
         return max(1, min(BATCH_BYTES // self.block_bytes, MOST_BATCH_ROWS, share))
 
     @property
     def wants_steps(self) -> bool:
-        """Whether an engine without requests should go on stepping for this.
+        """Whether an engine without requests should go on stepping for backfill.
 
-        It ends: every step takes keys from the backlog or waits for a batch that has a deadline,
-        and after one that failed an idle engine rests.
+        It ends: every step takes keys from the backlog or waits for a batch with a deadline, and
+        after a failed batch an idle engine rests.
         """
         return bool(len(self.backlog)) and not (self._resting and self.clock() < self._next_s)
 
     def serve(self, parent: ParentManager, namespace: str, *, engine_waits: bool) -> None:
-        """Begin a batch if it is time. `engine_waits` says that requests wait for the server."""
+        """Begin a batch when one is due. `engine_waits`: requests wait for the server."""
         now_s = self.clock()
         if self._job_id is not None or not len(self.backlog) or now_s < self._next_s:
             return
@@ -161,13 +161,13 @@ class Backfill:
                 self._batch, self._job_id, self._began_s = batch, job.job_id, now_s
                 self._resting = False
                 self._count(len(batch), "offered")
-                # Never raises, and ends the job once: without that its rows were pinned for ever.
+                # Never raises, and ends the job once. A job without an end pins its rows for ever.
                 self.transfers.store(namespace, job, None)
         finally:
             parent.on_request_finished(request)
 
     def ended(self, ended: Ended) -> None:
-        """What a job, anybody's, says about which keys the server has."""
+        """A job ended, of backfill or of the engine: record which keys the server has."""
         if ended.result.job_id == self._job_id:
             now_s = self.clock()
             self._job_id = None
@@ -182,16 +182,16 @@ class Backfill:
         self.backlog.held(ended.held)
 
     def server_restarted(self) -> None:
-        """Another boot of the server: what the last one was given is to be offered again."""
+        """A new boot of the server: blocks put to the previous one are offered again."""
         self._count(self.backlog.lost(), "overflow")
         self.server_came_back()
 
     def server_came_back(self) -> None:
-        """It answers again: what failed before says nothing about now."""
+        """The server answers again: end the pause after a failed batch."""
         self._next_s, self._resting = float("-inf"), False
 
     def forget(self) -> None:
-        """The pool is about to be emptied."""
+        """The pool is about to be emptied: drop the backlog."""
         self._count(self.backlog.clear(), "reset")
 
     def _still_in_pool(
@@ -209,7 +209,7 @@ class Backfill:
                 for key, attempts in taken.items()
                 if parent.lookup(OffloadKey(key), request) is LookupResult.HIT
             }
-            # A row being written is dropped as well: vLLM offers it when it is.
+            # A row still being written is dropped too: vLLM offers it when it is written.
             self._count(len(taken) - len(here), "left_pool")
             found |= here
         return found

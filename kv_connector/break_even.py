@@ -1,25 +1,29 @@
-"""Break-even: measured speeds, and whether fetching a prefix beats computing it."""
+"""Break-even: measured speeds, the decision to fetch or to compute, and the limits of waiting."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from math import inf
 from statistics import median
+
+from kv_connector.config import RemoteConfig
+from remote_server.client.breaker import ONE_STALL_S
 
 KEPT_SAMPLES = 9
 LEAST_SAMPLES = 5
 
-# Steps with fewer prompt tokens are ruled by what every step costs, and steps with mostly
-# decoding requests by those.
+# Steps below these limits do not measure prompt speed: the fixed cost of a step or its decoding
+# requests dominate.
 LEAST_PROMPT_TOKENS = 64
 LEAST_PROMPT_SHARE = 0.5
 
-# Steps that vLLM may have under way at once, with pipelined workers; more, and an end was missed.
+# Most steps in flight in vLLM, with pipelined workers. More means that an end was missed.
 MOST_STEPS_UNDER_WAY = 8
 
 
 @dataclass
 class Recent:
-    """The median of the last `KEPT_SAMPLES` values, once there are `LEAST_SAMPLES`."""
+    """Median of the last `KEPT_SAMPLES` values; needs at least `LEAST_SAMPLES`."""
 
     _samples: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
 
@@ -27,36 +31,36 @@ class Recent:
         self._samples.append(sample)
 
     def forget(self) -> None:
-        """What was measured is over, as after an outage."""
+        """Drop all samples, as after an outage."""
         self._samples.clear()
 
     @property
     def value(self) -> float | None:
-        """None while there are too few samples to tell."""
+        """None below `LEAST_SAMPLES`."""
         return median(self._samples) if len(self._samples) >= LEAST_SAMPLES else None
 
 
 @dataclass
 class LinkSpeed:
-    """From the engine's own loads and lookups; others on the link are part of it."""
+    """Link speed, from the engine's own loads and lookups. Other users of the link lower it."""
 
     _bytes_per_s: Recent = field(default_factory=Recent)
     _round_trip_s: Recent = field(default_factory=Recent)
 
     def lookup_took(self, seconds: float) -> None:
-        """A lookup was answered, or given up, after `seconds`."""
+        """A lookup ended after `seconds`, with a reply or at its deadline."""
         self._round_trip_s.add(seconds)
 
     def load_took(self, num_bytes: int, seconds: float) -> None:
-        """A load ended after `seconds` with `num_bytes` landed, none of them perhaps.
+        """A load ended after `seconds` with `num_bytes` landed; 0 is allowed.
 
-        A round trip is taken off, down to half: a load of few bytes is hardly anything else.
+        One round trip is subtracted, but at most half: a small load is mostly round trip.
         """
         flowing_s = max(seconds - (self._round_trip_s.value or 0.0), seconds / 2, 1e-6)
         self._bytes_per_s.add(num_bytes / flowing_s)
 
     def forget(self) -> None:
-        """The server was away: it may be another one, in another place."""
+        """Drop all samples after an outage: another server may answer now."""
         self._bytes_per_s.forget()
         self._round_trip_s.forget()
 
@@ -71,8 +75,7 @@ class LinkSpeed:
 
 @dataclass
 class EngineSpeed:
-    """How long the engine's recent steps took, and how many prompt tokens a second they computed.
-    It learns when each step begins and ends."""
+    """Duration of the engine's recent steps, and prompt tokens computed a second."""
 
     _tokens_per_s: Recent = field(default_factory=Recent)
     _step_s: Recent = field(default_factory=Recent)
@@ -80,7 +83,7 @@ class EngineSpeed:
     _last_end_s: float = float("-inf")
 
     def step_began(self, tokens_by_request: Iterable[int], now_s: float) -> None:
-        """The scheduler has planned a step with so many tokens of each request."""
+        """The scheduler planned a step with these numbers of tokens."""
         counts = list(tokens_by_request)
         prompt = sum(count for count in counts if count > 1)
         telling = prompt >= max(LEAST_PROMPT_TOKENS, LEAST_PROMPT_SHARE * sum(counts))
@@ -89,7 +92,7 @@ class EngineSpeed:
         self._under_way.append((prompt if telling else 0, now_s))
 
     def step_ended(self, now_s: float) -> None:
-        """The oldest step under way is done. A pipelined step began when the last one ended."""
+        """The oldest step in flight ended. A pipelined step began when the one before it ended."""
         if self._under_way:
             tokens, planned_s = self._under_way.popleft()
             took_s = now_s - max(planned_s, self._last_end_s)
@@ -100,8 +103,8 @@ class EngineSpeed:
 
     @property
     def step_s(self) -> float | None:
-        """Of any step, also one that computed nothing: an engine that only waits for a server
-        takes short ones."""
+        """Includes steps that computed nothing: an engine that only waits for a server takes short
+        steps."""
         return self._step_s.value
 
     @property
@@ -109,8 +112,8 @@ class EngineSpeed:
         return self._tokens_per_s.value
 
 
-# While prefixes are declined, one is fetched all the same: every so many of them, and the first
-# one after so long. The median then needs five of these to turn around.
+# While prefixes are declined, every `PROBE_EVERY`th is fetched all the same, and the first after
+# `PROBE_AFTER_S`. Five such probes can turn the median around.
 PROBE_EVERY = 16
 PROBE_AFTER_S = 10.0
 
@@ -124,10 +127,10 @@ def worth_loading(
     tokens_per_s: float | None,
     round_trips: int,
 ) -> bool:
-    """Whether loading `num_bytes` ends before computing `num_tokens` would.
+    """Whether loading `num_bytes` is at least as fast as computing `num_tokens`.
 
-    `round_trips` are still to be made: a lookup and the load's own before the lookup, one after
-    it. True when a speed is unknown: what is not fetched cannot be measured.
+    `round_trips` is the number still to be made: 2 before the lookup, 1 after it. True when a speed
+    is unknown: only a fetch can measure it.
     """
     if bytes_per_s is None or round_trip_s is None or tokens_per_s is None:
         return True
@@ -140,7 +143,7 @@ def worth_loading(
 
 @dataclass
 class BreakEven:
-    """The gate of one engine. Only the scheduler thread calls it."""
+    """The decision of one engine. Only the scheduler thread calls it."""
 
     clock: Callable[[], float]
     enabled: bool = True
@@ -150,7 +153,7 @@ class BreakEven:
     _last_probe_s: float | None = None
 
     def admits(self, num_bytes: int, num_tokens: int, *, round_trips: int) -> bool:
-        """Whether to fetch this prefix: it is worth it, or it is time to measure again."""
+        """Whether to fetch this prefix: fetching is faster, or a probe is due."""
         if not self.enabled or worth_loading(
             num_bytes,
             num_tokens,
@@ -168,3 +171,90 @@ class BreakEven:
             return False
         self._declined, self._last_probe_s = 0, now_s
         return True
+
+
+# A deadline at the end of a step would be detected one step later.
+SHARE_OF_A_STEP = 0.8
+
+# Upper limit for long steps: a server that does not reply for a second is away.
+LONGEST_S = 1.0
+
+
+@dataclass(frozen=True)
+class Patience:
+    """The deadlines of requests sent now. Only the scheduler thread uses it."""
+
+    config: RemoteConfig
+    engine: EngineSpeed
+
+    @property
+    def lookup_s(self) -> float:
+        """`lookup_timeout_ms`, or most of a step if that is longer."""
+        return self._at_least(self.config.lookup_timeout_ms)
+
+    @property
+    def load_stall_s(self) -> float:
+        """`load_stall_ms`, or most of a step if that is longer."""
+        return self._at_least(self.config.load_stall_ms)
+
+    def _at_least(self, milliseconds: float) -> float:
+        step_s = self.engine.step_s or 0.0
+        return max(milliseconds / 1000, min(SHARE_OF_A_STEP * step_s, LONGEST_S))
+
+
+LATE_IN_A_ROW = 3
+
+FIRST_PAUSE_S = 0.25
+LONGEST_PAUSE_S = 2.0
+
+
+@dataclass
+class LookupPause:
+    """Pauses lookups after `LATE_IN_A_ROW` late ones. Only the scheduler thread calls it."""
+
+    clock: Callable[[], float]
+    _late: int = 0
+    _late_since_s: float = inf
+    _pause_s: float = FIRST_PAUSE_S
+    _begins_at_s: float = inf
+    _probe_at_s: float = inf
+    """Time of the next probe; infinite while one is under way."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether lookups are misses without a query."""
+        return self.clock() >= self._begins_at_s
+
+    def ended(self, *, in_time: bool, sent_s: float) -> None:
+        """A lookup that a request waited for ended, in time or late."""
+        if in_time:
+            self.forget()
+            return
+        self._late += 1
+        self._late_since_s = min(self._late_since_s, sent_s)
+        if self._late == LATE_IN_A_ROW:
+            self._begin(max(self.clock(), self._late_since_s + ONE_STALL_S))
+
+    def take_probe(self) -> bool:
+        """Whether to send a probe now, a lookup that no request waits for. The caller reports its
+        end with `probed`."""
+        if not self.paused or self.clock() < self._probe_at_s:
+            return False
+        self._probe_at_s = inf
+        return True
+
+    def probed(self, *, in_time: bool) -> None:
+        """A probe ended. After a late one the next pause is twice as long."""
+        if in_time:
+            self.forget()
+        elif self.paused:
+            self._begin(self.clock())
+
+    def forget(self) -> None:
+        """End the pause: a lookup was in time, or the server is another one."""
+        self._late, self._late_since_s = 0, inf
+        self._pause_s, self._begins_at_s, self._probe_at_s = FIRST_PAUSE_S, inf, inf
+
+    def _begin(self, at_s: float) -> None:
+        self._begins_at_s, self._probe_at_s = at_s, at_s + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)

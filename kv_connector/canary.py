@@ -1,11 +1,11 @@
-"""The start-up canary: one synthetic block through everything that real blocks will go through.
+"""Start-up canary: a self-test with one synthetic block on the path of real blocks.
 
-    engine block → pool row → server → another pool row → another engine block, and compared
+    engine block → pool row → server → another pool row → another engine block, then compared
 
-It finds what no checksum can: a copy that mixes up layers or rows, a layout read another way
-than it was written, a server that answers with other bytes. It is flown by each worker, when the
-engine registers its KV cache and nothing is in use yet. It takes `CANARY_S` at most and leaves
-nothing behind, here or on the server.
+It finds errors that no checksum can: a copy that mixes up layers or rows, a layout read in another
+way than it was written, a server that returns other bytes. Each worker runs it when the engine
+registers its KV cache, before any block is in use. It takes at most `CANARY_S` and removes its
+blocks from engine, pool and server.
 """
 
 import secrets
@@ -27,79 +27,79 @@ from remote_server.protocol import SELF_TESTS, Declined
 logger = init_logger("vllm.kvferry.canary")
 
 CANARY_S = 1.0
-# Kept back from that for leaving the server as it was found.
+# The part of `CANARY_S` that is reserved for removing the namespace from the server.
 TIDYING_S = 0.2
-# How long shared memory may take to be attached before the canary takes the way over tcp.
+# Most time for attaching shared memory; the canary then uses TCP.
 ATTACHING_S = 0.1
 _LOOK_AGAIN_S = 0.002
-# A transfer ends by its deadline; one that does not is a bug, and its rows are not ours.
+# A transfer ends by its deadline. One that does not is a bug, and its rows stay the client's.
 _HANG_S = 5.0
 
 T = TypeVar("T")
 
 
 class Outcome(StrEnum):
-    """What became of a canary."""
+    """Result of a canary."""
 
     PASSED = auto()
-    FAILED = auto()  # other bytes came back: nobody may rely on what this engine transfers
-    SKIPPED = auto()  # nothing was compared, and nothing is known to be wrong
-    BROKEN = auto()  # the canary itself failed: a bug of ours that proves nothing
+    FAILED = auto()  # other bytes came back: this engine must not share blocks
+    SKIPPED = auto()  # nothing was compared
+    BROKEN = auto()  # the canary itself failed: a bug in kvferry that proves nothing
 
 
 @dataclass(frozen=True)
 class Report:
-    """What one worker tells the scheduler."""
+    """Result of one worker's canary, for the scheduler."""
 
     outcome: Outcome
     detail: str = ""
     miscopied: bool = False
-    """Whether it is the copies between engine and pool that failed."""
+    """Whether the copies between engine and pool failed."""
 
 
 class _Skip(Exception):
-    """Why nothing was compared."""
+    """Nothing was compared; the message is the reason."""
 
 
 class _Differs(Exception):
-    """What came back otherwise than it was sent."""
+    """Other bytes came back than were sent."""
 
 
 class _Miscopied(_Differs):
-    """The same between engine and pool, which needs no server to be wrong."""
+    """A copy between engine and pool changed bytes; no server was involved."""
 
 
-def fly(
+def run_canary(
     make_stage: Callable[[], Stage],
     config: ClientConfig,
     *,
     client_factory: Callable[[ClientConfig], RemoteClient] = RemoteClient,
     clock: Callable[[], float] = time.monotonic,
 ) -> Report:
-    """Fly one canary and say what became of it. Never raises.
+    """Run one canary and return its result. Never raises.
 
-    Blocks and rows of the stage are borrowed while this runs; no other thread may use them.
+    Blocks and rows of the stage are borrowed until it returns; no other thread may use them.
     """
-    flight = _Flight(config, client_factory, clock)
+    canary = _Canary(config, client_factory, clock)
     try:
-        flight.run(make_stage)
+        canary.run(make_stage)
     except _Skip as reason:
         report = Report(Outcome.SKIPPED, str(reason))
-    except ConfigError as error:  # the tier will tell the operator
+    except ConfigError as error:  # the tier reports it to the operator
         report = Report(Outcome.SKIPPED, str(error))
     except _Differs as difference:
         miscopied = isinstance(difference, _Miscopied)
         report = Report(Outcome.FAILED, str(difference), miscopied)
-    except Exception as error:  # a canary must not be able to stop what it protects
+    except Exception as error:  # a self-test must not stop the engine
         logger.exception("the start-up canary itself failed")
         report = Report(Outcome.BROKEN, repr(error))
     else:
-        report = Report(Outcome.PASSED, flight.way)
+        report = Report(Outcome.PASSED, canary.way)
     logger.info("start-up canary %s: %s", report.outcome, report.detail)
     return report
 
 
-class _Flight:
+class _Canary:
     def __init__(
         self,
         config: ClientConfig,
@@ -110,12 +110,12 @@ class _Flight:
         self._ends_at = clock() + CANARY_S
         self._config = replace(config, quiet=True, hello_timeout_s=2 * CANARY_S)
         self._client_factory = client_factory
-        # A slash is in no namespace that `namespace_of` makes, and the rest in no other canary's.
+        # No name of `namespace_of` has a slash; the random part differs in every canary.
         self._namespace = f"{SELF_TESTS}canary/{secrets.token_hex(16)}"
         self.way = ""
 
     def run(self, make_stage: Callable[[], Stage]) -> None:
-        """Returns when everything compared well. Raises `_Skip` or `_Differs`."""
+        """Returns when all bytes were equal. Raises `_Skip` or `_Differs`."""
         try:
             stage = make_stage()
         except ValueError as error:
@@ -201,19 +201,19 @@ class _Flight:
             raise _Skip(f"the get did not end well: {got.error or 'evicted at once'}")
 
     def _tidy(self, client: RemoteClient) -> None:
-        """Leave nothing on the server: neither the blocks nor the namespace. Sent to a server
-        that has not answered yet as well: it reads this after what came before."""
+        """Remove blocks and namespace from the server. Also sent to a server that has not replied
+        yet: it processes messages in order."""
         try:
             client.forget(self._namespace)
             timeout_s = max(0.05, self._left_s - 0.05)
             client.clear(self._namespace, forget=True, timeout_s=timeout_s).result(_HANG_S)
         except KVFerryError as error:
-            # A few blocks that nobody will ask for: they will be the first to be evicted.
+            # The blocks that remain are never read, so the server evicts them first.
             logger.debug("the canary could not be cleared: %s", error)
 
 
 def _ended(transfer: "Future[T]") -> T:
-    """Its result; rows are ours again only then. It ends by its own deadline."""
+    """Result of a transfer, which ends by its own deadline. Its rows are ours again only then."""
     return transfer.result(_HANG_S)
 
 

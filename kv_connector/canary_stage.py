@@ -1,8 +1,8 @@
-"""Where the start-up canary flies: some engine blocks, some pool rows, and the worker's copies.
+"""Fixture of the start-up canary: borrowed engine blocks and pool rows, and the worker's copies.
 
-Everything here is the worker's own: its registered KV cache, its part of the pool's rows and the
-code that copies between them, on the CPU platform and on a GPU alike. It is used before any
-block or row is, and what it borrows it leaves as it was.
+It uses the worker's registered KV cache, its part of the pool's rows and its own copying code, on
+the CPU platform and on a GPU. It runs before any block or row is in use, and restores what it
+borrowed.
 """
 
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ import torch
 from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingWorker
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from kv_connector.group_bytes import Piece, Pieces, owned_by_groups
+from kv_connector.pool_rows import Piece, Pieces, owned_by_groups
 
-# vLLM counts its jobs from 0 and will never come here.
+# vLLM counts its jobs from 0 and does not reach these.
 _STORE_JOB, _LOAD_JOB = 1 << 62, (1 << 62) + 1
 
 Bytes = npt.NDArray[np.int8]
@@ -31,7 +31,7 @@ class Part:
     """A worker's own part of every row of the pool."""
 
     pool: memoryview
-    """All of the pool, flat; its owner's for as long as this part is used."""
+    """All of the pool, flat. Borrowed: the owner keeps it alive while this part is used."""
 
     fd: int
     """The pool's file."""
@@ -41,7 +41,7 @@ class Part:
     start: int
     num_bytes: int
     block_bytes: int
-    """What a whole row's block has, all workers together."""
+    """Size of a whole row's block, all workers together."""
 
     def row(self, number: int) -> memoryview:
         """This worker's bytes of a row, in place."""
@@ -53,9 +53,9 @@ class Stage:
     """One row's worth of engine blocks for each KV cache group: a source and a target.
 
     The sources are the first blocks of the cache and the first rows of the pool, the targets the
-    last ones: strides and offsets are exercised over the whole of both. The middle row is never
-    borrowed: other workers may leave their marks in it meanwhile. Workers that share one copy of a
-    row borrow rows next to each other's.
+    last ones, so strides and offsets are tested over the whole of both. The middle row is never
+    borrowed: it holds the marks of other workers. Workers that share one copy of a row borrow
+    adjacent rows.
     """
 
     def __init__(
@@ -69,9 +69,9 @@ class Stage:
         turn: int = 0,
         turns: int = 1,
     ) -> None:
-        """`owned` is what each group owns of a block, where `kv_caches` does not have it. Of
-        `turns` workers that share `part` each has a `turn` and with it rows of its own. Raises
-        `ValueError` when cache or pool is too small to borrow from."""
+        """`owned` is what each group owns of a block, if `kv_caches` does not show it. Each of
+        `turns` workers that share `part` has its own `turn`, and so its own rows. Raises
+        `ValueError` when cache or pool is too small."""
         self._worker = worker
         self._tensors = [cache.tensor for cache in kv_caches.tensors]
         self._owned = owned_by_groups(kv_caches) if owned is None else owned
@@ -84,7 +84,7 @@ class Stage:
                 f"too little to borrow from: {num_blocks} engine blocks and {part.num_rows} rows "
                 f"for {groups} KV cache groups of {turns} workers"
             )
-        # Groups may lie over each other in one tensor: each has blocks of its own.
+        # Groups may overlap in one tensor, so each has blocks of its own.
         wanted = self._per_group * groups
         self._sources = list(range(wanted))
         self._targets = list(range(num_blocks - wanted, num_blocks))
@@ -102,17 +102,17 @@ class Stage:
         return self._part
 
     def source_rows(self) -> list[memoryview]:
-        """What is put."""
+        """The rows to put."""
         return [self._part.row(number) for number in self._source_rows]
 
     def target_rows(self) -> list[memoryview]:
-        """What is got; other rows than those that were put."""
+        """The rows to get into, distinct from the source rows."""
         return [self._part.row(number) for number in self._target_rows]
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
-        """Blocks and rows may be written; at the end they hold what they held before. No copy
-        and no transfer may be under way then."""
+        """Blocks and rows may be written inside; their bytes are restored at the end. No copy or
+        transfer may be under way then."""
         blocks = self._sources + self._targets
         numbers = self._source_rows + self._target_rows
         before = [tensor[blocks] for tensor in self._tensors]  # indexing by a list copies
@@ -126,7 +126,7 @@ class Stage:
                 self._part.row(number)[:] = row
 
     def write_pattern(self) -> None:
-        """Different bytes in every page of the sources, and other ones in the targets."""
+        """Fill every page of the sources with different bytes, and the targets with others."""
         random = np.random.default_rng(len(self._sources))
         for tensor in self._tensors:
             for blocks in (self._sources, self._targets):
@@ -137,13 +137,13 @@ class Stage:
             row[:] = bytes([0x5A]) * row.nbytes
 
     def store(self) -> None:
-        """Sources → source rows, with the worker's code; returns when that is done."""
+        """Copy sources → source rows with the worker's code; returns when done."""
         rows = CPULoadStoreSpec(self._source_rows)
         self._worker.submit_store(_STORE_JOB, self._blocks(self._sources), rows)
         self._finish(_STORE_JOB)
 
     def load(self) -> None:
-        """Target rows → targets, with the worker's code; returns when that is done."""
+        """Copy target rows → targets with the worker's code; returns when done."""
         rows = CPULoadStoreSpec(self._target_rows)
         self._worker.submit_load(_LOAD_JOB, rows, self._blocks(self._targets))
         self._finish(_LOAD_JOB)
@@ -178,5 +178,5 @@ class Stage:
 
 @torch.inference_mode()
 def _write(tensor: torch.Tensor, blocks: list[int], pages: torch.Tensor) -> None:
-    """In inference mode, for some engines' caches cannot be written outside it."""
+    """In inference mode: some engines' caches cannot be written outside it."""
     tensor[blocks] = pages

@@ -1,7 +1,7 @@
-"""What an operator may choose, checked once at start, and its translation for vLLM.
+"""Settings of the connector, checked once at start, and their translation for vLLM.
 
-The settings are the keys of `kv_connector_extra_config`; the same ones that concern the server
-are the keys of a `secondary_tiers` entry when the remote tier is used bare.
+The settings are the keys of `kv_connector_extra_config`. Those of `RemoteConfig` are also the keys
+of a `secondary_tiers` entry when the remote tier is used bare.
 """
 
 import difflib
@@ -26,47 +26,47 @@ Config = TypeVar("Config", bound="RemoteConfig")
 
 
 class RemoteConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How to reach the remote server and how long it is worth waiting for it."""
+    """Address of the remote server, and time limits for its use."""
 
     server: str | None = None
-    """Address of the cache server, `tcp://host:port`; of one with keys, with the client key file
-    behind it: `tcp://host:port?keys=/path/client.key`. Without one the CPU pool works alone."""
+    """Address of the cache server, `tcp://host:port`. For a server with keys append the client
+    key file: `tcp://host:port?keys=/path/client.key`. Without an address only the CPU pool is
+    used."""
 
     namespace: str = ""
-    """Your own part of the namespace: engines with different values never share a block."""
+    """Operator's part of the namespace: engines with different values never share a block."""
 
     wait_budget_ms: Milliseconds = 100
-    """How long the server may owe one request answers before the rest of it is computed. Time
-    that a request waits for a busy engine does not count, and what the server holds is used
-    however late. It never ends in less than two engine steps, the time it takes to use an
-    answer."""
+    """Longest time that one request waits for replies of the server before the rest of it is
+    computed. Time spent waiting for a busy engine does not count, and blocks that the server
+    has reported are used however late. At least two engine steps, the time to use a reply."""
 
     lookup_timeout_ms: Milliseconds = 50
-    """A lookup that takes longer is a miss. On an engine whose steps are longer than this, it
-    has most of a step, up to a second: it could not use the answer sooner."""
+    """A lookup that takes longer is a miss. On an engine with longer steps the limit is most of a
+    step, at most one second: an earlier reply could not be used."""
 
     load_stall_ms: Milliseconds = 50
-    """A load that receives nothing for this long, or for most of a step as above, ends; what
-    came until then is used."""
+    """A load that receives nothing for this long, or for most of a step as above, ends; blocks
+    received until then are used."""
 
     load_timeout_ms: Milliseconds = 2_000
-    """A load ends after this long however well it flows."""
+    """A load ends after this long, whatever its speed."""
 
     put_timeout_ms: Milliseconds = 5_000
     """A put that takes longer is given up; until then its rows are pinned in the pool."""
 
     window: int | str = "16MiB"
-    """Bytes asked for over TCP and not yet received, over all loads of an engine."""
+    """Bytes requested over TCP and not yet received, over all loads of an engine."""
 
     transport: str = "auto"
     """`auto` uses shared memory when the server is on this host and TCP otherwise; `tcp` and
-    `shm` insist."""
+    `shm` allow only that one."""
 
     integrity: bool = True
-    """Checksums. Turning them off is for measuring what they cost."""
+    """Checksums of blocks. Turn them off only to measure their cost."""
 
     break_even: bool = True
-    """Compute a prefix that would take longer to load, by what was measured of late."""
+    """Compute a prefix when recent measurements show that loading it would take longer."""
 
     def __post_init__(self) -> None:
         if self.server is not None:
@@ -88,14 +88,14 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
     """Memory for the CPU pool, shared by all workers of the engine."""
 
     blocks_per_row: Annotated[int, Meta(ge=1, le=1024)] = 1
-    """Engine blocks that are stored, found and sent as one. Aim at 0.5 to 4 MiB a row. Models with
-    sliding windows or recurrent states take only 1."""
+    """Engine blocks that are stored, found and sent as one row. Aim at 0.5 to 4 MiB a row. Models
+    with sliding windows or recurrent states accept only 1."""
 
     eviction: str = "lru"
-    """Which rows leave a full pool: `lru` or `arc`."""
+    """Eviction policy of a full pool: `lru` or `arc`."""
 
     store_answers: bool = True
-    """Keep the blocks of generated tokens too, so that the next turn of a chat finds them."""
+    """Store the blocks of generated tokens too, so that the next turn of a chat finds them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -104,11 +104,11 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
             raise ConfigError(f"eviction={self.eviction!r}: choose 'lru' or 'arc'")
 
     def tier_settings(self) -> dict[str, Any]:
-        """The part that goes to the remote tier."""
+        """The settings of the remote tier."""
         return {name: getattr(self, name) for name in RemoteConfig.__struct_fields__}
 
     def for_vllm(self) -> dict[str, Any]:
-        """These settings in the words of vLLM's tiering spec."""
+        """These settings as keys of vLLM's tiering spec."""
         extra: dict[str, Any] = {
             "spec_name": SPEC_CLASS,
             "spec_module_path": "kv_connector.spec",
@@ -125,7 +125,7 @@ class ConnectorConfig(RemoteConfig, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def client_config(config: RemoteConfig, client_name: str) -> ClientConfig:
-    """How a client of this engine reaches the server. Raises `ConfigError` without one."""
+    """Configuration of this engine's client. Raises `ConfigError` without a server."""
     if config.server is None:
         raise ConfigError("set 'server', the cache server's tcp://host:port")
     endpoint, keys = server_address(config.server)
@@ -140,8 +140,8 @@ def client_config(config: RemoteConfig, client_name: str) -> ClientConfig:
 
 
 def read_config(kind: type[Config], given: Mapping[str, Any], where: str) -> Config:
-    """Check `given` against `kind`. Raises `ConfigError` naming the setting, the value and,
-    for a name that does not exist, the nearest one that does."""
+    """Check `given` against `kind`. Raises `ConfigError` with the setting and its value, and for
+    an unknown name with the nearest known one."""
     known = kind.__struct_fields__
     for name in given:
         if name not in known:
@@ -157,11 +157,11 @@ def read_config(kind: type[Config], given: Mapping[str, Any], where: str) -> Con
 
 
 def refuse_weak_hashes(algorithm: str, server: str | None) -> None:
-    """A shared server needs keys that mean the same in every process, and that no prompt can
-    forge where its tenants are kept apart. Raises `ConfigError`.
+    """Raise `ConfigError` for a hash algorithm that a shared server cannot use.
 
-    xxhash is no cryptographic hash: its random seed of each process is all that keeps a prompt
-    from being made whose blocks have the keys of another prompt.
+    Keys must be equal in every process, and unforgeable on a server with tenants. xxhash is not
+    cryptographic: only the random seed of each process keeps a client from making a prompt whose
+    blocks have the keys of another prompt.
     """
     if server is None or not algorithm.startswith("xxhash"):
         return
@@ -172,7 +172,7 @@ def refuse_weak_hashes(algorithm: str, server: str | None) -> None:
         )
     if "PYTHONHASHSEED" not in os.environ:
         raise ConfigError(
-            f"--prefix-caching-hash-algo={algorithm} makes other keys in every process, so no "
+            f"--prefix-caching-hash-algo={algorithm} makes different keys in every process, so no "
             "engine would ever hit; use sha256 or set PYTHONHASHSEED to one value everywhere"
         )
 

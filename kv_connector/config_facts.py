@@ -1,8 +1,8 @@
-"""Facts that are settings of vLLM: each under its own name, where it is not vLLM's default.
+"""Namespace facts from vLLM's settings: each setting that differs from vLLM's default.
 
-A setting stands here when it can change the bytes of KV blocks by more than rounding, or the
-meaning of their keys. A test holds this list against the fields of vLLM's config classes: a
-field must stand here, be a fact of its own, or be listed there with the reason why it does not
+A setting is listed here when it can change the bytes of KV blocks by more than rounding, or the
+meaning of their keys. A test compares this list with the fields of vLLM's config classes: a field
+must be listed here, be a fact of its own, or be listed in the test with the reason why it does not
 matter.
 """
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Settings(NamedTuple):
-    """The fields that matter of one of vLLM's config classes."""
+    """The relevant fields of one of vLLM's config classes."""
 
     where: str
     """The path from a `VllmConfig` to the object."""
@@ -29,7 +29,7 @@ class Settings(NamedTuple):
     fields: tuple[str, ...]
 
 
-# By the first part of the names of the facts.
+# By the first part of the fact's name.
 SETTINGS: Mapping[str, Settings] = {
     "model": Settings(
         "model_config",
@@ -110,7 +110,7 @@ SETTINGS: Mapping[str, Settings] = {
     ),
 }
 
-# Values that come to the same as the default: how the same files are read.
+# Values equivalent to the default: other ways to read the same files.
 _AS_DEFAULT: Mapping[str, frozenset[str]] = {
     "load.safetensors_load_strategy": frozenset(("lazy", "eager", "prefetch")),
 }
@@ -150,12 +150,12 @@ ENVIRONMENT = (
 
 
 def setting_names() -> list[str]:
-    """The names of all facts that `setting_facts` may give."""
+    """The names of all facts that `setting_facts` may yield."""
     return [f"{part}.{name}" for part, settings in SETTINGS.items() for name in settings.fields]
 
 
 def setting_facts(vllm_config: "VllmConfig") -> Iterator[tuple[str, str]]:
-    """What is set otherwise than vLLM's classes have it. Raises `NotKnown`."""
+    """Settings that differ from the defaults of vLLM's classes. Raises `NotKnown`."""
     defaults = _defaults()
     for part, settings in SETTINGS.items():
         config: Any = vllm_config
@@ -171,7 +171,7 @@ def setting_facts(vllm_config: "VllmConfig") -> Iterator[tuple[str, str]]:
 
 
 def defaults_fact() -> str:
-    """A digest of what `setting_facts` leaves out: two releases of one line may differ in it."""
+    """A digest of the defaults, which `setting_facts` omits: releases of one line may differ."""
     return digest_of(_defaults())
 
 
@@ -184,19 +184,19 @@ def _defaults() -> dict[str, str]:
 
 
 def environment_fact() -> str:
-    """The variables that matter, as far as they are set."""
+    """The relevant variables that are set."""
     found = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     return text_of(" ".join(f"{name}={value}" for name, value in found.items()))
 
 
 def has_draft_kv(vllm_config: "VllmConfig") -> bool:
-    """Whether speculative decoding keeps KV of its own: n-gram and suffix matching do not."""
+    """Whether speculative decoding has KV of its own; n-gram and suffix matching have none."""
     speculative: Any = vllm_config.speculative_config
     return speculative is not None and bool(speculative.uses_draft_kv_cache())
 
 
 def _default_of(kind: type, name: str) -> Any:
-    """The default of a field of one of vLLM's config classes, None without one."""
+    """The default of a field of one of vLLM's config classes; None if it has none."""
     (field,) = (field for field in dataclasses.fields(kind) if field.name == name)
     if field.default_factory is not dataclasses.MISSING:
         return field.default_factory()

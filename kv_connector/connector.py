@@ -1,8 +1,8 @@
-"""The connector class that vLLM loads: vLLM's offloading, with our settings and our spec.
+"""The connector class that vLLM loads: vLLM's offloading with kvferry's settings and spec.
 
-Everything that schedules, fences and counts references is `OffloadingConnector`'s. This class
-translates the settings, names the namespace, looks after the pool file's name and the metric
-definitions, and lets single requests opt out.
+Scheduling, fencing and reference counts are `OffloadingConnector`'s. This class translates the
+settings, determines the namespace, the pool file's name and the metric definitions, and applies
+the options of single requests.
 """
 
 import copy
@@ -27,41 +27,46 @@ from vllm.v1.kv_offload.base import OffloadKey
 
 import kv_connector
 from kv_connector import namespace
-from kv_connector.canary import Outcome, Report, fly
+from kv_connector.canary import Outcome, Report, run_canary
 from kv_connector.config import (
     ConnectorConfig,
     client_config,
     read_config,
     refuse_weak_hashes,
 )
-from kv_connector.executors import engine_core_pid, refuse_without_shared_pool
 from kv_connector.fact_text import NotKnown
-from kv_connector.group_bytes import owned_in_packed_blocks
 from kv_connector.guard import never_raises
-from kv_connector.introduction import Introduction
+from kv_connector.introduction import (
+    FerryMetadata,
+    FerryWorkerMetadata,
+    Introduction,
+    Reporter,
+    Reports,
+    WorkerReport,
+    reports_in,
+    with_received,
+    with_report,
+)
 from kv_connector.kept_back import shut_out
-from kv_connector.pool_file import pool_file_of, pool_name, sweep_dead_pools
-from kv_connector.remote_tier import RemoteTier
-from kv_connector.request_options import apply_request_options, keep_to_engine, keep_to_pool
-from kv_connector.resets import Resets
-from kv_connector.spec import POOL_NAME_KEY
-from kv_connector.token_sources import (
+from kv_connector.metrics import (
     Sources,
     Traffic,
     tokens_before_windows,
     without_what_was_not_sent,
 )
-from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
-from kv_connector.worker_report import (
-    FerryMetadata,
-    FerryWorkerMetadata,
-    Reporter,
-    Reports,
-    WorkerReport,
-    reports_in,
-    with_heard,
-    with_report,
+from kv_connector.pool_file import (
+    engine_core_pid,
+    pool_file_of,
+    pool_name,
+    refuse_without_shared_pool,
+    sweep_dead_pools,
 )
+from kv_connector.pool_rows import owned_in_packed_blocks
+from kv_connector.remote_tier import RemoteTier
+from kv_connector.request_options import apply_request_options, keep_to_engine, keep_to_pool
+from kv_connector.resets import Resets
+from kv_connector.spec import POOL_NAME_KEY
+from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
 from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -85,11 +90,10 @@ class PoolNotShared(RuntimeError):
 
 
 class KVFerryConnector(OffloadingConnector):
-    """Prefix-cache blocks to the CPU pool and on to the remote server, and back.
+    """Moves prefix-cache blocks to the CPU pool and on to the remote server, and back.
 
     Settings are the keys of `kv_connector_extra_config`; see `ConnectorConfig`. Raises
-    `ConfigError` at start for a setting that is unknown or cannot work here, and never raises
-    afterwards.
+    `ConfigError` at start for a setting that is unknown or cannot work here; never raises later.
     """
 
     def __init__(
@@ -119,7 +123,7 @@ class KVFerryConnector(OffloadingConnector):
         self._introduction: Introduction | None = None
         self._reporter: Reporter | None = None  # a worker's
         self._watch: WeightWatch | None = None  # a worker's
-        self._look: int | None = None  # a worker's: the scheduler's newest look at the weights
+        self._sample_request: int | None = None  # a worker's: the scheduler's newest
         self._reports = Reports(0)  # the scheduler's
         if in_worker:
             self._reporter = Reporter(self.connector_worker.spec.config.parallel.rank)
@@ -146,7 +150,7 @@ class KVFerryConnector(OffloadingConnector):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         rows_are_known = self._find_packed_groups(kv_caches)
         super().register_kv_caches(kv_caches)
-        self._report(self._look_around(kv_caches) if rows_are_known else None, self._fly_canary())
+        self._report(self._take_facts(kv_caches) if rows_are_known else None, self._run_canary())
         self._watch_weights()
 
     @never_raises(lambda: None)
@@ -157,8 +161,8 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: False, but=ConfigError)
     def _find_packed_groups(self, kv_caches: dict[str, torch.Tensor]) -> bool:
-        """Whether every byte of a row is known to be its block's or cleared. Without that the
-        engine keeps from the server. Raises `ConfigError` for a cache that vLLM would not offload
+        """Whether every byte of a row is known to be its block's or cleared. If not, the engine
+        does not use the server. Raises `ConfigError` for a cache that vLLM would not offload
         whole."""
         try:
             packed = owned_in_packed_blocks(self._kv_cache_config, kv_caches)
@@ -174,8 +178,8 @@ class KVFerryConnector(OffloadingConnector):
         why_not = why_not_watched(self._vllm_config) if models else "no model runner was found"
         if models is None or why_not is not None:
             logger.warning(
-                "weights are not watched, because %s: after every change of them reset the cache "
-                "with reset_external=true",
+                "changes of the weights are not detected, because %s: after every change reset the "
+                "cache with reset_external=true",
                 why_not,
             )
             return
@@ -185,29 +189,31 @@ class KVFerryConnector(OffloadingConnector):
             self._reporter.change(weights_at_start=start, weights=start)
 
     @never_raises(lambda: None)
-    def _look_around(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
+    def _take_facts(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
         return namespace.worker_facts(self._vllm_config, kv_caches)
 
     @never_raises(lambda: Report(Outcome.BROKEN, "see the worker's log"))
-    def _fly_canary(self) -> Report | None:
+    def _run_canary(self) -> Report | None:
         if self._config.server is None:
             return None
         config = client_config(self._config, f"canary of {self._vllm_config.instance_id}")
-        return fly(self.connector_worker.spec.canary_stage, config)
+        return run_canary(self.connector_worker.spec.canary_stage, config)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]
     ) -> None:
-        """Does nothing. Under `MultiConnector` it is another connector's metadata; workers of ours
+        """Does nothing. Under `MultiConnector` this is another connector's metadata; our workers
         report with the engine's steps."""
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
-        self._learn_what_was_heard(connector_metadata)
+        self._take_acknowledgements(connector_metadata)
 
     @never_raises(lambda: None)
-    def _learn_what_was_heard(self, metadata: KVConnectorMetadata) -> None:
-        self._look = metadata.look if isinstance(metadata, FerryMetadata) else None
+    def _take_acknowledgements(self, metadata: KVConnectorMetadata) -> None:
+        self._sample_request = (
+            metadata.sample_request if isinstance(metadata, FerryMetadata) else None
+        )
         if self._reporter is not None:
             self._reporter.bound(metadata)
 
@@ -217,16 +223,16 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: None)
     def _sample_weights(self) -> None:
-        known = self._watch.step(self._look) if self._watch is not None else None
+        known = self._watch.step(self._sample_request) if self._watch is not None else None
         if known is not None and self._reporter is not None:
-            self._reporter.change(weights=known.digest, look=known.look)
+            self._reporter.change(weights=known.digest, sample_request=known.sample_request)
 
     @never_raises(lambda: None)
     def _due_report(self) -> WorkerReport | None:
         return None if self._reporter is None else self._reporter.due
 
     @never_raises(lambda: None, but=PoolNotShared)
-    def _hear(self, connector_output: "KVConnectorOutput") -> None:
+    def _take_reports(self, connector_output: "KVConnectorOutput") -> None:
         metadata = connector_output.kv_connector_worker_meta
         if isinstance(metadata, FerryWorkerMetadata):
             self._resets.completed(metadata.completed_jobs)
@@ -234,13 +240,13 @@ class KVFerryConnector(OffloadingConnector):
         for _, report in news:
             self._check_pool_of(report)
         if news:
-            self._resets.heard(report for _, report in news)
+            self._resets.on_reports(report for _, report in news)
         if news and self._introduction is not None:
-            self._introduction.heard(news)
+            self._introduction.on_reports(news)
 
     def _check_pool_of(self, report: WorkerReport) -> None:
-        """The marks have proved it at the start. Should a worker have mapped another pool since,
-        the engine must end: what it loads from rows is not what was stored."""
+        """Raise `PoolNotShared`, which ends the engine, if a worker has mapped another pool since
+        the marks were checked at start: it would load other bytes than were stored."""
         if report.pool is None:
             return
         ours = pool_file_of(self.scheduler.manager.primary_tier._mmap_region.fd)
@@ -253,7 +259,7 @@ class KVFerryConnector(OffloadingConnector):
 
     def on_new_request(self, request: "Request") -> None:
         if not self._apply_options(request):
-            keep_to_pool(request)  # it may be one that must not use the server
+            keep_to_pool(request)  # its options may have been an opt-out
         self._keep_from_wrong_pool(request)
         super().on_new_request(request)
 
@@ -270,7 +276,7 @@ class KVFerryConnector(OffloadingConnector):
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        # While nothing has come, the answer is known without a walk over a long prompt's keys.
+        # Without news the result is the same, and needs no walk over a long prompt's keys.
         if self._still_waits(request):
             return None, False
         if not self._begin(request, num_computed_tokens):
@@ -311,7 +317,7 @@ class KVFerryConnector(OffloadingConnector):
 
     def _prefix_keys(self, request_id: str, first_token: int, end_token: int) -> list[OffloadKey]:
         """The keys of the whole rows between these tokens, in prefix order, of the groups that
-        hold all of a prefix. Sliding-window groups hold its end alone."""
+        hold all of a prefix. Sliding-window groups, which hold only its end, are left out."""
         status = self.scheduler._req_status[request_id]
         keys: list[OffloadKey] = []
         for config, state in zip(
@@ -357,15 +363,15 @@ class KVFerryConnector(OffloadingConnector):
         self._finished(scheduler_output)
         self._maybe_log()
         self._step_began(scheduler_output)
-        return with_heard(meta, self._heard(), self._look_due(scheduler_output))
+        return with_received(meta, self._received(), self._sample_due(scheduler_output))
 
     @never_raises(lambda: None)
-    def _look_due(self, scheduler_output: "SchedulerOutput") -> int | None:
-        return self._resets.look(scheduler_output.total_num_scheduled_tokens)
+    def _sample_due(self, scheduler_output: "SchedulerOutput") -> int | None:
+        return self._resets.sample_request(scheduler_output.total_num_scheduled_tokens)
 
     @never_raises(dict[int, int])
-    def _heard(self) -> dict[int, int]:
-        return self._reports.heard
+    def _received(self) -> dict[int, int]:
+        return self._reports.received
 
     @never_raises(lambda: None)
     def _scheduled(self, scheduler_output: "SchedulerOutput") -> None:
@@ -377,15 +383,15 @@ class KVFerryConnector(OffloadingConnector):
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         super().update_connector_output(connector_output)
-        self._hear(connector_output)
+        self._take_reports(connector_output)
         self._reset_if_due()
         self._step_ended()
 
     # ── resets ───────────────────────────────────────────────────────────────────────────
 
     def reset_cache(self) -> bool | None:
-        """Empty the pool and begin a new weight epoch: see `resets`. vLLM calls this before it
-        sleeps, and when an operator resets, also while requests run and copies are under way."""
+        """Empty the pool and begin a new weight epoch; see `resets`. vLLM calls this before sleep
+        and when an operator resets, also while requests run and copies are under way."""
         undelivered = self._before_reset()
         emptied = False
         try:
@@ -411,8 +417,8 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: None)
     def _drop_unwanted_tails(self, scheduler_output: "SchedulerOutput") -> None:
-        """Keep a request's limit on what is stored for its partial tail too: vLLM 0.32 takes a
-        limit of 0 there for none, and ends its process by an assertion over a small one."""
+        """Apply a request's store limit to its partial tail too: vLLM 0.32 reads a limit of 0
+        there as no limit, and ends its process by an assertion on a small limit."""
         state = scheduler_output.kv_connector_block_state
         if state is None or not state.boundary_state_offloads:
             return
@@ -443,7 +449,8 @@ class KVFerryConnector(OffloadingConnector):
             logger.info(line)
 
     def count_hook_error(self, hook: str) -> None:
-        """A worker reports it: only the scheduler has metrics."""
+        """Count one exception that was kept from the engine. A worker reports it to the scheduler,
+        which alone has metrics."""
         if self._remote is not None:
             self._remote.count_hook_error(hook)
         elif self._reporter is not None:
@@ -454,15 +461,15 @@ class KVFerryConnector(OffloadingConnector):
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
-        """As upstream. It is the first time that vLLM hands over the whole configuration, before
-        KV cache is allocated: the first chance to refuse an executor."""
+        """As upstream. The first call with the whole configuration, before KV cache is allocated,
+        so the first place to refuse an executor."""
         refuse_without_shared_pool(vllm_config.parallel_config)
         return super().get_required_kvcache_layout(vllm_config)
 
     @classmethod
     def requires_piecewise_for_cudagraph(cls, extra_config: dict[str, Any]) -> bool:
-        """False, as upstream. Where CUDA graphs are used, vLLM asks this before it loads the
-        model: the first chance to refuse a wrong setting."""
+        """False, as upstream. With CUDA graphs vLLM calls this before it loads the model, so it is
+        the first place to refuse a wrong setting."""
         read_config(ConnectorConfig, extra_config, "kv_connector_extra_config")
         return super().requires_piecewise_for_cudagraph(extra_config)
 
@@ -476,10 +483,10 @@ class KVFerryConnector(OffloadingConnector):
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> "KVConnectorPromMetrics":
-        """Declare the metrics of the spec and tier that the engine will really build.
+        """Declare the metrics of the spec and tier that the engine will build.
 
-        The API server only has the operator's settings; upstream would read them as its own
-        and the first metric that it does not know would fail every request there.
+        The API server has only the operator's settings. Upstream would read them as its own, and
+        the first undeclared metric would fail every request there.
         """
         translated = _with_extra_config(vllm_config, _read(vllm_config).for_vllm())
         return super().build_prom_metrics(
@@ -494,8 +501,8 @@ def _read(vllm_config: "VllmConfig") -> ConnectorConfig:
 
 
 def _with_extra_config(vllm_config: "VllmConfig", extra: dict[str, Any]) -> "VllmConfig":
-    """A copy of `vllm_config` with other connector settings; the original is shared, and under
-    some executors a second connector is built from it in the same process."""
+    """A copy of `vllm_config` with other connector settings. The original is shared: under some
+    executors a second connector is built from it in the same process."""
     translated = copy.copy(vllm_config)
     translated.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
     assert translated.kv_transfer_config is not None
@@ -513,9 +520,9 @@ def _pool_name(vllm_config: "VllmConfig", *, in_worker: bool) -> str:
 
 
 def _refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig") -> None:
-    """vLLM 0.32 stores a row of several blocks when the last of them is there. Of a group that
-    keeps only the end of a prefix the others may be missing, and a request that needs them would
-    load what the row held before. Raises `ConfigError`."""
+    """Raise `ConfigError` for rows of several blocks in a group that keeps only the end of a
+    prefix. vLLM 0.32 stores a row when its last block exists; the others may be missing in such a
+    group, and a request that needs them would load the row's previous content."""
     if blocks_per_row == 1:
         return
     for group in kv_cache_config.kv_cache_groups:
@@ -523,8 +530,8 @@ def _refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig
             if not isinstance(spec, FullAttentionSpec):
                 raise ConfigError(
                     f"blocks_per_row={blocks_per_row}: this model has a group of "
-                    f"{type(spec).__name__}, which keeps only the end of a prefix, and whose rows "
-                    "of several blocks would be incomplete; remove it"
+                    f"{type(spec).__name__}, which keeps only the end of a prefix, so rows of "
+                    "several blocks would be incomplete; remove the setting"
                 )
 
 

@@ -1,7 +1,7 @@
-"""Stable text of what a fact was taken from: equal in every process for equal values.
+"""Stable text of a fact's value: equal in every process for equal values.
 
-A value whose text would carry an address, or a function whose code has no name, has no such
-text. That is reported as `NotKnown`, because a guess could join two different models.
+A value whose text would contain an address, and a function without a name, have no stable text.
+They raise `NotKnown`, because a guess could join two different models.
 """
 
 import dataclasses
@@ -15,12 +15,12 @@ from typing import Any
 
 from remote_server.plain_text import forbidden_in
 
-# A longer value becomes its digest. What is shorter can be read in `kvferry why`.
+# A longer value becomes its digest. `kvferry why` prints shorter ones.
 _READABLE_CHARS = 120
 
 
 class NotKnown(Exception):
-    """A fact that this engine cannot establish. The message is the reason, for a person."""
+    """A fact that this engine cannot establish. The message is the reason."""
 
 
 def text_of(value: Any) -> str:
@@ -38,7 +38,7 @@ def digest_of(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """`value` in the terms of JSON, without addresses."""
+    """`value` as JSON types, without addresses."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, enum.Enum):
@@ -67,4 +67,4 @@ def _plain_object(value: Any) -> Any:
     name = getattr(value, "__qualname__", None)
     if name is not None and "<" not in name:
         return f"{value.__module__}.{name}"
-    raise NotKnown(f"a {type(value).__qualname__} has no text that is the same in every process")
+    raise NotKnown(f"a {type(value).__qualname__} has no text that is equal in every process")

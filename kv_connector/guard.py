@@ -1,4 +1,4 @@
-"""Nothing of ours may raise into the engine: an exception in a hook ends the engine core."""
+"""Guards against exceptions in hooks: an exception that reaches the engine core ends it."""
 
 import functools
 import logging
@@ -14,7 +14,7 @@ Fallback = TypeVar("Fallback")
 
 
 class Guarded(Protocol):
-    """Something that counts the exceptions that were kept from the engine."""
+    """Owner of hooks; counts the exceptions that were kept from the engine."""
 
     def count_hook_error(self, hook: str) -> None: ...
 
@@ -22,21 +22,21 @@ class Guarded(Protocol):
 Owner = TypeVar("Owner", bound=Guarded)
 Hook = Callable[Concatenate[Owner, Arguments], Result]
 
-# Which hooks of which owner have been logged: vLLM calls some of them thousands of times a step.
-_said: "weakref.WeakKeyDictionary[Any, set[str]]" = weakref.WeakKeyDictionary()
+# Failed hooks of each owner that were logged: vLLM calls some thousands of times a step.
+_logged: "weakref.WeakKeyDictionary[Any, set[str]]" = weakref.WeakKeyDictionary()
 
 
 def kept_from_engine(owner: Guarded, hook: str) -> None:
-    """Call in an `except` block: count what was caught, and log it with its traceback the first
-    time that `hook` of `owner` fails. Never raises, whatever `owner` does."""
-    said = _said.setdefault(owner, set())
-    first = hook not in said
-    said.add(hook)
+    """Call in an `except` block: count the exception, and log it with its traceback the first time
+    that `hook` of `owner` fails. Never raises."""
+    logged = _logged.setdefault(owner, set())
+    first = hook not in logged
+    logged.add(hook)
     if first:
-        logger.exception("%s failed; going on without it (said once)", hook)
+        logger.exception("%s failed; going on without it (logged once)", hook)
     try:
         owner.count_hook_error(hook)
-    except Exception:  # it may be the counters that are broken
+    except Exception:  # the counters may be what is broken
         if first:
             logger.exception("%s failed and could not be counted", hook)
 
@@ -46,9 +46,9 @@ def never_raises(
 ) -> Callable[[Hook[Owner, Arguments, Result]], Hook[Owner, Arguments, Result | Fallback]]:
     """Wrap a hook so that a bug in it costs a miss, a log line and a count, not the engine.
 
-    The broad `except` is the point: what the engine does not need must not be able to stop it.
-    `fallback()` is what the engine gets instead. What is `but` passes: at start-up, an operator's
-    mistake must be told.
+    The broad `except` is deliberate: the engine works without kvferry. On an exception the hook
+    returns `fallback()`. Exceptions of type `but` pass: at start-up an operator's mistake must be
+    reported.
     """
 
     def wrap(

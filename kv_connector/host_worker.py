@@ -1,10 +1,10 @@
 """Copies between the engine's KV blocks and rows of the CPU pool, on vLLM's CPU platform.
 
 vLLM's own worker needs CUDA streams and events. On the CPU platform both sides are ordinary
-memory, so a copy is a memcpy; what matters is how few calls it takes. Blocks that lie next to
-each other on both sides form a run, and one `numpy.copyto` moves a whole run of all layers that
-share a stride: as fast as one flat memcpy of the same bytes (measured 0.9 to 1.3 times), where
-fancy indexing takes 3.5 times and `index_copy_` 40.
+memory, so a copy is a memcpy, and its cost is the number of calls. Blocks that are adjacent on
+both sides form a run, and one `numpy.copyto` moves a whole run of all layers that share a stride.
+That takes 0.9 to 1.3 times the time of one flat memcpy; fancy indexing takes 3.5 times and
+`index_copy_` 40 times.
 """
 
 import queue
@@ -27,7 +27,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
-from kv_connector.group_bytes import (
+from kv_connector.pool_rows import (
     Pieces,
     Places,
     RestOfRows,
@@ -48,8 +48,8 @@ Ids = npt.NDArray[np.int64]
 class Run(NamedTuple):
     """`length` engine blocks from `block` on ⇄ the pool from (`row`, `place`) on.
 
-    With one engine block to a row the run goes on into the next rows, otherwise into the next
-    places of the same row.
+    With one engine block per row the run continues in the next rows, otherwise in the next places
+    of the same row.
     """
 
     block: int
@@ -58,16 +58,16 @@ class Run(NamedTuple):
     length: int
 
     def num_rows(self, blocks_per_row: int) -> int:
-        """Rows that it reaches, from `row` on."""
+        """Number of rows in the run, from `row` on."""
         return self.length if blocks_per_row == 1 else 1
 
 
 @dataclass(frozen=True)
 class Region:
-    """Layers that one strided copy can move together.
+    """Layers that one strided copy moves together.
 
-    `engine` is (blocks, layers, bytes); `pool` is (rows, layers, places, bytes), where a row has
-    one place per engine block that it holds.
+    `engine` is (blocks, layers, bytes); `pool` is (rows, layers, places, bytes), with one place
+    per engine block of a row.
     """
 
     engine: Bytes
@@ -90,12 +90,12 @@ class Region:
 class HostWorker(OffloadingWorker):
     """Stores and loads asynchronously, in the order submitted, on one thread of its own.
 
-    One thread keeps the order of a store and a later load of the same row, and leaves the other
-    cores to the model. Rows and blocks of a job belong to this worker from `submit_*` until the
-    job is returned by `get_finished` or waited for; the engine fences them until then.
+    One thread keeps the order of a store and a later load of the same row, and uses one core. Rows
+    and blocks of a job belong to this worker from `submit_*` until `get_finished` returns the job
+    or `wait` returns; the engine fences them until then.
 
-    A job that was accepted never reports failure: vLLM's connector asserts success. Arguments
-    are checked when the job is submitted; copying memory that was checked does not fail.
+    An accepted job never reports failure: vLLM's connector asserts success. Arguments are checked
+    on submission; copying checked memory does not fail.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class HostWorker(OffloadingWorker):
         blocks_per_row: int,
         owned: Pieces | None = None,
     ) -> None:
-        """`owned` is what each group owns of a block, where `kv_caches` does not have it."""
+        """`owned` is what each group owns of a block, if `kv_caches` does not show it."""
         self._blocks_per_row = blocks_per_row
         self._region = region
         owned = owned_by_groups(kv_caches) if owned is None else owned
@@ -141,14 +141,14 @@ class HostWorker(OffloadingWorker):
         return finished
 
     def wait(self, job_ids: set[int]) -> None:
-        """Block until these jobs have let go of their blocks. `get_finished` still reports them."""
+        """Block until these jobs have released their blocks. `get_finished` still reports them."""
         for job_id in job_ids:
             done = self._running.get(job_id)
             if done is not None:
                 done.wait()
 
     def shutdown(self) -> None:
-        """Finish what was submitted, then let go of the pool. Safe to call twice."""
+        """Finish submitted jobs, then release the pool. Idempotent."""
         if self._thread.is_alive():
             self._jobs.put(None)
             self._thread.join()
@@ -156,8 +156,8 @@ class HostWorker(OffloadingWorker):
             self._rest.release()
             try:
                 self._region.cleanup()
-            except Exception:  # the process is about to end, and its map with it
-                logger.exception("letting go of the pool failed")
+            except Exception:  # the process ends soon, and its mapping with it
+                logger.exception("releasing the pool failed")
 
     def _raise_if_failed(self) -> None:
         if self._error is not None:
@@ -169,9 +169,9 @@ class HostWorker(OffloadingWorker):
         assert isinstance(pool, BlockIDsLoadStoreSpec)
         parts = plan_copy(engine, pool.block_ids, self._blocks_per_row)
         self._running[job_id] = threading.Event()
-        self._raise_if_failed()  # after that line: nobody would wake who waits for this job
+        self._raise_if_failed()  # after that line: the failed thread wakes only jobs in `_running`
         for group, runs in enumerate(parts):
-            # Only the last group's part carries the job's id: with it the job is done.
+            # Only the last group's part has the job's id; it completes the job.
             last = group == len(parts) - 1
             self._jobs.put((job_id if last else -1, store, group, runs))
         return True
@@ -190,8 +190,8 @@ class HostWorker(OffloadingWorker):
                     for run in runs:
                         self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
             except BaseException as error:
-                # Reporting success would announce bytes that are not there, and the connector
-                # cannot be told of failure: stop the engine rather than let it answer wrongly.
+                # The connector accepts no failure, and a reported success would announce missing
+                # bytes. Stop the engine: wrong output is worse.
                 logger.exception("copying between engine and pool failed")
                 self._error = error
                 for done in list(self._running.values()):
@@ -212,7 +212,7 @@ def plan_copy(
 ) -> list[list[Run]]:
     """Per group, the runs that move `engine`'s blocks to or from `rows`.
 
-    vLLM lists blocks and rows group after group. A group's first block may sit inside its first
+    vLLM lists blocks and rows group after group. A group's first block may be inside its first
     row: `block_indices` counts engine blocks from the start of the request.
     """
     parts: list[list[Run]] = []
@@ -261,7 +261,7 @@ def _in_places(view: "torch.Tensor", blocks_per_row: int) -> Places:
 def _regions_by_group(
     kv_caches: CanonicalKVCaches, places: Sequence[Places], owned: Pieces
 ) -> list[list[Region]]:
-    """What each group owns, joined into as few strided regions as its addresses allow."""
+    """Each group's bytes, joined into as few strided regions as the addresses allow."""
     engine = [cache.tensor.numpy() for cache in kv_caches.tensors]
     return [
         _joined(
@@ -277,7 +277,7 @@ def _address(view: npt.NDArray[np.int8]) -> int:
 
 
 def _joined(engine: Sequence[Bytes], pool: Sequence[Places]) -> list[Region]:
-    """Cut where the layout stops repeating: another page size, stride or distance."""
+    """One region per run of views with equal page size, stride and distance."""
     regions, first = [], 0
     for end in range(1, len(engine) + 1):
         if end == len(engine) or not (
@@ -289,7 +289,8 @@ def _joined(engine: Sequence[Bytes], pool: Sequence[Places]) -> list[Region]:
 
 
 def _repeats(views: Sequence[Bytes]) -> bool:
-    """Whether the last view lies behind its neighbour as the second behind the first."""
+    """Whether the distance of the last two views equals that of the first two, with equal shape
+    and strides."""
     return (
         views[-1].shape == views[0].shape
         and views[-1].strides == views[0].strides

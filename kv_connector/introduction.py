@@ -1,28 +1,202 @@
-"""The engine's introduction to the server: the scheduler hears every worker, then declares.
+"""Introduction of an engine to the server: reports of its workers, then its namespace.
 
-Whose blocks an engine holds is known only when each of its workers has reported what it runs on.
-Reports come with the engine's first steps (`worker_report`). Until then the server is not used.
+The namespace of an engine's blocks is known when each worker has reported its facts. Until then the
+server is not used. vLLM has one handshake at start, and under `MultiConnector` it carries only the
+metadata of the first connector that has any. So a worker's report travels in the metadata of the
+engine's steps, which `MultiConnector` separates by connector:
+
+    worker → scheduler   `FerryWorkerMetadata.reports`, in every step until it is acknowledged
+    scheduler → worker   `FerryMetadata.received`, in every step: the acknowledgements
+
+A report that changes gets a higher revision, and is sent until that revision is acknowledged. To
+report something new, give `WorkerReport` a field with a default, and set it by `Reporter.change`.
+
+At the first reply of a server a mismatch check logs namespaces that differ from the engine's in few
+facts. An engine that gets no hits, because one setting differs from the engines that filled the
+server, looks healthy otherwise.
 """
 
+import logging
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import (
+    KVConnectorMetadata,
+    KVConnectorWorkerMetadata,
+)
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+)
 from vllm.logger import init_logger
 
-from kv_connector.canary import Outcome
+from kv_connector.canary import Outcome, Report
 from kv_connector.namespace import Facts
-from kv_connector.worker_report import Reports, WorkerReport
+from kv_connector.pool_file import PoolFile
+from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
+from remote_server.protocol import StatsReply
+from remote_server.protocol.namespace_diff import gaps_of
 
 logger = init_logger("vllm.kvferry.introduction")
 
+Revision = int
+
+
+@dataclass(frozen=True)
+class WorkerReport:
+    """The report of one worker. Plain data: it is pickled, on some executors to another host."""
+
+    rank: int
+    """The worker's rank in its engine, from 0."""
+
+    revision: Revision = 0
+    """Grows with each change of this worker's report."""
+
+    facts: Facts | None = None
+    """The worker's facts; None if they could not be established."""
+
+    canary: Report | None = None
+    """None without a server."""
+
+    failed_hooks: tuple[str, ...] = ()
+    """Hooks of the worker whose exceptions were kept from the engine, each once."""
+
+    pool: PoolFile | None = None
+    """The file behind the pool that the worker has mapped."""
+
+    weights_at_start: str = ""
+    """A digest of its parameters at start; empty if they are not watched."""
+
+    weights: str = ""
+    """The newest digest."""
+
+    sample_request: int = 0
+    """The number of the scheduler's request for which `weights` was taken."""
+
+
+@dataclass
+class FerryWorkerMetadata(OffloadingWorkerMetadata):
+    """vLLM's metadata of one step, with the workers' reports.
+
+    vLLM's `aggregate` returns vLLM's class and would lose the reports. It is never called on that
+    class, because our workers always send this one.
+    """
+
+    reports: dict[int, WorkerReport] = field(default_factory=dict)
+    """By rank."""
+
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> "FerryWorkerMetadata":
+        """The completed jobs and reports of both; of two reports of one worker the newer."""
+        merged = super().aggregate(other)
+        reports = dict(self.reports)
+        for rank, theirs in reports_in(other).items():
+            ours = reports.get(rank)
+            if ours is None or ours.revision < theirs.revision:
+                reports[rank] = theirs
+        return FerryWorkerMetadata(**vars(merged), reports=reports)
+
+
+@dataclass
+class FerryMetadata(OffloadingConnectorMetadata):
+    """vLLM's metadata for the workers of one step, with acknowledgements of their reports."""
+
+    received: dict[int, Revision] = field(default_factory=dict)
+    """The newest revision received from each rank."""
+
+    sample_request: int | None = None
+    """The number of the scheduler's newest request for a sample of the weights; None where they
+    must not be read."""
+
+
+def reports_in(metadata: KVConnectorWorkerMetadata | None) -> Mapping[int, WorkerReport]:
+    """The reports of a step, by rank; empty for metadata that is not ours."""
+    return metadata.reports if isinstance(metadata, FerryWorkerMetadata) else {}
+
+
+def with_report(
+    metadata: OffloadingWorkerMetadata | None, report: WorkerReport | None
+) -> FerryWorkerMetadata | None:
+    """The metadata of vLLM's worker with a report added. None if there is neither."""
+    if metadata is None and report is None:
+        return None
+    reports = {} if report is None else {report.rank: report}
+    return FerryWorkerMetadata(**vars(metadata or OffloadingWorkerMetadata()), reports=reports)
+
+
+def with_received(
+    metadata: OffloadingConnectorMetadata,
+    received: Mapping[int, Revision],
+    sample_request: int | None = None,
+) -> FerryMetadata:
+    """The metadata of vLLM's scheduler with acknowledgements added."""
+    return FerryMetadata(**vars(metadata), received=dict(received), sample_request=sample_request)
+
+
+class Reporter:
+    """A worker's side: its report, and the revision that the scheduler acknowledged."""
+
+    def __init__(self, rank: int) -> None:
+        self.report = WorkerReport(rank)
+        self._received: Revision = -1
+
+    def change(self, **fields: Any) -> None:
+        """Report these fields of `WorkerReport` from now on. No effect if they have these values
+        already."""
+        if any(getattr(self.report, name) != value for name, value in fields.items()):
+            self.report = replace(self.report, revision=self.report.revision + 1, **fields)
+
+    def bound(self, metadata: KVConnectorMetadata) -> None:
+        """Take the scheduler's metadata of a step. Other connectors' metadata is ignored."""
+        if isinstance(metadata, FerryMetadata):
+            self._received = metadata.received.get(self.report.rank, -1)
+
+    @property
+    def due(self) -> WorkerReport | None:
+        """The report to send with this step; None once the scheduler has acknowledged it."""
+        return self.report if self._received != self.report.revision else None
+
+
+class Reports:
+    """The scheduler's side: the newest report of every worker."""
+
+    def __init__(self, num_workers: int) -> None:
+        self._ranks = range(num_workers)
+        self.by_rank: dict[int, WorkerReport] = {}
+
+    @property
+    def received(self) -> dict[int, Revision]:
+        """The newest revision of each rank: the acknowledgements for the workers."""
+        return {rank: report.revision for rank, report in self.by_rank.items()}
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks that have not reported."""
+        return [rank for rank in self._ranks if rank not in self.by_rank]
+
+    def take(
+        self, reports: Iterable[WorkerReport]
+    ) -> list[tuple[WorkerReport | None, WorkerReport]]:
+        """The new reports, each after the one that it replaces. Repeated reports, which a worker
+        sends until it is acknowledged, are left out."""
+        news = []
+        for report in reports:
+            before = self.by_rank.get(report.rank)
+            if before is None or before.revision < report.revision:
+                self.by_rank[report.rank] = report
+                news.append((before, report))
+        return news
+
+
 MOST_STEPS = 200
-"""Steps in which every worker must have been heard. One is enough where the scheduler waits for
-the output of a step; with steps in flight it is their number and one more."""
+"""Steps in which every worker must report. One is enough where the scheduler waits for the output
+of a step; with steps in flight it is their number plus one."""
 
 
 class Tier(Protocol):
-    """The part of `RemoteTier` that is needed here."""
+    """The part of `RemoteTier` that is used here."""
 
     def declare(self, label: str, facts: Facts) -> None: ...
     def stay_out(self, why: str) -> None: ...
@@ -38,7 +212,8 @@ class Introduction:
         self, tier: Tier, reports: Reports, label: str, facts: Mapping[str, str],
         not_known: Iterable[str],
     ) -> None:  # fmt: skip
-        """`facts` are what the scheduler knows itself, `not_known` why it knows no others."""
+        """`facts` are the scheduler's own; `not_known` are reasons why facts could not be
+        established."""
         self._tier = tier
         self._reports = reports
         self._label = label
@@ -47,12 +222,12 @@ class Introduction:
         self._steps = 0
         self._ended = False
         self.pool_is_wrong = False
-        """Whether a canary showed that copies between engine and pool change bytes. No request may
+        """Whether a canary found that copies between engine and pool change bytes. No request may
         use the pool then."""
 
     def step_begins(self) -> None:
-        """The engine begins a step. Requests and an idle engine wait for reports no longer than
-        `MOST_STEPS`; a report that comes later counts all the same."""
+        """The engine begins a step. Requests and an idle engine wait at most `MOST_STEPS` for
+        reports; a later report still counts."""
         self._steps += 1
         if self._steps == MOST_STEPS and not self._ended:
             logger.error(
@@ -61,8 +236,8 @@ class Introduction:
             )  # fmt: skip
             self._tier.wait_no_longer()
 
-    def heard(self, news: Iterable[tuple[WorkerReport | None, WorkerReport]]) -> None:
-        """`news` is what `Reports.take` gave."""
+    def on_reports(self, news: Iterable[tuple[WorkerReport | None, WorkerReport]]) -> None:
+        """Workers have reported; `news` is the result of `Reports.take`."""
         for before, report in news:
             logger.debug("worker %d: %s", report.rank, report)
             self._count(before, report)
@@ -74,7 +249,7 @@ class Introduction:
         reasons = list(self._not_known)
         for rank, report in sorted(self._reports.by_rank.items()):
             if report.facts is None:
-                reasons.append(f"worker {rank} could not say what it runs on")
+                reasons.append(f"worker {rank} could not establish its facts")
             if report.canary is not None and report.canary.outcome is Outcome.FAILED:
                 reasons.append(
                     f"the start-up canary of worker {rank} failed: {report.canary.detail}"
@@ -90,7 +265,7 @@ class Introduction:
             self._tier.stay_out(str(error))
 
     def _all_facts(self) -> Facts:
-        """The scheduler's and every worker's; where two differ, both values are the fact."""
+        """The facts of scheduler and workers; where two differ, the fact is both values."""
         facts = dict(self._facts)
         for _, report in sorted(self._reports.by_rank.items()):
             for name, value in (report.facts or {}).items():
@@ -100,7 +275,7 @@ class Introduction:
         return facts
 
     def _count(self, before: WorkerReport | None, report: WorkerReport) -> None:
-        """A worker has no metrics of its own: what it reports is counted here, once."""
+        """Count a worker's report once, here: workers have no metrics of their own."""
         counted = before.failed_hooks if before is not None else ()
         for hook in report.failed_hooks:
             if hook not in counted:
@@ -110,3 +285,25 @@ class Introduction:
             self._tier.count_canary(report.canary.outcome)
             if report.canary.outcome is Outcome.BROKEN:
                 self._tier.count_hook_error("canary")
+
+
+MISMATCH_CHECK_TIMEOUT_S = 5.0
+
+
+def look_for_gaps(
+    client: RemoteClient,
+    namespace: str,
+    engine: str,
+    facts: Mapping[str, str],
+    logger: logging.Logger,
+) -> None:
+    """Query the server's namespaces, and log the facts that keep this engine from using them.
+    Returns at once; the client's thread logs. A failed query is ignored."""
+
+    def log_gaps(reply: "Future[StatsReply]") -> None:
+        if reply.cancelled() or reply.exception() is not None:
+            return
+        for gap in gaps_of(namespace, engine, facts, reply.result().namespaces):
+            logger.warning("%s", gap.line())
+
+    client.stats(fingerprints=True, timeout_s=MISMATCH_CHECK_TIMEOUT_S).add_done_callback(log_gaps)

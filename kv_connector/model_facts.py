@@ -1,4 +1,4 @@
-"""Facts of a model beyond its weights: its config, its code, and the files that shape its input."""
+"""Facts of a model besides its weights: its config, its code, and the files of its processor."""
 
 import hashlib
 import inspect
@@ -15,19 +15,19 @@ from kv_connector.weights import model_folder
 if TYPE_CHECKING:
     from vllm.config import LoadConfig, ModelConfig
 
-# Entries of a model's config that record where it came from, not what it computes.
+# Entries of a model's config that record its origin and do not affect what it computes.
 _CONFIG_NOISE = ("_name_or_path", "transformers_version", "architectures_source")
 
-# Entries that `rope_of` shows by themselves.
+# Entries that `rope_of` takes as a separate fact.
 _ROPE_ENTRIES = ("rope_parameters", "rope_scaling", "rope_theta")
 
-# Kinds of RoPE whose angle for a position does not depend on how many positions there are.
+# Kinds of RoPE whose angle for a position does not depend on the number of positions.
 LENGTH_FREE_ROPE = frozenset(
     ("default", "linear", "llama3", "yarn", "deepseek_yarn", "proportional")
 )
 
-# Models of vLLM that read `max_model_len` nowhere and `max_position_embeddings` only for the
-# size of their RoPE table. Llama 4, for one, scales its queries when max_model_len is large.
+# Models of vLLM that do not read `max_model_len`, and read `max_position_embeddings` only for the
+# size of their RoPE table. Llama 4, in contrast, scales its queries when max_model_len is large.
 LENGTH_FREE_MODELS = frozenset(
     (
         *("gemma", "gemma2", "gemma3_text", "glm4", "glm4_moe", "gpt_oss", "granite", "llama"),
@@ -35,17 +35,17 @@ LENGTH_FREE_MODELS = frozenset(
     )
 )
 
-# Files that decide what a multimodal model's processor makes of an image, a video or a sound.
+# Files that configure the image, video and audio processors of a multimodal model.
 PROCESSOR_FILES = (
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
 )
 
-# Files from which vLLM takes quantization and sparse attention when the config has neither.
+# Files from which vLLM reads quantization and sparse attention when the config has neither.
 _WEIGHT_SETTINGS = ("*quant*.json", "sparse_attention_config.json")
 
-# Where a model class names weights outside the files that the loader takes by itself.
+# Attributes by which a model class names weights besides the loader's own files.
 _MORE_WEIGHTS = re.compile(r"\b(secondary_weights|allow_patterns_overrides)\b")
 
 
@@ -61,21 +61,21 @@ def config_of(model: "ModelConfig") -> str:
 
 
 def rope_of(model: "ModelConfig") -> str:
-    """How positions are encoded, apart from the rest because it is often overridden."""
+    """The encoding of positions: a separate fact, because it is often overridden."""
     text = _entries(model.hf_text_config)
     found = {name: text[name] for name in _ROPE_ENTRIES if text.get(name) is not None}
     return text_of(found) if found else ""
 
 
 def length_of(model: "ModelConfig") -> str:
-    """`max_model_len` where KV values may depend on it, else nothing."""
+    """`max_model_len` if KV values may depend on it, else empty."""
     return "" if length_is_free(model) else str(model.max_model_len)
 
 
 def length_is_free(model: "ModelConfig") -> bool:
-    """Whether the longest sequence that the engine takes is known not to change KV values.
+    """Whether KV values are known not to depend on the engine's longest sequence.
 
-    Dynamic NTK and LongRoPE choose their factors by it, some models read it themselves.
+    Dynamic NTK and LongRoPE choose their factors by it, and some models read it themselves.
     """
     text = _entries(model.hf_text_config)
     if model.hf_text_config is not model.hf_config or "dual_chunk_attention_config" in text:
@@ -85,9 +85,9 @@ def length_is_free(model: "ModelConfig") -> bool:
 
 
 def model_class_of(model: "ModelConfig") -> str:
-    """The class that computes, with a digest of its code where that is not vLLM's own.
+    """The model class, with a digest of its code if it is not vLLM's own.
 
-    Raises `NotKnown` for a class that takes weights from elsewhere than its model's folder.
+    Raises `NotKnown` for a class that reads weights from outside its model's folder.
     """
     entry: Any = model.registry.models.get(model.architecture)
     if entry is None:
@@ -103,27 +103,27 @@ def model_class_of(model: "ModelConfig") -> str:
         raise NotKnown(f"the code of {module}:{name} cannot be found")
     code = Path(source).read_bytes()
     if _MORE_WEIGHTS.search(code.decode(errors="replace")):
-        raise NotKnown(f"{module}:{name} takes weights from more places than its model's folder")
+        raise NotKnown(f"{module}:{name} reads weights from outside its model's folder")
     ours = module.startswith("vllm.")
     return f"{module}:{name}" + ("" if ours else f" {hashlib.sha256(code).hexdigest()[:16]}")
 
 
 def weight_settings_of(model: "ModelConfig", load: "LoadConfig") -> str:
-    """A digest of the files that steer what becomes of the weights; empty without any."""
+    """A digest of the files that configure quantization and sparsity; empty without any."""
     named = _entries(model.hf_config).get("quantization_config_file")
     more = [Path(named)] if isinstance(named, str) else []
     return _digest_of_small_files(model, load.download_dir, _WEIGHT_SETTINGS, more)
 
 
 def remote_code_of(model: "ModelConfig", load: "LoadConfig") -> str:
-    """A digest of the code that comes with the model, where it may be run."""
+    """A digest of the code in the model's folder, if it may be run; else empty."""
     if not model.trust_remote_code:
         return ""
     return _digest_of_small_files(model, load.download_dir, ("**/*.py",))
 
 
 def processor_of(model: "ModelConfig", load: "LoadConfig") -> str:
-    """What a multimodal model's input goes through before its first layer."""
+    """A digest of a multimodal model's input processing; empty for other models."""
     if model.multimodal_config is None:
         return ""
     import transformers
@@ -140,7 +140,7 @@ def _entries(config: Any) -> dict[str, Any]:
 
 
 def _rope_kinds(rope: Any) -> Iterable[str]:
-    """The kind of each set of RoPE parameters; models that mix layers have one set for each."""
+    """The kind of each set of RoPE parameters; some models have a set per kind of layer."""
     if not isinstance(rope, Mapping):
         return
     kind = rope.get("rope_type") or rope.get("type")
@@ -154,10 +154,11 @@ def _rope_kinds(rope: Any) -> Iterable[str]:
 def _digest_of_small_files(
     model: "ModelConfig", cache: str | None, patterns: Iterable[str], more: Iterable[Path] = ()
 ) -> str:
-    """A digest of the whole content of what `patterns` find in the model's folder."""
+    """A digest of the content of `more` and of the files in the model's folder that match
+    `patterns`; empty without any."""
     folders = {model_folder(model.model, model.revision, cache)}
     if cache is not None:
-        # Configs and code come through transformers, which does not know vLLM's download_dir.
+        # transformers loads configs and code, and does not use vLLM's download_dir.
         with suppress(NotKnown):
             folders.add(model_folder(model.model, model.revision, None))
     paths = {path for folder in folders for pattern in patterns for path in folder.glob(pattern)}

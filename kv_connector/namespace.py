@@ -1,13 +1,13 @@
-"""Which cached bytes an engine may use: a fingerprint of everything that must match.
+"""The namespace: a fingerprint of every fact that must match for engines to share blocks.
 
-A block's key stands for its tokens (vLLM's block hash folds in the whole prefix, multimodal
-inputs, `cache_salt` and LoRA). It does not identify the model that computed the bytes, their
-precision, or their layout. The namespace does: two engines that differ in any of the facts
-below miss each other instead of reading each other's KV.
+A block's key identifies its tokens (vLLM's block hash covers the whole prefix, multimodal inputs,
+`cache_salt` and LoRA). It does not identify the model that computed the bytes, their precision, or
+their layout. The namespace does: two engines that differ in any of the facts below do not read
+each other's KV.
 
-Systems that left one of these out served wrong output silently: revision, layout, RoPE
-overrides and parallel sizes have each been reported against a peer. So a fact that cannot be
-established is a reason not to share.
+Systems that omitted one of these facts served wrong output silently: revision, layout, RoPE
+overrides and parallel sizes have each been reported against a peer. An engine with a fact that
+cannot be established does not share.
 """
 
 import hashlib
@@ -33,39 +33,38 @@ if TYPE_CHECKING:
 
 Facts = dict[str, str]
 
-# What an engine differs in without a bare tier noticing.
+# Facts that a bare tier cannot see.
 UNSEEN_BARE = (
     "model revision and weights, quantization, RoPE and other overrides, the attention backend, "
     "the CPU's instruction set, the content of LoRA adapters"
 )
 
-# Changes when the bytes of a row mean something else than before, or the facts are taken in
-# another way.
+# Changes with the meaning of a row's bytes and with the way in which facts are taken.
 ROW_FORMAT = "2"
 
-# Facts that change the keys by themselves. The server keeps them, so that a person can see why
-# two engines miss each other, but two engines that agree on keys may share blocks.
+# Facts that already change the keys. The server stores them to show why two engines miss each
+# other, but the namespace does not need them: engines with equal keys may share blocks.
 ADVISORY = ("hash_algo", "hash_seed", "multimodal.mm_hasher_algorithm")
 
 
-# A server takes 64 facts of one engine. Of an engine with more settings than these, which is
-# none that is known, the rest is one fact.
+# A server accepts 64 facts of one engine. Further settings, which no known engine has, are joined
+# into one fact.
 MOST_SETTINGS = 30
 
 _NAME_CHARS = 200
 
 
 class Engine(NamedTuple):
-    """What the facts of an engine are taken from, on the scheduler's side."""
+    """Sources of an engine's facts on the scheduler's side."""
 
     vllm_config: "VllmConfig"
     kv_cache_config: "KVCacheConfig"
 
 
 def namespace_of(label: str, facts: Mapping[str, str]) -> str:
-    """The name under which the server keeps these blocks: readable, then the digest.
+    """The namespace of these blocks on the server: the readable label, then the digest.
 
-    `label` is for people, but it is part of the name: it must be equal for engines that share.
+    `label` is part of the name: it must be equal for engines that share.
     """
     undecisive = (*ADVISORY, *FOR_PEOPLE)
     decisive = {name: value for name, value in facts.items() if name not in undecisive}
@@ -75,8 +74,8 @@ def namespace_of(label: str, facts: Mapping[str, str]) -> str:
 
 
 def label_of(vllm_config: "VllmConfig", user_namespace: str) -> str:
-    """The readable part: the operator's own, else the kind of model. Not the folder's name,
-    because equal models in two folders share their blocks."""
+    """The readable part: the operator's name, else the kind of model. Not the folder's name:
+    equal models in two folders share their blocks."""
     if user_namespace:
         return user_namespace.rstrip("/").rpartition("/")[2]
     return str(getattr(vllm_config.model_config.hf_config, "model_type", None) or "model")
@@ -85,10 +84,10 @@ def label_of(vllm_config: "VllmConfig", user_namespace: str) -> str:
 def engine_facts(
     vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig"
 ) -> tuple[Facts, list[str]]:
-    """What the scheduler side can see, and what it could not establish, each with the reason.
+    """The facts of the scheduler's side, and a reason for each that could not be established.
 
     The workers add theirs (`worker_facts`). With any reason the engine must not use the server.
-    Reads up to a few megabytes of the model's files. Raises nothing.
+    Reads up to a few megabytes of the model's files. Never raises.
     """
     engine = Engine(vllm_config, kv_cache_config)
     facts: Facts = {}
@@ -96,7 +95,7 @@ def engine_facts(
     for name, take in ENGINE_FACTS.items():
         try:
             value = take(engine)
-        except Exception as error:  # vLLM's configs hold what they like: a fact not known
+        except Exception as error:  # vLLM's configs may hold any value
             unknown[_reason(name, error)] = None
         else:
             if value:
@@ -113,7 +112,7 @@ def engine_facts(
 
 
 def _row_format(num_groups: int) -> str:
-    """Rows of hybrid models that were stored before may hold bytes of other requests."""
+    """Older rows of hybrid models may hold bytes of other requests, so new ones differ in name."""
     return ROW_FORMAT if num_groups == 1 else f"{ROW_FORMAT} cleared"
 
 
@@ -167,8 +166,8 @@ def _parallel(engine: Engine) -> str:
 
 
 def _hash_seed(engine: Engine) -> str:
-    """What every key of this engine begins from, for a person to compare. With an algorithm that
-    is not cryptographic, a known seed is enough to make keys that collide: only a digest then."""
+    """The seed of this engine's keys, for a person to compare. For xxhash only a digest: a known
+    seed is enough to make colliding keys, because xxhash is not cryptographic."""
     seed = os.environ.get("PYTHONHASHSEED")
     if seed is None:
         return "vLLM's own"
@@ -178,12 +177,12 @@ def _hash_seed(engine: Engine) -> str:
 
 
 def _draft_weights(engine: Engine) -> str:
-    """Of the model that drafts, where it keeps KV of its own."""
+    """The draft model's weights, if it has KV of its own; else empty."""
     speculative = engine.vllm_config.speculative_config
     if speculative is None:
         return ""
     if speculative.method == "custom_class":
-        raise NotKnown(f"whether {speculative.model} keeps KV of its own")
+        raise NotKnown(f"whether {speculative.model} has KV of its own")
     if not config_facts.has_draft_kv(engine.vllm_config) or not _has_draft_files(engine):
         return ""
     load = speculative.draft_load_config or engine.vllm_config.load_config
@@ -201,7 +200,7 @@ def _draft_config(engine: Engine) -> str:
 
 
 def _has_draft_files(engine: Engine) -> bool:
-    """The method that extracts hidden states has a model of its own, but no weights."""
+    """False for the method that extracts hidden states: its model has no weights."""
     speculative = engine.vllm_config.speculative_config
     return speculative is not None and speculative.method != "extract_hidden_states"
 
@@ -244,14 +243,14 @@ ENGINE_FACTS: Mapping[str, Callable[[Engine], str]] = {
     "hash_seed": _hash_seed,
     "additional_config": lambda engine: text_of(engine.vllm_config.additional_config or ""),
 }
-"""By name, all facts of the scheduler's side but the settings of `config_facts`. An empty value
+"""By name, all facts of the scheduler's side except the settings in `config_facts`. An empty value
 is no fact."""
 
 
 def worker_facts(vllm_config: "VllmConfig", layer_names: Iterable[str]) -> Facts:
-    """What only a worker knows: the attention backend chosen and the device it runs on.
+    """The facts of a worker: its attention backend and its device.
 
-    The CPU platform packs KV by instruction set, GPUs by kernel; the bytes differ.
+    The CPU platform packs KV by instruction set, GPUs by kernel, so the bytes differ.
     """
     import torch
     from vllm.platforms import current_platform
@@ -273,19 +272,19 @@ def worker_facts(vllm_config: "VllmConfig", layer_names: Iterable[str]) -> Facts
 def bare_facts(config: "OffloadingConfig", user_namespace: str) -> tuple[str, Facts]:
     """Label and facts for a tier that sees only vLLM's offloading config.
 
-    Raises `ConfigError` without `user_namespace`: what cannot be seen from here must then be
-    told apart by the operator. Raises it too for a model with several KV cache groups: the rows
-    that vLLM's own worker fills hold what other requests left in them.
+    Raises `ConfigError` without `user_namespace`, by which the operator must distinguish the facts
+    that the tier cannot see. Also raises it for a model with several KV cache groups: rows that
+    vLLM's own worker fills may hold bytes of other requests.
     """
     if len(config.groups) > 1:
         raise ConfigError(
             f"RemoteTier: this model has {len(config.groups)} KV cache groups; use "
-            "KVFerryConnector, which clears what a row held before, as OffloadingConnector does not"
+            "KVFerryConnector: unlike OffloadingConnector it clears a row's previous content"
         )
     if not user_namespace:
         raise ConfigError(
             "RemoteTier: set 'namespace' to a name that is different for every model, revision, "
-            f"quantization and set of overrides; from here the tier cannot see: {UNSEEN_BARE}"
+            f"quantization and set of overrides; a bare tier cannot see: {UNSEEN_BARE}"
         )
     parallel = config.parallel
     facts = {
@@ -309,9 +308,9 @@ def bare_facts(config: "OffloadingConfig", user_namespace: str) -> tuple[str, Fa
 
 
 def new_weight_epoch() -> str:
-    """A value no other engine has: after a weight update nobody else holds these weights.
+    """A random value, unique to this engine: no other engine is known to have the same weights.
 
-    A counter would not do. Two engines that each updated once would agree on it, whatever
-    weights they loaded.
+    A counter is not enough: two engines that each updated once would have equal counters with
+    different weights.
     """
     return secrets.token_hex(8)

@@ -1,7 +1,7 @@
-"""Registers the connector under its short name in every vLLM process.
+"""Plugin entry point: registers the connector under its short name in every vLLM process.
 
 vLLM calls `register` through the `vllm.general_plugins` entry point in the front end, the
-engine core and the workers, in some processes more than once, whether or not kvferry is used.
+engine core and the workers, in some processes more than once, even if kvferry is not used.
 """
 
 import functools
@@ -17,9 +17,9 @@ CONNECTOR = "KVFerryConnector"
 def register() -> None:
     """Make `"kv_connector": "KVFerryConnector"` work without a module path. Idempotent.
 
-    Never raises: that would end a vLLM that does not use kvferry. The connector itself is
-    imported when an operator names it, and refuses a vLLM that it does not support, so its name
-    is registered in every version; without it vLLM could only answer that the name is unknown.
+    Never raises: an exception would end a vLLM that does not use kvferry. The name is registered
+    in every version of vLLM. The connector is imported only when an operator names it, and refuses
+    an unsupported vLLM with a better message than vLLM's for an unknown name.
     """
     try:
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory

@@ -1,51 +1,63 @@
-"""The pool's file, and the marks that prove that scheduler and workers share it."""
+"""The pool's file: its owner and name, and the marks that show that all processes share it.
+
+The engine core and all of its workers map the pool, so the workers must be children of the engine
+core or run in its process. Under any other executor the scheduler would transfer rows that no
+worker wrote.
+"""
 
 import fcntl
 import hashlib
+import inspect
+import multiprocessing
 import os
 import struct
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from remote_server.errors import ConfigError
-from remote_server.open_files import check_file_sizes
+from remote_server.process_limits import check_file_sizes
 from remote_server.server.config import check_memory_fits
+
+if TYPE_CHECKING:
+    from vllm.config import ParallelConfig
+
 
 SHM = Path("/dev/shm")
 PREFIX = "kvferry-"
 
-# vLLM's SharedOffloadRegion puts these around the name it is given.
+# The file name that vLLM's SharedOffloadRegion makes of a pool's name.
 _REGION_FILE = "vllm_offload_{name}.mmap"
 
 _NEVER_RESIZED = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
 def pool_name(pid: int, engine_id: str) -> str:
-    """A name that no other live engine uses and that tells later whether its owner lives.
+    """A pool name that no other live engine uses, and that identifies its owner's process.
 
-    `pid` alone is reused by the kernel and repeats between containers that share /dev/shm, so
-    the process's start time and its PID namespace are part of the name.
+    The kernel reuses `pid`, and containers that share /dev/shm repeat it, so the process's start
+    time and its PID namespace are part of the name.
     """
     return f"{PREFIX}{_pid_namespace()}-{pid}-{_start_time(pid)}-{engine_id}"
 
 
 def pool_path(name: str) -> Path:
-    """Where vLLM's shared region puts the pool called `name`."""
+    """The path at which vLLM's shared region opens the pool called `name`."""
     return SHM / _REGION_FILE.format(name=name)
 
 
 def offer_sealed_file(name: str, pool_bytes: int) -> int | None:
-    """Make the pool's file, unless another worker of this engine has; returns its descriptor.
+    """Make the pool's file unless another worker of this engine has. Returns its descriptor, or
+    None if another worker's file is used.
 
-    Workers start together. Each may make a file, one of them links its own to the name, and the
-    others use that one. A name that is taken is never removed here: between a look and the removal
-    another worker may have linked its file, and mapped it.
+    Workers start together. Each may make a file; one of them links its own to the name, and the
+    others use that one. An existing name is never removed here: between check and removal another
+    worker may link and map its file.
 
-    The maker keeps the descriptor open until everyone has mapped the file: the name is a link
-    to it. Raises `ConfigError` when the machine, or this container, has less memory than that,
-    and when the file that is there has another size.
+    The maker keeps the descriptor open until all processes have mapped the file: the name is a
+    link to it. Raises `ConfigError` when the machine or container has less memory than
+    `pool_bytes`, and when the existing file has another size.
     """
     path = pool_path(name)
     if not os.path.lexists(path):
@@ -55,22 +67,22 @@ def offer_sealed_file(name: str, pool_bytes: int) -> int | None:
         try:
             path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
             return descriptor
-        except FileExistsError:  # another worker was sooner
+        except FileExistsError:  # another worker was first
             os.close(descriptor)
     check_pool_is_there(name, pool_bytes)
     return None
 
 
 def check_pool_is_there(name: str, pool_bytes: int) -> None:
-    """Raises `ConfigError` unless the pool called `name` was made and has this size: vLLM would
-    make an ordinary file in its place, or wait half a minute for it to grow."""
+    """Raise `ConfigError` unless the pool called `name` exists with this size. vLLM would make an
+    ordinary file in its place, or wait 30 s for it to grow."""
     path = pool_path(name)
     try:
         found = path.stat().st_size
     except FileNotFoundError:
         if os.path.lexists(path):
             raise ConfigError(
-                f"no CPU pool at {path}: the process that made it has died; remove that name"
+                f"no CPU pool at {path}: the process that made it has died; remove that file"
             ) from None
         raise ConfigError(
             f"no CPU pool at {path}: no worker of this engine has made one there. Scheduler and "
@@ -92,10 +104,10 @@ def _sealed_file(name: str, num_bytes: int) -> int:
 
 
 def sweep_dead_pools(directory: Path = SHM) -> list[Path]:
-    """Remove the pool files of engines that no longer run; returns what was removed.
+    """Remove the pool files of engines that no longer run; returns their paths.
 
-    Files of another PID namespace are left alone: from here their owner cannot be seen, and a
-    name too many is cheaper than a pool taken from a live engine.
+    Files of another PID namespace stay: their owner cannot be seen from here, and a stale name
+    costs less than the pool of a live engine.
     """
     removed = []
     for path in directory.glob(_REGION_FILE.format(name=f"{PREFIX}*")):
@@ -104,7 +116,7 @@ def sweep_dead_pools(directory: Path = SHM) -> list[Path]:
             continue
         if _start_time(int(fields[1])) == fields[2]:
             continue
-        with suppress(OSError):  # gone meanwhile, or another user's, who will sweep it
+        with suppress(OSError):  # removed meanwhile, or another user's
             path.unlink()
             removed.append(path)
     return removed
@@ -120,8 +132,8 @@ def _start_time(pid: int) -> str:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
         return "0"
-    # The second field is the command in parentheses and may hold anything; the start time is
-    # the 22nd field, so the 20th after the last ")". A zombie owns no memory any more.
+    # The second field, the command in parentheses, may contain any character. The start time is
+    # the 22nd field, so the 20th after the last ")". A zombie owns no memory.
     after = stat.rpartition(")")[2].split()
     return "0" if after[0] == "Z" else after[19]
 
@@ -129,12 +141,12 @@ def _start_time(pid: int) -> str:
 MARK_BYTES = 64
 
 _MAGIC = b"kvferry1"
-# Magic, digest of the engine's name, rank, rows, bytes from row to row, the part's start and size.
+# Magic, digest of the engine's name, rank, rows, row stride, the part's start and size in bytes.
 _MARK = struct.Struct("<8s16sIIQQQ8x")
 
 
 class PoolFile(NamedTuple):
-    """The file behind a pool. Two processes that name the same one share its memory."""
+    """Identity of a pool's file. Two processes with equal values share its memory."""
 
     device: int
     inode: int
@@ -142,22 +154,22 @@ class PoolFile(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a worker lays its part of each row."""
+    """Position of a worker's part in each row, in bytes."""
 
     rank: int
     num_rows: int
     stride: int
-    """Bytes from the start of a row to that of the next."""
+    """Bytes from the start of a row to the start of the next."""
     start: int
-    """Of the part, in the row."""
+    """Offset of the part in the row."""
     num_bytes: int
     is_shared: bool
-    """Whether all workers have this part together."""
+    """Whether all workers share this part."""
 
     @property
     def mark_at(self) -> int:
-        """Where in the pool this worker's mark lies: at the start of its part, or in its slot of a
-        part that is shared."""
+        """Offset of this worker's mark in the pool: the start of its part, or its slot in a shared
+        part."""
         slot = self.rank * MARK_BYTES if self.is_shared else 0
         return self.num_rows // 2 * self.stride + self.start + slot
 
@@ -169,13 +181,13 @@ def pool_file_of(fd: int) -> PoolFile:
 
 
 def leave_mark(pool: memoryview, place: Place, engine: str) -> None:
-    """Before any row of `pool`, which is all of it as bytes, is in use."""
+    """Write this worker's mark to `pool`, all of it as bytes, before any row is in use."""
     pool[place.mark_at : place.mark_at + MARK_BYTES] = _mark(place, engine)
 
 
 def take_marks(pool: memoryview, places: Sequence[Place], engine: str) -> None:
-    """Check that every worker has left its mark, and remove the marks: a row holds zeros until it
-    is in use. Raises `ConfigError` that names the workers whose marks are missing or differ."""
+    """Check the mark of every worker, then zero the marks: an unused row holds zeros. Raises
+    `ConfigError` with the workers whose marks are missing or differ."""
     reasons = []
     for place in places:
         found = bytes(pool[place.mark_at : place.mark_at + MARK_BYTES])
@@ -211,3 +223,55 @@ def _why_not(found: bytes, place: Place, engine: str) -> str | None:
         f"where the scheduler expects {place.num_bytes} from {place.start} of {place.num_rows} "
         f"rows, {place.stride} bytes apart"
     )
+
+
+_CURE = "use --distributed-executor-backend mp with all workers on one host"
+
+
+def refuse_without_shared_pool(parallel: "ParallelConfig") -> None:
+    """Raise `ConfigError` for an executor whose workers are known not to share the scheduler's
+    pool. For an unknown executor the marks in the pool decide."""
+    backend = parallel.distributed_executor_backend
+    if parallel.use_ray:
+        raise ConfigError(
+            "--distributed-executor-backend ray: Ray starts the workers, and the engine core "
+            f"shares no pool with them; {_CURE}"
+        )
+    if _is_external_launcher(backend) and parallel.world_size > 1:
+        raise ConfigError(
+            f"--distributed-executor-backend external_launcher with {parallel.world_size} ranks: "
+            f"each rank has a scheduler of its own, which shares no pool with the others; {_CURE}"
+        )
+    if parallel.nnodes_within_dp > 1:
+        raise ConfigError(
+            f"--nnodes {parallel.nnodes}: an engine on {parallel.nnodes_within_dp} hosts has no "
+            f"memory that all of its workers share; {_CURE}"
+        )
+
+
+def engine_core_pid(*, in_worker: bool, executor_backend: object) -> int:
+    """The process of this engine's scheduler, as seen from this process.
+
+    `executor_backend` is vLLM's `distributed_executor_backend`: under `mp` a worker is a child
+    of the engine core, under `uni` and `external_launcher` it is the engine core itself.
+    """
+    if not in_worker or _runs_in_engine_core(executor_backend):
+        return os.getpid()
+    parent = multiprocessing.parent_process()
+    return os.getppid() if parent is None or parent.pid is None else parent.pid
+
+
+def _is_external_launcher(backend: object) -> bool:
+    if inspect.isclass(backend):
+        from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+        return issubclass(backend, ExecutorWithExternalLauncher)
+    return backend == "external_launcher"
+
+
+def _runs_in_engine_core(backend: object) -> bool:
+    if inspect.isclass(backend):
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        return issubclass(backend, UniProcExecutor)
+    return backend in ("uni", "external_launcher")

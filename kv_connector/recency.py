@@ -1,10 +1,9 @@
 """Recency on the server for blocks that are used above it.
 
 A prompt that always hits in the engine's cache or in the CPU pool is never read from the server,
-and would be the first that the server evicts. vLLM reports no such use to its tiers. So the
-connector reports every prefix that a request reuses, and this module turns those reports into a
-few touches: a key at most once in `REST_S`, and one request to the server in `BATCH_S`. The
-scheduler thread alone uses it.
+which would evict it first. vLLM reports no such use to its tiers. The connector records every
+prefix that a request reuses, and this module batches the keys into touches: a key at most once in
+`REST_S`, and one request to the server in `BATCH_S`. Only the scheduler thread uses it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,13 +12,14 @@ from types import MappingProxyType
 
 from remote_server.protocol import KeyState
 
-# A server whose blocks are evicted sooner than this after their last use holds no cache.
+# Least time between touches of a key. A server that evicts blocks sooner after their last use is
+# too small to be a cache.
 REST_S = 5.0
 
 BATCH_S = 0.5
 
-# The prefixes of two prompts of 131,072 tokens. A touch costs the server about a microsecond a
-# key, so an engine takes at most 2 % of a server's loop. What is beyond it waits for its next use.
+# The prefixes of two prompts of 131,072 tokens. A touch costs the server about 1 µs a key, so an
+# engine uses at most 2 % of a server's loop. Further keys are touched at their next use.
 MOST_KEYS_OF_A_BATCH = 8192
 
 # About 10 MB.
@@ -27,22 +27,22 @@ MOST_REMEMBERED = 65_536
 
 
 class Recency:
-    """Prefixes that were reused above the server, and when their keys were last touched there."""
+    """Keys of reused prefixes, and the times at which they were last touched on the server."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._touched_s: dict[bytes, float] = {}
-        """In the order of time: a key that is touched again goes to the end."""
+        """In order of time: a key that is touched again moves to the end."""
         self._batch: list[bytes] = []
         self._next_batch_s = float("-inf")
 
     def used(
         self, keys: Sequence[bytes], states: Mapping[bytes, object] = MappingProxyType({})
     ) -> None:
-        """A request reuses the blocks of `keys`, in prefix order. Those that `states` has as
-        READABLE come from the server, which knows it.
+        """A request reuses the blocks of `keys`, in prefix order. Those that are READABLE in
+        `states` are read from the server, which updates their recency itself.
 
-        Costs nothing for a prefix that was touched lately: it is found by its last key.
+        A recently touched prefix is found by its last key, at no further cost.
         """
         now_s = self._clock()
         touched_s, state_of, readable = self._touched_s.get, states.get, KeyState.READABLE
@@ -64,7 +64,7 @@ class Recency:
             del self._touched_s[key]
 
     def take_batch(self) -> list[bytes]:
-        """The keys to touch now, each once, in prefix order; none while it is too early."""
+        """The keys to touch now, each once, in prefix order; empty until `BATCH_S` has passed."""
         now_s = self._clock()
         if not self._batch or now_s < self._next_batch_s:
             return []
@@ -73,5 +73,5 @@ class Recency:
         return batch
 
     def forget(self) -> None:
-        """The keys belong to another namespace from now on."""
+        """Drop all keys: the namespace has changed."""
         self._touched_s, self._batch = {}, []

@@ -1,12 +1,11 @@
 """The remote tier: vLLM's secondary-tier interface in front of a `RemoteClient`.
 
-Runs in the scheduler process. Every method here decides from what is known and hands over; none
-waits on a socket, copies or hashes. Lookups are answered by `lookups`, transfers are moved by
-`tier_transfers`, what the server lacks after an outage is offered again by `backfill`, what is
-not worth fetching is told by `break_even`, and this class is where they meet vLLM.
+Runs in the scheduler process. No method waits on a socket, copies or hashes. This class connects
+vLLM to `lookups`, to `tier_transfers`, to `backfill`, which puts what the server lacks after an
+outage, and to `break_even`, which decides what is worth fetching.
 
 Used by our connector, and bare as an entry of `secondary_tiers` in any `OffloadingConnector`
-with `TieringOffloadingSpec`; bare it sees less of the engine and needs `namespace` to be set.
+with `TieringOffloadingSpec`. A bare tier sees less of the engine and needs `namespace`.
 """
 
 import logging
@@ -36,19 +35,18 @@ from vllm.v1.kv_offload.tiering.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.backfill import Backfill, Backlog
-from kv_connector.break_even import BreakEven
+from kv_connector.break_even import BreakEven, Patience
 from kv_connector.config import RemoteConfig, client_config, read_config
-from kv_connector.first_look import look_for_gaps
 from kv_connector.guard import kept_from_engine, never_raises
+from kv_connector.introduction import look_for_gaps
 from kv_connector.lookups import Lookups
+from kv_connector.metrics import TierCounters
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
-from kv_connector.patience import Patience
 from kv_connector.pool_rows import PoolRows
 from kv_connector.recency import Recency
 from kv_connector.request_options import bypass_of
-from kv_connector.tier_metrics import TierCounters
 from kv_connector.tier_transfers import PARTIAL_BLOCK, UNAVAILABLE, Ended, Transfers
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
@@ -63,20 +61,20 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.kvferry.remote_tier")
 
-# How long `drain_jobs` may hold the scheduler while transfers are cancelled.
+# Longest time that `drain_jobs` may block the scheduler while transfers are cancelled.
 DRAIN_TIMEOUT_S = 2.0
 
-# A bare tier does not learn when the workers have ended the copies that a reset found under way.
-# They do so in the first step after it. vLLM schedules so many steps, and one for each pipeline
-# stage, before it waits for the oldest of them.
+# A bare tier cannot see when the workers have ended the copies that were under way at a reset.
+# They do so in the first step after it. vLLM schedules this number of steps, and one for each
+# pipeline stage, before it waits for the oldest of them.
 BATCHES_AHEAD = 2
 
 
 class RemoteTier(SecondaryTierManager):
-    """Looks up, loads and stores pool rows on the remote server, within every time limit.
+    """Looks up, loads and stores pool rows on the remote server, each within its time limit.
 
-    Losing the server never fails a request: lookups become misses, loads report which keys
-    landed, puts are given up. What was declined is counted by reason.
+    Loss of the server never fails a request: lookups become misses, loads report the keys that
+    landed, puts are given up. Every declined block is counted by reason.
     """
 
     cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
@@ -85,7 +83,7 @@ class RemoteTier(SecondaryTierManager):
     def build_metric_definitions(
         cls, extra_config: dict[str, Any]
     ) -> dict[str, OffloadingMetricMetadata]:
-        """All metrics that `get_stats` may name; an undeclared one would fail every request."""
+        """All metrics that `get_stats` may set; an undeclared one would fail every request."""
         return dict(metrics.METRICS)
 
     def __init__(
@@ -121,7 +119,7 @@ class RemoteTier(SecondaryTierManager):
         self._declared: Facts = {}
         self._namespace: str | None = None
         self.weight_epoch: str | None = None
-        """The fact of this name: None for the weights of the start."""
+        """The fact `weight_epoch`: None for the weights at start."""
         _log_through_vllm()
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
         self._engine = offloading_spec.config.engine_id
@@ -130,8 +128,8 @@ class RemoteTier(SecondaryTierManager):
             self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
         self._flush_steps_left = 0
         self._client = client_factory(client_config(config, self._engine))
-        # The pool is itself the memory that a server on this host copies from and into: no
-        # staging copy. vLLM's spec keeps the scheduler's map of it here before it makes tiers.
+        # A server on this host copies directly from and into the pool, without a staging copy.
+        # vLLM's spec sets the scheduler's mapping of the pool before it makes tiers.
         pool = getattr(offloading_spec, "_scheduler_mmap", None)
         if pool is not None and pool.fd is not None:
             self._client.register(self._rows.memory, pool.fd)
@@ -139,7 +137,7 @@ class RemoteTier(SecondaryTierManager):
         self._lookups = Lookups(
             self._client, self._rows, config, self._counters, self.break_even, patience, clock
         )
-        self._lookups.workers_unheard = sees_everything
+        self._lookups.workers_missing = sees_everything
         self._recency = Recency(clock)
         self._transfers = Transfers(
             self._client,
@@ -162,8 +160,9 @@ class RemoteTier(SecondaryTierManager):
     # ── identity ─────────────────────────────────────────────────────────────────────────
 
     def declare(self, label: str, facts: Facts) -> None:
-        """Say whose blocks these are. Until then nothing is put, and a request that is looked up
-        waits for this within its budget. Raises `ConfigError` for facts that no server takes."""
+        """Set the namespace of this engine's blocks. Until then nothing is put, and a request that
+        is looked up waits within its budget. Raises `ConfigError` for facts that no server
+        accepts."""
         self._label, self._facts = label, facts
         if self.weight_epoch is not None:
             facts = facts | {"weight_epoch": self.weight_epoch}
@@ -176,23 +175,23 @@ class RemoteTier(SecondaryTierManager):
             self._namespace,
             self._rows.block_bytes,
         )
-        self._lookups.workers_unheard = False
+        self._lookups.workers_missing = False
 
     def stay_out(self, why: str) -> None:
-        """Have nothing to do with the server for the rest of this engine's life, after saying
-        why. Every lookup is then a miss at once; the pool and the engine are not concerned."""
+        """Log `why`, and do not use the server until the engine is restarted. Every lookup is then
+        a miss at once; the pool and the engine go on."""
         logger.error("the remote tier is disabled until the engine is restarted: %s", why)
         self._namespace = None
         self.wait_no_longer()
         self._client.close()
 
     def wait_no_longer(self) -> None:
-        """Whose blocks these are is not known, and may never be: requests are computed, and an
-        idle engine does not step, until `declare`."""
+        """The namespace may stay unknown: until `declare`, requests are computed and an idle engine
+        does not step."""
         self._lookups.hold_nothing()
 
     def count_canary(self, result: str) -> None:
-        """One worker's start-up canary came back."""
+        """One worker reported its start-up canary."""
         self._counters.count(metrics.CANARIES, label=result)
 
     def count_kept_back(self, reason: str) -> None:
@@ -202,14 +201,14 @@ class RemoteTier(SecondaryTierManager):
     # ── resets ───────────────────────────────────────────────────────────────────────────
 
     def hold_loads(self) -> None:
-        """Put nothing into rows of the pool until `on_reset_flushed`: copies of before a reset
-        may still land in them. What the server holds is not yet a hit for this long; after the
-        time that a load may take it is a miss."""
+        """Load nothing into rows of the pool until `on_reset_flushed`: copies from before a reset
+        may still land in them. Lookups of blocks on the server wait, and are misses once the load
+        timeout has passed."""
         self._lookups.hold_loads()
 
     @never_raises(lambda: None)
     def on_reset_flushed(self) -> None:
-        """No copy of before a reset is under way any more, in any worker."""
+        """The last copy from before a reset has ended, in all workers."""
         self._lookups.release_loads()
 
     def count_weight_change(self) -> None:
@@ -217,21 +216,21 @@ class RemoteTier(SecondaryTierManager):
         self._counters.count(metrics.WEIGHT_CHANGES)
 
     def await_epoch(self) -> None:
-        """The name of the weight epoch will be known in a few steps. A request that is looked up
-        waits for it within its budget."""
+        """The weight epoch will be known in a few steps. Requests that are looked up wait for it
+        within their budget."""
         self._lookups.unnamed = self._namespace is not None
 
     def settle_epoch(self, epoch: str | None) -> None:
-        """This is the weight epoch, until the next reset."""
+        """`epoch` is the weight epoch until the next reset."""
         if epoch != self.weight_epoch:
             self.enter_epoch(epoch)
         if self._lookups.unnamed:
             self._lookups.unnamed = False
-            self._lookups.look_again()
+            self._lookups.retry_held()
 
     def enter_epoch(self, epoch: str | None) -> None:
-        """From now on blocks are kept under the name of this weight epoch. What is known of the
-        server's blocks is forgotten; the rows of the pool are not concerned."""
+        """Switch to the namespace of this weight epoch, and drop all knowledge of the server's
+        blocks. The rows of the pool do not change."""
         self.weight_epoch = epoch
         if (old := self._namespace) is not None:
             server_is_there = self._client.ready
@@ -252,8 +251,8 @@ class RemoteTier(SecondaryTierManager):
         return RequestOffloadingContext()
 
     def lookup(self, key: OffloadKey, req_context: ReqContext) -> LookupResult:
-        """MISS, HIT or RETRY, from what is known now; never waits."""
-        # Guarded here: called for every key, the decorator would cost a third of the time.
+        """MISS, HIT or RETRY, from the present state; never waits."""
+        # Guarded here: on a call per key the decorator would cost a third of the time.
         try:
             return self._lookups.answer(self._namespace, key, req_context)
         except Exception:
@@ -262,7 +261,7 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Send what this step's lookups could not answer: one question per prompt."""
+        """Send this step's open keys to the server: one query per prompt."""
         self._lookups.end_step(self._namespace, context.new_req_ids, context.preempted_req_ids)
         self._touch_what_was_used()
         if self._flush_steps_left:
@@ -270,14 +269,14 @@ class RemoteTier(SecondaryTierManager):
             if not self._flush_steps_left:
                 self.on_reset_flushed()
 
-    # The next three are our connector's. A bare tier works without them: vLLM then walks over
-    # all keys of a waiting prompt in every step, and the tier learns of an admission only when
-    # the request is first scheduled.
+    # Only our connector calls the next three. For a bare tier vLLM walks over all keys of a
+    # waiting prompt in every step, and the tier detects an admission only when the request is
+    # first scheduled.
 
     @never_raises(lambda: False)
     def still_waits(self, request_id: str) -> bool:
-        """Whether vLLM would defer this request again, because nothing has come for it since
-        the last time: found without a walk over its keys."""
+        """Whether vLLM would defer this request again, because it has no news since its last
+        lookup; found without a walk over its keys."""
         return self._lookups.still_waits(request_id, self._transfers.loading)
 
     @never_raises(lambda: None)
@@ -287,8 +286,8 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def admitted(self, request_id: str, keys: Sequence[OffloadKey]) -> None:
-        """The engine can schedule this request as far as the tier is concerned, and reuses the
-        blocks of `keys`, in prefix order, from whatever level holds them."""
+        """The request no longer waits for the tier. The engine reuses the blocks of `keys`, in
+        prefix order, from any level."""
         self._lookups.admitted(request_id)
         if self._lookups.uses_server(request_id):
             self._recency.used(keys, self._lookups.states_of(request_id))
@@ -300,7 +299,7 @@ class RemoteTier(SecondaryTierManager):
     # ── transfers ────────────────────────────────────────────────────────────────────────
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """Server → pool. What does not land in time is a miss for its keys."""
+        """Server → pool. Keys that do not land in time are misses."""
         self._transfers.load(self._namespace, job_metadata)
 
     def submit_store(self, job_metadata: TransferJob) -> None:
@@ -325,7 +324,7 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def _take_finished(self, finished: list[JobResult]) -> None:
-        """Fills `finished` as it goes: a job that was taken is reported whatever comes after."""
+        """Append to `finished` one by one, so that an exception loses no job that was taken."""
         for ended in self._transfers.take_ended():
             finished.append(ended.result)
             self._learn_from(ended)
@@ -349,7 +348,7 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def serve_external_requests(self, parent: ParentManager) -> None:
-        """Offer the server what it lacks, once it is there."""
+        """Offer the server the blocks that it lacks, once it is ready."""
         ready, epoch = self._client.ready, self._client.epoch
         if ready and not self._was_ready:
             self.break_even.link.forget()
@@ -366,9 +365,9 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: False)
     def has_pending_work(self) -> bool:
-        """Whether an engine without requests should go on stepping: to hear its workers, or to
-        offer what the server lacks. Both end by themselves: see `Introduction` and `Backfill`."""
-        if self._lookups.workers_unheard:
+        """Whether an engine without requests should go on stepping: for reports of its workers, or
+        for backfill. Both end by themselves; see `Introduction` and `Backfill`."""
+        if self._lookups.workers_missing:
             return True
         reachable = self._client.ready and self._namespace is not None
         return reachable and self._backfill.wants_steps
@@ -377,13 +376,13 @@ class RemoteTier(SecondaryTierManager):
     def drain_jobs(self) -> None:
         """End every transfer and start a new weight epoch.
 
-        vLLM calls this from `reset_cache` alone: before sleep, after a weight update, or when
-        somebody resets the cache. It is the one call that may wait, at most `DRAIN_TIMEOUT_S`.
+        vLLM calls this only from `reset_cache`: before sleep, after a weight update, or when an
+        operator resets the cache. The only call that may wait, at most `DRAIN_TIMEOUT_S`.
         """
         try:
             if not self._transfers.drain(DRAIN_TIMEOUT_S):
                 logger.error("transfers did not end within %.1f s of a reset", DRAIN_TIMEOUT_S)
-        finally:  # whatever the transfers did, blocks of old weights must not be found again
+        finally:  # in any case, blocks of old weights must not be found again
             self.enter_epoch(new_weight_epoch())
             if self._steps_of_a_flush:
                 self._flush_steps_left = self._steps_of_a_flush
@@ -391,7 +390,7 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Blocks are used in the CPU pool. No vLLM up to 0.32 calls this; see `admitted`."""
+        """Blocks are used in the CPU pool. vLLM up to 0.32 does not call this; see `admitted`."""
         self._recency.used(list(keys))
 
     def _touch_what_was_used(self) -> None:
@@ -402,7 +401,7 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def shutdown(self) -> None:
-        """Close the connection and let go of the pool."""
+        """Close the connection and release the pool."""
         try:
             self._client.close()
         finally:
@@ -446,7 +445,7 @@ class RemoteTier(SecondaryTierManager):
 
 
 def _log_through_vllm() -> None:
-    """Give the client's log lines the engine's handlers: vLLM sets up only its own loggers."""
+    """Send the client's log lines to the engine's handlers: vLLM sets up only its own loggers."""
     client, engine = logging.getLogger("remote_server"), logging.getLogger("vllm")
     if engine.handlers and not client.handlers:
         client.handlers = list(engine.handlers)

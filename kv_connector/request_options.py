@@ -1,17 +1,17 @@
-"""What one request may ask for over HTTP, in `kv_transfer_params`.
+"""Options of one request over HTTP, in `kv_transfer_params`.
 
     {"kv_transfer_params": {"kvferry": {"load": false, "store": false, "prefetch": true}}}
 
-`load: false` computes the prompt although it is cached below the engine, `store: false` leaves the
+`load: false` computes the prompt even if it is cached below the engine. `store: false` keeps the
 request's blocks out of the CPU pool and the server. `prefetch: true` is for a request of one token
-that is sent ahead of the real one, while nobody waits for an answer: it brings all that the server
-holds of its prompt into the pool, without break-even and without `wait_budget_ms`. Options that
-cannot be read keep the request from the server: they may have been meant as an opt-out. A request
-that uses a LoRA adapter keeps to the CPU pool: vLLM's block hash knows adapters by name and path,
-which says nothing about their weights on another host. A request whose prompt another connector
-brings from the engine that computed it, as Nixl does, loads nothing here: it would wait for both.
+sent ahead of the real one: it loads all blocks of its prompt that the server holds, without
+break-even and without `wait_budget_ms`. A request with unreadable options does not use the server:
+they may have been an opt-out. A request with a LoRA adapter uses only the CPU pool: vLLM's block
+hash identifies adapters by name and path, which do not identify their weights on another host. A
+request whose prompt another connector brings, as Nixl does, loads nothing here: it would wait for
+both.
 
-`kv_transfer_params` comes from the body of a client's request and may be of any shape and type.
+`kv_transfer_params` comes from the body of a client's request and may have any shape and type.
 """
 
 import reprlib
@@ -29,34 +29,34 @@ logger = init_logger("vllm.kvferry.request_options")
 OPTIONS_KEY = "kvferry"
 
 BYPASS_KEY = "kvferry_bypass"
-"""In a request's `kv_transfer_params`: a `Bypass`. Anything else under it is a client's text."""
+"""In a request's `kv_transfer_params`: a `Bypass`. Any other value comes from a client."""
 
 PREFETCH_KEY = "kvferry_prefetch"
-"""In a request's `kv_transfer_params`: there, and True, for a request that prefetches."""
+"""In a request's `kv_transfer_params`: True for a request that prefetches."""
 
 PROMPT_COMES_KEY = "do_remote_prefill"
-"""vLLM's word, in a request to a decoding engine: its whole prompt was computed elsewhere."""
+"""vLLM's key in a request to a decoding engine: its whole prompt was computed elsewhere."""
 
-# vLLM's limits, which are 0 for "nothing of this request".
+# vLLM's limits; 0 means none of this request's tokens.
 _VLLM_LIMITS: dict[Any, str] = {"load": "max_load_tokens", "store": "max_offload_tokens"}
 PREFETCH = "prefetch"
 
 
 class Bypass(StrEnum):
-    """Why a request must not use the server. No JSON makes one: these are the connector's own."""
+    """Why a request must not use the server. Set only by the connector: JSON cannot encode it."""
 
     LORA = auto()
     OPTIONS_UNREAD = auto()
 
 
 def bypass_of(params: object) -> Bypass | None:
-    """The connector's reason in a request's `kv_transfer_params`, whatever else is in there."""
+    """The connector's reason in a request's `kv_transfer_params`, which may be of any type."""
     reason = params.get(BYPASS_KEY) if isinstance(params, Mapping) else None
     return reason if isinstance(reason, Bypass) else None
 
 
 def prefetches(params: object) -> bool:
-    """Whether a request is there to bring its prompt's blocks into the pool."""
+    """Whether a request prefetches its prompt's blocks into the pool."""
     return isinstance(params, Mapping) and params.get(PREFETCH_KEY) is True
 
 
@@ -89,7 +89,7 @@ def apply_request_options(request: "Request") -> None:
 
 
 def keep_to_engine(request: "Request") -> None:
-    """Let the request use nothing but the engine's own cache."""
+    """Let the request use only the engine's own cache."""
     request.kv_transfer_params = {
         **(request.kv_transfer_params or {}),
         **dict.fromkeys(_VLLM_LIMITS.values(), 0),
@@ -97,16 +97,16 @@ def keep_to_engine(request: "Request") -> None:
 
 
 def keep_to_pool(request: "Request") -> None:
-    """Let the request use nothing of the server, whatever it asked for: its options could not
-    be read. What it asks of other connectors stays."""
+    """Keep the request from the server, because its options could not be read. Parameters for
+    other connectors stay."""
     params = request.kv_transfer_params
     others = params if isinstance(params, dict) else {}
     request.kv_transfer_params = {**others, BYPASS_KEY: Bypass.OPTIONS_UNREAD}
 
 
 def _read(options: object) -> tuple[dict[str, int | bool], object]:
-    """What can be read of `options`, as vLLM's limits and our own key; and what cannot, None
-    without any."""
+    """The readable `options`, as vLLM's limits and our own key; and the unreadable part, or
+    None."""
     if options is None:
         return {}, None
     if not isinstance(options, Mapping):

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
+from kv_connector.introduction import WorkerReport
 from kv_connector.kept_back import KeptBack, Reason
-from kv_connector.worker_report import WorkerReport
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -18,23 +18,23 @@ if TYPE_CHECKING:
 
 
 class ResetFlush:
-    """Jobs by id, with the number of workers that have yet to report each."""
+    """Copies that were under way at a reset: jobs by id, with the workers yet to report each."""
 
     def __init__(self) -> None:
         self._waiting: dict[int, int] = {}
 
     def __bool__(self) -> bool:
-        """Whether a copy of before a reset may still be under way."""
+        """Whether a copy from before a reset may still be under way."""
         return bool(self._waiting)
 
     def begin(self, scheduler: "OffloadingConnectorScheduler") -> None:
-        """The connector is about to be reset, which forgets its jobs."""
+        """The connector is about to be reset, which drops its jobs."""
         for job_id, job in scheduler._jobs.items():
             self._waiting[job_id] = job.pending_count
 
     def completed(self, jobs: Mapping[int, int]) -> bool:
-        """So many workers report that these jobs have ended. Gives whether the last copy of
-        before the reset is among them."""
+        """Workers report that jobs have ended; `jobs` has the number of workers by job. Returns
+        whether the last copy from before the reset is among them."""
         if not self._waiting:
             return False
         for job_id, workers in jobs.items():
@@ -45,17 +45,16 @@ class ResetFlush:
         return not self._waiting
 
 
-# Beside the weights of the start.
+# Besides the weights at start.
 MOST_REMEMBERED = 64
 
 Weights = tuple[str, ...]
 
 
 class WeightEpochs:
-    """Digests by rank, epochs by digests. The scheduler thread alone uses it.
+    """Digests by rank, epochs by digests. Only the scheduler thread uses it.
 
-    An epoch is what the fact `weight_epoch` is: None for the weights of the start, a random value
-    otherwise.
+    An epoch is the value of the fact `weight_epoch`: None for the weights at start, else random.
     """
 
     def __init__(self, num_workers: int) -> None:
@@ -64,33 +63,33 @@ class WeightEpochs:
         self._answers: dict[int, str] = {}
         self._epochs: dict[Weights, str | None] = {}
         self._not_watched = False
-        self.look = 0
+        self.sample_request = 0
         self.epoch: str | None = None
 
     def reset(self, epoch: str | None) -> None:
-        """The pool was emptied, and `epoch` begins. The weights may be any."""
+        """The pool was emptied, and `epoch` begins, with unknown weights."""
         self.epoch = epoch
-        self.look += 1
+        self.sample_request += 1
         self._answers = {}
 
     @property
     def undecided(self) -> bool:
-        """Whether the name of the epoch may still change, when the look is answered."""
-        return bool(self.look) and not self._not_watched and not self._is_answered
+        """Whether the epoch may still change, because workers have yet to report a sample."""
+        return bool(self.sample_request) and not self._not_watched and not self._is_answered
 
     @property
     def _is_answered(self) -> bool:
         return len(self._answers) == len(self._ranks)
 
-    def heard(self, report: WorkerReport) -> bool:
-        """A worker's report is news. Gives whether its weights have changed without a reset."""
+    def on_report(self, report: WorkerReport) -> bool:
+        """Take a worker's new report. Returns whether its weights have changed without a reset."""
         if not report.weights_at_start:
             self._not_watched = self._not_watched or report.facts is not None
             return False
         self._at_start.setdefault(report.rank, report.weights_at_start)
-        if report.look != self.look:
-            return False  # of before the reset
-        expected = self._at_start[report.rank] if not self.look else None
+        if report.sample_request != self.sample_request:
+            return False  # a sample from before the reset
+        expected = self._at_start[report.rank] if not self.sample_request else None
         before = self._answers.get(report.rank, expected)
         self._answers[report.rank] = report.weights
         changed = before is not None and before != report.weights
@@ -111,7 +110,8 @@ logger = init_logger("vllm.kvferry.resets")
 
 
 class Resets:
-    """Belongs to the scheduler thread. `remote` is None where there is no server."""
+    """Resets of pool and tier, in step with the weights. Belongs to the scheduler thread. `remote`
+    is None without a server."""
 
     def __init__(
         self, scheduler: "OffloadingConnectorScheduler", remote: "RemoteTier | None"
@@ -123,8 +123,8 @@ class Resets:
         self._awake = False
         self.kept_back = KeptBack(scheduler, self._count)
         self.due = False
-        """Whether the weights have changed and the pool still holds blocks of the old ones. The
-        connector is to be reset, and nothing of the pool to be used until that has succeeded."""
+        """Whether the weights have changed while the pool holds blocks of the old ones. The
+        connector must be reset, and the pool must not be used until that has succeeded."""
 
     def _count(self, reason: Reason) -> None:
         if self._remote is not None:
@@ -133,17 +133,17 @@ class Resets:
     # ── a reset ──────────────────────────────────────────────────────────────────────────
 
     def begin(self) -> set[int]:
-        """The connector is about to be reset. Gives the jobs whose end an earlier reset has
-        ordered, in no step yet: vLLM asserts that there are none, and an operator who is answered
-        `false` resets again at once."""
+        """The connector is about to be reset. Returns the jobs that an earlier reset flushes and
+        no step has delivered yet. vLLM asserts that there are none, but an operator whose reset
+        returned `false` resets again at once."""
         self._flush.begin(self._scheduler)
         undelivered = self._scheduler._current_batch_jobs_to_flush
         self._scheduler._current_batch_jobs_to_flush = set()
         return undelivered
 
     def end(self, undelivered: set[int], pool: "BlockPool | None", *, emptied: bool) -> None:
-        """It was reset, and has `emptied` the CPU pool, or has failed to. `pool` are the engine's
-        own blocks."""
+        """The connector was reset; `emptied` is False if the CPU pool could not be emptied. `pool`
+        has the engine's own blocks."""
         self._scheduler._current_batch_jobs_to_flush |= undelivered
         self.due = self.due and not emptied
         if self._flush and self._remote is not None:
@@ -152,7 +152,7 @@ class Resets:
         if blocks or requests:
             logger.warning(
                 "a new weight epoch began while the engine still holds %d blocks of KV: %d "
-                "requests that run on it, and those that reuse it, keep away from pool and server",
+                "requests that run on it, and those that reuse it, do not use pool and server",
                 blocks,
                 requests,
             )
@@ -162,13 +162,13 @@ class Resets:
     # ── what the workers report ──────────────────────────────────────────────────────────
 
     def completed(self, jobs: Mapping[int, int]) -> None:
-        """So many workers report that these copies have ended."""
+        """Workers report that copies have ended; `jobs` has the number of workers by job."""
         if self._flush.completed(jobs) and self._remote is not None:
             self._remote.on_reset_flushed()
 
-    def heard(self, reports: Iterable[WorkerReport]) -> None:
-        """Workers report their weights."""
-        changed = [report.rank for report in reports if self._weights.heard(report)]
+    def on_reports(self, reports: Iterable[WorkerReport]) -> None:
+        """Take the workers' new reports of their weights."""
+        changed = [report.rank for report in reports if self._weights.on_report(report)]
         if changed:
             self.due = True
             logger.warning(
@@ -182,7 +182,7 @@ class Resets:
             self._name()
 
     def _name(self) -> None:
-        """Keep blocks under the name of the epoch, as far as it is known."""
+        """Give the epoch to the tier, or let the tier wait for it."""
         if self._remote is None:
             return
         if self._weights.undecided:
@@ -193,11 +193,11 @@ class Resets:
     # ── when the weights may be touched ──────────────────────────────────────────────────
 
     def scheduler_runs(self) -> None:
-        """vLLM looks a request up: it is neither paused nor asleep in this step."""
+        """vLLM looks a request up, so it is neither paused nor asleep in this step."""
         self._awake = True
 
-    def look(self, num_tokens: int) -> int | None:
-        """For the workers of a step that computes so many tokens: the number of the newest look
-        at their weights. None where vLLM may be asleep, and the weights not be mapped."""
+    def sample_request(self, num_tokens: int) -> int | None:
+        """For the workers of a step that computes `num_tokens`: the number of the newest sample
+        of their weights. None where vLLM may be asleep, with unmapped weights."""
         awake, self._awake = self._awake or num_tokens > 0, False
-        return self._weights.look if awake else None
+        return self._weights.sample_request if awake else None

@@ -1,6 +1,6 @@
-"""`python -m kv_connector.settings_page docs/SETTINGS.md`: the tables, from the docstrings.
+"""`python -m kv_connector.settings_page docs/SETTINGS.md`: writes the tables from the docstrings.
 
-Rewrites what stands between the markers of each table and leaves the rest of the page alone.
+It replaces the text between the markers of each table.
 """
 
 import argparse
@@ -17,7 +17,7 @@ TABLES: dict[str, type[msgspec.Struct]] = {"server": ServerConfig, "connector": 
 
 
 def rewritten(page: str) -> str:
-    """`page` with every table as the code has it now."""
+    """`page` with every table replaced by the present one."""
     for name, kind in TABLES.items():
         begin, end = f"<!-- {name} settings -->", f"<!-- end of {name} settings -->"
         between = "\n".join([begin, *table(kind), end])

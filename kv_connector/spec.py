@@ -4,21 +4,21 @@ from contextlib import suppress
 from typing import cast
 
 from vllm.platforms import current_platform
-from vllm.v1.kv_offload.base import CanonicalKVCaches, OffloadingManager, OffloadingWorker
+from vllm.v1.kv_offload.base import (
+    BlockIDsLoadStoreSpec,
+    CanonicalKVCaches,
+    GPULoadStoreSpec,
+    LoadStoreSpec,
+    OffloadingManager,
+    OffloadingWorker,
+    TransferResult,
+)
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kv_connector.canary_stage import Part, Stage
-from kv_connector.clearing_worker import ClearingWorker
-from kv_connector.group_bytes import (
-    Pieces,
-    RestOfRows,
-    owned_by_groups,
-    pages_of,
-    places_of_rows,
-)
-from kv_connector.host_worker import HostWorker
+from kv_connector.host_worker import HostWorker, Run, plan_copy
 from kv_connector.pool_file import (
     Place,
     PoolFile,
@@ -29,20 +29,73 @@ from kv_connector.pool_file import (
     pool_path,
     take_marks,
 )
-from kv_connector.pool_rows import owned_bytes
+from kv_connector.pool_rows import (
+    Pieces,
+    RestOfRows,
+    owned_by_groups,
+    owned_bytes,
+    pages_of,
+    places_of_rows,
+)
 from remote_server.errors import ConfigError
 
 POOL_NAME_KEY = "kvferry_pool_name"
-"""Where the connector hands this spec the name of the engine's pool file."""
+"""Key under which the connector passes this spec the name of the engine's pool file."""
+
+
+class ClearingWorker(OffloadingWorker):
+    """Clears the bytes of a row that its block does not own, before the store is reported."""
+
+    def __init__(self, worker: OffloadingWorker, rest: RestOfRows, blocks_per_row: int) -> None:
+        self._worker = worker
+        self._rest = rest
+        self._blocks_per_row = blocks_per_row
+        self._storing: dict[int, list[list[Run]]] = {}
+
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
+        """Copy engine blocks out to pool rows."""
+        assert isinstance(dst_spec, BlockIDsLoadStoreSpec)
+        self._storing[job_id] = plan_copy(src_spec, dst_spec.block_ids, self._blocks_per_row)
+        return bool(self._worker.submit_store(job_id, src_spec, dst_spec))
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        """Copy pool rows in to engine blocks."""
+        return bool(self._worker.submit_load(job_id, src_spec, dst_spec))
+
+    def get_finished(self) -> list[TransferResult]:
+        """Jobs that ended since the last call. The rows of a store belong to it until this call,
+        which clears them: vLLM copies packed blocks whole."""
+        finished: list[TransferResult] = self._worker.get_finished()
+        for result in finished:
+            self._clear(result.job_id)
+        return finished
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Block until these jobs have released their engine blocks, and clear their rows. After a
+        reset of the pool the rows may get another owner at once."""
+        self._worker.wait(job_ids)
+        for job_id in job_ids:
+            self._clear(job_id)
+
+    def _clear(self, job_id: int) -> None:
+        for group, runs in enumerate(self._storing.pop(job_id, ())):
+            for run in runs:
+                self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
+
+    def shutdown(self) -> None:
+        """End all copies and release the pool."""
+        self._rest.release()
+        self._worker.shutdown()
 
 
 class FerrySpec(TieringOffloadingSpec):
     """CPU pool as primary tier, remote tier below it, workers for CUDA and CPU platforms.
 
-    What differs from vLLM's spec: the pool file's name (see `pool_file`), its removal as soon
-    as everyone has mapped it, `HostWorker` where there is no GPU, and rows in which nothing is
-    left of what they held before (see `group_bytes`). Everything else, the index of the pool and
-    its eviction included, is vLLM's.
+    Differences from vLLM's spec: the pool file's name (see `pool_file`), its removal as soon as
+    all processes have mapped it, `HostWorker` on the CPU platform, and rows that are cleared of
+    their previous content (see `group_bytes`). The index of the pool and its eviction are vLLM's.
     """
 
     def __init__(self, config: OffloadingConfig) -> None:
@@ -52,7 +105,7 @@ class FerrySpec(TieringOffloadingSpec):
         if config.canonical_layout and current_platform.is_cpu():
             raise ConfigError(
                 "canonical_layout=True: the host worker for the CPU platform copies whole pages "
-                "and cannot rearrange them; remove it"
+                "and cannot rearrange them; remove the setting"
             )
         if self.num_chunks < 1:
             raise ConfigError(
@@ -62,7 +115,7 @@ class FerrySpec(TieringOffloadingSpec):
         self._pool_file: int | None = None
         self._kv_caches: CanonicalKVCaches | None = None
         self.packed: Pieces | None = None
-        """What each group owns of a packed block; to be set before a worker is made."""
+        """The bytes that each group owns of a packed block; set before a worker is made."""
         self._region: SharedOffloadRegion | None = None
 
     @property
@@ -71,8 +124,9 @@ class FerrySpec(TieringOffloadingSpec):
 
     def get_manager(self) -> OffloadingManager:
         """As upstream, in the pool that the workers have made. vLLM starts the scheduler when every
-        worker has registered its KV cache, so all have mapped the file and left their marks, and
-        its name can go. Raises `ConfigError` where one has not: the engine must not start."""
+        worker has registered its KV cache, so all have mapped the file and written their marks,
+        and its name is removed. Raises `ConfigError` for a missing mark: the engine must not
+        start."""
         if self._manager is None:
             check_pool_is_there(self._engine_id, self._pool_bytes)
             manager = super().get_manager()
@@ -81,12 +135,12 @@ class FerrySpec(TieringOffloadingSpec):
             except ConfigError:
                 manager.shutdown()
                 raise
-            with suppress(OSError):  # a name too many is swept by the next engine
+            with suppress(OSError):  # the next engine removes a stale name
                 pool_path(self._engine_id).unlink()
         return cast(OffloadingManager, self._manager)
 
     def create_worker(self, kv_caches: CanonicalKVCaches) -> OffloadingWorker:
-        """vLLM's worker on a GPU, ours on the CPU platform. It has left its mark in the pool."""
+        """vLLM's worker on a GPU, ours on the CPU platform. Writes its mark to the pool."""
         self._pool_file = offer_sealed_file(self._engine_id, self._pool_bytes)
         self._kv_caches = kv_caches
         if current_platform.is_cpu():
@@ -130,7 +184,7 @@ class FerrySpec(TieringOffloadingSpec):
         return None if self._region is None else pool_file_of(self._region.fd)
 
     def _rest_of_rows(self, kv_caches: CanonicalKVCaches) -> RestOfRows:
-        """Of the rows that vLLM's worker fills."""
+        """The unowned bytes of the rows that vLLM's worker fills."""
         canonical = self.config.canonical_layout
         assert self._region is not None
         pool = self._region.base_tensor.numpy().reshape(self.num_chunks, self.kv_bytes_per_chunk)
@@ -147,9 +201,9 @@ class FerrySpec(TieringOffloadingSpec):
         return self._worker
 
     def canary_stage(self) -> Stage:
-        """What this worker's start-up canary may borrow, before anything else uses it.
+        """The blocks and rows that this worker's start-up canary may borrow, before any other use.
 
-        Raises `ValueError` where there is nothing to be flown, with the reason.
+        Raises `ValueError` with the reason where no canary can run.
         """
         if self._worker is None or self._region is None or self._kv_caches is None:
             raise ValueError("this worker has no pool")
@@ -167,7 +221,7 @@ class FerrySpec(TieringOffloadingSpec):
             block_bytes=owned_bytes(self, self.kv_bytes_per_chunk),
         )
         owned = self.packed or owned_by_groups(self._kv_caches)
-        # Rank 0 alone stores where all share one copy of a row, but each of them loads it.
+        # Where all share one copy of a row, only rank 0 stores it, but each rank loads it.
         turn, turns = (parallel.rank, parallel.world_size) if self.replicated_layout else (0, 1)
         return Stage(
             self._worker,

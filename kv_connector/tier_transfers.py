@@ -1,9 +1,9 @@
-"""Loads and stores of the remote tier: each job handed over, and ended exactly once.
+"""Loads and stores of the remote tier: each job is given to the client and ends exactly once.
 
-Bytes are hashed, sent and received on the client's I/O thread, straight from and into rows of
-the CPU pool. A row belongs to a transfer from `load`/`store` until its job is taken with
-`take_ended`: vLLM gives the rows of a failed job to the next store in the same call, and a byte
-that came later would never be noticed.
+The client's I/O thread hashes, sends and receives bytes directly from and into rows of the CPU
+pool. A row belongs to a transfer from `load`/`store` until its job is taken with `take_ended`.
+vLLM gives the rows of a failed job to the next store in the same call, so a byte written later
+would go undetected.
 """
 
 import time
@@ -22,60 +22,60 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadKey
 from vllm.v1.kv_offload.tiering.base import JobResult, TransferJob
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
+from kv_connector.break_even import Patience
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import kept_from_engine
-from kv_connector.patience import Patience
+from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import PoolRows
-from kv_connector.tier_metrics import TierCounters
 from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.protocol import Declined, Found, KeyState, PutOutcome
 
 logger = init_logger("vllm.kvferry.tier_transfers")
 
-# Rows pinned by puts cannot take new blocks; the rest of the pool stays with the engine.
+# Rows pinned by puts cannot hold new blocks; the engine uses the rest of the pool.
 POOL_SHARE_FOR_PUTS = 0.25
 
-# A load with one of these was served by the link as it is, if only by nothing in time.
+# Outcomes of a load that the server served, so that it measures the link; LATE if too slowly.
 _SERVED = frozenset({GetOutcome.HIT, GetOutcome.LATE})
 
 
-# A job that has not ended so long, and so many steps, after its deadlines were first found passed
-# never will. Counted from there: a process that was stopped finds all deadlines passed at once.
+# A job is overdue this long, and this many steps, after its deadline was first found passed, and
+# not after the deadline: a process that was stopped finds all deadlines passed at once.
 OVERDUE_AFTER_S = 10.0
-OVERDUE_AFTER_LOOKS = 10
+OVERDUE_AFTER_CHECKS = 10
 
-# Why a store is declined because there is nobody to put it to.
+# Reason for a store that is declined without a reachable server.
 UNAVAILABLE = "unavailable"
 
-# Why a store of the first part of a block is declined: the rest of the row is not the block's.
+# Reason for a declined store of a block's first part: the rest of the row is not the block's.
 PARTIAL_BLOCK = "partial_block"
 
 
 class Ended(NamedTuple):
-    """A job that nothing touches any more, and what it says about keys and link."""
+    """A job that has ended, with its effect on the server's keys and its measure of the link."""
 
     result: JobResult
     lost: Sequence[OffloadKey] = ()
     """Keys whose load failed."""
 
     held: Sequence[OffloadKey] = ()
-    """Keys that the server, in the boot `epoch`, has."""
+    """Keys that the server holds, in the boot `epoch`."""
 
     unsent: Sequence[OffloadKey] = ()
-    """Keys that the server might have taken, had it been there or had there been room."""
+    """Keys not put for lack of a server or of room, which a later put may store."""
 
     namespace: str | None = None
     epoch: str | None = None
     is_load: bool = False
     link_s: float | None = None
-    """For how long the link worked on this load, if the server served it, however badly. Loads
-    are served one after the other, so the time behind an earlier load is not part of it."""
+    """Seconds for which the link served this load; None if the server did not serve it. Loads are
+    served one after the other, so the time behind an earlier load is excluded."""
 
 
 @dataclass(frozen=True)
 class _Put:
-    """One store job on its way: first the server is asked what it lacks, then that is put."""
+    """One store job under way: a lookup of what the server lacks, then a put of that."""
 
     job_id: int
     namespace: str
@@ -87,14 +87,14 @@ class _Put:
 
 @dataclass
 class _Open:
-    """A job that has not ended, as the scheduler thread knows it."""
+    """The scheduler thread's record of a job that has not ended."""
 
     ends_by_s: float
     is_load: bool
     lost: Sequence[OffloadKey]
-    """The keys of a load, which are lost if it ends without a result; nothing of a put."""
+    """The keys of a load, which are lost if it ends without a result; empty for a put."""
     pinned: int = 0
-    """Rows that it keeps from the engine."""
+    """Rows that the job keeps from the engine."""
 
 
 class Transfers:
@@ -120,15 +120,16 @@ class Transfers:
         self._load_has_ended = False
         """Whether a load ended since `take_ended`. Set after its end can be taken."""
         self._open: dict[int, _Open] = {}
-        """Jobs whose end was not taken yet. The scheduler thread alone uses it."""
+        """Jobs whose end was not taken yet. Only the scheduler thread uses it."""
         self._loading: Counter[OffloadKey] = Counter()
-        """Of open loads. The scheduler thread alone uses it."""
+        """Keys of open loads. Only the scheduler thread uses it."""
         self._found_late: dict[int, tuple[float, int]] = {}
-        """Open jobs past their deadline: when that was first found, and in how many looks."""
+        """Open jobs past their deadline: time of the first check that found it, and the number of
+        such checks."""
         self._closer: Thread | None = None
         self._draining = False
         self._last_load_ended_s = -inf
-        """The client's I/O thread alone uses it."""
+        """Only the client's I/O thread uses it."""
 
     @property
     def num_loads(self) -> int:
@@ -137,7 +138,7 @@ class Transfers:
 
     @property
     def num_puts(self) -> int:
-        """The same of puts."""
+        """Puts whose end was not taken yet."""
         return len(self._open) - self.num_loads
 
     @property
@@ -147,14 +148,14 @@ class Transfers:
 
     @property
     def loading(self) -> Collection[OffloadKey]:
-        """Keys that loads are bringing, of which none has ended: until one has, vLLM finds their
+        """Keys of open loads, empty once one of the loads has ended. Until then vLLM finds their
         rows pending."""
         return () if self._load_has_ended else self._loading.keys()
 
     # ── load: server → pool ──────────────────────────────────────────────────────────────
 
     def load(self, namespace: str | None, job: TransferJob) -> None:
-        """Get the job's keys into its rows; what does not land in time is lost."""
+        """Get the job's keys into its rows; keys that do not land in time are lost."""
         keys: list[OffloadKey] = []
         try:
             self._begin(job, self._load_timeout_s, lost=keys)
@@ -212,7 +213,7 @@ class Transfers:
     # ── store: pool → server ─────────────────────────────────────────────────────────────
 
     def store(self, namespace: str | None, job: TransferJob, declined: str | None) -> None:
-        """Offer the job's rows to the server, or decline them all for the reason given."""
+        """Offer the job's rows to the server, or decline them all for the reason `declined`."""
         try:
             self._begin(job, 2 * self._put_timeout_s)
             keys = list(job.keys)
@@ -234,7 +235,8 @@ class Transfers:
             self._end_by_bug("submit_store", job.job_id)
 
     def _put_absent(self, put: _Put, reply: "Future[Found]") -> None:
-        """Blocks that exist, or that another engine is putting just now, are not sent again."""
+        """The lookup ended: put the absent blocks. Blocks that exist, or that another engine is
+        putting now, are not sent."""
         try:
             stopped = self._draining or reply.cancelled()
             if stopped or reply.exception() is not None:
@@ -295,19 +297,19 @@ class Transfers:
 
     @property
     def rows_for_puts(self) -> int:
-        """How many rows all puts together may pin."""
+        """Most rows that all puts together may pin."""
         return max(1, int(self._rows.count * POOL_SHARE_FOR_PUTS))
 
     def rows_free_for_puts(self) -> int:
-        """How many of them may be put now. Whole jobs stay pinned until they end, so what they
-        pinned counts, not what is sent."""
+        """Number of those that may be put now. All rows of a job stay pinned until it ends, whether
+        or not they are sent."""
         return max(0, self.rows_for_puts - self.num_pinned_rows)
 
     # ── ends of jobs ─────────────────────────────────────────────────────────────────────
 
     def take_ended(self) -> Iterator[Ended]:
-        """Jobs that ended since the last call. The rows of each are vLLM's again once it has
-        been taken; what is not taken now comes with the next call."""
+        """Jobs that ended since the last call. The rows of a job are vLLM's again once the job is
+        taken from the iterator; jobs not taken come with the next call."""
         try:
             self._look_for_overdue()
         except Exception:
@@ -326,15 +328,15 @@ class Transfers:
     def _begin(
         self, job: TransferJob, timeout_s: float, *, lost: Sequence[OffloadKey] | None = None
     ) -> None:
-        """From here on the job is known. `lost` is the list that its keys will be in."""
+        """Register the job. `lost` is the list that will hold its keys, for a load."""
         begun = _Open(inf, lost is not None, () if lost is None else lost)
         self._open[job.job_id] = begun
         begun.ends_by_s = self._clock() + timeout_s
 
     def _look_for_overdue(self) -> None:
-        """The client ends every request by its deadline. If it ever does not, requests, rows and
-        the engine's rest would wait for ever; and the rows may still be written. So the client
-        is closed first, and when nothing of it is left, its jobs end."""
+        """End jobs that the client failed to end by their deadline: otherwise requests and rows
+        would wait for ever. The rows may still be written, so the client is closed first, and the
+        jobs end when it is closed."""
         if self._closer is None:
             if not self._is_overdue(self._clock()):
                 return
@@ -343,7 +345,7 @@ class Transfers:
             self._closer = Thread(target=self._client.close, name="kvferry-closer", daemon=True)
             self._closer.start()
         if self._client.closed:
-            # Behind those that did end; `take_ended` takes the first end of each job.
+            # After jobs that did end; `take_ended` takes the first end of each job.
             for job_id, job in self._open.items():
                 self._ended.append(Ended(_failed(job_id), job.lost))
             self._load_has_ended = True
@@ -351,14 +353,14 @@ class Transfers:
     def _is_overdue(self, now_s: float) -> bool:
         late = {job_id for job_id, job in self._open.items() if job.ends_by_s <= now_s}
         self._found_late = {job_id: self._found_late.get(job_id, (now_s, 0)) for job_id in late}
-        for job_id, (first_s, looks) in self._found_late.items():
-            if now_s - first_s >= OVERDUE_AFTER_S and looks >= OVERDUE_AFTER_LOOKS:
+        for job_id, (first_s, checks) in self._found_late.items():
+            if now_s - first_s >= OVERDUE_AFTER_S and checks >= OVERDUE_AFTER_CHECKS:
                 return True
-            self._found_late[job_id] = (first_s, looks + 1)
+            self._found_late[job_id] = (first_s, checks + 1)
         return False
 
     def drain(self, timeout_s: float) -> bool:
-        """End every job, waiting at most `timeout_s`; False when some have not ended by then."""
+        """End every job, within `timeout_s`; False when some have not ended by then."""
         self._draining = True
         try:
             return self._client.cancel_all(timeout_s)
@@ -401,7 +403,7 @@ class Transfers:
         self._end(result, held=held, unsent=[*unsent, *put.left_out], namespace=put.namespace)
 
     def _end_by_bug(self, hook: str, job_id: int, lost: Sequence[OffloadKey] = ()) -> None:
-        # First of all: a job without an end waits for ever.
+        # Before anything that could raise: a job without an end waits for ever.
         self._ended.append(Ended(_failed(job_id), lost))
         self._load_has_ended = True
         kept_from_engine(self, hook)

@@ -1,11 +1,11 @@
-"""Every name of vLLM that kvferry uses and that vLLM may change, with what it is used for.
+"""Every name of vLLM that kvferry uses and that vLLM may change, each with its use.
 
-vLLM calls its connector and offloading interfaces experimental, and some of what is needed here
-is private. A version that lacks one of these names cannot run kvferry; `vllm_support` finds them
-in the source of a version without importing it.
+vLLM declares its connector and offloading interfaces experimental, and some of these names are
+private. A version that lacks one of them cannot run kvferry; `vllm_support` finds them in the
+source of a version without importing it.
 
-A name is `Class`, `Class.member`, or `Class.method(parameter)`; members include what methods set
-on `self`. A member is listed under the class that is used, wherever among its bases it is defined.
+A name is `Class`, `Class.member`, or `Class.method(parameter)`; members include attributes that
+methods set on `self`. A member is listed under the class that is used, even if a base defines it.
 """
 
 _CONNECTOR = "vllm.distributed.kv_transfer.kv_connector"
@@ -13,34 +13,35 @@ _OFFLOAD = "vllm.v1.kv_offload"
 
 _HOOK = "a hook that vLLM calls on our connector"
 _TIER_HOOK = "a hook that vLLM calls on a tier"
+_MADE = "the arguments with which vLLM makes our tier"
 _FACT = "decides the bytes of a block: part of the namespace"
-_GEOMETRY = "where the bytes of a row are"
-_JOB = "what a tier is given to move, and answers"
-_METRIC = "how a tier shows its metrics"
-_OLD = "which blocks of the engine hold KV of before a reset"
-_FLUSH = "which copies a reset found under way"
+_GEOMETRY = "the position of the bytes of a row"
+_JOB = "the transfer jobs of a tier, and their results"
+_METRIC = "the metrics of a tier"
+_OLD = "engine blocks with KV from before a reset"
+_FLUSH = "copies that were under way at a reset"
 _WATCH = "the weights of a running worker"
-_TYPE = "named in annotations only"
+_TYPE = "used in annotations only"
 
 NAMES: dict[str, dict[str, str]] = {
     # ── finding and building the connector ──────────────────────────────────────────────
     f"{_CONNECTOR}.factory": {
         "KVConnectorFactory.register_connector": "makes KVFerryConnector a short name",
     },
-    f"{_CONNECTOR}.v1": {"KVConnectorRole": "tells scheduler and worker apart"},
+    f"{_CONNECTOR}.v1": {"KVConnectorRole": "distinguishes scheduler and worker"},
     f"{_CONNECTOR}.v1.base": {
         "KVConnectorHandshakeMetadata": _TYPE,
         "KVConnectorMetadata": _TYPE,
-        "KVConnectorRole.WORKER": "tells scheduler and worker apart",
+        "KVConnectorRole.WORKER": "distinguishes scheduler and worker",
         "KVConnectorWorkerMetadata": _TYPE,
         "KVConnectorBase_V1._vllm_config": "the translated settings, in a worker's hooks",
-        "KVConnectorBase_V1._kv_cache_config": "whose which bytes of a row are; a fact",
+        "KVConnectorBase_V1._kv_cache_config": "the owner of each byte of a row; a fact",
         "KVConnectorBase_V1._kv_cache_manager": _OLD,
     },
     f"{_CONNECTOR}.v1.offloading_connector": {
         "OffloadingConnector": "base of our connector",
         "OffloadingConnector.scheduler": "leads to the manager and its tiers",
-        "OffloadingConnector.connector_worker": "leads to the spec, for the start-up canary",
+        "OffloadingConnector.connector_worker": "leads to the spec, for the canary",
         "OffloadingConnector.register_kv_caches": _HOOK,
         "OffloadingConnector.set_xfer_handshake_metadata_pp_aware": _HOOK,
         "OffloadingConnector.on_new_request": _HOOK,
@@ -59,7 +60,7 @@ NAMES: dict[str, dict[str, str]] = {
     f"{_CONNECTOR}.v1.offloading.scheduler": {
         "OffloadingConnectorScheduler.manager": "leads to the tiers, ours among them",
         "OffloadingConnectorScheduler.config": "the groups of the KV cache",
-        "SchedulerOffloadConfig.num_workers": "how many workers report",
+        "SchedulerOffloadConfig.num_workers": "the number of workers that report",
         "OffloadingConnectorScheduler._req_status": "the keys and limits of a request",
         "OffloadingConnectorScheduler._jobs": _FLUSH,
         "OffloadingConnectorScheduler._current_batch_jobs_to_flush": _FLUSH,
@@ -67,10 +68,10 @@ NAMES: dict[str, dict[str, str]] = {
         "SchedulerOffloadConfig.kv_group_configs": "the groups of the KV cache",
         "GroupOffloadConfig.group_idx": _OLD,
         "GroupOffloadConfig.tokens_per_block": _OLD,
-        "RequestOffloadState.req": "which requests run at a reset",
+        "RequestOffloadState.req": "the requests that run at a reset",
         "RequestOffloadState.max_load_tokens": "keeps a request from the pool",
         "RequestOffloadState.max_offload_tokens": "keeps a request from the pool",
-        "GroupOffloadConfig.tokens_per_chunk": "which keys a prefix of so many tokens has",
+        "GroupOffloadConfig.tokens_per_chunk": "the keys of a prefix, by its tokens",
         "GroupOffloadConfig.sliding_window_size_in_chunks": "groups that hold all of a prefix",
         "RequestOffloadState.group_states": "the keys of a request's prefix",
         "RequestOffloadState.num_locally_computed_tokens": "tokens by level",
@@ -79,11 +80,11 @@ NAMES: dict[str, dict[str, str]] = {
     },
     f"{_CONNECTOR}.v1.offloading.config": {"get_offloading_group_ids": _GEOMETRY},
     f"{_CONNECTOR}.v1.offloading.worker": {
-        "OffloadingConnectorWorker.spec": "makes the stage of the start-up canary",
+        "OffloadingConnectorWorker.spec": "makes the fixture of the canary",
     },
     f"{_CONNECTOR}.v1.offloading.common": {
         "OffloadingWorkerMetadata.completed_jobs": _FLUSH,
-        "OffloadingConnectorMetadata": "carries what was heard from the workers to them",
+        "OffloadingConnectorMetadata": "carries acknowledgements to the workers",
         "OffloadingWorkerMetadata": "carries the workers' reports to the scheduler",
         "OffloadingWorkerMetadata.aggregate": "joins the steps of all workers",
     },
@@ -102,12 +103,12 @@ NAMES: dict[str, dict[str, str]] = {
     f"{_OFFLOAD}.tiering.spec": {
         "TieringOffloadingSpec": "base of our spec",
         "TieringOffloadingSpec.get_manager": "wrapped, to check the pool before and after it",
-        "TieringOffloadingSpec._manager": "the manager made once",
+        "TieringOffloadingSpec._manager": "the manager, made once",
         "TieringOffloadingSpec.create_worker": "the worker on a GPU",
         "TieringOffloadingSpec.get_worker": "replaced: it refuses the CPU platform",
         "TieringOffloadingSpec._scheduler_mmap": "the pool as shared memory, for the tier",
         "TieringOffloadingSpec._engine_id": "names the pool's file; ours replaces it",
-        "TieringOffloadingSpec._worker": "the worker made once",
+        "TieringOffloadingSpec._worker": "the worker, made once",
         "TieringOffloadingSpec.config": "parallel sizes and identity",
         "TieringOffloadingSpec.extra_config": "the settings, as translated",
         "TieringOffloadingSpec.num_chunks": _GEOMETRY,
@@ -119,12 +120,12 @@ NAMES: dict[str, dict[str, str]] = {
     },
     f"{_OFFLOAD}.tiering.manager": {
         "TieringOffloadingManager.primary_tier": "leads to the pool's file",
-        "TieringOffloadingManager.secondary_tiers": "our tier is looked for in it",
-        "TieringOffloadingManager.shutdown": "lets go of a pool that the workers do not share",
+        "TieringOffloadingManager.secondary_tiers": "leads to our tier",
+        "TieringOffloadingManager.shutdown": "releases a pool that the workers do not share",
         "CPUPrimaryTierOffloadingManager._mmap_region": "the pool's file, to compare",
     },
     f"{_OFFLOAD}.cpu.gpu_worker": {
-        "CPUOffloadingWorker._mmap_region": "the worker's map of the pool, for the canary",
+        "CPUOffloadingWorker._mmap_region": "the worker's mapping of the pool, for the canary",
     },
     f"{_OFFLOAD}.cpu.shared_offload_region": {
         "SharedOffloadRegion.__init__(engine_id)": "names the pool's file",
@@ -135,7 +136,7 @@ NAMES: dict[str, dict[str, str]] = {
         "SharedOffloadRegion.fd": "the file, which the cache server maps",
         "SharedOffloadRegion.base_tensor": "all of the pool",
         "SharedOffloadRegion.create_next_worker_view": "a layer's part of the rows",
-        "SharedOffloadRegion.cleanup": "lets go of the pool",
+        "SharedOffloadRegion.cleanup": "releases the pool",
     },
     f"{_OFFLOAD}.cpu.common": {"CPULoadStoreSpec": "rows, for the canary's copies"},
     # ── blocks, workers, requests ───────────────────────────────────────────────────────
@@ -154,7 +155,7 @@ NAMES: dict[str, dict[str, str]] = {
         "LoadStoreSpec": _TYPE,
         "BlockIDsLoadStoreSpec.block_ids": "rows of a copy",
         "GPULoadStoreSpec.group_sizes": "engine blocks of a copy, by group",
-        "GPULoadStoreSpec.block_indices": "where in its first row a group begins",
+        "GPULoadStoreSpec.block_indices": "the place in its first row at which a group begins",
         "CanonicalKVCaches.tensors": _GEOMETRY,
         "CanonicalKVCaches.group_data_refs": _GEOMETRY,
         "CanonicalKVCacheTensor.tensor": _GEOMETRY,
@@ -164,30 +165,30 @@ NAMES: dict[str, dict[str, str]] = {
         "CanonicalKVCacheRef.mapping": _GEOMETRY,
         "CanonicalPageMapping.canonical_page_size_bytes": _GEOMETRY,
         "OffloadKey": "names a block",
-        "ReqContext.req_id": "whose lookup it is",
-        "ReqContext.kv_transfer_params": "what a request may use",
-        "ReqContext.load_tier_filter": "keeps backfill to the pool",
-        "ReqContext.get_offload_key_position": "how deep in its prompt a key is",
-        "TierFilter": "keeps backfill to the pool",
-        "LookupResult.HIT": "the answer to a lookup",
-        "LookupResult.MISS": "the answer to a lookup",
-        "LookupResult.RETRY": "the answer to a lookup",
-        "Locality.REMOTE": "where our tier is",
+        "ReqContext.req_id": "the request of a lookup",
+        "ReqContext.kv_transfer_params": "the options of a request",
+        "ReqContext.load_tier_filter": "limits backfill to the pool",
+        "ReqContext.get_offload_key_position": "the position of a key in its prompt",
+        "TierFilter": "limits backfill to the pool",
+        "LookupResult.HIT": "the result of a lookup",
+        "LookupResult.MISS": "the result of a lookup",
+        "LookupResult.RETRY": "the result of a lookup",
+        "Locality.REMOTE": "the locality of our tier",
         "RequestOffloadingContext": _TIER_HOOK,
-        "ScheduleEndContext.new_req_ids": "which requests were admitted",
-        "ScheduleEndContext.preempted_req_ids": "which requests are looked up anew",
+        "ScheduleEndContext.new_req_ids": "the requests that were admitted",
+        "ScheduleEndContext.preempted_req_ids": "the requests that are looked up again",
         "OffloadingMetricMetadata": _METRIC,
         "OffloadingCounterMetadata": _METRIC,
         "OffloadingGaugeMetadata": _METRIC,
         "OffloadingHistogramMetadata.buckets": _METRIC,
     },
     f"{_OFFLOAD}.tiering.base": {
-        "SecondaryTierManager.__init__(offloading_spec)": "how vLLM makes our tier",
-        "SecondaryTierManager.__init__(primary_kv_view)": "how vLLM makes our tier",
-        "SecondaryTierManager.__init__(tier_type)": "how vLLM makes our tier",
-        "SecondaryTierManager.__init__(backpressure_detector)": "how vLLM makes our tier",
-        "SecondaryTierManager.cache_hit_source": "what hits of our tier count as",
-        "SecondaryTierManager.locality": "where our tier is",
+        "SecondaryTierManager.__init__(offloading_spec)": _MADE,
+        "SecondaryTierManager.__init__(primary_kv_view)": _MADE,
+        "SecondaryTierManager.__init__(tier_type)": _MADE,
+        "SecondaryTierManager.__init__(backpressure_detector)": _MADE,
+        "SecondaryTierManager.cache_hit_source": "the level of our tier's hits",
+        "SecondaryTierManager.locality": "the locality of our tier",
         "SecondaryTierManager.build_metric_definitions": _METRIC,
         "SecondaryTierManager.get_stats": _METRIC,
         "SecondaryTierManager.on_new_request": _TIER_HOOK,
@@ -232,8 +233,8 @@ NAMES: dict[str, dict[str, str]] = {
         "OffloadingParallelConfig.dcp_size": _FACT,
     },
     "vllm.v1.metrics.cache_hit_source": {
-        "CacheHitSource.EXTERNAL_UNSPECIFIED": "what hits of our tier count as",
-        "CacheHitSource.DEVICE": "what tokens before a sliding window count as",
+        "CacheHitSource.EXTERNAL_UNSPECIFIED": "the level of our tier's hits",
+        "CacheHitSource.DEVICE": "the level of tokens before a sliding window",
     },
     # ── the engine around it ────────────────────────────────────────────────────────────
     "vllm.config": {
@@ -241,7 +242,7 @@ NAMES: dict[str, dict[str, str]] = {
         "VllmConfig.compilation_config": _FACT,
         "VllmConfig.instance_id": "the canary's name on the server",
         "CacheConfig.prefix_caching_hash_algo": _FACT,
-        "ParallelConfig.distributed_executor_backend": "which process is the engine core",
+        "ParallelConfig.distributed_executor_backend": "the process of the engine core",
         "ParallelConfig.nnodes": "whether scheduler and workers can share a pool",
         "ParallelConfig.nnodes_within_dp": "whether scheduler and workers can share a pool",
         "ParallelConfig.use_ray": "whether scheduler and workers can share a pool",
@@ -255,8 +256,8 @@ NAMES: dict[str, dict[str, str]] = {
         "CompilationConfig.static_forward_context": _FACT,
     },
     "vllm.model_executor.model_loader": {
-        "get_model_loader": "which files are the weights",
-        "DefaultModelLoader._prepare_weights": "which files are the weights",
+        "get_model_loader": "the files of the weights",
+        "DefaultModelLoader._prepare_weights": "the files of the weights",
     },
     "vllm.v1.kv_cache_interface": {
         "KVCacheConfig.kv_cache_layout": _FACT,
@@ -273,8 +274,8 @@ NAMES: dict[str, dict[str, str]] = {
         "FullAttentionSpec": "groups that keep only the end of a prefix",
     },
     "vllm.lora.request": {
-        "LoRARequest.lora_name": "which adapter a key stands for",
-        "LoRARequest.lora_path": "which adapter a key stands for",
+        "LoRARequest.lora_name": "the adapter of a key",
+        "LoRARequest.lora_path": "the adapter of a key",
     },
     "vllm.v1.worker.gpu_model_runner": {"GPUModelRunner.get_model": _WATCH},
     "vllm.v1.worker.gpu.model_runner": {"GPUModelRunner.get_model": _WATCH},
@@ -296,24 +297,24 @@ NAMES: dict[str, dict[str, str]] = {
         "SchedulerOutput.kv_cache_block_copies": _OLD,
         "SchedulerOutput.total_num_scheduled_tokens": "whether the engine is awake in a step",
         "SchedulerOutput.kv_connector_block_state": _OLD,
-        "SchedulerOutput.finished_req_ids": "which requests are no longer kept back",
+        "SchedulerOutput.finished_req_ids": "requests that are no longer kept back",
         "CachedRequestData.req_ids": _OLD,
         "CachedRequestData.new_block_ids": _OLD,
         "CachedRequestData.resumed_req_ids": _OLD,
         "KVConnectorBlockState.get_block_ids": _OLD,
-        "KVConnectorBlockState.boundary_state_offloads": "stores that no limit of a request ends",
-        "SchedulerOutput.num_scheduled_tokens": "how fast the engine computes",
+        "KVConnectorBlockState.boundary_state_offloads": "stores beyond a request's limit",
+        "SchedulerOutput.num_scheduled_tokens": "the engine's speed",
     },
     "vllm.v1.outputs": {"KVConnectorOutput": _TYPE},
     "vllm.v1.request": {
-        "Request.kv_transfer_params": "what a request may use",
-        "Request.lora_request": "a request with an adapter keeps to the pool",
+        "Request.kv_transfer_params": "the options of a request",
+        "Request.lora_request": "limits a request with an adapter to the pool",
         "Request.num_tokens": "the log line",
-        "Request.num_computed_tokens": "which requests run at a reset",
+        "Request.num_computed_tokens": "the requests that run at a reset",
     },
     "vllm.v1.executor.uniproc_executor": {
         "ExecutorWithExternalLauncher": "whether scheduler and workers can share a pool",
-        "UniProcExecutor": "which process is the engine core",
+        "UniProcExecutor": "the process of the engine core",
     },
     "vllm.platforms": {"current_platform": "whether there is a GPU"},
     "vllm.logger": {"init_logger": "our log lines among vLLM's"},

@@ -1,31 +1,204 @@
-"""`python -m kv_connector.vllm_support`: does this version of vLLM have what kvferry needs?
+"""`python -m kv_connector.vllm_support`: checks whether kvferry runs on a version of vLLM.
 
-A version of a line that is tested does. An older one does not. Any other is judged by its source:
+A tested release line is supported, an older one is not. Any other version is judged by its source:
 it must have every name in `vllm_names`.
+
+The search imports nothing of that vLLM. An import takes seconds, needs torch, and ends at the first
+missing name; the source shows all of them. It may be of another version than the one that runs,
+such as an unpacked wheel.
 """
 
 import argparse
+import ast
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import metadata, util
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
 import kv_connector
 from kv_connector.vllm_names import NAMES
-from kv_connector.vllm_source import Missing, missing_names
 from remote_server.errors import ConfigError
 
+_MOST_STEPS = 16
+"""Imports followed for one name, and classes for one member: a cycle ends here."""
+
+
+class Missing(NamedTuple):
+    """A name that a version lacks: a module, a class or a member, written in full."""
+
+    name: str
+    used_for: str
+
+
+def missing_names(package: Path, names: Mapping[str, Mapping[str, str]]) -> list[Missing]:
+    """Those of `names` (written as in `vllm_names`) that the package in folder `package` lacks.
+
+    A missing module or class is listed once, for everything in it.
+    """
+    source = _Source(package)
+    found: dict[str, Missing] = {}
+    for module, members in names.items():
+        for name, used_for in members.items():
+            if (lacking := source.lacking(module, name)) is not None:
+                found.setdefault(lacking, Missing(lacking, used_for))
+    return [*found.values()]
+
+
+class _Source:
+    """The modules of one package, each parsed at its first use."""
+
+    def __init__(self, package: Path) -> None:
+        self._package = package
+        self._modules: dict[str, dict[str, ast.stmt] | None] = {}
+
+    def lacking(self, module: str, name: str) -> str | None:
+        """The first missing part of `name` in `module`, in full; None if nothing is missing."""
+        if self._names_of(module) is None:
+            return module
+        cls, _, member = name.partition(".")
+        defined = self._find(module, cls)
+        if defined is None:
+            return f"{module}.{cls}"
+        if not member or self._has(*defined, member):
+            return None
+        return f"{module}.{name}"
+
+    def _names_of(self, module: str) -> dict[str, ast.stmt] | None:
+        """The definitions and imports of a module, by name; None without such a module."""
+        if module not in self._modules:
+            path = self._package.joinpath(*module.split(".")[1:])
+            files = [path.parent / f"{path.name}.py", path / "__init__.py"]
+            file = next((file for file in files if file.is_file()), None)
+            self._modules[module] = None if file is None else dict(_names(_parsed(file)))
+        return self._modules[module]
+
+    def _find(self, module: str, name: str) -> tuple[str, ast.stmt] | None:
+        """The statement that defines `name`, and its module; imports are followed."""
+        for _ in range(_MOST_STEPS):
+            statement = (self._names_of(module) or {}).get(name)
+            if statement is None:
+                return None
+            if not isinstance(statement, ast.ImportFrom):
+                return module, statement
+            target = self._target(module, statement)
+            if target.partition(".")[0] != self._package.name:
+                return module, statement  # another package's
+            module, name = target, _original(statement, name)
+        return None
+
+    def _target(self, module: str, statement: ast.ImportFrom) -> str:
+        """The module that an import names, in full."""
+        if not statement.level:
+            return statement.module or ""
+        path = self._package.joinpath(*module.split(".")[1:])
+        up = statement.level - (1 if path.is_dir() else 0)
+        parts = module.split(".")
+        return ".".join([*parts[: len(parts) - up], *filter(None, [statement.module])])
+
+    def _has(self, module: str, statement: ast.stmt, member: str) -> bool:
+        """Whether a class or one of its bases has `member`, which may be `method(parameter)`.
+
+        True for a statement that is not a class: its members cannot be found in the source.
+        """
+        name, _, parameter = member.rstrip(")").partition("(")
+        waiting = [(module, statement)]
+        for _ in range(_MOST_STEPS):
+            if not waiting:
+                return False
+            module, statement = waiting.pop(0)
+            if not isinstance(statement, ast.ClassDef):
+                return True
+            own = _member(statement, name)
+            if own is not None:
+                return not parameter or _takes(own, parameter)
+            bases = [self._find(module, base) for base in _bases(statement)]
+            waiting += [base for base in bases if base and isinstance(base[1], ast.ClassDef)]
+        return False
+
+
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _names(module: ast.Module) -> Iterator[tuple[str, ast.stmt]]:
+    """Every name at module level, also under `if` and `try`."""
+    for statement in _statements(module.body):
+        match statement:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name):
+                yield name, statement
+            case ast.ImportFrom(names=names):
+                yield from ((alias.asname or alias.name, statement) for alias in names)
+            case _:
+                yield from ((name, statement) for name in _assigned(statement))
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        yield statement
+        if isinstance(statement, ast.If | ast.Try):
+            handlers = statement.handlers if isinstance(statement, ast.Try) else []
+            inside = (statement.body, statement.orelse, *(handler.body for handler in handlers))
+            yield from _statements(chain(*inside))
+
+
+def _assigned(statement: ast.stmt) -> Iterator[str]:
+    """Names that a statement sets."""
+    match statement:
+        case ast.Assign(targets=targets):
+            yield from (target.id for target in targets if isinstance(target, ast.Name))
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            yield name
+
+
+def _set_on_self(method: ast.stmt) -> Iterator[str]:
+    for node in ast.walk(method):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self"), attr=attr, ctx=ast.Store()):
+                yield attr
+
+
+def _original(statement: ast.ImportFrom, name: str) -> str:
+    return next(alias.name for alias in statement.names if (alias.asname or alias.name) == name)
+
+
+def _bases(statement: ast.ClassDef) -> Iterator[str]:
+    for base in statement.bases:
+        plain = base.value if isinstance(base, ast.Subscript) else base
+        if isinstance(plain, ast.Name):
+            yield plain.id
+
+
+def _member(statement: ast.ClassDef, name: str) -> ast.stmt | None:
+    """The statement of the class itself that defines `name`: in its body, or on `self`."""
+    for inside in _statements(statement.body):
+        if isinstance(inside, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if inside.name == name or name in _set_on_self(inside):
+                return inside
+        elif name in _assigned(inside):
+            return inside
+    return None
+
+
+def _takes(method: ast.stmt, parameter: str) -> bool:
+    if not isinstance(method, ast.FunctionDef):
+        return True
+    given = method.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return parameter in names or given.kwarg is not None
+
+
 _MOST_NAMED = 4
-"""Missing names in a sentence; the command lists all."""
+"""Missing names in an error message; the command lists all."""
 
 _UNKNOWN = "of an unknown version"
 
 
 class Verdict(NamedTuple):
-    """What a version of vLLM means for kvferry."""
+    """Whether kvferry runs on a version of vLLM."""
 
     version: str
     tested: bool
@@ -49,8 +222,8 @@ def judge(version: str, package: Path) -> Verdict:
 def refuse_unsupported() -> None:
     """Raise `ConfigError`, one sentence, where kvferry cannot run on the vLLM of this process.
 
-    It comes before the imports of every module of ours that vLLM loads by its path: they would
-    end at the first name that is missing, with an error that names neither version nor cure.
+    Every module of ours that vLLM loads by its path calls it before its imports of vLLM. These
+    would fail at the first missing name, with an error that names neither version nor cure.
     """
     if util.find_spec("vllm") is None:
         raise ConfigError(f"kvferry needs vLLM {_supported()}, and none is installed here")
@@ -62,7 +235,7 @@ def refuse_unsupported() -> None:
 
 
 def installed() -> tuple[str, Path] | None:
-    """Version and folder of the vLLM that this Python would import; nothing is imported."""
+    """Version and folder of the vLLM that this Python would import. Imports nothing."""
     spec = util.find_spec("vllm")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -71,8 +244,8 @@ def installed() -> tuple[str, Path] | None:
 
 
 def _version_beside(package: Path) -> str:
-    """The version of a package by its files: in `_version.py`, as builds write it there, or in
-    the metadata of the distribution that it came with."""
+    """The version of a package by its files: `_version.py`, which builds write, or the metadata of
+    its distribution."""
     file = package / "_version.py"
     if file.is_file():
         found = re.search(r"^__version__ = .*?['\"]([^'\"]+)['\"]", file.read_text(), re.MULTILINE)
@@ -84,7 +257,7 @@ def _version_beside(package: Path) -> str:
 
 
 def _line(version: str) -> tuple[int, ...]:
-    """(0, 32) for 0.32.1+cpu; () for what is no version."""
+    """(0, 32) for 0.32.1+cpu; () for text that is no version."""
     found = re.match(r"(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else ()
 
@@ -94,29 +267,29 @@ def _supported() -> str:
 
 
 def _refusal(version: str, missing: Sequence[Missing]) -> str:
-    told = (
+    sentence = (
         f"kvferry {kv_connector.__version__} supports vLLM {_supported()} and cannot run on "
         f"vLLM {version}: install a supported vLLM, another kvferry, or remove kvferry from "
         "--kv-transfer-config"
     )
     if not missing:
-        return told
+        return sentence
     named = ", ".join(each.name for each in missing[:_MOST_NAMED])
     more = len(missing) - _MOST_NAMED
     rest = f" and {more} more (python -m kv_connector.vllm_support)" if more > 0 else ""
-    return f"{told}; missing there: {named}{rest}"
+    return f"{sentence}; missing there: {named}{rest}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 when kvferry runs on it, 1 when not, 2 when there is none."""
+    """Returns the exit status: 0 if kvferry runs on this vLLM, 1 if not, 2 without a vLLM."""
     parser = argparse.ArgumentParser(
         prog="python -m kv_connector.vllm_support",
-        description="Which names that kvferry uses does a version of vLLM lack? Imports none of "
-        "it. Exit status 1 when kvferry cannot run on it, 2 when there is no vLLM.",
+        description="List the names used by kvferry that a version of vLLM lacks, without "
+        "importing it. Exit status 1 when kvferry cannot run on it, 2 when there is no vLLM.",
     )
     parser.add_argument("package", type=Path, nargs="?", metavar="FOLDER",
-                        help="the package of an unpacked vLLM, …/vllm (default: the one "
-                        "installed)")  # fmt: skip
+                        help="the package of an unpacked vLLM, …/vllm (default: the installed "
+                        "one)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     flags = parser.parse_args(arguments)
     folder: Path | None = flags.package
@@ -132,11 +305,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         missing = [each._asdict() for each in verdict.missing]
         print(json.dumps(verdict._asdict() | {"missing": missing}))
     else:
-        print("\n".join(_told(verdict)))
+        print("\n".join(_lines_of(verdict)))
     return 1 if verdict.refusal else 0
 
 
-def _told(verdict: Verdict) -> list[str]:
+def _lines_of(verdict: Verdict) -> list[str]:
     how = "tested" if verdict.tested else f"not tested; tested is {_supported()}"
     can = "cannot run" if verdict.refusal else "runs"
     return [

@@ -1,29 +1,29 @@
-"""One request's view of the server: the answers it has, and the time that the server has cost it.
+"""Lookup state of one request: the server's replies, the time spent waiting, and room in the pool.
 
 vLLM looks up one key at a time, again in every engine step, and waits for ever while a tier
-answers RETRY. This state turns that into one question per prompt and one budget per request. It
-has no socket and no clock of its own. The scheduler thread alone uses it.
+returns RETRY. This state reduces that to one query per prompt and one time budget per request. It
+uses no socket and no clock. Only the scheduler thread uses it.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import StrEnum, auto
+from enum import Enum, StrEnum, auto
 
 from remote_server.protocol import KeyState
 
 
 class Missed(StrEnum):
-    """Why a key was answered as a miss although the server might hold it. Counted by reason."""
+    """Why a lookup of a key was a miss; the label of the metric."""
 
     ABSENT = auto()  # the server does not hold it: the ordinary miss
     UNAVAILABLE = auto()  # no server, or the breaker is open
-    LOOKUP_LATE = auto()  # the answer took longer than lookup_timeout_ms
-    LOOKUP_PAUSED = auto()  # lookups are always late just now: not asked
+    LOOKUP_LATE = auto()  # the reply took longer than lookup_timeout_ms
+    LOOKUP_PAUSED = auto()  # recent lookups were always late: no query was sent
     LOOKUP_FAILED = auto()  # the server refused the lookup
-    BUDGET_SPENT = auto()  # the server owed this request an answer for wait_budget_ms
-    BEYOND_POOL = auto()  # so far into the prompt that the pool could not hold what is before it
+    BUDGET_SPENT = auto()  # the request has waited for replies for wait_budget_ms
+    BEYOND_POOL = auto()  # the pool cannot hold the prompt up to this block
     POOL_BUSY = auto()  # rows for this prompt did not become free in the pool
-    LOAD_FAILED = auto()  # a load of this key has failed; asking again would loop
+    LOAD_FAILED = auto()  # a load of this key has failed; a second query would loop
     EVICTED_AGAIN = auto()  # loaded, and evicted from the pool before it was used, several times
     BREAK_EVEN = auto()  # it would take longer to load than to compute
     BYPASS = auto()  # this request does not use the server (a LoRA adapter)
@@ -34,12 +34,12 @@ FOR_NOW = frozenset(
 )
 """Misses that come from the state of the server at one moment. A queued request may outlive it."""
 
-# One look to ask, one to use the answer: a budget that ends before the second would decline
-# every block that is being written, on an engine whose steps are longer than the budget.
-LOOKS_TO_USE_AN_ANSWER = 2
+# One lookup to send a query, one to use its reply. On an engine with steps longer than the budget,
+# a budget that ends before the second would decline every block that is being written.
+LOOKUPS_TO_USE_A_REPLY = 2
 
-# A row that was loaded for a request may leave the pool before the engine can admit the request.
-# It is loaded again so often; without a limit two prompts could evict each other's rows for ever.
+# A row that was loaded for a request may be evicted from the pool before the engine can admit the
+# request. Without a limit on loads, two prompts could evict each other's rows for ever.
 MOST_LOADS_OF_A_KEY = 4
 
 _STATES: dict[int, KeyState | Missed] = {
@@ -51,95 +51,95 @@ _STATES: dict[int, KeyState | Missed] = {
 
 @dataclass(slots=True)
 class Waiting:
-    """One request's questions and answers, from its first lookup until it is finished.
+    """One request's queries and replies, from its first lookup until it is finished.
 
-    A *look* is one step in which the engine looked the request up. A step without one is a step
-    in which the engine was busy, and no time of such a step is the server's.
+    A *lookup step* is one in which the engine looked the request up. In other steps the engine was
+    busy; their time does not count as waiting for the server.
     """
 
     budget_s: float
     bypass: bool = False
     prefetch: bool = False
-    """Nobody waits for its answer: what the server holds is worth loading however long it takes."""
+    """No user waits for its output: blocks on the server are loaded, however slow that is."""
     step: int = -2
-    """Of the last look."""
-    looks: int = 0
-    first_look_s: float = 0.0
+    """Step of the last lookup."""
+    lookup_steps: int = 0
+    first_lookup_s: float = 0.0
     first_step: int = 0
-    asked: bool = False
-    """Whether a question was sent, and so it was decided that an answer is worth it."""
+    queried: bool = False
+    """Whether a query was sent, so that break-even has accepted its wait."""
     judged: bool = False
-    """Whether it was decided that what the answers found is worth loading."""
+    """Whether break-even was applied to the blocks that the replies found."""
     admitted: bool = False
     refusal: Missed | None = None
-    """At the last look: why every key is a miss, if it is."""
+    """At the last lookup: why every key is a miss, or None."""
     out_of_time: bool = False
-    """At the last look: the server has owed an answer for longer than this request may wait. A
-    key that is readable is a hit all the same: the wait for it is over."""
+    """At the last lookup: the request has waited for replies for its whole budget. A readable key
+    is still a hit: its wait is over."""
     held: bool = False
-    """At the last look: the server may not be asked yet, because a worker was not heard or the
-    server has not answered the engine's first greeting."""
+    """At the last lookup: no query may be sent yet, because a worker has not reported or the server
+    has not replied to the engine's first hello."""
     may_load: bool = False
-    """At the last look: whether what is readable may be loaded."""
+    """At the last lookup: whether readable blocks may be loaded."""
     states: dict[bytes, KeyState | Missed | None] = field(default_factory=dict)
-    """Per key: the server's answer, why it is a miss, or None while a question is under way."""
+    """Per key: the server's reply, why it is a miss, or None while a query is under way."""
     wanted: list[bytes] = field(default_factory=list)
-    """Keys to ask for at the end of this engine step, in prefix order."""
-    questions: int = 0
-    """Under way."""
+    """Keys for the query at the end of this engine step, in prefix order."""
+    queries: int = 0
+    """Queries under way."""
     news: bool = False
-    """Whether an answer came since the last look."""
+    """Whether a reply came since the last lookup."""
     blocked_on: bytes | None = None
-    """One of its keys that a load was bringing, or was about to, at the last look."""
+    """At the last lookup: one of its keys in a load that was under way or about to begin."""
     missed_for_now: dict[bytes, None] = field(default_factory=dict)
-    """Keys that are a miss `FOR_NOW`, in prefix order. Until the engine admits the request they are
-    looked up again, and no admission waits for that."""
-    asks_again: bool = False
-    """Whether such a lookup is under way."""
+    """Keys that are a miss `FOR_NOW`, in prefix order. They are queried again until the engine
+    admits the request. No admission waits for that."""
+    queried_again: bool = False
+    """Whether such a query is under way."""
     loads: int = 0
-    """Keys that were answered as hits, and so loaded."""
+    """Hits, each of which leads to a load."""
     owed_s: float = 0.0
-    """For how long the server has owed this request an answer."""
+    """Time for which this request has waited for replies."""
     waited_s: float = 0.0
     waited_steps: int = 0
-    """For how long the engine could not admit this request because of the tier."""
+    """Time for which the engine could not admit this request because of the tier."""
     counted: set[bytes] = field(default_factory=set)
-    """Misses that have been counted: a request that waits for the engine is looked up again."""
+    """Misses already counted: a request that waits for the engine is looked up again."""
     generation: int = 0
-    """Grows when answers are forgotten. An answer to an older generation's question is dropped."""
+    """Grows when replies are dropped. A reply to an older generation's query is ignored."""
     _owed_since_s: float | None = None
     _deferred_at_s: float | None = None
-    """Of the last look, if it deferred the request."""
+    """Time of the last lookup, if it deferred the request."""
 
-    # ── looks ────────────────────────────────────────────────────────────────────────────
+    # ── lookup steps ─────────────────────────────────────────────────────────────────────
 
-    def look(self, *, now_s: float, step: int) -> None:
+    def looked_up(self, *, now_s: float, step: int) -> None:
         """The engine looks this request up, for the first time in this step or since news."""
         if step != self.step:
-            looked_last_step = step == self.step + 1
-            if looked_last_step and self._deferred_at_s is not None:
+            looked_up_last_step = step == self.step + 1
+            if looked_up_last_step and self._deferred_at_s is not None:
                 self.waited_s += now_s - self._deferred_at_s
                 self.waited_steps += 1
-            if self._owed_since_s is not None and not self.questions:
-                # A block that is being written is asked for once a step. While the engine does
-                # not look, nothing is asked, and the server owes nothing.
-                if looked_last_step:
+            if self._owed_since_s is not None and not self.queries:
+                # A block that is being written is queried once a step. While the engine makes no
+                # lookup, no query is open and no time counts.
+                if looked_up_last_step:
                     self.owed_s += now_s - self._owed_since_s
                 self._owed_since_s = now_s
             self._deferred_at_s = None
-            if not self.looks:
-                self.first_look_s, self.first_step = now_s, step
+            if not self.lookup_steps:
+                self.first_lookup_s, self.first_step = now_s, step
             self.step = step
-            self.looks += 1
+            self.lookup_steps += 1
         self.news = False
         self.out_of_time = self.is_out_of_time(now_s)
 
     def is_out_of_time(self, now_s: float) -> bool:
-        """Whether the server has owed an answer for longer than this request may wait."""
+        """Whether the request has waited for replies for its whole budget."""
         owed_s = self.owed_s
-        if self.questions and self._owed_since_s is not None:
+        if self.queries and self._owed_since_s is not None:
             owed_s += now_s - self._owed_since_s
-        return owed_s > self.budget_s and self.looks > LOOKS_TO_USE_AN_ANSWER
+        return owed_s > self.budget_s and self.lookup_steps > LOOKUPS_TO_USE_A_REPLY
 
     def deferred(self, now_s: float) -> None:
         """The engine cannot admit the request in this step, because of the tier."""
@@ -147,24 +147,24 @@ class Waiting:
 
     @property
     def loads_too_often(self) -> bool:
-        """Whether what was loaded for this request keeps leaving the pool before it is used."""
+        """Whether loaded rows of this request are evicted from the pool before they are used."""
         return self.loads >= MOST_LOADS_OF_A_KEY * len(self.states)
 
     def readable(self) -> list[bytes]:
-        """The keys that the server can give us now."""
+        """The keys that the server holds readable."""
         return [key for key, state in self.states.items() if state is KeyState.READABLE]
 
-    # ── questions and answers ────────────────────────────────────────────────────────────
+    # ── queries and answers ────────────────────────────────────────────────────────────
 
     def take_wanted(self) -> list[bytes]:
-        """The keys to ask for now; the caller sends one lookup for all of them."""
+        """The keys to query now; the caller sends one lookup for all of them."""
         wanted, self.wanted = self.wanted, []
         return wanted
 
     def sent(self, now_s: float) -> None:
-        """A question was sent: from now on the server owes an answer."""
-        self.asked = True
-        self.questions += 1
+        """A query was sent: the wait for its reply begins."""
+        self.queried = True
+        self.queries += 1
         if self._owed_since_s is None:
             self._owed_since_s = now_s
 
@@ -172,58 +172,136 @@ class Waiting:
         """The server's reply to a lookup of `keys`, which came at `now_s`."""
         self._question_ended(now_s)
         for key, state in zip(keys, states, strict=True):
-            if self.states.get(key) is None:  # else given up meanwhile
+            if self.states.get(key) is None:  # else a miss by now
                 self.states[key] = _STATES[state]
         if KeyState.PENDING in states:
             self._owed_since_s = now_s
 
     def unanswered(self, keys: Iterable[bytes], reason: Missed, now_s: float) -> None:
-        """A question ended without an answer: its keys are misses for this request."""
+        """A query ended without a reply: its keys are misses for this request."""
         self._question_ended(now_s)
         self.give_up(keys, reason)
 
     def _question_ended(self, now_s: float) -> None:
         self.news = True
-        self.questions -= 1
+        self.queries -= 1
         if self._owed_since_s is not None:
             self.owed_s += max(0.0, now_s - self._owed_since_s)
-            self._owed_since_s = now_s if self.questions else None
+            self._owed_since_s = now_s if self.queries else None
 
     def give_up(self, keys: Iterable[bytes], reason: Missed) -> None:
-        """These keys are misses for this request; `FOR_NOW`, or whatever the server holds."""
+        """Make these keys misses for this request: `FOR_NOW`, or even if the server holds them."""
         for key in keys:
             self.states[key] = reason
             if reason in FOR_NOW:
                 self.missed_for_now[key] = None
 
     def answered_again(self, keys: Iterable[bytes], states: bytes | None) -> None:
-        """The reply to a lookup of keys that were a miss for now, or None when there was none."""
-        self.asks_again = False
+        """The reply to a query of keys that were a miss for now, or None without a reply."""
+        self.queried_again = False
         for key, state in zip(keys, states or (), strict=states is not None):
             if self.missed_for_now.pop(key, True) is None:  # else forgotten meanwhile
                 self.states[key] = _STATES[state]
                 self.news = True
 
     def load_failed(self, keys: Iterable[bytes]) -> None:
-        """A load failed: a miss for every request that asked for the key, or it would loop."""
+        """A load failed: the keys are misses for this request, which would otherwise loop."""
         self.give_up([key for key in keys if key in self.states], Missed.LOAD_FAILED)
 
-    def ask_again(self) -> None:
-        """The engine preempted the request, and will look it up anew: what it knew is old. Only
-        loads that failed are remembered."""
+    def restart(self) -> None:
+        """The engine preempted the request and will look it up again: drop replies, and remember
+        only failed loads."""
         failed = [key for key, state in self.states.items() if state is Missed.LOAD_FAILED]
         self._forget()
         self.give_up(failed, Missed.LOAD_FAILED)
 
     def forget_answers(self) -> None:
-        """The weights may have changed: what was found belongs to the old ones."""
+        """The weights may have changed: drop replies that belong to the old ones."""
         self._forget()
 
     def _forget(self) -> None:
         self.states, self.wanted = {}, []
         self.generation += 1
-        self.questions, self._owed_since_s = 0, None
-        self.asked = self.judged = self.held = False
-        self.owed_s, self.looks, self.loads = 0.0, 0, 0
+        self.queries, self._owed_since_s = 0, None
+        self.queried = self.judged = self.held = False
+        self.owed_s, self.lookup_steps, self.loads = 0.0, 0, 0
         self.blocked_on = None
-        self.missed_for_now, self.asks_again = {}, False
+        self.missed_for_now, self.queried_again = {}, False
+
+
+# Lookups without progress before a request gives up. An admitted prompt releases its room only
+# after its rows were copied to the engine, which takes a few steps.
+LOOKUPS_WITHOUT_PROGRESS = 8
+
+
+class Room(Enum):
+    """Result of a request for rows."""
+
+    GRANTED = auto()
+    WAIT = auto()
+    NEVER = auto()  # other prompts hold their rows and make no progress
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """A request that waits for rows, and the time without a release of any."""
+
+    releases: int
+    step: int
+    now_s: float
+    lookup_steps: int = 0
+    waited_s: float = 0.0
+
+
+class PoolRoom:
+    """Rows reserved for requests, first come, first served.
+
+    While a request waits, later ones of the same step wait too. Otherwise short prompts could
+    starve a long one.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._held: dict[str, int] = {}
+        self._waiters: dict[str, _Waiter] = {}
+        self._releases = 0
+        self._full_in_step = -1
+
+    @property
+    def num_held(self) -> int:
+        """Rows reserved and not released."""
+        return sum(self._held.values())
+
+    def take(self, request_id: str, rows: int, *, most_rows: int, now_s: float, step: int) -> Room:
+        """Reserve `rows` rows in all for this request, including those it holds, while all requests
+        together hold at most `most_rows`. A request alone always gets room."""
+        held = self._held.get(request_id, 0)
+        # A request that holds rows gets more: two that wait for each other would deadlock.
+        if not held and (
+            self._full_in_step == step or (self._held and self.num_held + rows > most_rows)
+        ):
+            self._full_in_step = step
+            return self._wait(request_id, now_s, step)
+        self._held[request_id] = max(held, rows)
+        self._waiters.pop(request_id, None)
+        return Room.GRANTED
+
+    def release(self, request_id: str) -> None:
+        """The request was scheduled or has ended: release its room, if it has any."""
+        self._waiters.pop(request_id, None)
+        if self._held.pop(request_id, None) is not None:
+            self._releases += 1
+
+    def _wait(self, request_id: str, now_s: float, step: int) -> Room:
+        waiter = self._waiters.get(request_id)
+        if waiter is None or waiter.releases != self._releases:
+            self._waiters[request_id] = _Waiter(self._releases, step, now_s)
+            return Room.WAIT
+        if step == waiter.step + 1:  # else the engine was busy meanwhile and made no lookups
+            waiter.waited_s += now_s - waiter.now_s
+            waiter.lookup_steps += 1
+        waiter.step, waiter.now_s = step, now_s
+        stuck = (
+            waiter.waited_s > self._patience_s and waiter.lookup_steps >= LOOKUPS_WITHOUT_PROGRESS
+        )
+        return Room.NEVER if stuck else Room.WAIT

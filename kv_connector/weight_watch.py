@@ -1,12 +1,12 @@
-"""The weights of a running worker, watched: a digest of a few bytes of every parameter.
+"""Watch on the weights of a running worker: a digest of a few bytes of every parameter.
 
 vLLM can change weights while it runs: `reload_weights`, weight transfers of a trainer, a worker
-extension. None of them reports it to a connector. So each worker takes a sample once a second, in
-a step of the engine, and whenever the scheduler asks for one.
+extension. None of them notifies a connector. So each worker takes a sample once a second, in a
+step of the engine, and whenever the scheduler requests one.
 
-A sample is 8 windows of 32 bytes of each parameter, at places chosen by its name; a shorter one is
-read whole. On a GPU the windows are gathered and copied into page-locked memory behind the step's
-work, and read in a later step, when an event shows that they have come: no step waits for it.
+A sample is 8 windows of 32 bytes of each parameter, at positions chosen by its name; a shorter
+parameter is read whole. On a GPU the windows are gathered and copied into page-locked memory after
+the step's work, and read in a later step, once an event shows that the copy is done: no step waits.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 WINDOWS = 8
 WINDOW_BYTES = 32
 WHOLE_BYTES = WINDOWS * WINDOW_BYTES
-"""What a sample has of one parameter."""
+"""Bytes of one parameter in a sample."""
 
 PERIOD_S = 1.0
 
@@ -32,10 +32,10 @@ Models = Callable[[], Iterable[torch.nn.Module]]
 
 
 def models_of_caller() -> Models | None:
-    """The models of the model runner that has called, however indirectly; None without one.
+    """The models of the model runner on the call stack; None without one.
 
-    vLLM hands a connector no model. It calls `register_kv_caches` from a method of its runner,
-    which may be given another model later. The runner is not kept alive.
+    vLLM passes no model to a connector. It calls `register_kv_caches` from a method of its runner,
+    whose model may be replaced later. The runner is not kept alive.
     """
     frame = inspect.currentframe()
     while frame is not None:
@@ -60,17 +60,17 @@ def _models_of(runner: "weakref.ref[Any]") -> Models:
 
 
 def why_not_watched(config: "VllmConfig") -> str | None:
-    """Why the parameters of this worker change although the model does not; None if they don't."""
+    """Why this worker's parameters change while the model stays the same; None if they do not."""
     offload = config.offload_config
     if offload.offload_backend == "prefetch" or offload.prefetch.offload_group_size > 0:
-        return "weights are brought from the host layer by layer"
+        return "weights are copied from the host layer by layer"
     if config.parallel_config.enable_eplb:
         return "experts move between workers"
     return None
 
 
 class _Staging:
-    """Where the windows of one device's parameters are gathered, and where they are read."""
+    """Memory for the windows of one device's parameters: `there` to gather, `here` to read."""
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         self.there = torch.empty(num_bytes, dtype=torch.uint8, device=device)
@@ -79,7 +79,7 @@ class _Staging:
             self.here = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
     def begin(self, wide: list[torch.Tensor], short: list[torch.Tensor]) -> Any:
-        """Gather and copy; gives the event after which `here` holds the sample, or None."""
+        """Gather and copy. Returns the event after which `here` holds the sample, None on a CPU."""
         split = len(wide) * WHOLE_BYTES
         if wide:
             torch.cat(wide, out=self.there[:split].view(-1, WINDOW_BYTES))
@@ -94,9 +94,9 @@ class _Staging:
 
 
 class WeightSampler:
-    """Samples of the parameters that the models have at the time; one is under way at most.
+    """Samples of the models' present parameters; at most one is under way.
 
-    It keeps no parameter alive: one that is replaced gives its memory back at once.
+    It keeps no parameter alive: the memory of a replaced one is freed at once.
     """
 
     def __init__(self, models: Models) -> None:
@@ -108,8 +108,8 @@ class WeightSampler:
 
     @torch.no_grad()
     def begin(self) -> None:
-        """Take a sample of the parameters as the work submitted so far has left them. Raises
-        `ValueError` where none can be read."""
+        """Sample the parameters as they are after the work submitted so far. Raises `ValueError`
+        where none can be read."""
         layout, places = hashlib.blake2b(digest_size=16), dict[str, _Place]()
         found: dict[torch.device, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for model in self._models():
@@ -141,12 +141,13 @@ class WeightSampler:
         return all(event.query() for event in self._events)
 
     def wait(self) -> None:
-        """Until it can be read; not within a step."""
+        """Block until the sample can be read. Not for use within a step."""
         for event in self._events:
             event.synchronize()
 
     def digest(self) -> str:
-        """Of the sample that is done, and of the parameters' names, shapes and types."""
+        """A digest of the last sample, which must be done, and of the parameters' names, shapes
+        and types."""
         digest = hashlib.blake2b(self._layout, digest_size=16)
         for staging in self._staging.values():
             digest.update(staging.here.numpy())
@@ -154,8 +155,8 @@ class WeightSampler:
 
 
 def _readable(tensor: torch.Tensor) -> bool:
-    """Whether its bytes are in memory that it has to itself: not those of a packed kernel format,
-    nor of a parameter that has no memory yet."""
+    """Whether the tensor's bytes are in memory of its own. False for a packed kernel format and
+    for a parameter without memory."""
     try:
         return not tensor.is_meta and tensor.untyped_storage().nbytes() > 0
     except (RuntimeError, NotImplementedError):
@@ -163,8 +164,8 @@ def _readable(tensor: torch.Tensor) -> bool:
 
 
 class _Place:
-    """Where in a parameter's memory the windows lie: in equal parts of it, from its first element
-    to its last; or all of it where that is short. It holds none of that memory."""
+    """Positions of the windows in a parameter's memory: one in each equal part from its first
+    element to its last, or all of a short one. Holds no reference to that memory."""
 
     def __init__(self, name: str, tensor: torch.Tensor) -> None:
         self._geometry = _geometry(tensor)
@@ -184,7 +185,7 @@ class _Place:
         self._steps = (1,) if self.is_short else (part, 1)
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether this is right for a tensor of the same name."""
+        """Whether these positions are right for a tensor of the same name."""
         return self._geometry == _geometry(tensor)
 
     def view(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -201,12 +202,12 @@ class Known(NamedTuple):
     """A sample that has been read."""
 
     digest: str
-    look: int
-    """The scheduler's look that it was taken for."""
+    sample_request: int
+    """The number of the scheduler's request for which it was taken."""
 
 
 class WeightWatch:
-    """A worker's: when to take a sample, and what the last one was. `at_start` waits for it."""
+    """A worker's samples: their schedule and the last one. The constructor waits for the first."""
 
     def __init__(self, models: Models, clock: Callable[[], float] = time.monotonic) -> None:
         self._sampler = WeightSampler(models)
@@ -214,30 +215,31 @@ class WeightWatch:
         self._sampler.begin()
         self._sampler.wait()
         self.at_start = self._sampler.digest()
-        """The digest when the worker started."""
+        """The digest at the worker's start."""
         self._next_s = clock() + PERIOD_S
-        self._look = 0
-        """The look of the scheduler's that the sample under way, or the last one, is for."""
+        self._sample_request = 0
+        """The scheduler's request for which the sample under way, or the last one, is taken."""
         self._under_way = False
 
-    def step(self, look: int | None) -> Known | None:
-        """Call once in a step, behind its work. Gives what has become known.
+    def step(self, sample_request: int | None) -> Known | None:
+        """Call once in a step, after its work is submitted. Returns a sample that was completed.
 
-        `look` is the scheduler's newest: it grows when a sample is to be taken at once. With
-        None the weights must not be touched in this step: the engine may be asleep.
+        `sample_request` is the number of the scheduler's newest request, which grows when a sample
+        is due at once. With None the weights must not be read in this step: the engine may be
+        asleep.
         """
         known = None
         if self._under_way and self._sampler.done:
             self._under_way = False
-            known = Known(self._sampler.digest(), self._look)
-        if look is None or self._under_way:
+            known = Known(self._sampler.digest(), self._sample_request)
+        if sample_request is None or self._under_way:
             return known
         now_s = self._clock()
-        if look == self._look and now_s < self._next_s:
+        if sample_request == self._sample_request and now_s < self._next_s:
             return known
         self._sampler.begin()
-        self._look, self._next_s, self._under_way = look, now_s + PERIOD_S, True
-        if self._sampler.done:  # on a CPU it is there at once
+        self._sample_request, self._next_s, self._under_way = sample_request, now_s + PERIOD_S, True
+        if self._sampler.done:  # on a CPU it is done at once
             self._under_way = False
-            known = Known(self._sampler.digest(), self._look)
+            known = Known(self._sampler.digest(), self._sample_request)
         return known

@@ -1,4 +1,4 @@
-"""The identity of weights, from samples of every tensor."""
+"""Identity of a model's weights, from samples of every tensor in its files."""
 
 import copy
 import hashlib
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
 
 _WINDOW_BYTES = 4 << 10
-# A tensor of no more than this is read whole: norms, biases, scales.
+# A tensor up to this size is read whole: norms, biases, scales.
 _SMALL_BYTES = 32 << 10
-# A tensor has two windows, and one more for each of these, up to the most.
+# A tensor has two windows, and one more for each of these, at most `_MOST_WINDOWS`.
 _BYTES_PER_WINDOW = 8 << 20
 _MOST_WINDOWS = 16
 _PLAIN_WINDOWS = 4096
@@ -30,18 +30,18 @@ _HEAD_BYTES = 1 << 20
 # safetensors itself refuses a longer header.
 _MOST_HEADER_BYTES = 100_000_000
 
-# Reads of one file wait for each other, those of several files do not: a cold disk or a
-# network file system answers many at once.
+# Reads of one file are sequential, those of several files parallel: a cold disk or a network file
+# system serves many at once.
 _FILES_AT_ONCE = 8
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def digest_of_files(files: Sequence[Path]) -> str:
-    """32 hexadecimal digits for the content of `files`, under their names without folders.
+    """32 hexadecimal digits for the content of `files` and their names without folders.
 
-    Raises `NotKnown` for a file that is not what its name says, `OSError` for one that cannot
-    be read.
+    Raises `NotKnown` for a file that is not of the format of its name, `OSError` for one that
+    cannot be read.
     """
     ordered = sorted(files, key=lambda path: path.name)
     with ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="kvferry-weights") as threads:
@@ -57,7 +57,7 @@ def _digest_of_file(path: Path) -> str:
     sampled = hashlib.sha256(f"{size}\n".encode())
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        # Without this the kernel reads 128 KiB and more around every window.
+        # Without this the kernel reads at least 128 KiB around every window.
         os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
         for piece in _pieces(path, descriptor, size):
             sampled.update(piece)
@@ -67,7 +67,7 @@ def _digest_of_file(path: Path) -> str:
 
 
 def _named_digest(path: Path) -> str | None:
-    """The SHA-256 that a file of the hub's cache has for a name: `snapshots/…/x -> blobs/<it>`."""
+    """The SHA-256 in the name of a file of the hub's cache: `snapshots/…/x -> blobs/<SHA-256>`."""
     if not path.is_symlink():
         return None
     blob = path.resolve()
@@ -110,8 +110,8 @@ def _zip(path: Path, descriptor: int) -> Iterator[bytes]:
         members = archive.infolist()
     for member in members:
         yield f"{member.filename} {member.file_size} {member.CRC}\n".encode()
-        # The windows reach over the member's own header, which is no harm: they are only
-        # there for a container that was written without CRC-32.
+        # The windows are only for a container written without CRC-32. They include the member's
+        # own header, which is harmless.
         yield from _windows(descriptor, member.filename, member.header_offset, member.compress_size)
 
 
@@ -124,8 +124,8 @@ def _plain(descriptor: int, size: int) -> Iterator[bytes]:
 def _windows(
     descriptor: int, name: str, start: int, length: int, count: int | None = None
 ) -> Iterator[bytes]:
-    """Windows of the `length` bytes at `start`, one in each equal part, at a place that `name`
-    chooses; all of the bytes when they are few."""
+    """Windows of the `length` bytes at `start`: one in each equal part, at a position derived from
+    `name`; all of the bytes if they are few."""
     count = count or min(_MOST_WINDOWS, 2 + length // _BYTES_PER_WINDOW)
     if length <= max(_SMALL_BYTES, count * _WINDOW_BYTES):
         yield os.pread(descriptor, length, start)
@@ -137,8 +137,8 @@ def _windows(
         yield os.pread(descriptor, _WINDOW_BYTES, start + i * part + offset)
 
 
-# Formats of vLLM's default loader. It gives the same values for the same files, however it
-# reads them. "npcache" is missing: it reads a converted copy, which may be older than the files.
+# Formats of vLLM's default loader: equal files give equal values. "npcache" is missing: it reads a
+# converted copy, which may be older than the files.
 _DEFAULT_FORMATS = frozenset(
     ("auto", "hf", "safetensors", "fastsafetensors", "instanttensor", "mistral", "pt")
 )
@@ -148,25 +148,24 @@ _FOLDER_FORMATS = frozenset(("runai_streamer", "runai_streamer_sharded", "sharde
 
 
 def loader_of(load: "LoadConfig") -> str:
-    """What turns the files into weights. Two formats of the default loader are one."""
+    """The loader of the weights; all formats of the default loader count as one."""
     name = str(load.load_format)
     return "default" if name in _DEFAULT_FORMATS else name
 
 
 def weights_of(model: "ModelConfig", load: "LoadConfig") -> str:
-    """A digest of the weights; a random value where they are random. Raises `NotKnown`, and
-    `OSError` for a file that cannot be read."""
+    """A digest of the weights; a random value for random weights. Raises `NotKnown`, and `OSError`
+    for a file that cannot be read."""
     if load.load_format == "dummy":
-        # Some of them are seeded and some are whatever memory held, so that not even the next
-        # start of this engine has the same.
+        # Some are seeded and some are uninitialized memory, so the next start of this engine has
+        # others.
         return f"random {secrets.token_hex(8)}"
     return digest_of_files(_files(model, load))
 
 
 def model_folder(model: str, revision: str | None, cache: str | None) -> Path:
-    """Where the files of a model are on this host: itself, or its snapshot in the hub's cache.
-
-    Reads no network. Raises `NotKnown`.
+    """The folder of a model's files on this host: `model` itself, or its snapshot in the hub's
+    cache. Uses no network. Raises `NotKnown`.
     """
     if os.path.isdir(model):
         return Path(model)
@@ -178,7 +177,7 @@ def model_folder(model: str, revision: str | None, cache: str | None) -> Path:
         found = huggingface_hub.snapshot_download(
             model, revision=revision, cache_dir=cache, local_files_only=True
         )
-    except Exception as error:  # the hub raises its own kinds, of which a name is ValueError
+    except Exception as error:  # the hub raises types of its own, and ValueError for a bad name
         raise NotKnown(f"{model} is neither a folder nor in the hub's cache") from error
     return Path(found)
 
@@ -194,14 +193,14 @@ def _files(model: "ModelConfig", load: "LoadConfig") -> list[Path]:
         return _some(Path(source).glob("*.safetensors"), source)
     if load.load_format == "gguf" and os.path.isfile(source):
         return [Path(source)]
-    raise NotKnown(f"--load-format {load.load_format}: nothing here can identify its weights")
+    raise NotKnown(f"--load-format {load.load_format}: its weights cannot be identified")
 
 
 def _files_of_default_loader(folder: Path, load: "LoadConfig", *, from_hub: bool) -> list[Path]:
     if not from_hub or load.load_format != "auto":
         return _asked(folder, load)
-    # For a model of the hub the loader lists the remote files, offline none, and chooses
-    # between two formats by that. Both are taken here, as far as they were downloaded.
+    # For a model of the hub the loader lists the remote files, or offline none, and chooses
+    # between two formats by them. Here both are taken, as far as they were downloaded.
     found: set[Path] = set()
     for load_format in ("hf", "mistral"):
         one = copy.copy(load)
@@ -214,7 +213,7 @@ def _files_of_default_loader(folder: Path, load: "LoadConfig", *, from_hub: bool
 
 
 def _asked(folder: Path, load: "LoadConfig") -> list[Path]:
-    """The files that vLLM's loader takes from a folder."""
+    """The files that vLLM's loader reads from a folder."""
     from vllm.model_executor.model_loader import DefaultModelLoader, get_model_loader
 
     loader: Any = get_model_loader(load)

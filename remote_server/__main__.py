@@ -9,9 +9,8 @@ from functools import partial
 
 from remote_server.admin.admin import Admin
 from remote_server.errors import ConfigError
-from remote_server.malloc import keep_freed_memory
-from remote_server.open_files import named_when_missing, raise_limit
 from remote_server.plain_text import PlainFormatter, plain
+from remote_server.process_limits import keep_freed_memory, named_when_missing, raise_limit
 from remote_server.server import settings
 from remote_server.server.server import Server
 from remote_server.sizes import format_bytes
@@ -22,8 +21,8 @@ def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_s
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Keep KV-cache blocks for vLLM engines on this or other hosts.",
-        epilog="Every setting may also be a variable, KVFERRY_MEMORY=8GiB, or stand in the file. "
-        "SIGTERM or Ctrl-C drains and leaves; a second one leaves at once.",
+        epilog="Every setting may also be a variable, KVFERRY_MEMORY=8GiB, or be in the file. "
+        "SIGTERM or Ctrl-C drains and exits; a second one exits at once.",
         allow_abbrev=False,
     )
     settings.add_flags(parser)

@@ -1,11 +1,11 @@
-"""Addresses of cache servers, as operators write them; the one place that reads them.
+"""Addresses of cache servers, as operators write them; only this module parses them.
 
     tcp://10.0.0.7:5757                            where a client connects
     tcp://10.0.0.7:5757?keys=/path/client.key      the same, with the key file for that server
     tcp://127.0.0.1:*                              where a server listens, on any free port
 
-TCP is the only way to a server. On the server's own host blocks go through shared memory beside
-it, so an `ipc://` address would change nothing but the small messages.
+TCP is the only transport to a server. On the server's own host blocks go through shared memory
+beside it, so an `ipc://` address would change only the small messages.
 """
 
 import ipaddress
@@ -22,7 +22,7 @@ _HOST = re.compile(r"[0-9A-Za-z_]([0-9A-Za-z._-]*[0-9A-Za-z_])?")
 
 
 class ServerAddress(NamedTuple):
-    """Where a client connects, and with which keys."""
+    """Address of a server, and the keys to connect with."""
 
     endpoint: str
     """`tcp://host:port`."""
@@ -32,8 +32,8 @@ class ServerAddress(NamedTuple):
 
 
 def server_address(text: str, setting: str = "server") -> ServerAddress:
-    """`tcp://host:port`, or `tcp://host:port?keys=FILE`: one setting for both, because a key
-    file is for the one server that it names. Raises `ConfigError`, as `check_endpoint`."""
+    """`tcp://host:port`, or `tcp://host:port?keys=FILE`: one setting for both, because a key file
+    is for the one server that it names. Raises `ConfigError`, as `check_endpoint`."""
     endpoint, question, query = text.partition("?")
     check_endpoint(endpoint, setting)
     if not question:
@@ -46,8 +46,8 @@ def server_address(text: str, setting: str = "server") -> ServerAddress:
 
 
 def check_endpoint(text: str, setting: str) -> None:
-    """Raise `ConfigError` when a client cannot connect to `text`: one sentence with `setting`,
-    the whole address and the part of it that is wrong. An empty `setting` is left out."""
+    """Raise `ConfigError` when a client cannot connect to `text`: one sentence with `setting`, the
+    whole address and its wrong part. An empty `setting` is omitted."""
     host, port = _host_and_port(text, setting)
     if host == _ANY or port == _ANY:
         which = "host" if host == _ANY else "port"
@@ -55,7 +55,7 @@ def check_endpoint(text: str, setting: str) -> None:
 
 
 def is_loopback(bind: str) -> bool:
-    """Whether only this machine can reach `bind`, where a server listens; its host and its port
+    """Whether only this machine can reach `bind`, a server's listening address, whose host and port
     may be `*`. Raises `ConfigError`, as `check_endpoint`."""
     host, _ = _host_and_port(bind, "bind")
     return host in ("localhost", "[::1]", "lo") or is_loopback_number(host)

@@ -1,4 +1,4 @@
-"""JSON for scripts and for people who read it in a terminal."""
+"""JSON for scripts and for terminals."""
 
 import json
 from typing import Any

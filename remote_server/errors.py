@@ -1,23 +1,23 @@
-"""Every error this project raises, as one tree that tells the caller what to do.
+"""All errors of this project, as one tree ordered by the caller's reaction.
 
     KVFerryError
     ├── ConfigError               an operator must change something; raised at start-up
     ├── ProtocolError
-    │   ├── LocalProtocolError    we were about to send nonsense: a bug on this side
-    │   └── RemoteProtocolError   the peer sent nonsense: answer or drop it, keep serving
-    ├── RequestRefused            the server understood and said no; `code` says why
+    │   ├── LocalProtocolError    this side built an invalid message: a bug on this side
+    │   └── RemoteProtocolError   the peer sent an invalid message: answer or drop it, keep serving
+    ├── RequestRefused            the server understood and refused; `code` has the reason
     ├── ServerUnavailable         unreachable, draining or closed: count it, treat it as a miss
     └── DeadlineExceeded          too slow to be worth it: recompute
 
-Losing the cache never fails a request: the last three become misses where the engine meets
-the cache (`kv_connector/remote_tier.py`) and are counted there by reason.
+The loss of the cache never fails a request: the last three become misses where the engine meets the
+cache (`kv_connector/remote_tier.py`) and are counted there by reason.
 """
 
 from remote_server.plain_text import plain
 
 
 class KVFerryError(Exception):
-    """Root of the tree; catch it to catch everything of ours and nothing else."""
+    """Root of the tree; it covers every error of this project and no other."""
 
 
 class ConfigError(KVFerryError):
@@ -43,21 +43,21 @@ class RequestRefused(KVFerryError):
     """
 
     def __init__(self, code: str, message: str) -> None:
-        # The server quotes what its peers sent, and this goes into logs and terminals.
+        # The server quotes text of its peers, and this goes into logs and terminals.
         super().__init__(plain(f"{message} [{code}]"))
         self.code = code
         self.message = message
 
 
 class ServerUnavailable(KVFerryError):
-    """No server is there to ask right now. The client keeps reconnecting by itself."""
+    """No server can be reached now. The client keeps reconnecting by itself."""
 
 
 class DeadlineExceeded(KVFerryError):
-    """The answer did not come in the time it was worth waiting for."""
+    """The reply did not come within the time that it is worth."""
 
 
 def without_frames(error: KVFerryError | None) -> KVFerryError | None:
-    """`error`, fit to be kept in a result: its traceback would keep alive what the frames that
-    it passed through were working on, a caller's rows among them."""
+    """`error` without its traceback, fit to be kept in a result: a traceback keeps the locals of
+    its frames alive, a caller's rows among them."""
     return None if error is None else error.with_traceback(None)

@@ -1,7 +1,7 @@
 """Fault points: places where a test holds a thread while time passes elsewhere.
 
 A `Gate` is before a piece of work. A `Point` is inside a transfer over shared memory, where a
-process may be stopped and do harm later: a test replaces a lane's `gate`.
+stopped process may do harm later: a test replaces a channel's `gate`.
 """
 
 import threading
@@ -11,10 +11,10 @@ from enum import Enum, auto
 
 
 class Gate:
-    """A door before a piece of work, always open, that a test can shut.
+    """A gate before a piece of work, always open, that a test can shut.
 
-    A loop asks `is_open` before each turn of it, and is told by `on_open`; a thread of its own
-    waits there.
+    A loop reads `is_open` before each turn of the work and receives `on_open`; a thread of its own
+    calls `wait`.
     """
 
     def __init__(self, on_open: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class Gate:
 
     @contextmanager
     def shut(self) -> Iterator[None]:
-        """What is behind the gate waits until this block ends."""
+        """The work behind the gate waits until this block ends."""
         self._open.clear()
         try:
             yield
@@ -49,11 +49,11 @@ class Point(Enum):
     SENT = auto()  # from here on the server may read the rows
     BEFORE_COPY = auto()  # of the next blocks of a get
     BEFORE_CHECKSUM = auto()  # they have landed
-    BEFORE_GENERATION = auto()  # they are what their checksums say
+    BEFORE_GENERATION = auto()  # their checksums are right
 
 
 Pause = Callable[[Point], None]
 
 
 def no_pause(_: Point) -> None:
-    """Nobody waits."""
+    """Do not pause."""

@@ -1,4 +1,4 @@
-"""Parts of the server's turn, run so that the failure of one ends nothing but itself."""
+"""Guard: runs parts of the server's turn so that the failure of one affects only itself."""
 
 import logging
 import time
@@ -10,18 +10,18 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
-# A part that has failed so often without a success in between is taken to be broken for good.
+# Failures in a row after which a part counts as broken for good.
 MANY_FAILURES = 10
 
-# A part that is broken may be due in every turn: the turns then take this long, and the log has
-# one traceback in so many seconds.
+# A broken part may be due in every turn: then a turn takes this long, and the log has one traceback
+# in so many seconds.
 PAUSE_S = 0.01
 LOG_AGAIN_S = 10.0
 
 
 class Guard:
-    """One thread, the loop's. A failure here is a bug of ours, or a machine without memory: it is
-    logged with its traceback, counted, and the loop goes on serving all others."""
+    """For the loop's thread alone. A failure here is a bug of ours, or a machine without memory: it
+    is logged with its traceback, counted, and the loop goes on serving all others."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Guard:
         self._log_again_at: dict[str, float] = {}
 
     def run(self, part: str, step: Callable[[], Result], instead: Result) -> Result:
-        """What `step` returns, or `instead` when it raises. `part` names it for people."""
+        """The result of `step`, or `instead` when it raises. `part` names it for people."""
         try:
             result = step()
         except Exception:

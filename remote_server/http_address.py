@@ -1,4 +1,4 @@
-"""Where the admin HTTP listens: the setting, and the socket made from it."""
+"""Address of the admin HTTP: the setting, and the socket made from it."""
 
 import errno
 import re
@@ -34,7 +34,7 @@ class Address(NamedTuple):
 
 
 def parse(setting: str) -> Address | None:
-    """What `admin` says; None for `off`. Raises `ConfigError` when it is neither."""
+    """The address in `admin`; None for `off`. Raises `ConfigError` when it is neither."""
     if setting == OFF:
         return None
     match = re.fullmatch(r"http://(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z_.-]+):(\*|[0-9]{1,5})", setting)
@@ -49,7 +49,7 @@ def parse(setting: str) -> Address | None:
 def listen(address: Address) -> socket.socket:
     """A socket that listens there; connections wait in it until they are accepted.
 
-    Raises `ConfigError` when the address cannot be had.
+    Raises `ConfigError` when the address is not available.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

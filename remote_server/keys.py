@@ -1,4 +1,4 @@
-"""Keys for CURVE: who a server is, who a client is. `python -m remote_server.keys DIR TENANT…`
+"""Keys for CURVE, which identify servers and clients. `python -m remote_server.keys DIR TENANT…`
 
 Three kinds of files, all TOML. The server's pair and each client's pair are secret and must be
 readable by their owner alone; the tenants file (`server/tenant_config.py`) holds public keys only.
@@ -22,14 +22,14 @@ from remote_server.small_file import read_small, toml_of
 
 KEY_CHARS = 40  # 32 bytes in Z85, as ZeroMQ writes them
 
-# CURVE wraps each frame in so much at most, and libzmq's limit is on what is on the wire.
+# Largest overhead of CURVE per frame; libzmq's limit applies to the wrapped frame.
 CURVE_FRAME_BYTES = 64
 
 SERVER_FILE = "server.key"
 TENANTS_FILE = "tenants.toml"
 
 TENANT_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,63}")
-"""It names a table of the tenants file and a directory on the disk."""
+"""The name of a table in the tenants file and of a directory on the disk."""
 
 
 class ServerKeys(NamedTuple):
@@ -40,7 +40,7 @@ class ServerKeys(NamedTuple):
 
 
 class ClientKeys(NamedTuple):
-    """A client's pair, and the public key of the server that it believes, in Z85."""
+    """A client's pair, and the public key of the server that it trusts, in Z85."""
 
     server: bytes
     public: bytes
@@ -63,7 +63,7 @@ def read_client_keys(path: str) -> ClientKeys:
 
 
 def check_public_key(key: object) -> str:
-    """`key`, if it is one. Raises `ConfigError` with what is wrong, but not with its place."""
+    """`key`, if it is one. Raises `ConfigError` with the defect, but without the file."""
     if not isinstance(key, str) or len(key) != KEY_CHARS or not key.isascii():
         raise ConfigError(f"{key!r} is not a key of {KEY_CHARS} characters")
     try:
@@ -75,10 +75,10 @@ def check_public_key(key: object) -> str:
 
 
 def read_toml(path: str, setting: str, forbidden_mode: int, advice: str) -> dict[str, Any]:
-    """The content of a small file of ours. Raises `ConfigError`, also when its mode has any
-    bit of `forbidden_mode`, or it is neither ours nor root's.
+    """The content of a small file of ours. Raises `ConfigError`, also when its mode has any bit of
+    `forbidden_mode`, or its owner is neither this user nor root.
 
-    The mode is that of the file that is read, not of one that was there a moment before.
+    The mode is that of the opened file, not of one that was there a moment before.
     """
     data, status = read_small(path, setting)
     if stat.S_IMODE(status.st_mode) & forbidden_mode:
@@ -102,7 +102,7 @@ def _read_secret(path: str, setting: str, names: Sequence[str]) -> dict[str, byt
         try:
             check_public_key(entries[name])
         except ConfigError:
-            # Without the error's words, which quote what may be a secret.
+            # Without the error's text, which quotes what may be a secret.
             raise ConfigError(f"{setting}: {path}: {name} is not a key") from None
     pair = {name: entries[name].encode() for name in names}
     if zmq.curve_public(pair["secret_key"]) != pair["public_key"]:
@@ -114,11 +114,11 @@ def _read_secret(path: str, setting: str, names: Sequence[str]) -> dict[str, byt
 
 
 def make_keys(folder: Path, tenants: Sequence[str], suffix: str = "") -> list[str]:
-    """Make in `folder` what is missing for `tenants`: the server's pair and a tenants file, once,
-    and a client's pair for each tenant. Returns lines for people: what to put where.
+    """Make the missing files for `tenants` in `folder`: the server's pair and a tenants file, once,
+    and a client's pair for each tenant. Returns lines for people: which file goes where.
 
-    Nothing that exists is overwritten: raises `ConfigError` before anything is made when a
-    client's file is there already. `suffix` makes another pair for the same tenant.
+    Overwrites no file: raises `ConfigError` before any is made when a client's file exists.
+    `suffix` makes another pair for the same tenant.
     """
     for name in (*tenants, *([suffix] if suffix else [])):
         if not TENANT_NAME.fullmatch(name):
@@ -165,17 +165,17 @@ def _make(folder: Path, clients: dict[str, Path]) -> list[str]:
     ]  # fmt: skip
     if not os.path.lexists(tenants_file):
         _write_new(tenants_file, _TENANTS_HEAD + "\n".join(entries))
-        return [*lines, f"{tenants_file}  who may connect; quotas and namespaces go in there"]
+        return [*lines, f"{tenants_file}  permitted clients; add quotas and namespaces here"]
     return [*lines, f"put this into {tenants_file}, or its key beside those of its tenant:",
             *"\n".join(entries).splitlines()]  # fmt: skip
 
 
 _TENANTS_HEAD = """\
-# Who may connect, and what each may have. One table for each tenant:
+# Permitted clients and their shares. One table for each tenant:
 #   keys = [...]              public keys; two while one replaces the other
-#   memory = "4GiB"           its part of --memory; without it, an equal part of what is left
+#   memory = "4GiB"           its part of --memory; without it, an equal part of the rest
 #   disk = "64GiB"            its part of --disk-bytes; without it, none
-#   namespaces = ["team-a"]   what its namespaces must begin with; without it, anything
+#   namespaces = ["team-a"]   required prefixes of its namespaces; without it, any
 #   namespace_memory = "1GiB" the most of its memory for one namespace
 #   ttl_s = 86400             blocks older than this are gone; without it, --ttl-s
 
@@ -183,14 +183,14 @@ _TENANTS_HEAD = """\
 
 
 def _write_new(path: Path, text: str) -> None:
-    """Write a file that must not exist, for its owner alone from its first moment."""
+    """Write a file that must not exist yet, readable by its owner alone from the start."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(fd, "w", encoding="utf-8") as file:
         file.write(text)
 
 
 def main(arguments: Sequence[str] | None = None, prog: str = "python -m remote_server.keys") -> int:
-    """Returns the exit status: 0, or 2 when a file is in the way or cannot be written."""
+    """Returns the exit status: 0, or 2 when a file exists already or cannot be written."""
     parser = argparse.ArgumentParser(
         prog=prog,
         description="Make the key files of a server and its tenants. Overwrites nothing.",

@@ -1,6 +1,6 @@
-"""What a setting means, read from where it is defined: the string below each field of a class.
+"""Meanings of settings, read from the docstring below each field of a class.
 
-So `--help` and the tables in the documentation cannot differ from the code.
+`--help` and the tables in the documentation therefore cannot differ from the code.
 """
 
 import ast
@@ -13,8 +13,8 @@ from remote_server.sizes import format_bytes
 
 
 def described(kind: type[msgspec.Struct]) -> dict[str, str]:
-    """By field, in the order of the fields: its docstring as one line. A field without one is a
-    mistake in this project: raises `LookupError`."""
+    """By field, in the order of the fields: its docstring as one line. Raises `LookupError` for a
+    field without one, which is a mistake in this project."""
     texts: dict[str, str] = {}
     for one in reversed(kind.__mro__):
         if issubclass(one, msgspec.Struct) and one is not msgspec.Struct:

@@ -17,13 +17,13 @@ _UNITS = {
 }  # fmt: skip
 _SIZE = re.compile(r"[ \t]*([0-9]{1,18})(\.[0-9]{1,18})?[ \t]*([a-zA-Z]*)[ \t]*")
 
-# What fits into 63 bits, as files and messages have it.
+# Limit of sizes in files and messages: 63 bits.
 MOST_BYTES = 1 << 63
 
 
 def parse_bytes(value: int | str, setting: str = "size") -> int:
-    """`"512MiB"`, `"1GB"`, `"1073741824"` or an int, as bytes. KiB is 1024, kB is 1000. A part of
-    a byte, as in 1.1GiB, is left out; 1.5 bytes are no size.
+    """`"512MiB"`, `"1GB"`, `"1073741824"` or an int, as bytes. KiB is 1024, kB is 1000. A part of a
+    byte, as in 1.1GiB, is dropped; 1.5 bytes are no size.
 
     Raises `ConfigError` naming `setting` and the value.
     """
@@ -51,7 +51,7 @@ Size = Annotated[int, msgspec.Meta(ge=0)]
 """Bytes; an operator may write `8GiB`."""
 
 
-# Beyond any count of anything here, and within 64 bits.
+# Beyond any count here, and within 64 bits.
 MOST_DIGITS = 18
 
 _WHOLE = re.compile(r"[+-]?[0-9]+")

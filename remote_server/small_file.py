@@ -1,7 +1,7 @@
-"""Files that an operator names in a setting: small, regular, and read in one go.
+"""Small regular files that an operator names in a setting, read in one go.
 
-A setting may name anything by mistake: a directory, a device without an end, a pipe that no process
-writes to. None of them may hang the process, fill its memory or end it in a traceback.
+A setting may name anything by mistake: a directory, an endless device, a pipe without a writer.
+None of them may hang the process, fill its memory or end it in a traceback.
 """
 
 import os
@@ -16,7 +16,7 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class SmallFile(NamedTuple):
-    """What a file held, and its mode and owner at that moment."""
+    """Content of a file, and its mode and owner at that moment."""
 
     data: bytes
     status: os.stat_result
@@ -47,7 +47,7 @@ def read_small(path: str, setting: str) -> SmallFile:
 
 
 def toml_of(data: bytes, path: str, setting: str) -> dict[str, Any]:
-    """`data` as TOML. Raises `ConfigError` with `setting`, the path and what is wrong."""
+    """`data` as TOML. Raises `ConfigError` with `setting`, the path and the defect."""
     try:
         return tomllib.loads(data.decode())
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Long requests in steps, and whose step is next."""
+"""Turns: long requests in steps, and the order of their steps among tenants and connections."""
 
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
@@ -11,17 +11,17 @@ Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 Steps = Generator[None, None, Result]
-"""What is left to do of a request, and what comes of it."""
+"""The rest of a request's work, and its result."""
 
 # Keys of one step. A key costs up to 4 µs (put), mostly one: a millisecond at most.
 KEYS_PER_STEP = 256
 
-# The same of a lookup, whose keys cost 0.05 µs in memory and up to 1 µs with a disk and an age.
+# The same for a lookup, whose keys cost 0.05 µs in memory and up to 1 µs with a disk and a ttl.
 LOOKUP_KEYS_PER_STEP = 1024
 
 
 def parts(items: Sequence[Item], size: int = 0) -> Iterable[Sequence[Item]]:
-    """`items` in runs of a step each; one run, with none perhaps, where they are few."""
+    """`items` in runs of one step each; a single run, perhaps empty, when they are few."""
     size = size or KEYS_PER_STEP
     if len(items) <= size:
         return (items,)
@@ -29,7 +29,7 @@ def parts(items: Sequence[Item], size: int = 0) -> Iterable[Sequence[Item]]:
 
 
 def to_end(steps: Steps[Result]) -> Result:
-    """All of it at once."""
+    """Run all steps at once."""
     while True:
         try:
             next(steps)
@@ -40,30 +40,30 @@ def to_end(steps: Steps[Result]) -> Result:
 
 Work = TypeVar("Work")
 
-# Who comes back with work goes before those who were there all the time until it has had so much
-# more than the one that has had least.
+# Head start of a tenant or connection that returns with work: it precedes those that waited all the
+# time until it has had this much more than the least of them.
 AHEAD_S = 0.001
 
-# So many connections are remembered without a look at which of them matter still.
+# Connections that are remembered before stale ones are removed.
 FEW_CONNECTIONS = 64
 
 
 class _Place:
-    """What a tenant, or a connection, has had; and where it is among its like."""
+    """The time that a tenant, or a connection, has had, and its place among its peers."""
 
     __slots__ = ("had_s", "is_in_line")
 
     def __init__(self, had_s: float) -> None:
         self.had_s = had_s
         self.is_in_line = False
-        """Something of it waits, and it is in the line of its like or has its turn."""
+        """It has waiting work, and is in the line of its peers or has its turn."""
 
 
 Placed = TypeVar("Placed", bound=_Place)
 
 
 class _Line(Generic[Placed]):
-    """Those with something waiting, by what they have had."""
+    """A line of tenants or connections with waiting work, by the time they have had."""
 
     __slots__ = ("_heap", "_last", "_new", "least_s")
 
@@ -72,19 +72,19 @@ class _Line(Generic[Placed]):
         self._new = count(-(1 << 62))
         self._last = count()
         self.least_s = 0.0
-        """What the one whose turn it was last had had. Who comes now is taken to have had that."""
+        """The time that the holder of the last turn had had. A newcomer starts with it."""
 
     def join(self, place: Placed) -> None:
-        """It had nothing waiting until now: of those that have had the same it is the first."""
+        """Add one that had no waiting work, before those that have had the same time."""
         place.is_in_line = True
         heappush(self._heap, (max(self.least_s, place.had_s - AHEAD_S), next(self._new), place))
 
     def stay(self, place: Placed) -> None:
-        """It has had a turn, and something of it waits still."""
+        """Add one that has had a turn and has more waiting work."""
         heappush(self._heap, (max(self.least_s, place.had_s), next(self._last), place))
 
     def next(self) -> Placed:
-        """Whose turn it is; it is taken out of the line."""
+        """Remove and return the one whose turn it is."""
         self.least_s, _, place = heappop(self._heap)
         return place
 
@@ -103,7 +103,7 @@ class _Tenant(_Place):
 
 
 class _Connection(_Place):
-    """What one connection has waiting, in the order in which it came."""
+    """The waiting work of one connection, in the order of arrival."""
 
     __slots__ = ("num_bytes", "tenant", "waiting")
 
@@ -115,41 +115,41 @@ class _Connection(_Place):
 
 
 class Turns(Generic[Work]):
-    """Work that waits, of all connections. One thread.
+    """Waiting work of all connections. One thread.
 
-    A connection's work is done in the order in which it came. What it has had is remembered while
-    others have had less, also when nothing of it waits: otherwise one that always has one request
-    under way would always come first.
+    A connection's work is done in the order of arrival. The time that a connection has had is
+    remembered while others have had less, even when it has no waiting work: otherwise one that
+    always has a single request in flight would always come first.
     """
 
     def __init__(self, clock: Callable[[], float] = thread_time) -> None:
-        """By `clock` a step is measured. That of the thread's own time stands still while the
-        machine runs something else, for which no connection is to blame."""
+        """`clock` measures a step. A thread's own time, the default, stands still while the machine
+        runs other processes, which are no connection's fault."""
         self._clock = clock
         self._connections: dict[Hashable, _Connection] = {}
         self._tenants: dict[str, _Tenant] = {}
         self._line: _Line[_Tenant] = _Line()
-        self._look_at = FEW_CONNECTIONS
+        self._purge_at = FEW_CONNECTIONS
         self.num_waiting = 0
         self.num_bytes = 0
 
     def has(self, client: Hashable) -> bool:
-        """Whether something of `client` waits."""
+        """Whether `client` has waiting work."""
         return self.held_by(client)[0] > 0
 
     def held_by(self, client: Hashable) -> tuple[int, int]:
-        """How much of `client` waits: its number, and its bytes."""
+        """The waiting work of `client`: its number, and its bytes."""
         connection = self._connections.get(client)
         return (0, 0) if connection is None else (len(connection.waiting), connection.num_bytes)
 
     def held_by_tenant(self, name: str) -> tuple[int, int]:
-        """The same of all connections of a tenant."""
+        """The same for all connections of a tenant."""
         tenant = self._tenants.get(name)
         return (0, 0) if tenant is None else (tenant.num_waiting, tenant.num_bytes)
 
     def add(self, name: str, client: Hashable, work: Work, num_bytes: int = 0) -> None:
-        """`work` waits behind what `client`, a connection of the tenant `name`, has waiting.
-        `num_bytes` is what it holds of memory meanwhile."""
+        """Queue `work` behind the waiting work of `client`, a connection of the tenant `name`.
+        `num_bytes` is the memory that it holds meanwhile."""
         connection = self._connections.get(client) or self._new(name, client)
         connection.waiting.append((work, num_bytes))
         self._count(connection, 1, num_bytes)
@@ -160,8 +160,8 @@ class Turns(Generic[Work]):
             self._line.join(tenant)
 
     def take_turn(self, step: Callable[[Work], bool]) -> None:
-        """Give a step to the work whose turn it is; something must wait. `step` returns True when
-        the work is done. What raises in it is done as well."""
+        """Run a step of the work whose turn it is; there must be some. `step` returns True when the
+        work is done. Work whose step raises is done as well."""
         tenant = self._next_tenant()
         connection = self._next_connection(tenant)
         head = connection.waiting[0]
@@ -172,7 +172,7 @@ class Turns(Generic[Work]):
             took = self._clock() - began
             connection.had_s += took
             tenant.had_s += took
-            # A step may find that its client has gone, and drop what waits of it, this included.
+            # A step may find that its client has gone, and drop the client's work, this included.
             if done and connection.waiting and connection.waiting[0] is head:
                 connection.waiting.popleft()
                 self._count(connection, -1, -head[1])
@@ -188,7 +188,7 @@ class Turns(Generic[Work]):
                 self._forget_all()
 
     def drop(self, client: Hashable) -> list[Work]:
-        """What waited of `client`, which has gone; its caller ends it."""
+        """Remove and return the work of `client`, which has gone; the caller ends it."""
         connection = self._connections.get(client)
         if connection is None:
             return []
@@ -198,13 +198,13 @@ class Turns(Generic[Work]):
         return dropped  # type: ignore[return-value]
 
     def drop_all(self) -> list[Work]:
-        """What waited of everybody."""
+        """Remove and return all waiting work."""
         return [work for client in [*self._connections] for work in self.drop(client)]
 
-    # ── in parts ─────────────────────────────────────────────────────────────────────────
+    # ── private ──────────────────────────────────────────────────────────────────────────
 
     def _new(self, name: str, client: Hashable) -> _Connection:
-        if len(self._connections) >= self._look_at:
+        if len(self._connections) >= self._purge_at:
             self._forget_some()
         tenant = self._tenants.get(name)
         if tenant is None:
@@ -214,7 +214,7 @@ class Turns(Generic[Work]):
 
     def _next_tenant(self) -> _Tenant:
         while not (tenant := self._line.next()).num_waiting:
-            tenant.is_in_line = False  # what waited was dropped
+            tenant.is_in_line = False  # its work was dropped
         return tenant
 
     def _next_connection(self, tenant: _Tenant) -> _Connection:
@@ -231,17 +231,17 @@ class Turns(Generic[Work]):
         self.num_waiting += number
 
     def _forget_some(self) -> None:
-        """Those who would be where a new one begins."""
+        """Remove connections whose place a new one would have as well."""
         self._connections = {
             client: one
             for client, one in self._connections.items()
             if one.is_in_line or one.had_s > one.tenant.line.least_s
         }
-        self._look_at = max(FEW_CONNECTIONS, 2 * len(self._connections))
+        self._purge_at = max(FEW_CONNECTIONS, 2 * len(self._connections))
 
     def _forget_all(self) -> None:
-        """Nothing waits, so nobody is behind anybody."""
+        """Forget all: without waiting work there is no order."""
         self._connections.clear()
         self._tenants.clear()
         self._line = _Line()
-        self._look_at = FEW_CONNECTIONS
+        self._purge_at = FEW_CONNECTIONS

@@ -1,26 +1,26 @@
-"""What a benchmark asks of an engine, and what the engine tells.
+"""The interface of an engine: settings, requests, answers, counters, and the protocol `Engine`.
 
-A benchmark is written against the protocol `Engine` and the values here, so that it does not
-matter whether vLLM or something else computes. An engine goes through
+A benchmark uses only the protocol `Engine` and the values here, so that it does not matter whether
+vLLM or something else computes. The life of an engine is
 
     start → run, counters, settle, forget, limit_step … → restart → … → stop
 
-and is a context manager: however the block ends, no process of it is left. It serves one caller;
-nothing here is safe to call from two threads. Lengths are tokens, sizes bytes, times seconds.
+and is a context manager: however the block ends, all its processes end. It serves one caller;
+no method is safe to call from two threads. Lengths are tokens, sizes bytes, times seconds.
 
-The three levels that a prompt's tokens can come from, fast to large:
+A prompt's tokens come from three levels, from fast to large:
 
     engine   the engine's own prefix cache
     pool     the host's CPU pool
     server   the remote cache server
 
-What an implementation must hold to:
+Duties of an implementation:
 
 - Greedy: the same prompt gets the same tokens, and exactly `max_tokens` of them.
-- `run` hands over each request when it is due (`at_s` after the call), never holds one back, and
-  returns when the last has ended. Puts to the server may go on; `settle` waits for them.
-- `Answer.cached` says where the tokens of this one prompt really came from, as the engine itself
-  counts it and not as the benchmark expects it; the rest was computed.
+- `run` submits each request when it is due (`at_s` after the call), never delays one, and
+  returns when the last has ended. Puts to the server may continue; `settle` waits for them.
+- `Answer.cached` gives the true origin of this prompt's tokens, as the engine itself counts it
+  and not as the benchmark expects it; the rest was computed.
 - `counters` only grow between `start` and `stop`, and begin at 0 after a `restart`.
 - `restart` keeps nothing of the engine's cache and pool. The server is not the engine's.
 """
@@ -36,45 +36,45 @@ DIRECTIONS = ("engine_to_pool", "pool_to_engine", "pool_to_server", "server_to_p
 
 
 class EngineFailed(RuntimeError):
-    """The engine did not start, ended, or could not do what it was asked. It is of no use any
-    more: stop it. The message is for people, and ends with the log where there is one."""
+    """The engine did not start, ended, or could not carry out an order. It is unusable: stop it.
+    The message is for display, and ends with the log where there is one."""
 
 
 class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is started with. Engines to be compared differ in as little as possible."""
+    """Settings of an engine's start. Engines under comparison differ in as few as possible."""
 
     model: str
-    """A directory, or a name that vLLM knows how to find."""
+    """A directory, or a name that vLLM resolves."""
 
     kv_bytes_per_token: int
-    """All layers, keys and values. vLLM finds it out for itself; the caller does arithmetic."""
+    """All layers, keys and values. Used in the caller's arithmetic; vLLM computes its own."""
 
     max_model_len: int
     max_batched_tokens: int
-    """Most tokens that one step computes. `limit_step` lowers it while the engine runs."""
+    """The most tokens that one step computes. `limit_step` lowers it while the engine runs."""
 
     max_num_seqs: int
     block_tokens: int = 32
     engine_cache: bool = True
-    """Whether the engine keeps a prefix cache of its own. Keys of blocks are made either way."""
+    """Whether the engine has a prefix cache of its own. Keys of blocks are made either way."""
 
     engine_blocks: int | None = None
-    """Blocks of the engine's KV cache; None leaves it to vLLM."""
+    """Blocks of the engine's KV cache; None: vLLM's choice."""
 
     connector: Mapping[str, Any] | None = None
-    """Settings of the connector, `kv_connector_extra_config`. None: an engine without one.
-    Without `server` in it, the CPU pool works alone."""
+    """Settings of the connector, `kv_connector_extra_config`. None: an engine without a connector.
+    Without `server`, the CPU pool works alone."""
 
     async_scheduling: bool = False
     """Schedule a step while the one before it is computed. `start` raises `Skipped` where vLLM
-    does not."""
+    cannot."""
 
     watch: bool = False
-    """Keep when the worker computed and copied, for `take_spans`, and time the connector's hooks.
-    Costs some ten microseconds a step."""
+    """Record when the worker computed and copied, for `take_spans`, and time the connector's
+    hooks. Costs some ten microseconds a step."""
 
     extra: Mapping[str, Any] = msgspec.field(default_factory=dict)
-    """More of vLLM's engine arguments, by their Python names. They win."""
+    """More of vLLM's engine arguments, by their Python names. They take precedence."""
 
     @property
     def block_bytes(self) -> int:
@@ -92,8 +92,8 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One prompt. `at_s`: when it arrives, after the beginning of the batch. `params`: what the
-    client sends as `kv_transfer_params`."""
+    """One prompt. `at_s`: its arrival after the beginning of the batch. `params`: the client's
+    `kv_transfer_params`."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -102,11 +102,11 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class Answer(msgspec.Struct, frozen=True):
-    """What became of one request. Both times are since it arrived, so waiting for others counts."""
+    """The result of one request. Both times count from its arrival, waiting included."""
 
     prompt_tokens: int
     cached: dict[str, int]
-    """Prompt tokens by level; a level that gave none is there with 0."""
+    """Prompt tokens by level; a level that gave none has 0."""
 
     first_token_s: float
     total_s: float
@@ -114,12 +114,12 @@ class Answer(msgspec.Struct, frozen=True):
 
     @property
     def computed(self) -> int:
-        """Tokens of the prompt that no level had."""
+        """Tokens of the prompt found on no level."""
         return self.prompt_tokens - sum(self.cached.values())
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """What became of the requests of one `run`, in their order."""
+    """The results of the requests of one `run`, in their order."""
 
     answers: list[Answer]
     seconds: float
@@ -145,7 +145,7 @@ class Batch(msgspec.Struct, frozen=True):
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What moved between levels since the start, in bytes and, where known, seconds of copying."""
+    """Bytes moved between levels since the start and, where known, seconds of copying."""
 
     engine_to_pool: int = 0
     pool_to_engine: int = 0
@@ -154,7 +154,7 @@ class Counters(msgspec.Struct, frozen=True):
     engine_to_pool_s: float = 0.0
     pool_to_engine_s: float = 0.0
     hook_errors: int = 0
-    """Exceptions of the connector that were kept from the engine. Anything but 0 is a bug."""
+    """Exceptions of the connector that the engine did not see. Any value above 0 is a bug."""
 
     @property
     def moved(self) -> dict[str, int]:
@@ -162,14 +162,14 @@ class Counters(msgspec.Struct, frozen=True):
         return {name: getattr(self, name) for name in DIRECTIONS}
 
     def since(self, before: "Counters") -> "Counters":
-        """What was counted between `before` and now."""
+        """The counts between `before` and now."""
         return Counters(
             *(getattr(self, name) - getattr(before, name) for name in self.__struct_fields__)
         )
 
 
 class Span(msgspec.Struct, frozen=True):
-    """Something that a worker did, on the machine's monotonic clock."""
+    """One activity of a worker, on the machine's monotonic clock."""
 
     what: str
     """`compute`: a step of the model; `store`, `load`: one copy between engine and pool."""
@@ -178,16 +178,16 @@ class Span(msgspec.Struct, frozen=True):
     ended_s: float
     num_bytes: int = 0
     running_s: float = 0.0
-    """Of it, how long the thread had a core."""
+    """The part of it in which the thread had a core."""
 
 
 class Engine(Protocol):
-    """One engine; see the module for what its implementations promise. `EngineFailed` from any."""
+    """One engine; the module states its duties. Every method may raise `EngineFailed`."""
 
     settings: EngineSettings
 
     def start(self) -> Self:
-        """Return when requests can be run, with the server in reach if there is one."""
+        """Return when requests can run, connected to the server if there is one."""
         ...
 
     def run(self, requests: Sequence[Request]) -> Batch:
@@ -197,8 +197,8 @@ class Engine(Protocol):
     def counters(self) -> Counters: ...
 
     def settle(self, timeout_s: float = 60.0) -> float:
-        """Return once no copy and no put is under way, with the seconds that took. What was put
-        deferred may then not be readable yet: ask the server."""
+        """Return once no copy and no put is in flight, with the seconds that took. A deferred put
+        may not be readable yet: query the server."""
         ...
 
     def forget(self, *, pool: bool = False) -> None:
@@ -208,11 +208,11 @@ class Engine(Protocol):
         ...
 
     def limit_step(self, tokens: int) -> None:
-        """From now on a step computes at most `tokens`, up to `max_batched_tokens`."""
+        """A step from now on computes at most `tokens`, up to `max_batched_tokens`."""
         ...
 
     def take_spans(self) -> list[Span]:
-        """What the worker did since the last call; empty without `watch`."""
+        """The worker's activity since the last call; empty without `watch`."""
         ...
 
     def restart(self) -> None:
@@ -220,7 +220,7 @@ class Engine(Protocol):
         ...
 
     def stop(self) -> None:
-        """End it. Doing so again does nothing."""
+        """End it. A second call does nothing."""
         ...
 
     def __enter__(self) -> Self: ...

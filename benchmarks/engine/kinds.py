@@ -1,4 +1,4 @@
-"""The kinds of engines that `--engine` offers. What a kind is called is said in every result."""
+"""The kinds of engines that `--engine` offers. Every result names its kind."""
 
 from collections.abc import Callable
 
@@ -24,8 +24,8 @@ KINDS: dict[str, Callable[[EngineSettings, float | None], Engine]] = {
 
 
 def named(text: str) -> str:
-    """A kind as `--engine` takes it: `vllm`, `simulated`, or with the ratio of computing to
-    fetching that a simulated engine is to have, `simulated:12`. Raises `ValueError`."""
+    """A kind as `--engine` takes it: `vllm`, `simulated`, or `simulated:12` with the ratio of
+    computing to fetching for a simulated engine. Raises `ValueError`."""
     name, colon, ratio = text.partition(":")
     if name not in KINDS or (colon and (name != SIMULATED or not float(ratio) > 0)):
         raise ValueError(text)
@@ -39,6 +39,6 @@ def make(kind: str, settings: EngineSettings) -> Engine:
 
 
 def label(kind: str) -> str:
-    """What stands before every title and model name, so that nothing is taken for measured on
-    vLLM that was not."""
+    """The prefix of every title and model name, so that no simulated figure is taken for one of
+    vLLM."""
     return "" if kind == VLLM else f"{kind}{':1' if ':' in kind else ''}: "

@@ -1,4 +1,4 @@
-"""What is said between a benchmark and the process of its engine: one message, one answer."""
+"""Messages between a benchmark and the process of its engine: one order, one reply."""
 
 from typing import Any
 
@@ -41,11 +41,11 @@ class Done(msgspec.Struct, frozen=True, tag=True):
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The order was not carried out; `reason` is for people."""
+    """The order was not carried out; `reason` is for display."""
 
     reason: str
     skipped: bool = False
-    """It cannot be carried out here, which is no failure."""
+    """The order cannot be carried out on this machine; this is not a failure."""
 
 
 class Ran(msgspec.Struct, frozen=True, tag=True):

@@ -1,8 +1,8 @@
-"""Two sizes of every engine benchmark, and what each needs to run.
+"""Two sizes of every engine benchmark, and the conditions under which each can run.
 
-`laptop` runs here: a model made from nothing, prompts and counts that two cores manage in minutes.
-`paper` has the source's models and numbers, for a GPU host with the weights on its disk. Each
-number is a flag of its own; what is not given is the preset's.
+`laptop` runs here: a model made on the spot, with prompts and counts that two cores compute in
+minutes. `paper` has the source's models and numbers, for a GPU host with the weights on its disk.
+Each number is a flag; a number not given is the preset's.
 """
 
 import argparse
@@ -31,16 +31,16 @@ SHAPES: Mapping[str, Model] = {
     "meta-llama/Llama-3.1-8B": MODELS[4],
     "THUDM/glm-4-9b-chat-1m": MODELS[3],
 }
-"""Models by the names that `--model` takes: those of this repository, which are built on the spot,
-and those of the source, by the names under which vLLM finds them."""
+"""Models by the names that `--model` takes: this repository's, which are built on the spot, and
+the source's, by the names under which vLLM finds them."""
 
 SOURCE_RATIOS = "the source's: 12:1 for Qwen2.5-7B, 7:1 for Qwen2.5-3B"
-"""Seconds to compute the KV cache of 8,192 tokens, to seconds to get it from the server."""
+"""Seconds to compute the KV cache of 8,192 tokens to seconds to get it from the server."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbers:
-    """What every engine benchmark has; each adds its own. Field names are the source's."""
+    """Numbers of every engine benchmark; each adds its own. Field names are the source's."""
 
     model: str
     input_len: int
@@ -57,13 +57,13 @@ class Numbers:
     """The server's memory."""
 
     kv_cache: int | str | None
-    """Of the engine's KV cache; None leaves it to vLLM."""
+    """Of the engine's KV cache; None: vLLM's choice."""
 
     trials: int
 
     @property
     def shape(self) -> Model:
-        """Raises `ConfigError` for a model whose blocks nobody here knows the size of."""
+        """Raises `ConfigError` for a model whose block size is not known here."""
         return shape_of(self.model)
 
     @property
@@ -75,7 +75,7 @@ Some = TypeVar("Some", bound=Numbers)
 
 
 def shape_of(name: str) -> Model:
-    """The shape of the model of this name, or of the directory that ends like it."""
+    """The shape of the model of this name, or of a directory whose name ends with it."""
     for known, shape in SHAPES.items():
         if name == known or Path(name).name in (shape.name, known):
             return shape
@@ -102,15 +102,15 @@ def parser(module: str, question: str, presets: Mapping[str, Numbers]) -> argpar
         type=named,
         default=VLLM,
         metavar="KIND",
-        help="vllm; or simulated, which "
-        "computes nothing and takes as long, with the source's ratio of computing to fetching, or "
-        "with the one given as in simulated:12 (default: %(default)s)",
+        help="vllm; or simulated, which computes nothing and takes as long, with the source's "
+        "ratio of computing to fetching, or with a given ratio as in simulated:12 "
+        "(default: %(default)s)",
     )
     made.add_argument(
         "--models", type=Path, default=Path(".cache/models"), metavar="DIR",
-        help="where models that are made on the spot are kept (default: %(default)s)",
+        help="the folder for models that are made on the spot (default: %(default)s)",
     )  # fmt: skip
-    numbers = made.add_argument_group("numbers", "each is the preset's unless given")
+    numbers = made.add_argument_group("numbers", "each defaults to the preset's")
     shown = [presets[name] for name in (LAPTOP, PAPER) if name in presets]
     for field in dataclasses.fields(shown[0]):
         if field.name != "trials":
@@ -123,7 +123,7 @@ def parser(module: str, question: str, presets: Mapping[str, Numbers]) -> argpar
 
 
 def chosen(arguments: argparse.Namespace, presets: Mapping[str, Some]) -> Some:
-    """The preset's numbers, with those that were given in their place."""
+    """The preset's numbers, replaced by those that were given."""
     preset = presets[arguments.preset]
     given = {
         field.name: getattr(arguments, field.name)
@@ -138,7 +138,7 @@ def refuse(
     numbers: Numbers,
     has_gpu: Callable[[], bool] | None = None,
 ) -> None:
-    """Raise `ConfigError`, saying why, when these numbers cannot be measured on this machine."""
+    """Raise `ConfigError` with the reason when this machine cannot measure these numbers."""
     if arguments.engine != VLLM or numbers.model in tiny_model.PRESETS:
         return
     where = f"--preset {arguments.preset}, --model {numbers.model}"
@@ -155,7 +155,7 @@ def refuse(
 
 
 def gpu_is_here() -> bool:
-    """Whether CUDA's driver finds a device. Nothing is imported and no context is made."""
+    """Whether CUDA's driver finds a device. Imports nothing and makes no context."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -171,19 +171,19 @@ def weights_are_here(model: str) -> bool:
     if Path(model).is_dir():
         return any(Path(model).glob("*.safetensors"))
     if model.count("/") != 1 or model.startswith((".", "/")):
-        return False  # a path, and nothing is there
+        return False  # a path that does not exist
     try:
         from huggingface_hub import try_to_load_from_cache
     except ImportError:
         return False
     try:
         return isinstance(try_to_load_from_cache(model, "config.json"), str)
-    except ValueError:  # not a name that a hub could have
+    except ValueError:  # not a valid name in a hub
         return False
 
 
 def model_path(numbers: Numbers, models: Path) -> str:
-    """What vLLM is given: a model of ours is built first."""
+    """The model argument for vLLM; a model of this repository is built first."""
     if numbers.model in tiny_model.PRESETS:
         return str(tiny_model.build(models / numbers.model, numbers.model))
     return numbers.model

@@ -1,4 +1,4 @@
-"""Where the time of a batch went: computing, between steps, in hooks, and copying beside it."""
+"""A profile of a batch: time in computing, between steps, in hooks, and in parallel copies."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
@@ -14,20 +14,20 @@ class Profile(NamedTuple):
     seconds: float
     steps: float
     compute: float
-    """In the model."""
+    """In the model's steps."""
 
     between: float
-    """Not in the model: scheduling, hooks, and waiting for whatever a request waits for."""
+    """Outside of the model: scheduling, hooks, and all waiting of requests."""
 
     ours: float
     vllms: float
     copying: float
     beside: float
-    """Of the copying, while the model computed."""
+    """The part of the copying during which the model computed."""
 
     @property
     def overlap(self) -> float:
-        """The part of the copying that cost no step any time."""
+        """The fraction of the copying that delayed no step."""
         return self.beside / self.copying if self.copying else 1.0
 
     def describe(self) -> str:
@@ -45,7 +45,7 @@ class Profile(NamedTuple):
 
 
 def profile(batch: Batch, spans: Sequence[Span]) -> Profile:
-    """Of a batch and what the worker did in its time."""
+    """The profile of a batch and of the worker's activity in its time."""
     computed = merge((span.began_s, span.ended_s) for span in spans if span.what == COMPUTE)
     copies = [span for span in spans if span.what in (STORE, LOAD)]
     compute = sum(ended - began for began, ended in computed)
@@ -69,7 +69,7 @@ def merge(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def within(began: float, ended: float, spans: Sequence[tuple[float, float]]) -> float:
-    """Seconds of began…ended that lie in `spans`, which do not touch each other."""
+    """Seconds of began…ended inside `spans`, which do not touch each other."""
     return sum(max(0.0, min(ended, last) - max(began, first)) for first, last in spans)
 
 

@@ -1,8 +1,8 @@
-"""Prompts that are cached to a known part, and the bytes that must move for them.
+"""Prompts of which a known part is cached, and the bytes that must move for them.
 
-Only whole blocks are found, and at least one token of a prompt is always computed. So a prompt is
-made one token longer than its blocks: then every level can give all of them, and a share of them
-is exactly a number of blocks.
+A cache gives only whole blocks, and at least one token of a prompt is always computed. So a prompt
+is one token longer than its blocks: then every level can give all of them, and a share of them is
+exactly a number of blocks.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from examples.tiny_model import prompt_tokens
 from remote_server.errors import ConfigError
 
 MOST_OFF = 0.02
-"""A hit rate that blocks cannot express this closely is refused."""
+"""The tolerance of a hit rate; a rate that whole blocks cannot express within it is refused."""
 
 
 def check_length(tokens: int, block_tokens: int) -> None:
-    """Raises `ConfigError` where an engine hit and a pool hit would not be of the same length."""
+    """Raises `ConfigError` when an engine hit and a pool hit would differ in length."""
     if tokens % block_tokens == 0:
         raise ConfigError(
             f"--input-len {tokens}: a multiple of the {block_tokens} tokens of a block, whose last "
@@ -29,7 +29,7 @@ def check_length(tokens: int, block_tokens: int) -> None:
 def distinct(
     count: int, tokens: int, seed: int, max_tokens: int, at_s: float = 0.0
 ) -> list[Request]:
-    """Prompts that share nothing, not even with those of another `seed`."""
+    """Prompts that share no prefix, also not with those of another `seed`."""
     return [
         Request(prompt_tokens(tokens, seed=seed * 1_000_003 + number), max_tokens, at_s)
         for number in range(count)
@@ -47,7 +47,7 @@ class SharedPrefix:
 
     @property
     def rate(self) -> float:
-        """The hit rate when the shared part is cached and nothing else."""
+        """The hit rate when only the shared part is cached."""
         return self.shared / self.tokens
 
     def requests(self, max_tokens: int) -> list[Request]:
@@ -58,7 +58,7 @@ class SharedPrefix:
         ]
 
     def first(self) -> list[Request]:
-        """The request that has the shared part cached; none where nothing is shared."""
+        """The request that brings the shared part into the cache; none when nothing is shared."""
         if not self.shared:
             return []
         return [Request([*self._prefix(), 3 + self.seed % 500], 1)]
@@ -68,7 +68,7 @@ class SharedPrefix:
 
 
 def share(rate: float, tokens: int, block_tokens: int) -> int:
-    """Tokens of the blocks that are `rate` of a prompt. `ConfigError` if none are close enough."""
+    """Tokens of the blocks that are `rate` of a prompt. Raises `ConfigError` if none is close."""
     check_length(tokens, block_tokens)
     blocks = tokens // block_tokens
     shared = round(rate * blocks) * block_tokens
@@ -84,7 +84,7 @@ def share(rate: float, tokens: int, block_tokens: int) -> int:
 
 @dataclass(frozen=True)
 class Expected:
-    """Where the tokens of a batch must come from, and the bytes that must move for it."""
+    """The expected origin of a batch's tokens, and the bytes that must move for it."""
 
     cached: dict[str, int]
     moved: dict[str, int]
@@ -92,10 +92,10 @@ class Expected:
     @classmethod
     def of(cls, cached: dict[str, int], block_tokens: int, block_bytes: int, new_tokens: int,
            *, pool: bool = True, server: bool = True) -> "Expected":  # fmt: skip
-        """Of `cached` prompt tokens by level and `new_tokens` computed ones in whole blocks.
+        """For `cached` prompt tokens by level and `new_tokens` computed ones in whole blocks.
 
-        What comes from the server passes the pool. What is computed goes to the pool and on to
-        the server, where they exist.
+        Blocks from the server pass through the pool. Computed blocks go to the pool and on to the
+        server, where these exist.
         """
         by_level = {level: cached.get(level, 0) for level in LEVELS}
         blocks = {level: tokens // block_tokens for level, tokens in by_level.items()}
@@ -109,7 +109,7 @@ class Expected:
         return cls(by_level, moved)
 
     def differences(self, cached: dict[str, int], moved: dict[str, int]) -> list[str]:
-        """Everything that was not as it must be, in words; empty when all of it was."""
+        """Every difference from the expected values, in words; empty without one."""
         found = [
             f"{cached[level]:,} of {self.cached[level]:,} prompt tokens came from the {level}"
             for level in LEVELS

@@ -1,16 +1,17 @@
-"""What the engine benchmarks have in common: how they begin, and the processes they measure.
+"""Sessions of engine benchmarks: their start, and the processes they measure.
 
-A benchmark on a real engine begins with a check of the memory, a model, a server and an engine;
-anything of that may be impossible here, which is a result and not an error.
+A benchmark on a real engine begins with a check of the memory, a model, a server and an engine.
+Any of these may be impossible here; that is a result and not an error.
 """
 
+import argparse
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
 
-from benchmarks.engine import kinds
+from benchmarks.engine import kinds, presets
 from benchmarks.engine.driver import Batch, Counters, Engine, EngineFailed, EngineSettings, Request
 from benchmarks.engine.presets import Numbers, size
 from benchmarks.engine.prompts import Expected, distinct
@@ -25,8 +26,8 @@ PATIENT = {
     "lookup_timeout_ms": 5_000, "load_stall_ms": 10_000, "load_timeout_ms": 20_000,
     "wait_budget_ms": 10_000, "break_even": False,
 }  # fmt: skip
-"""A busy machine must not turn a hit into a prompt that is computed: that would be another
-measurement. Deadlines and break-even are tested elsewhere."""
+"""Deadlines so long that a busy machine does not turn a hit into a computed prompt, which would be
+another measurement. Other tests cover deadlines and break-even."""
 
 _READABLE_S = 60.0
 
@@ -40,10 +41,10 @@ def conduct(
     allowed: int | None,
     measure: Callable[[ExitStack], None],
 ) -> None:
-    """Run `measure`, whose processes end with the stack, and turn what cannot run into a row of
+    """Run `measure`, whose processes end with the stack. A part that cannot run becomes a row of
     this `model` and `operation`.
 
-    Interruptions end `measure` and not the program; everything in `record` stays.
+    An interruption ends `measure` and not the program; all of `record` stays.
     """
     with runner, ExitStack() as stack:
         try:
@@ -57,7 +58,7 @@ def conduct(
 
 
 class Site:
-    """The server, a client that watches it, and engines. All of it ends with `stack`."""
+    """The server, a client for its statistics, and engines. All of them end with `stack`."""
 
     def __init__(self, stack: ExitStack, numbers: Numbers, kind: str, model: str) -> None:
         self._stack, self._numbers, self._kind, self._model = stack, numbers, kind, model
@@ -65,7 +66,7 @@ class Site:
         self.client: RemoteClient | None = None
 
     def start_server(self, args: Sequence[str] = ()) -> None:
-        """A new, empty one, in place of the last, with these flags."""
+        """Start a new, empty server with these flags in place of the last."""
         self.stop_server()
         memory = str(size(self._numbers.memory_space))
         self.server = self._stack.enter_context(RemoteServer(memory, args=args))
@@ -85,7 +86,7 @@ class Site:
         self, max_batched_tokens: int, *, pool: bool = True, server: bool = True,
         engine_cache: bool = True, async_scheduling: bool = False, watch: bool = False,
     ) -> EngineSettings:  # fmt: skip
-        """Of an engine with these levels. Engines of one site differ in nothing else."""
+        """Settings of an engine with these levels; all else is equal for the engines of a site."""
         numbers = self._numbers
         connector: dict[str, Any] | None = None
         if pool:
@@ -111,20 +112,20 @@ class Site:
         )
 
     def engine(self, settings: EngineSettings) -> Engine:
-        """Started, and warm: its first prompts, which pay for what is done once, are behind it."""
+        """An engine that is started and warm: its first prompts paid the costs of the first use."""
         engine = self._stack.enter_context(kinds.make(self._kind, settings))
         self.warm(engine)
         return engine
 
     def engines(self, settings: Sequence[EngineSettings]) -> list[Engine]:
-        """Several, started side by side; each is then warmed alone. `Skipped` where they cannot
-        be had."""
+        """Several engines, started in parallel; each is then warmed alone. Raises `Skipped` where
+        they cannot run."""
         made = [kinds.make(self._kind, each) for each in settings]
         for engine in made:
             self._stack.callback(engine.stop)
         alone = [engine for engine in made[:1] if engine.settings.async_scheduling]
         for engine in alone:
-            engine.start()  # may be skipped, which the others need not find out as well
+            engine.start()  # may raise Skipped, and then none of the others starts
         with ThreadPoolExecutor(len(made)) as starters:
             for start in [starters.submit(engine.start) for engine in made[len(alone) :]]:
                 start.result()
@@ -133,7 +134,7 @@ class Site:
         return made
 
     def warm(self, engine: Engine) -> None:
-        """Prompts of nobody else's, each once computed and once found."""
+        """Run prompts of its own, each once computed and once found."""
         length = min(self._numbers.input_len, self._numbers.max_model_len - 8)
         for requests in [
             distinct(2, length, seed=880_000 + turn, max_tokens=4) for turn in range(3)
@@ -146,24 +147,51 @@ class Site:
         assert self.client is not None
         return self.client.stats(timeout_s=10).result()
 
-    def wait_until_readable(self, blocks: int) -> None:
-        """Until the server holds at least `blocks` that can be got. `EngineFailed` if it never
-        does: a second pass over them would measure something else."""
-        deadline = time.monotonic() + _READABLE_S
-        while True:
-            memory = self.stats().tiers["memory"]
-            if memory.blocks >= blocks and not memory.pending:
-                return
-            if time.monotonic() > deadline:
-                raise EngineFailed(
-                    f"the server holds {memory.blocks:,} of {blocks:,} blocks after "
-                    f"{_READABLE_S:g} s"
-                )
-            time.sleep(0.02)
+    def restart(self, engine: Engine, blocks: int) -> None:
+        """Restart `engine` once the server holds at least `blocks` readable blocks, and warm it."""
+        assert self.client is not None
+        wait_until_readable(self.client, blocks)
+        engine.restart()
+        self.warm(engine)
+
+
+def wait_until_readable(client: RemoteClient, blocks: int) -> None:
+    """Wait until the server holds at least `blocks` readable blocks. Raises `EngineFailed` on a
+    timeout: a second pass over fewer would measure something else."""
+    deadline = time.monotonic() + _READABLE_S
+    while True:
+        memory = client.stats(timeout_s=10).result().tiers["memory"]
+        if memory.blocks >= blocks and not memory.pending:
+            return
+        if time.monotonic() > deadline:
+            raise EngineFailed(
+                f"the server holds {memory.blocks:,} of {blocks:,} blocks after {_READABLE_S:g} s"
+            )
+        time.sleep(0.02)
+
+
+def for_each_cache(
+    runner: Runner,
+    numbers: Numbers,
+    arguments: argparse.Namespace,
+    caches: Sequence[str],
+    measure: Callable[[Site, str], None],
+) -> None:
+    """Call `measure` with a new site and server for each of `caches`, the settings of the engine's
+    own prefix cache, until the runner is interrupted."""
+    model = presets.model_path(numbers, arguments.models)
+    for cache in caches:
+        with ExitStack() as processes:
+            site = Site(processes, numbers, arguments.engine, model)
+            runner.show(f"engine cache {cache}: starting a server and an engine")
+            site.start_server()
+            measure(site, cache)
+        if runner.interrupted:
+            break
 
 
 class Checked:
-    """Runs batches on one engine and holds each to what it must have done."""
+    """Runs batches on one engine and checks each against its expected transfers."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -171,7 +199,7 @@ class Checked:
         self._after = Counters()
 
     def prepare(self, first: Sequence[Request] = ()) -> None:
-        """What must have happened before the clock runs; then nothing is under way."""
+        """Run `first` before the clock starts, and wait until no transfer is in flight."""
         if first:
             self.engine.run(first)
         self.engine.settle()
@@ -181,8 +209,8 @@ class Checked:
         return self.engine.run(requests)
 
     def verify(self, batch: Batch, expected: Expected) -> Counters:
-        """What moved for `batch`, until all of it was at rest. `AssertionError` unless it is
-        what arithmetic says, to the byte."""
+        """The bytes moved for `batch` until all transfers ended. Raises `AssertionError` unless
+        they equal the expected ones, to the byte."""
         self.engine.settle()
         moved = self.engine.counters().since(self._before)
         wrong = expected.differences(batch.cached, moved.moved)
@@ -194,6 +222,6 @@ class Checked:
 
 
 def needed_bytes(numbers: Numbers, engines: int = 1) -> int:
-    """Of memory, with `engines` at a time: what the benchmark itself asks for, and vLLM's own."""
+    """Bytes of memory with `engines` at a time: the benchmark's own, and vLLM's."""
     one = size(numbers.cpu_pool) + (size(numbers.kv_cache) if numbers.kv_cache else 0)
     return size(numbers.memory_space) + engines * (one + (2 << 30))

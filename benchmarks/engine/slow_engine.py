@@ -1,4 +1,4 @@
-"""`vllm serve` with steps of a length that the caller chooses, while the engine runs."""
+"""`vllm serve` with a minimum step length that the caller sets while the engine runs."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ WORKER = "benchmarks.engine.slow_worker.SlowWorker"
 
 
 class SlowEngine(VllmServer):
-    """Its steps come as fast as they can until `stretch` is called."""
+    """Its steps run at full speed until `stretch` is called."""
 
-    start_timeout_s = 600.0  # several of them start side by side
+    start_timeout_s = 600.0  # several engines start in parallel
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class SlowEngine(VllmServer):
         args: Sequence[str] = (),
         log: Path | None = None,
     ) -> None:
-        # The worker's class is found by its name, and `vllm` is a script of another folder.
+        # vLLM imports the worker's class by name, and `vllm` is a script of another folder.
         found = [str(REPOSITORY), *filter(None, [os.environ.get("PYTHONPATH")])]
         super().__init__(
             model,
@@ -35,7 +35,7 @@ class SlowEngine(VllmServer):
         )
 
     def stretch(self, step_ms: float) -> None:
-        """From now on a step that computes takes at least `step_ms`; 0 is as they come."""
+        """From now on a step that computes takes at least `step_ms`; 0 is full speed."""
         body = {"method": "stretch_steps", "args": [f"{step_ms:g}"]}
         with self._request("POST", "/collective_rpc", body) as response:
             response.read()

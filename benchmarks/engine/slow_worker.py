@@ -11,15 +11,15 @@ from typing import Any
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 STEP_MS = "BENCH_STEP_MS"
-"""Environment variable: milliseconds that a step takes at least. Unset or 0: as they come."""
+"""Environment variable: the minimum milliseconds of a step. Unset or 0: full speed."""
 
 
 class SlowWorker(CPUWorker):  # type: ignore[misc]  # mypy reads vLLM's classes as Any
-    """`CPUWorker`, which sleeps at the end of a step that was faster than the given time.
+    """A `CPUWorker` that sleeps at the end of a step that was faster than the given time.
 
-    Steps without tokens only move blocks and are not stretched: a large model has none to compute
-    there either. The sleep is behind the model and behind the start of the step's loads, so copies
-    and transfers go on beside it, as they do beside a model on a GPU.
+    Steps without tokens only move blocks and are not stretched: a large model computes nothing in
+    them either. The sleep follows the model and the start of the step's loads, so copies and
+    transfers continue during it, as they do beside a model on a GPU.
     """
 
     _step_s = float(os.environ.get(STEP_MS) or 0) / 1000
@@ -32,5 +32,5 @@ class SlowWorker(CPUWorker):  # type: ignore[misc]  # mypy reads vLLM's classes 
         return output
 
     def stretch_steps(self, milliseconds: str) -> None:
-        """From now on a step takes at least so long. Text, as `/collective_rpc` passes it."""
+        """From now on a step takes at least this long. Text, as `/collective_rpc` passes it."""
         self._step_s = float(milliseconds) / 1000

@@ -1,8 +1,8 @@
-"""How long computing KV cache takes against getting it from the server, in one run.
+"""The ratio of the time to compute KV cache to the time to get it from the server, in one run.
 
-This ratio decides what a cache server can save, and it differs by machine: a small model on two
-cores computes far more slowly per byte of KV cache than a large one on a GPU, and fetches more
-slowly, too. So every result prints its own beside the source's.
+This ratio determines the savings of a cache server, and it differs by machine: a small model on
+two cores computes far more slowly per byte of KV cache than a large one on a GPU, and it also
+fetches more slowly. So every result prints its own ratio beside the source's.
 """
 
 import time
@@ -15,7 +15,7 @@ from benchmarks.engine.session import Site
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Skipped
 from benchmarks.harness.statistics import summarize
-from benchmarks.remote_kv_cache.baseline.blocks import fill, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, TRANSPORTS, connect, key_of
 from remote_server.client import GetOutcome
 
@@ -26,7 +26,7 @@ _MOST_BLOCKS = 512
 
 
 def figures(site: Site, engine: Engine, input_len: int) -> list[Figure]:
-    """Medians over rounds of one prompt computed on `engine` and as many blocks got by a client."""
+    """Medians over rounds: `engine` computes one prompt, and a client gets as many blocks."""
     settings = engine.settings
     blocks = min(_MOST_BLOCKS, input_len // settings.block_tokens)
     tokens = blocks * settings.block_tokens + 1
@@ -51,7 +51,7 @@ def figures(site: Site, engine: Engine, input_len: int) -> list[Figure]:
 
 
 def lines(record: Record) -> list[str]:
-    """What a table says below itself: the ratio, and the source's beside it."""
+    """The lines below a table: the ratio, and the source's beside it."""
     return [
         f"{NAME}: {_ratios(figure)} here; {SOURCE_RATIOS}"
         for figure in record.figures
@@ -66,10 +66,7 @@ def _ratios(figure: Figure) -> str:
 def _get_s(site: Site, transport: str, blocks: int, block_bytes: int) -> float:
     assert site.server is not None
     with ExitStack() as stack:
-        source, target = shared_pools(blocks, block_bytes)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        fill(source.pool)
+        source, target = filled_pools(stack, blocks, block_bytes)
         client = connect(
             site.server.endpoint, NAMESPACE, block_bytes, transport=transport, rows=(source, target)
         )

@@ -4,7 +4,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self, TypeVar
 
 import zmq
@@ -48,7 +47,7 @@ ORDER_S = 3600.0
 
 
 class _Process(LoggedProcess):
-    """`benchmarks.engine.vllm_process`; ready as soon as it takes orders, before vLLM starts."""
+    """`benchmarks.engine.vllm_process`; ready when it accepts orders, before vLLM starts."""
 
     name = "bench-engine"
 
@@ -66,8 +65,8 @@ class _Process(LoggedProcess):
 
 
 class VllmEngine:
-    """See `driver.Engine`. Several may live at once; a benchmark lets one of them run at a time,
-    and the others wait without spending a core."""
+    """See `driver.Engine`. Several may exist at once; a benchmark runs one of them at a time, and
+    the others wait without using a core."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self.settings = settings
@@ -122,8 +121,8 @@ class VllmEngine:
             self._context.term()
         self._orders = self._context = None
         if self._process is not None:
-            # Killed, as vLLM ends its own engine core at an ordinary stop: nothing of it outlives
-            # this, and what it owed to the server is what `settle` is for.
+            # Killed, as vLLM ends its own engine core at an ordinary stop. Nothing of it survives,
+            # and `settle` waits for outstanding transfers to the server.
             self._process.stop(kill=True)
             self._process = None
 
@@ -151,10 +150,5 @@ class VllmEngine:
     def __enter__(self) -> Self:
         return self if self._process is not None else self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()

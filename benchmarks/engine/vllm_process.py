@@ -1,9 +1,9 @@
-"""A vLLM engine that answers orders of another process: `python -m benchmarks.engine.vllm_process`.
+"""A vLLM engine that takes orders from another process: `python -m benchmarks.engine.vllm_process`.
 
 The scheduler runs in this process and the model in a worker of its own, as with `vllm serve`, but
-without its HTTP front, whose share of a small machine would be measured along. That the scheduler
-is here lets one engine serve every step size, and lets each answer say where its tokens came from.
-Ends when told to, or when the process that started it is gone.
+without its HTTP front, whose share of a small machine would distort the figures. With the scheduler
+in this process, one engine serves every step size, and each answer records the origin of its
+tokens. The process ends on an order, or when its parent process is gone.
 """
 
 import os
@@ -53,18 +53,18 @@ from benchmarks.remote_kv_cache.baseline.stepped_engine import time_hooks
 
 _SERVER_IN_REACH_S = 30.0
 
-# vLLM's names for the levels outside the engine, and ours.
+# vLLM's names for the levels outside the engine, mapped to ours.
 _SOURCES = {"host": "pool", "external_unspecified": "server"}
 
 
 class VllmInThisProcess:
-    """The engine itself. One thread calls everything."""
+    """The engine. One thread calls all methods."""
 
     def __init__(self, settings: EngineSettings, scratch: str) -> None:
-        """Start it. Raises whatever vLLM raises for settings that cannot work."""
+        """Start it. Raises vLLM's own errors for settings that cannot work."""
         os.environ |= {
-            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler is to be in this process
-            "VLLM_RPC_BASE_PATH": scratch,  # sockets that it leaves behind
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the scheduler runs in this process
+            "VLLM_RPC_BASE_PATH": scratch,  # vLLM does not remove its sockets
         }
         from vllm import LLM, SamplingParams
 
@@ -79,7 +79,7 @@ class VllmInThisProcess:
             "max_model_len": settings.max_model_len,
             "enable_prefix_caching": settings.engine_cache,
             # Without this the worker would be this thread, and a step of the scheduler could not
-            # be told from one of the model.
+            # be distinguished from one of the model.
             "distributed_executor_backend": "mp",
             "disable_log_stats": False,
         }
@@ -117,7 +117,7 @@ class VllmInThisProcess:
 
     def _pause_when_waiting(self) -> None:
         """Where requests wait and nothing can be computed, sleep as vLLM's own loop does. Without
-        that, stepping takes the interpreter from the thread that the requests wait for."""
+        it, stepping would hold the interpreter that the awaited thread needs."""
         step = self._core.step_fn
 
         def pausing() -> Any:
@@ -129,7 +129,7 @@ class VllmInThisProcess:
         self._core.step_fn = pausing
 
     def _watch_prefills(self) -> None:
-        """Note where each prompt's tokens came from, as the scheduler reports it."""
+        """Record the origin of each prompt's tokens, as the scheduler reports it."""
         get_output = self._engine.engine_core.get_output
 
         def watched() -> Any:
@@ -161,9 +161,9 @@ class VllmInThisProcess:
             return found
 
         def watched_update(output: Any) -> Any:
-            if (told := output.kv_connector_worker_meta) is not None:
+            if (meta := output.kv_connector_worker_meta) is not None:
                 for name in ("engine_to_pool", "pool_to_engine"):
-                    moved = told.transfer_stats
+                    moved = meta.transfer_stats
                     moved = moved.store if name == "engine_to_pool" else moved.load
                     self._copied[name] += moved.bytes
                     self._copying_s[name] += moved.time
@@ -233,7 +233,7 @@ class VllmInThisProcess:
         self._engine.add_request(name, {"prompt_token_ids": list(request.prompt)}, sampling)
 
     def _cached_of(self, name: str) -> dict[str, int]:
-        # vLLM makes the names it uses inside longer than ours, which stay their beginning.
+        # vLLM's internal names are ours with a suffix.
         found = self._cached.get(name) or next(
             (cached for inner, cached in self._cached.items() if inner.startswith(f"{name}-")), {}
         )
@@ -241,7 +241,7 @@ class VllmInThisProcess:
 
     def counters(self) -> Counters:
         totals: dict[tuple[str, str], int] = {} if self._tier is None else self._tier.totals()
-        from kv_connector.tier_metrics import HOOK_ERRORS, LOADED_BYTES, PUT_BYTES
+        from kv_connector.metrics import HOOK_ERRORS, LOADED_BYTES, PUT_BYTES
 
         def total(metric: str) -> int:
             return sum(count for (name, _), count in totals.items() if name == metric)
@@ -260,7 +260,7 @@ class VllmInThisProcess:
         deadline = time.monotonic() + timeout_s
         quiet = 0
         while quiet < 3:
-            # A put that waits for the server's answer is no request: the tier knows of it.
+            # A put that waits for the server is not a request; only the tier knows of it.
             busy = self._scheduler.has_requests() or self._tier_is_busy()
             self._engine.step()
             quiet = 0 if busy else quiet + 1
@@ -290,11 +290,11 @@ class VllmInThisProcess:
         return [Span(*span) for worker in taken for span in worker]
 
     def rest(self) -> None:
-        """Until `wake`: nothing of this engine runs on the cores that compute.
+        """Stop the workers until `wake`, so that this engine uses none of the computing cores.
 
         vLLM's worker spins for a second after its last step, on its own core. Engines that take
-        turns share these cores, and every second turn was measured at half the speed. So a worker
-        that is owed nothing is stopped.
+        turns share these cores, and every second turn was measured at half the speed. So an idle
+        worker is stopped.
         """
         self._signal_workers(signal.SIGSTOP)
 
@@ -320,8 +320,8 @@ class VllmInThisProcess:
 
 
 def carry_out(engine: VllmInThisProcess, order: Order) -> Reply:
-    """Whatever was ordered; what follows a batch may still be copied when that has ended, and
-    anything else leaves the engine at rest."""
+    """Carry out `order`. Copies after a batch may continue when this returns; any other order
+    ends with the engine idle."""
     engine.wake()
     reply = _carry_out(engine, order)
     if not isinstance(order, Run):
@@ -350,8 +350,8 @@ def _carry_out(engine: VllmInThisProcess, order: Order) -> Reply:
 
 
 def _skip_unless_async(arguments: dict[str, Any]) -> None:
-    """Raise `Skipped` where vLLM takes `async_scheduling` and schedules synchronously all the
-    same, as it does on a CPU."""
+    """Raise `Skipped` where vLLM accepts `async_scheduling` and schedules synchronously anyway, as
+    on a CPU."""
     from vllm.engine.arg_utils import EngineArgs
     from vllm.platforms import current_platform
 
@@ -363,7 +363,7 @@ def _skip_unless_async(arguments: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Say where orders are taken, take the first, which starts the engine, and then the others."""
+    """Print the address for orders; the first one starts the engine, the others follow."""
     parent = os.getppid()
     with tempfile.TemporaryDirectory(prefix="kvferry-engine-") as scratch, zmq.Context() as context:
         orders = context.socket(zmq.REP)
@@ -386,7 +386,7 @@ def main() -> int:
                         reply = carry_out(engine, order)
                 except Skipped as reason:
                     reply = Failed(str(reason), skipped=True)
-                except Exception as error:  # told to the benchmark, which ends this process
+                except Exception as error:  # sent to the benchmark, which ends this process
                     traceback.print_exc()
                     reply = Failed(f"{type(error).__name__}: {error}")
                 orders.send(encode(reply))

@@ -1,4 +1,4 @@
-"""Runs inside vLLM's worker process: when it computed, and when it copied.
+"""A recorder inside vLLM's worker process of when it computed and when it copied.
 
 vLLM mixes `WorkerWatch` into its worker (`worker_extension_cls`) and calls its methods by
 `collective_rpc`. Times are of the machine's monotonic clock, so spans of all threads and
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 MOST_SPANS = 200_000
-"""Kept until somebody takes them; more are dropped, and a benchmark takes them far sooner."""
+"""Spans kept until they are taken; more are dropped. A benchmark takes them far sooner."""
 
 RawSpan = tuple[str, float, float, int, float]
 
@@ -23,8 +23,8 @@ class WorkerWatch:
     model_runner: Any
 
     def watch_begin(self) -> bool:
-        """Watch from now on. False where copies are not made by threads of this process, as on a
-        GPU: then only steps of the model are seen."""
+        """Record from now on. False where threads of another kind make the copies, as on a GPU:
+        then only steps of the model are recorded."""
         from kv_connector.host_worker import Region
 
         self._watched = []
@@ -36,7 +36,7 @@ class WorkerWatch:
         return is_cpu
 
     def watch_take(self) -> list[RawSpan]:
-        """What was seen since the last call."""
+        """The spans since the last call."""
         taken = self._watched[:]
         del self._watched[: len(taken)]
         return taken

@@ -1,14 +1,14 @@
-"""What every benchmark shares: measure, judge, record, show.
+"""The parts that all benchmarks share: measure, judge, record, show.
 
 runner      trials of several variants, interleaved
-statistics  what the trials say, and whether two samples differ
+statistics  summaries of trials, and tests of whether two samples differ
 record      one run as JSON, and reading it back
-compare     the verdict on two records
-table, plot for people
-registry    which benchmarks there are, and the documents of benchmarks/sources
-source      what such a document reports, as data
-page        all records and what the sources report, as one HTML page; its tables are page_tables
+compare     a verdict on two records
+table, plot text and pictures
+registry    the benchmarks of the tree, and the documents of benchmarks/sources
+source      the figures of such a document, as data
+page        all records and the sources' figures as one HTML page; page_tables has its tables
 options     the flags that all benchmarks have
-files       what ways through files have in common
-machine     where this ran, and whether something fits into its memory
+files       checks and operations on files
+machine     a description of the machine, and checks against its free memory
 """

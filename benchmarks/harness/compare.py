@@ -8,7 +8,7 @@ from benchmarks.harness.record import Figure, Record, Row
 
 
 class ComparedRecords(NamedTuple):
-    """`text` is for people; `comparable` is False when the two say nothing about each other."""
+    """`text` is for display; `comparable` is False when the records are of different machines."""
 
     comparable: bool
     text: str
@@ -16,8 +16,8 @@ class ComparedRecords(NamedTuple):
 
 
 def compare_records(before: Record, after: Record, *, ratios: bool = False) -> ComparedRecords:
-    """Row by row, those that both have. With `ratios`, in units of each run's own memcpy. Figures
-    stand beside each other."""
+    """Compare the rows that both have. With `ratios`, in units of each run's own memcpy. Figures
+    are printed side by side."""
     if before.benchmark != after.benchmark:
         return _refused(f"different benchmarks: {before.benchmark} and {after.benchmark}")
     if dict(before.machine) != dict(after.machine):
@@ -68,7 +68,7 @@ def _judge(row: Row, other: Row | None, ratios: bool) -> tuple[list[table.Cell],
 
 
 def _figures(before: Sequence[Figure], after: Sequence[Figure]) -> list[str]:
-    """A table of the numbers that both have, and what it cannot say; nothing without figures."""
+    """A table of the numbers that both have, with a note on its limits; empty without figures."""
     first, second = _numbers(before), _numbers(after)
     lines: list[list[table.Cell]] = []
     for names in dict.fromkeys([*first, *second]):

@@ -1,4 +1,4 @@
-"""Files: where results may go, and what ways that move blocks through files have in common."""
+"""Files: checks of result files before a run, and operations on files of blocks."""
 
 import os
 import tempfile
@@ -6,8 +6,8 @@ from pathlib import Path
 
 
 def why_not_into(folder: Path) -> str:
-    """Why no file can be made in `folder`; empty when one can. Tried, because permissions do not
-    tell of a file system that takes none; nothing is left behind."""
+    """Why no file can be made in `folder`; empty when one can. A file is made and removed:
+    permissions do not show that a file system refuses files."""
     if not folder.is_dir():
         return f"there is no folder {folder}"
     try:
@@ -18,8 +18,8 @@ def why_not_into(folder: Path) -> str:
 
 
 def why_not_written(file: Path) -> str:
-    """Why `file` cannot be written; empty when it can. To be asked before anything is measured: a
-    run of ten minutes must not end with nowhere to go."""
+    """Why `file` cannot be written; empty when it can. Call it before measuring, so that a run of
+    ten minutes does not end without its result."""
     if file.is_dir():
         return f"{file} is a folder"
     if not file.exists():
@@ -28,13 +28,13 @@ def why_not_written(file: Path) -> str:
 
 
 def require_all(moved: int | None, num_bytes: int) -> None:
-    """Raises `OSError` when a call moved less than it was given: that is no time of a block."""
+    """Raises `OSError` when a call moved less than it was given: its time is void."""
     if moved != num_bytes:
         raise OSError(f"{moved} of {num_bytes} bytes moved")
 
 
 def drop_from_cache(path: Path) -> None:
-    """Write back what is dirty, then forget it: the next read asks the device."""
+    """Write back dirty pages, then drop them: the next read goes to the device."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)

@@ -1,4 +1,4 @@
-"""What every page of ours is: one file that loads nothing, light or dark as its reader likes."""
+"""The frame of every page: one file that loads nothing, light or dark as the browser prefers."""
 
 from collections.abc import Iterable
 from html import escape
@@ -18,7 +18,7 @@ code { font-size: 90%; overflow-wrap: anywhere }
 
 
 def whole(title: str, style: str, parts: Iterable[str]) -> str:
-    """A page of `parts`, which are HTML; `title` is text."""
+    """A page of `parts`. They are HTML; `title` is text."""
     body = "\n".join(parts)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'

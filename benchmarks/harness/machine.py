@@ -1,4 +1,4 @@
-"""Where a benchmark runs: enough to know whether two runs compare, nothing that names a host."""
+"""The machine of a run, described so that runs can be compared; no host name is recorded."""
 
 import os
 import platform
@@ -30,14 +30,14 @@ class CpuTimes(NamedTuple):
 
     total: int
     stolen: int
-    """Somebody wanted to run, and the host let another machine run instead."""
+    """Time in which a process was ready and the host ran another machine instead."""
 
     idle: int
-    """Nobody wanted to run, or all waited for a device."""
+    """Time in which no process was ready, or all waited for a device."""
 
 
 def cpu_times() -> CpuTimes:
-    """Zeros where /proc does not say."""
+    """Zeros where /proc has no such line."""
     try:
         ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
     except (OSError, ValueError):
@@ -46,7 +46,7 @@ def cpu_times() -> CpuTimes:
 
 
 def versions() -> dict[str, str]:
-    """Of everything whose change could change a number. What is not installed is left out."""
+    """Versions of the software that can change a figure. Packages not installed are omitted."""
     found = {"python": platform.python_version(), "libzmq": zmq.zmq_version()}
     for name in _DISTRIBUTIONS:
         try:
@@ -59,7 +59,7 @@ def versions() -> dict[str, str]:
 def skip_unless_fits(needed: int, allowed: int | None) -> None:
     """Raise `Skipped` when `needed` bytes are more than `allowed`, or than this machine has free.
 
-    A tenth more than needed must be free: swapping would be measured instead of copying.
+    A tenth more than needed must be free: otherwise the run would measure swapping.
     """
     if allowed is not None and needed > allowed:
         raise Skipped(f"needs {format_bytes(needed)}, --memory allows {format_bytes(allowed)}")

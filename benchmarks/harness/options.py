@@ -1,11 +1,12 @@
-"""The flags that all benchmarks have, and what all of them do at the end."""
+"""The flags that all benchmarks have, and the files and exit status at their end."""
 
 import argparse
 import importlib.util
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
 from benchmarks.harness.files import why_not_written
 from benchmarks.harness.plot import Chart
@@ -13,6 +14,8 @@ from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from remote_server.errors import ConfigError
 from remote_server.sizes import parse_bytes
+
+T = TypeVar("T")
 
 
 def parser(
@@ -27,14 +30,34 @@ def parser(
         "--warm-ups", type=int, default=warm_ups, help="rounds before them (default: %(default)s)"
     )
     made.add_argument(
-        "--memory", type=size, metavar="SIZE", help="use at most this much; what needs more is "
-        "skipped (default: what the machine has free)",
+        "--memory", type=size, metavar="SIZE", help="use at most this much; cases that need more "
+        "are skipped (default: the machine's free memory)",
     )  # fmt: skip
-    made.add_argument("--json", type=result, metavar="FILE", help="write the record there")
+    made.add_argument("--json", type=result, metavar="FILE", help="write the record to this file")
     made.add_argument(
-        "--plot", type=drawing, metavar="FILE", help="write a chart there, as SVG and as PNG"
+        "--plot", type=drawing, metavar="FILE", help="write a chart to this file, as SVG and as PNG"
     )
     return made
+
+
+def several(kind: Callable[[str], T]) -> Callable[[str], list[T]]:
+    """A reader of values with commas between them, each read by `kind`."""
+
+    def read(text: str) -> list[T]:
+        return [kind(part) for part in text.split(",")]
+
+    return read
+
+
+def names(known: Collection[str]) -> Callable[[str], list[str]]:
+    """A reader of some of the `known` names, with commas between them."""
+
+    def read(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
+        return text
+
+    return several(read)
 
 
 def positive(text: str) -> int:
@@ -45,7 +68,7 @@ def positive(text: str) -> int:
 
 
 def above_zero(text: str) -> float:
-    """A number that is one: neither 0, nor endless, nor `nan`."""
+    """A finite number above 0; `nan` is refused."""
     try:
         value = float(text)
     except ValueError:
@@ -71,7 +94,7 @@ def result(text: str) -> Path:
 
 
 def drawing(text: str) -> Path:
-    """The same of a chart."""
+    """A file for a chart, as `result`; needs matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
         raise argparse.ArgumentTypeError("charts need matplotlib, which is not installed")
     return result(text)
@@ -80,9 +103,9 @@ def drawing(text: str) -> Path:
 def write(
     record: Record, runner: Runner, arguments: argparse.Namespace, chart: Callable[[Record], Chart]
 ) -> None:
-    """The files that were asked for. Before any printing: a closed pipe must not cost them. One
-    that cannot be written (the disk is full by now) is told and a failure, and the table is still
-    printed."""
+    """Write the files that the arguments name. This precedes printing, because a closed pipe must
+    not lose them. A file that cannot be written (a full disk) is reported and counts as a failure;
+    the table is still printed."""
     record.interrupted = runner.interrupted
     record.end()
     try:
@@ -96,14 +119,14 @@ def write(
 
 
 def finish(record: Record, runner: Runner) -> int:
-    """Say where it ran and how it ended. Returns the exit status.
+    """Print where the run took place and how it ended. Returns the exit status.
 
-    130 after Ctrl-C or SIGTERM, as shells say it of the first; 1 when something failed; else 0.
+    130 after Ctrl-C or SIGTERM, as shells do after Ctrl-C; 1 after a failure; else 0.
     """
     print(f"\n{record.describe_machine()}; {record.command}")
     if record.stolen_percent:
         print(f"the host gave {record.stolen_percent:g} % of the CPU time to other machines")
     if runner.interrupted:
-        print("interrupted: only what was measured until then", file=sys.stderr)
+        print("interrupted: only the trials before it are shown", file=sys.stderr)
         return 130
     return 1 if runner.num_failed else 0

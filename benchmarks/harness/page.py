@@ -1,4 +1,4 @@
-"""Records as one HTML page, of each benchmark and command the latest. Nothing is loaded by it."""
+"""An HTML page of the latest record of each benchmark and command. The page loads nothing."""
 
 import base64
 import itertools
@@ -48,21 +48,21 @@ dl.corrections dt { margin-top: .4rem; } dl.corrections dd { margin-left: 1.4rem
 """
 
 _LARGEST_PICTURE_BYTES = 200_000
-"""So that the page stays one that can be sent to somebody."""
+"""A bound on pictures, so that the page can be sent as one file."""
 
 _PIXELS_PER_POINT = 96 / 72
 
 
 class Shown(NamedTuple):
-    """A record, and the pictures that lie beside it."""
+    """A record, and the pictures in its folder."""
 
     record: Record
     pictures: Sequence[Path] = ()
 
 
 def latest(folder: Path) -> tuple[list[Shown], list[str]]:
-    """Of each benchmark and command the record that was started last; and a line for each JSON
-    file that is no record."""
+    """The record last started for each benchmark and command, and a line for each JSON file that
+    is not a record."""
     files = sorted(folder.glob("*.json"))
     found: dict[tuple[str, str], Shown] = {}
     others = []
@@ -79,7 +79,7 @@ def latest(folder: Path) -> tuple[list[Shown], list[str]]:
 
 
 def _pictures(file: Path, stems: Iterable[str]) -> list[Path]:
-    """`sweep.svg` and `sweep_by_night.svg` of `sweep.json`, but not those of another record."""
+    """`sweep.svg` and `sweep_by_night.svg` of `sweep.json`, without those of another record."""
     longer = [stem for stem in stems if stem.startswith(f"{file.stem}_")]
     return [
         picture
@@ -99,8 +99,8 @@ def page(
     questions: Mapping[str, str],
     documents: Sequence[Document] = (),
 ) -> str:
-    """`questions` are by module; a record of a benchmark that is gone has none. A benchmark that
-    has one and no record is there when a document reports something of its kind."""
+    """`questions` are by module; a record of a removed benchmark has none. A benchmark without a
+    record has a section when it has a question and a document reports figures for it."""
     by_module = {
         module: list(group)
         for module, group in itertools.groupby(
@@ -110,15 +110,15 @@ def page(
     theirs = {table.benchmark for document in documents for table in document.tables}
     modules = sorted(by_module.keys() | (theirs & questions.keys()))
     parts = ["<h1>Benchmarks</h1>", "<p>GB are 10⁹ bytes. Ratios are within one run; figures of "
-             "two machines say nothing about each other: what the sources report stands beside "
-             "ours, put right where it contradicts itself, and is never computed with.</p>",
+             "two machines do not compare: the sources' figures are shown beside ours, corrected "
+             "where they contradict themselves, and never computed with.</p>",
              _contents(modules, by_module, questions)]  # fmt: skip
     for module in modules:
         name = _name(module)
         parts.append(f'<section id="{name}"><h2>{escape(questions.get(module) or name)}</h2>')
         records = by_module.get(module, [])
         if not records:
-            parts.append("<p>Nothing of it is recorded here.</p>")
+            parts.append("<p>No record of it is here.</p>")
         for one in records:
             parts += _record(one)
         parts += itertools.chain(*(_source(document, module) for document in documents))
@@ -168,8 +168,8 @@ def _record(shown: Shown) -> Iterable[str]:
 
 
 def _picture(path: Path) -> str:
-    """As an image and not as elements: names inside one SVG cannot meet those of another. With its
-    size, so that nothing moves when it is drawn."""
+    """An `img` and not inline elements: names inside one SVG would meet those of another. Its size
+    is given, so that the page does not move while it loads."""
     drawn = path.read_bytes()
     box = re.search(rb'viewBox="0 0 ([\d.]+) ([\d.]+)"', drawn)
     wide, high = (float(side) * _PIXELS_PER_POINT for side in box.groups()) if box else (0, 0)
@@ -193,7 +193,7 @@ def _source(document: Document, module: str) -> Iterable[str]:
         if table.corrections:
             yield '<dl class="corrections">'
             for correction in table.corrections:
-                yield f"<dt>It says: <em>{escape(correction.says)}</em></dt>"
+                yield f"<dt>It states: <em>{escape(correction.says)}</em></dt>"
                 yield f"<dd>{escape(correction.truth)}.</dd>"
             yield "</dl>"
     yield "</div>"

@@ -1,4 +1,4 @@
-"""The tables of the page: of a record's rows and figures, and of what a source reports."""
+"""The tables of the page: a record's rows and figures, and the figures of a source."""
 
 from collections.abc import Callable, Iterable, Sequence
 from html import escape
@@ -15,8 +15,8 @@ _ALL_HEADS = ("model", "operation", "transport", "integrity", "bytes", "median s
 
 
 def of_rows(rows: Sequence[Row]) -> Iterable[str]:
-    """What each came to, side by side; then all that is known of each, folded away where the first
-    table is enough to read."""
+    """Medians side by side; then every value of each row, folded away where the first table is
+    enough."""
     if not rows:
         return
     overview = _side_by_side(rows)
@@ -31,8 +31,8 @@ def of_rows(rows: Sequence[Row]) -> Iterable[str]:
 
 
 def _side_by_side(rows: Sequence[Row]) -> str | None:
-    """A line for each model and transport, a column for each operation; the other way round where
-    that is narrower. None for what is but a list."""
+    """A line for each model and transport, a column for each operation, or transposed where that
+    is narrower. None when it would have a single line or column, or too many columns."""
     operations = list(dict.fromkeys(row.operation for row in rows))
     places = list(dict.fromkeys(_place(row) for row in rows))
     if min(len(operations), len(places)) < 2 or min(len(operations), len(places)) > _MOST_COLUMNS:
@@ -42,19 +42,19 @@ def _side_by_side(rows: Sequence[Row]) -> str | None:
     unit = "GB/s, medians" if speeds else "s, medians"
     values = {(_place(row), row.operation): row.gb_per_s if speeds else row.seconds for row in rows}
     reasons = {(_place(row), row.operation): row.reason for row in rows if row.reason}
-    told = [number for number in range(len(places[0])) if len({p[number] for p in places}) > 1]
-    common = ", ".join(part for n, part in enumerate(places[0]) if n not in told and part)
+    varying = [number for number in range(len(places[0])) if len({p[number] for p in places}) > 1]
+    common = ", ".join(part for n, part in enumerate(places[0]) if n not in varying and part)
     most = max((value for value in values.values() if value), default=1.0)
     lines: list[list[Cell]]
     if len(operations) <= len(places):
-        heads = [*(("model", "by way of", "integrity")[n] for n in told), *operations]
+        heads = [*(("model", "by way of", "integrity")[n] for n in varying), *operations]
         lines = [
-            [*(place[n] for n in told), *(values.get((place, each)) for each in operations),
+            [*(place[n] for n in varying), *(values.get((place, each)) for each in operations),
              _why({each: reasons.get((place, each), "") for each in operations})]
             for place in places
         ]  # fmt: skip
     else:
-        names = {place: " ".join(place[n] for n in told if place[n]) or "-" for place in places}
+        names = {place: " ".join(place[n] for n in varying if place[n]) or "-" for place in places}
         heads = ["", *names.values()]
         lines = [
             [each, *(values.get((place, each)) for place in places),
@@ -74,17 +74,17 @@ def _place(row: Row) -> tuple[str, str, str]:
 
 
 def _why(reasons: dict[str, str]) -> str:
-    """One reason for all is told once."""
-    told = {name: reason for name, reason in reasons.items() if reason}
-    if len(told) == len(reasons) and len(set(told.values())) == 1:
-        return next(iter(told.values()))
-    return "; ".join(f"{name}: {reason}" for name, reason in told.items())
+    """One reason that all share is shown once."""
+    given = {name: reason for name, reason in reasons.items() if reason}
+    if len(given) == len(reasons) and len(set(given.values())) == 1:
+        return next(iter(given.values()))
+    return "; ".join(f"{name}: {reason}" for name, reason in given.items())
 
 
 def _without_empty(
     heads: Sequence[str], lines: Sequence[Sequence[Cell]]
 ) -> tuple[Sequence[str], Sequence[Sequence[Cell]]]:
-    """Without the columns in which nothing stands."""
+    """Without empty columns."""
     kept = [n for n in range(len(heads)) if any(line[n] not in (None, "") for line in lines)]
     return [heads[n] for n in kept], [[line[n] for n in kept] for line in lines]
 
@@ -98,7 +98,7 @@ def _everything_of(row: Row) -> list[Cell]:
 
 
 def of_figures(figures: Sequence[Figure]) -> Iterable[str]:
-    """A table for all that have the same values; one line for each of the others."""
+    """A table for all figures that have the same values; one line for each other figure."""
     alike: dict[tuple[str, ...], list[Figure]] = {}
     for figure in figures:
         alike.setdefault((figure.unit, *figure.values), []).append(figure)
@@ -132,8 +132,8 @@ def _table(
     most: float | None = None,
     show: Callable[[float], str] = digits,
 ) -> str:
-    """A column with a word in it is one of words; numbers have a bar behind them that ends at
-    `most`. The last column may wrap where it has no head."""
+    """A column that contains a word holds words. Numbers have a bar behind them, full at `most`.
+    The last column wraps when it has no head."""
     for line in lines:
         if len(line) != len(heads):
             raise ValueError(f"{len(heads)} columns, but a row has {len(line)}: {line}")
@@ -163,5 +163,5 @@ def _table(
 
 
 def _as_reported(value: float) -> str:
-    """Every digit that the document has."""
+    """Every digit that the document prints."""
     return f"{value:,.6g}"

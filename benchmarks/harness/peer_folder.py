@@ -1,10 +1,10 @@
-"""The folder of peers: `python -m benchmarks.peers` fills it, and benchmarks find them there.
+"""The folder of peers: `python -m benchmarks.peers` fills it, and benchmarks use it.
 
-    .peers/NAME/packages    Python packages, and programs that came in them
+    .peers/NAME/packages    Python packages, and the programs in them
     .peers/NAME/root        Debian packages, unpacked: programs and their libraries
-    .peers/NAME/.installed  the recipe that it was made from; written last
+    .peers/NAME/.installed  the recipe of the installation; written last
 
-What this Python or the PATH already has is used first, and an entry here never shadows it.
+This Python's packages and the PATH come first; an entry here never shadows them.
 """
 
 import importlib
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from benchmarks.harness.runner import Skipped
 
 VARIABLE = "KVFERRY_PEERS"
-"""The environment's name of another folder."""
+"""Environment variable: another folder."""
 
 STAMP, PACKAGES, ROOT = ".installed", "packages", "root"
 
@@ -29,27 +29,27 @@ _REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
 class Program(NamedTuple):
-    """A program, and what its environment needs besides this process's own."""
+    """A program, and the variables that its environment needs in addition."""
 
     path: str
     env: dict[str, str]
 
 
 def default() -> Path:
-    """The folder that is used when none is named."""
+    """The folder in use when none is named."""
     return Path(os.environ.get(VARIABLE) or _REPOSITORY / ".peers").resolve()
 
 
 def installed(peer: str) -> Path | None:
-    """The folder of `peer`; None while it is not, or not wholly, installed."""
+    """The folder of `peer`; None when it is not fully installed."""
     folder = default() / peer
     return folder if (folder / STAMP).is_file() else None
 
 
 def use(*peers: str) -> None:
-    """Let this process import the packages of `peers`, those that are installed.
+    """Let this process import the installed packages of `peers`.
 
-    They come last on the path: a module that this Python has itself stays the one that is imported.
+    They come last on the path: this Python's own modules are imported first.
     """
     for peer in peers:
         folder = installed(peer)
@@ -58,11 +58,11 @@ def use(*peers: str) -> None:
 
 
 def package(peer: str, module: str) -> Any:
-    """`module`, of this Python or of `peer`. Raises `Skipped` with the reason of its import."""
+    """`module`, of this Python or of `peer`. Raises `Skipped` with an import's error."""
     use(peer)
     try:
         return importlib.import_module(module)
-    except Exception as error:  # a package built for CUDA raises whatever its loader does
+    except Exception as error:  # a package built for CUDA raises any error of its loader
         raise Skipped(f"cannot import {module.partition('.')[0]}: {error}{_hint(peer)}") from None
 
 
@@ -77,7 +77,7 @@ def program(peer: str, name: str) -> Program:
 
 
 def of_folder(folder: Path, name: str) -> Program:
-    """`name` among what a peer's folder has. Raises `Skipped` when it has none."""
+    """`name` in a peer's folder. Raises `Skipped` when it has none."""
     packages = folder / PACKAGES
     in_wheels = [*packages.glob(f"*/bin/{name}"), *packages.glob(f"*/{name}")]
     for path in [folder / ROOT / "usr/bin" / name, *sorted(in_wheels)]:
@@ -89,7 +89,7 @@ def of_folder(folder: Path, name: str) -> Program:
 
 
 def version(found: Program) -> str:
-    """As in `7.0.15`, of what `--version` prints. Raises `Skipped` when it does not run."""
+    """The version that `--version` prints, as `7.0.15`. Raises `Skipped` when it does not run."""
     try:
         done = subprocess.run(
             [found.path, "--version"], env={**os.environ, **found.env}, capture_output=True,
@@ -105,13 +105,13 @@ def version(found: Program) -> str:
 
 
 def versions(*peers: str) -> dict[str, str]:
-    """Of the packages that `peers` have, by the names of their distributions. Not imported."""
+    """Versions of the packages of `peers`, by distribution. Nothing is imported."""
     paths = [str(folder / PACKAGES) for peer in peers if (folder := installed(peer))]
     return {found.name: found.version for found in metadata.distributions(path=paths)}
 
 
 def library_path(folder: Path) -> dict[str, str]:
-    """`LD_LIBRARY_PATH` for the programs of a peer's folder; empty when it brought no libraries."""
+    """`LD_LIBRARY_PATH` for the programs of a peer's folder; empty when it has no libraries."""
     roots = [folder / ROOT / "usr/lib", folder / ROOT / "lib"]
     found = [str(path) for root in roots for path in sorted(root.glob("*-linux-gnu*"))]
     if not found:
@@ -122,7 +122,7 @@ def library_path(folder: Path) -> dict[str, str]:
 
 
 def python_path(peer: str) -> dict[str, str]:
-    """`PYTHONPATH` for a Python process of `peer`; empty when this Python itself has the peer."""
+    """`PYTHONPATH` for a Python process of `peer`; empty when this Python has the peer."""
     folder = installed(peer)
     if folder is None:
         return {}

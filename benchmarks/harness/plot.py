@@ -1,8 +1,8 @@
 """Charts, drawn by matplotlib, each written as SVG and as PNG.
 
-On a ground of their own, so that they are read on light and dark pages alike; text stays text in
-the SVG. Every series has a name in the legend and a mark of its own, so that nothing is told by
-colour alone. The same numbers give the same file, byte for byte.
+A chart has a ground of its own, so that it is readable on light and dark pages; text stays text in
+the SVG. Every series has a name in the legend and a mark of its own, so that colour is never the
+only distinction. The same numbers give the same file, byte for byte.
 """
 
 import io
@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Okabe and Ito's palette without yellow, which a white ground swallows: distinct for the
+# Okabe and Ito's palette without yellow, which a white ground hides: distinct for the
 # colour-blind.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#56b4e9", "#cc79a7", "#5a5a5a")
 _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 _HATCHES = ("", "//", "..")
-"""Of bars, when the colours begin again."""
+"""Hatches of bars when the colours repeat."""
 
-_STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
+_STYLE: Any = {  # matplotlib's own type lists all its settings
     "svg.fonttype": "none",  # text, not outlines
     "svg.hashsalt": "kvferry",
     "font.family": "sans-serif",
@@ -35,10 +35,10 @@ _STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
 }
 _INCHES = (9.0, 4.6)
 _LEGEND_CHARACTERS = 110
-"""That fit beside each other below a chart of that width."""
+"""Characters of a legend that fit below a chart of that width."""
 
 _CHARACTERS_PER_INCH = 11
-"""Of the names of groups, with room between them."""
+"""Characters of group names, with room between them."""
 
 _DOTS_PER_INCH = 110
 
@@ -48,10 +48,10 @@ Bands = Mapping[str, Sequence[tuple[float, float] | None]]
 
 @dataclass(frozen=True)
 class Chart:
-    """A picture that is drawn when it is written."""
+    """A picture, drawn when it is written."""
 
     draw: Callable[[Any], None]
-    """Onto matplotlib's axes."""
+    """Draws onto matplotlib's axes."""
 
     inches: tuple[float, float] = _INCHES
 
@@ -62,7 +62,7 @@ class Chart:
         return self._render("png")
 
     def write(self, path: Path) -> None:
-        """Both kinds, beside each other: `path` with `.svg` and with `.png` for its suffix."""
+        """Write both kinds: `path` with the suffix `.svg` and with `.png`."""
         path.with_suffix(".svg").write_text(self.svg())
         path.with_suffix(".png").write_bytes(self.png())
 
@@ -103,7 +103,7 @@ def bars(
         _finish(axes, title, unit, mark, bool(series))
 
     inches = max(_INCHES[0], 0.9 * len(groups))
-    # What is longer would run into its neighbours.
+    # A longer name would run into its neighbours.
     fit = max(6, int(inches * _CHARACTERS_PER_INCH / max(1, len(groups))))
     return Chart(draw, (inches, _INCHES[1]))
 
@@ -119,7 +119,7 @@ def lines(
 ) -> Chart:
     """One line per series over equally spaced `places`. None interrupts the line.
 
-    `bands` are what lies between the fastest and the slowest trial of a series, say.
+    `bands` are areas, such as those between the fastest and the slowest trial of a series.
     """
 
     def draw(axes: Any) -> None:
@@ -144,7 +144,7 @@ def lines(
 def over_time(
     title: str, unit: str, seconds: Sequence[float], series: Series, mark: float | None = None
 ) -> Chart:
-    """One line per series over `seconds`, wherever those lie. None interrupts the line."""
+    """One line per series over `seconds`, at any distances. None interrupts the line."""
 
     def draw(axes: Any) -> None:
         for number, (name, values) in enumerate(series.items()):
@@ -160,7 +160,7 @@ def over_time(
 
 
 def timeline(title: str, unit: str, lanes: Mapping[str, Sequence[tuple[float, float]]]) -> Chart:
-    """What went on when: one lane for each name, a bar from the beginning to the end of each."""
+    """One lane for each name, with a bar from the start to the end of each span."""
 
     def draw(axes: Any) -> None:
         names = list(lanes)
@@ -185,7 +185,7 @@ def _finish(axes: Any, title: str, unit: str, mark: float | None, has_series: bo
     if has_series:
         names = [text.get_label() for text in axes.get_legend_handles_labels()[0]]
         widest = max(map(len, names), default=1)
-        # A place is the longest name and its mark: what does not fit is cut off at the edge.
+        # Each name takes the width of the longest and its mark; names beyond the edge are cut off.
         fit = _LEGEND_CHARACTERS // (widest + 6)
         axes.figure.legend(loc="outside lower center", ncols=max(1, min(4, fit)))
 

@@ -1,4 +1,4 @@
-"""What is printed when nobody reads it to its end."""
+"""Output to a pipe that its reader closes early."""
 
 import os
 import sys
@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def to_whom_it_concerns() -> Iterator[None]:
-    """Around what prints last, when all files are written: `| head -1` cuts it short, and changes
-    neither the exit status nor stderr."""
+def tolerate_closed_pipe() -> Iterator[None]:
+    """Context of the last printing, after all files are written: `| head -1` cuts it short and
+    changes neither the exit status nor stderr."""
     try:
         yield
         if sys.stdout is not None:
             sys.stdout.flush()
     except BrokenPipeError:
-        # What is still buffered would fail again when Python ends.
+        # The rest of the buffer would fail again when Python ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

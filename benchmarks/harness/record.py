@@ -1,4 +1,4 @@
-"""One run as one JSON file: every value, and what somebody needs to judge it later.
+"""The record of a run, one JSON file: every value, and the facts needed to judge it later.
 
     {"schema": 1, "benchmark": "…", "command": "…", "started": "…", "interrupted": false,
      "machine": {"cores": 2, "memory_gib": 24}, "stolen_percent": 0.4, "versions": {…},
@@ -8,8 +8,8 @@
                "bytes", "values", "warm_ups", …}],
      "figures": [{"name", "transport", "unit", "values": {…}}]}
 
-`rows` are amounts of bytes moved in a time; `figures` is everything that is not. A row that was not
-measured has null for its numbers and says why in `skipped` or `failed`.
+`rows` are bytes moved in a time; `figures` are all other numbers. A row that was not measured has
+null for its numbers and the reason in `skipped` or `failed`.
 """
 
 import datetime
@@ -45,13 +45,13 @@ class Row:
     integrity: bool | None = None
     ratio_to_memcpy: float | None = None
     wall: str | None = None
-    """The operation that nothing on this transport can beat, if it was measured in the same run."""
+    """The fastest operation possible on this transport, if it was measured in the same run."""
 
     ratio_to_wall: float | None = None
 
     @property
     def identity(self) -> tuple[str, str, str | None, bool | None]:
-        """What makes two rows of two records the same measurement."""
+        """The key by which rows of two records are the same measurement."""
         return self.model, self.operation, self.transport, self.integrity
 
     @property
@@ -61,12 +61,12 @@ class Row:
 
     @property
     def gb_per_s(self) -> float | None:
-        """In units of 10⁹ bytes, as links and memory are sold. None where no bytes move."""
+        """In units of 10⁹ bytes, as for links and memory. None where no bytes move."""
         return self.num_bytes / self.seconds / 1e9 if self.seconds and self.num_bytes else None
 
     @property
     def reason(self) -> str:
-        """Why there are no numbers; empty when there are."""
+        """Why there are no numbers; empty when there are some."""
         if self.sample.skipped is not None:
             return f"SKIPPED: {self.sample.skipped}"
         if self.sample.failed is not None:
@@ -100,7 +100,7 @@ class Row:
 
 @dataclass
 class Figure:
-    """Numbers that are not bytes in a time: a latency with its percentiles, keys per second."""
+    """Numbers other than bytes in a time: a latency with its percentiles, keys per second."""
 
     name: str
     unit: str
@@ -118,7 +118,7 @@ class Figure:
 
 @dataclass
 class Record:
-    """One run. `command` runs it again; `parameters` are those that are not in the command."""
+    """One run. `command` runs it again; `parameters` are those not in the command."""
 
     benchmark: str
     command: str
@@ -132,7 +132,7 @@ class Record:
     rows: list[Row] = field(default_factory=list)
     figures: list[Figure] = field(default_factory=list)
     stolen_percent: float | None = None
-    """Of all CPU time of the run, what the host gave to other machines; None until `end`."""
+    """The part of the run's CPU time that the host gave to other machines; None until `end`."""
     _begun: here.CpuTimes = field(default_factory=here.cpu_times, compare=False)
 
     def end(self) -> None:
@@ -144,7 +144,7 @@ class Record:
 
     @classmethod
     def begin(cls, benchmark: str, argv: Sequence[str]) -> "Record":
-        """A record of `python -m BENCHMARK ARGV…`; where its output goes is left out."""
+        """A record of `python -m BENCHMARK ARGV…`, without the flags that name output files."""
         return cls(benchmark, f"python -m {benchmark} {_measured_arguments(argv)}".strip())
 
     def describe_machine(self) -> str:
@@ -168,7 +168,7 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> "Record":
-        """Raises `RecordError`, saying what is wrong with the file."""
+        """Raises `RecordError` with the defect of the file."""
         try:
             document = json.loads(path.read_text())
             if document["schema"] != SCHEMA:
@@ -191,7 +191,7 @@ class Record:
 
 
 def _check_shapes(known: Mapping[str, Any], figures: Sequence[Figure]) -> None:
-    """Raises `TypeError` or `KeyError` for what would only be found when it is shown."""
+    """Raises `TypeError` or `KeyError` for defects that would otherwise appear only on display."""
     for name in ("machine", "versions", "parameters"):
         if not isinstance(known[name], Mapping):
             raise TypeError(f"{name} is no object")

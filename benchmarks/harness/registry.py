@@ -1,7 +1,7 @@
-"""Every benchmark of this project, and every document it began from: what is found in the tree.
+"""A registry of the tree: every benchmark of this project, and every source document.
 
 A benchmark is a file named `test_….py`, or a package with a `__main__.py`. Its name is that of the
-file or of the package, and the first line of its docstring is the question it answers. A document
+file or package, and the first line of its docstring is the question that it answers. A document
 is a module of `benchmarks.sources`.
 """
 
@@ -16,7 +16,7 @@ REPOSITORY = Path(__file__).resolve().parent.parent.parent
 
 
 class Benchmark(NamedTuple):
-    """One that `python -m module` runs."""
+    """A benchmark; `python -m MODULE` runs it."""
 
     name: str
     module: str
@@ -26,7 +26,7 @@ class Benchmark(NamedTuple):
 def find(root: Path = REPOSITORY) -> dict[str, Benchmark]:
     """By name, in the order of their modules. Nothing is imported: that would load torch.
 
-    Raises `LookupError` when two have one name, or one does not say what it answers.
+    Raises `LookupError` when two have one name, or one has no question.
     """
     found: dict[str, Benchmark] = {}
     for file in sorted((root / "benchmarks").rglob("*.py")):
@@ -42,8 +42,8 @@ def find(root: Path = REPOSITORY) -> dict[str, Benchmark]:
 
 
 def question_of(module: str, root: Path = REPOSITORY) -> str:
-    """What a module outside of `benchmarks` asks that writes a record too; "" when it asks nothing
-    or is gone."""
+    """The question of a module outside of `benchmarks` that also writes records; "" when it has
+    none or no longer exists."""
     file = root / f"{module.replace('.', '/')}.py"
     if not file.exists():
         return ""
@@ -52,7 +52,7 @@ def question_of(module: str, root: Path = REPOSITORY) -> str:
 
 
 def _question(file: Path) -> str:
-    """A package may ask it in its `__init__.py`, beside a `__main__.py` that shows the command."""
+    """A package may have its question in `__init__.py`, and the command in `__main__.py`."""
     lines = []
     for each in (file, file.parent / "__init__.py") if file.name == "__main__.py" else (file,):
         if each.exists():
@@ -65,14 +65,14 @@ def _question(file: Path) -> str:
 
 
 def documents() -> list[Document]:
-    """What the sources report, in the order of their modules' names."""
+    """The sources' documents, in the order of their modules' names."""
     return [*documents_by_name().values()]
 
 
 def documents_by_name() -> dict[str, Document]:
     """`DOCUMENT` of each module of `benchmarks.sources`, by the module's name, in order.
 
-    These are imported: figures and notes, and a test proves that they load nothing heavy.
+    These modules are imported; a test proves that they load nothing heavy.
     """
     names = sorted(file.stem for file in (REPOSITORY / "benchmarks" / "sources").glob("[!_]*.py"))
     return {name: importlib.import_module(f"benchmarks.sources.{name}").DOCUMENT for name in names}

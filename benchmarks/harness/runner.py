@@ -1,8 +1,8 @@
 """Trials of several variants of the same work, interleaved.
 
-A machine drifts: a neighbour wakes up, the clock steps down. Ten trials of A and then ten of B
-measure that drift; A, B, A, B… shares it out. Each round runs every case once, beginning at another
-one, so that no case always follows the same predecessor.
+A machine drifts: a neighbour becomes busy, the clock steps down. Ten trials of A and then ten of B
+measure that drift; A, B, A, B… distributes it. Each round runs every case once and begins at
+another case, so that no case always follows the same predecessor.
 """
 
 import signal
@@ -13,26 +13,28 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType, TracebackType
-from typing import Self, TextIO
+from typing import Self, TextIO, TypeVar
+
+T = TypeVar("T")
 
 
 class Skipped(Exception):
-    """This cannot be measured here. The message is the reason, and becomes part of the result."""
+    """This cannot be measured here. The message is the reason, and is part of the result."""
 
 
 class WrongBytes(AssertionError):
-    """What was moved is not what arrived: its time means nothing."""
+    """The bytes that arrived differ from those sent: the time is void."""
 
 
 def nothing() -> None:
-    """For cases that need no preparation, or have nothing to verify."""
+    """The `prepare` or `verify` of a case that needs none."""
 
 
 @dataclass(frozen=True)
 class Case:
     """One variant. Only `run` is timed; `verify` raises `WrongBytes`.
 
-    Any of the three may raise `Skipped`, which ends this case and no other.
+    Any of the three may raise `Skipped`, which ends only this case.
     """
 
     key: Hashable
@@ -42,8 +44,8 @@ class Case:
 
     @classmethod
     def skipped(cls, key: Hashable, reason: object) -> "Case":
-        """One that is known not to run here: its row says why."""
-        why = str(reason)  # and not the exception, whose traceback keeps what failed to be made
+        """A case that cannot run here; its row has the reason."""
+        why = str(reason)  # the exception's traceback would keep alive the objects of its frames
 
         def skip() -> None:
             raise Skipped(why)
@@ -53,7 +55,7 @@ class Case:
 
 @dataclass
 class Sample:
-    """Seconds of one case. `skipped` and `failed` say why there are none."""
+    """Seconds of one case. `skipped` and `failed` give the reason for none."""
 
     values: list[float] = field(default_factory=list)
     warm_ups: list[float] = field(default_factory=list)
@@ -64,19 +66,24 @@ class Sample:
     def measured(self) -> bool:
         return bool(self.values) and self.failed is None and self.skipped is None
 
+    def timed(self, trials: Sequence[T]) -> Sequence[T]:
+        """The trials of `values`. `trials` has one element a run, warm-ups first; an interrupted
+        trial may be its last."""
+        return trials[len(self.warm_ups) :][: len(self.values)]
+
 
 class Runner:
-    """Measures, says how far it is, and keeps what it has when interrupted.
+    """Measures, prints its progress, and keeps the complete trials when interrupted.
 
         with Runner(trials=5) as runner:
             for model in models:
                 samples = runner.measure(model.name, cases)
 
-    Ctrl-C ends the block, not the program, and so does a SIGTERM: `interrupted` is True afterwards,
-    and the samples of an interrupted `measure` hold the trials that were complete.
+    Ctrl-C and SIGTERM end the block, not the program: `interrupted` is True afterwards, and the
+    samples of an interrupted `measure` hold the complete trials.
 
-    `total` says what the whole run amounts to, in the unit of `measure`'s `weight`: bytes, say.
-    With it the progress line tells how long the rest of the run may take, else the rest of this
+    `total` is the amount of the whole run, in the unit of `measure`'s `weight`, such as bytes.
+    With it the progress line estimates the rest of the run, without it the rest of this
     measurement.
     """
 
@@ -116,29 +123,29 @@ class Runner:
                     sample = samples[case.key]
                     if sample.skipped is None and sample.failed is None:
                         done = (number + place / len(cases)) / rounds
-                        self.say(f"{where}{self._left(began, done, weight)}: {case.key}")
+                        self.show(f"{where}{self._left(began, done, weight)}: {case.key}")
                         self._trial(case, sample, warm_up=number < self.warm_ups)
         except KeyboardInterrupt:
             self.interrupted = True
         self._done += weight
-        self.say("")
+        self.show("")
         return samples
 
-    def say(self, text: str) -> None:
-        """Replace the progress line. Nothing is shown where nobody watches."""
+    def show(self, text: str) -> None:
+        """Replace the progress line. Nothing is shown unless stderr is a terminal."""
         if self._progress.isatty():
             self._progress.write(f"\r{text:<{self._shown}}\r{text}"[:200])
             self._progress.flush()
             self._shown = len(text)
 
     def _log(self, text: str) -> None:
-        """A line for those who will read the log, where nobody watches."""
+        """A line for a log, when stderr is not a terminal."""
         if not self._progress.isatty():
             self._progress.write(f"{text}\n")
             self._progress.flush()
 
     def _left(self, began: float, done: float, weight: float) -> str:
-        """How long the rest may take, if it goes on as it went so far; empty when nobody knows."""
+        """An estimate of the remaining time at the rate so far; empty without a basis."""
         if weight and self._total:
             began, done = self._started, (self._done + weight * done) / self._total
         if not 0 < done <= 1:
@@ -156,8 +163,8 @@ class Runner:
         except Skipped as reason:
             sample.skipped = str(reason)
         except Exception as error:
-            # One broken comparator must not cost the hour that the others took. It becomes a row
-            # that says so, and the exit status.
+            # One broken comparator must not void the hour that the others took. Its row and the
+            # exit status record the failure.
             sample.failed = f"{type(error).__name__}: {error}"
             self.num_failed += 1
         else:
@@ -170,8 +177,8 @@ class Runner:
         return self
 
     def _on_sigterm(self, _number: int, _frame: FrameType | None) -> None:
-        """The first one is Ctrl-C. `timeout` sends two at once, and the second must not interrupt
-        the cleaning up that the first has caused, nor the writing of what was measured."""
+        """The first signal acts as Ctrl-C. `timeout` sends two at once; the second must not
+        interrupt the clean-up after the first, nor the writing of results."""
         signal.signal(signal.SIGTERM, lambda *_: None)
         self._restore_sigterm = nothing
         raise KeyboardInterrupt

@@ -1,7 +1,7 @@
-"""What the documents that this project began from report, to stand beside what is measured here.
+"""The figures of the source documents, for display beside the figures measured here.
 
-Figures of another machine are quoted and never computed with; where a document is wrong, the
-figure is put right from the document's own numbers, and a correction says so.
+Figures of another machine are quoted and never computed with. Where a document is wrong, the
+figure is corrected from the document's own numbers, and a correction states it.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ Cell = str | float | int | None
 
 
 class Correction(NamedTuple):
-    """Where a document contradicts itself, or what really ran behind it."""
+    """A place where a document contradicts itself, or a note on the software behind it."""
 
     says: str
     truth: str
@@ -21,15 +21,15 @@ class Table(NamedTuple):
     """Some figures of a document, for the page's section of one benchmark."""
 
     benchmark: str
-    """The module, as in `benchmarks.kvbench`. It need not be there yet."""
+    """The module, as in `benchmarks.kvbench`. It need not exist yet."""
 
     name: str
     unit: str
-    """Of all numbers in it; empty where the heads say it."""
+    """The unit of all its numbers; empty where the heads have units."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[Cell]]
-    """As wide as the heads. None was not reported."""
+    """As wide as the heads. None stands for a value not reported."""
 
     corrections: Sequence[Correction] = ()
 
@@ -38,9 +38,9 @@ class Document(NamedTuple):
     """One source document."""
 
     title: str
-    """As it calls itself."""
+    """The document's own title."""
 
     machine: str
-    """What it was measured on, or that it does not say."""
+    """The machine of its measurements, or that it names none."""
 
     tables: Sequence[Table]

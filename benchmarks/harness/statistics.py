@@ -1,8 +1,8 @@
-"""What a handful of timings say, and whether two handfuls say different things.
+"""Statistics of a few timings: summaries, and tests of whether two samples differ.
 
-Medians, because one trial that met a busy neighbour must not move the answer. Two samples are
-judged by the Mann-Whitney test, which assumes nothing about their shape, and shown with a bootstrap
-interval of the ratio of their medians. Plain numpy: scipy would be a dependency for two functions.
+Medians, because one trial beside a busy neighbour must not move the result. The Mann-Whitney test,
+which assumes no shape, judges two samples; a bootstrap gives an interval of the ratio of their
+medians. Plain numpy: scipy would be a dependency for two functions.
 """
 
 import itertools
@@ -20,15 +20,15 @@ SIGNIFICANCE = 0.05
 than four trials a side never show a difference."""
 
 SMALLEST_DIFFERENCE = 0.02
-"""Below this two samples are called equal however certain the difference is: a rebuilt page table
-or a warmer room does as much."""
+"""Below this two samples are called equal, however certain the difference: a rebuilt page table or
+a warmer room has as large an effect."""
 
 _EXACT_ARRANGEMENTS = 20_000  # C(16, 8) = 12,870; larger samples use the normal approximation
 _BOOTSTRAP_DRAWS = 4_000
 
 
 class Summary(NamedTuple):
-    """What is shown of a sample."""
+    """The values of a sample that are shown."""
 
     median: float
     min: float
@@ -36,7 +36,7 @@ class Summary(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """How far the trials lie apart, as a part of their median."""
+        """The range of the trials, as a part of their median."""
         return (self.max - self.min) / self.median if self.median else 0.0
 
 
@@ -48,7 +48,7 @@ class Comparison(NamedTuple):
 
     low: float
     high: float
-    """Where the ratio lies with 95% confidence, by bootstrap."""
+    """The 95% confidence interval of the ratio, by bootstrap."""
 
     p_value: float
 
@@ -76,12 +76,12 @@ def summarize(values: Sequence[float]) -> Summary:
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The smallest measured value that `percent` of the values do not exceed. Never invented."""
+    """The smallest value that `percent` of the values do not exceed. Never interpolated."""
     return float(np.percentile(np.asarray(values), percent, method="inverted_cdf"))
 
 
 def compare(before: Sequence[float], after: Sequence[float]) -> Comparison:
-    """Judge two samples of positive durations. The same samples always get the same answer."""
+    """Judge two samples of positive durations. The same samples always give the same result."""
     first, second = np.asarray(before, float), np.asarray(after, float)
     if not (len(first) and len(second) and (first > 0).all() and (second > 0).all()):
         raise ValueError("both samples must hold positive durations")
@@ -91,21 +91,21 @@ def compare(before: Sequence[float], after: Sequence[float]) -> Comparison:
 
 
 class PairedRatio(NamedTuple):
-    """How two variants compare that ran in the same rounds."""
+    """A comparison of two variants that ran in the same rounds."""
 
     ratio: float
     """Median over the rounds of before / after: above 1, `after` is faster."""
 
     low: float
     high: float
-    """Where that lies with 95% confidence, by bootstrap over the rounds."""
+    """Its 95% confidence interval, by bootstrap over the rounds."""
 
 
 def compare_pairs(before: Sequence[float], after: Sequence[float]) -> PairedRatio:
-    """Judge two samples whose values at one place come from one round, one behind the other.
+    """Judge two samples whose values at one index come from one round, run one after the other.
 
-    A machine that is slower for some rounds is slower for both, and their ratio does not see it:
-    where rounds differ more than variants do, this tells smaller differences than `compare`.
+    A machine that is slower for some rounds is slower for both, so their ratio is unaffected:
+    where rounds differ more than variants do, this detects smaller differences than `compare`.
     """
     first, second = np.asarray(before, float), np.asarray(after, float)
     if len(first) != len(second) or not len(first):
@@ -119,9 +119,9 @@ def compare_pairs(before: Sequence[float], after: Sequence[float]) -> PairedRati
 
 
 def mann_whitney(first: Values, second: Values) -> float:
-    """The two-sided p-value: how often chance alone ranks one sample so far above the other.
+    """The two-sided p-value: the odds that chance alone ranks one sample so far above the other.
 
-    Exact, ties included, as long as all arrangements can be counted.
+    Exact, ties included, while all arrangements can be counted.
     """
     ranks = _midranks(np.concatenate((first, second)))
     size, total = len(first), len(ranks)

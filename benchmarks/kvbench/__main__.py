@@ -1,12 +1,12 @@
-"""How fast does the KV cache of a real model move, block by block as its engine would move it?
+"""Transfers: how fast does the KV cache of a real model move, block by block as in its engine?
 
     python -m benchmarks.kvbench plan --models 70b --config block-tp8-pp2
     python -m benchmarks.kvbench run --models r1,70b,llama-3.1-8b --requests 1,10
     python -m benchmarks.kvbench run --server tcp://127.0.0.1:5757 --ways shm,tcp
     python -m benchmarks.kvbench profile --models 70b
 
-`plan` computes and moves nothing. `run` moves what was planned over every way there is. `profile`
-does so with several windows: how many blocks have to be on the way at once. The source's tool has
+`plan` only computes. `run` moves the planned blocks over every available way. `profile` does so
+with several windows, to find the number of blocks needed in flight. The source's tool has
 `kvcache` and `io-size` for parts of `plan`, which are the same here; its `profile` is `run` here.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from benchmarks.harness import options, peer_folder
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Record
 from benchmarks.harness.runner import Runner
 from benchmarks.kvbench import configurations, models, report
@@ -28,7 +28,7 @@ from benchmarks.kvbench.measure import measure
 from benchmarks.kvbench.plan import Plan, plan
 from remote_server.address import server_address
 from remote_server.errors import ConfigError
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 from remote_server.sizes import MiB
 
 MODULE = "benchmarks.kvbench"
@@ -44,13 +44,13 @@ _NOT_HERE = {
     "sequential-ct-perftest": _SEVERAL_RANKS,
     "nixlbench": f"`{_RUN} --ways nixl,gds` moves blocks with NIXL's backends",
 }
-"""Commands of the source's tools that are not here, and what is."""
+"""Commands of the source's tools that are absent here, and their replacements."""
 
 _OVERRIDES = ("tp", "pp", "page_size", "prompt_tokens")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status 2 for what cannot be planned; else as every benchmark's."""
+    """Exit status 2 for an impossible plan; else as in every benchmark."""
     argv = sys.argv[1:] if argv is None else argv
     if argv and (ours := _NOT_HERE.get(argv[0].replace("_", "-"))):
         print(f"kvbench: there is no {argv[0]} here; {ours}", file=sys.stderr)
@@ -64,14 +64,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command not in (_RUN, _PROFILE):
         as_format = {"text": report.plans_as_text, "json": report.plans_as_json,
                      "csv": report.plans_as_csv}  # fmt: skip
-        with to_whom_it_concerns():
+        with tolerate_closed_pipe():
             print(as_format[arguments.format](plans))
         return 0
     return _measure(plans, arguments, argv)
 
 
 def _measure(plans: Sequence[Plan], arguments: argparse.Namespace, argv: Sequence[str]) -> int:
-    keep_freed_memory()  # as every engine that has the client does
+    keep_freed_memory()  # as every engine with the client does
     record = Record.begin(MODULE, argv)
     record.versions |= peer_folder.versions("nixl")
     total = sum(p.num_bytes for p in plans)
@@ -107,7 +107,7 @@ def _windows(planned: Plan, arguments: argparse.Namespace) -> tuple[int, ...]:
 
 
 def _plans(arguments: argparse.Namespace) -> list[Plan]:
-    """Of every model with every configuration and number of requests. Raises `ConfigError`."""
+    """Every model with every configuration and number of requests. Raises `ConfigError`."""
     known_models = models.load_models(arguments.models_file)
     known = configurations.load_configurations(arguments.config_file)
     changed = {name: value for name in _OVERRIDES if (value := getattr(arguments, name))}
@@ -145,12 +145,12 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, parents=[common], add_help=False)
         _add_plan_options(command)
         command.add_argument(
-            "--ways", type=_ways, default=WAYS, metavar="NAMES",
+            "--ways", type=options.names(WAYS), default=WAYS, metavar="NAMES",
             help=f"some of {','.join(WAYS)} (default: all)",
         )  # fmt: skip
         command.add_argument(
             "--directory", type=Path, default=Path(), metavar="DIR",
-            help="where the files are; they are removed (default: this one)",
+            help="folder of the files, which are removed (default: this one)",
         )  # fmt: skip
         command.add_argument(
             "--check", action=argparse.BooleanOptionalAction, default=True,
@@ -159,12 +159,12 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument(
             "--server", type=_server, metavar="ENDPOINT",
             help="a running kvferry server for shm and tcp, as tcp://127.0.0.1:5757, with "
-            "?keys=FILE where it demands keys; what is put there is removed (default: its own)",
+            "?keys=FILE where it requires keys; the blocks are removed (default: its own)",
         )  # fmt: skip
         if name == _RUN:
             command.add_argument(
                 "--window", type=options.size, default=_WINDOW, metavar="SIZE",
-                help="on the way at once, at least one block (default: 64MiB)",
+                help="bytes in flight, at least one block (default: 64MiB)",
             )  # fmt: skip
     return parser
 
@@ -174,11 +174,11 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     add("--models", "--model", default=_SOURCE_MODELS, metavar="NAMES",
         help="parts of names, as in r1,70b; source: all seven of the source's tool "
         "(default: %(default)s)")  # fmt: skip
-    add("--models-file", type=Path, default=models.BUILT_IN, metavar="FILE", help="of your own")
+    add("--models-file", type=Path, default=models.BUILT_IN, metavar="FILE", help="your own models")
     add("--config", default="block-tp1-pp1", metavar="NAMES",
         help="names of configurations (default: %(default)s)")  # fmt: skip
     add("--config-file", type=Path, default=configurations.BUILT_IN, metavar="FILE",
-        help="of your own")  # fmt: skip
+        help="your own configurations")  # fmt: skip
     add("--tp", type=options.positive)
     add("--pp", type=options.positive)
     add("--pattern", choices=("block", "layer"))
@@ -189,12 +189,12 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--requests",
         "--num-requests",
         "--num_requests",
-        type=_numbers,
+        type=options.several(options.positive),
         metavar="N,N",
         help="prompts in one transfer, as in 1,10",
     )
     add("--compat", action="store_true",
-        help="count and round as the source's tool does, errors included")  # fmt: skip
+        help="count and round as in the source's tool, errors included")  # fmt: skip
 
 
 def _expand(names: str) -> str:
@@ -207,18 +207,6 @@ def _server(text: str) -> str:
     except ConfigError as error:
         raise argparse.ArgumentTypeError(str(error)) from None
     return text
-
-
-def _ways(text: str) -> list[str]:
-    chosen = text.split(",")
-    for way in chosen:
-        if way not in WAYS:
-            raise argparse.ArgumentTypeError(f"{way!r} is none of {', '.join(WAYS)}")
-    return chosen
-
-
-def _numbers(text: str) -> list[int]:
-    return [options.positive(part) for part in text.split(",")]
 
 
 if __name__ == "__main__":

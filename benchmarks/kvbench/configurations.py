@@ -1,4 +1,4 @@
-"""How an engine is set up, and what is asked of it, read from TOML."""
+"""Configurations of an engine and its requests, read from TOML."""
 
 from pathlib import Path
 from typing import Literal
@@ -13,7 +13,7 @@ Dtype = Literal["fp8", "int8", "fp16", "bf16", "fp32"]
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Everything about a transfer but the model."""
+    """All settings of a transfer but the model."""
 
     tp: Positive = 1
     """Ranks that share each layer."""
@@ -22,10 +22,10 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Stages that share the layers."""
 
     kv_dtype: Dtype = "fp8"
-    """Of the KV cache. This decides how large it is."""
+    """Type of the KV cache, which determines its size."""
 
     model_dtype: Dtype = "fp8"
-    """Of the weights. Decides nothing, except of a plan that is `compatible` with the source."""
+    """Type of the weights, used only in a plan that is `compatible` with the source."""
 
     page_size: Positive = 16
     """Tokens of one block."""
@@ -38,7 +38,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def load_configurations(path: Path = BUILT_IN) -> dict[str, Configuration]:
-    """Those of a file in the form of `configurations.toml`, by name. Raises `ConfigError`."""
+    """Configurations by name, from a file like `configurations.toml`. Raises `ConfigError`."""
     return {
         name: convert(table, Configuration, f"{path}: [{name}]")
         for name, table in tables_of(path).items()

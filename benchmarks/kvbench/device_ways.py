@@ -1,4 +1,4 @@
-"""Blocks that begin and end in a GPU's memory: to the host, to a server, and past the host."""
+"""Ways for blocks in a GPU's memory: to the host, to a server, and past the host."""
 
 import importlib
 from collections.abc import Callable
@@ -13,14 +13,14 @@ _POISON = 0xA5
 
 
 class DeviceRows:
-    """The rows of source and target once more, in a device's memory.
+    """A copy of the rows of source and target in a device's memory.
 
-    A way that moves them is timed from there and to there. `upload` and `download` are not timed:
-    the host's rows are what is filled and compared.
+    A way that moves them is timed between this memory and its target. `upload` and `download` are
+    not timed: the host's rows are filled and compared.
     """
 
     def __init__(self, rows: Rows, device: str = "cuda") -> None:
-        """Takes the memory at once. Raises `Skipped` without a GPU, or one that has too little."""
+        """Allocates the memory. Raises `Skipped` without a GPU, or when its memory is too small."""
         try:
             self.torch: Any = importlib.import_module("torch")
         except ImportError as error:
@@ -35,21 +35,21 @@ class DeviceRows:
                 self.torch.empty(rows.padded_source.shape, dtype=self.torch.uint8, device=device)
                 for _ in range(2)
             )
-        except RuntimeError as error:  # of which its OutOfMemoryError is one
+        except RuntimeError as error:  # the base of OutOfMemoryError
             raise Skipped(f"no room on the GPU: {str(error).partition('.')[0]}") from None
 
     def upload(self) -> None:
-        """What is in the host's source, before a write."""
+        """Copy the host's source to the device, before a write."""
         self.source.copy_(self.host_source)
         self.synchronize()
 
     def poison(self) -> None:
-        """Forget what an earlier read left."""
+        """Overwrite the bytes of an earlier read."""
         self.target.fill_(_POISON)
         self.synchronize()
 
     def download(self) -> None:
-        """What a read brought, into the host's target."""
+        """Copy the result of a read into the host's target."""
         self.host_target.copy_(self.target)
         self.synchronize()
 
@@ -58,7 +58,7 @@ class DeviceRows:
             self.torch.cuda.synchronize()
 
     def mark(self) -> Callable[[], None]:
-        """A function that waits for all copies that have been begun."""
+        """A function that waits for all copies begun so far."""
         if not self._on_gpu:
             return lambda: None
         event = self.torch.cuda.Event()
@@ -69,17 +69,17 @@ class DeviceRows:
 
 @dataclass
 class DeviceRequest:
-    """Copies between a device and the host; `wait` is there once they were begun."""
+    """Copies between a device and the host; `wait` is set once they were begun."""
 
     pairs: list[tuple[Any, Any]]
     wait: Callable[[], None] | None = None
 
 
 class Vram:
-    """A GPU's memory to the host's and back, a copy for each block: what a swap moves."""
+    """A GPU's memory to the host's and back, a copy for each block, as in a swap."""
 
     def __init__(self, rows: Rows, device: DeviceRows) -> None:
-        """The host's part is memory of its own, page-locked where torch can do that."""
+        """The host's part is separate memory, page-locked where torch can do that."""
         self.blocks_per_request = blocks_per_request(rows.block_bytes)
         self._device = device
         kept = device.torch.empty_like(device.host_source)
@@ -102,7 +102,7 @@ class Vram:
 
 
 class VramThroughServer:
-    """A GPU's memory to the server and back, through the host's rows: what the connector moves."""
+    """A GPU's memory to the server and back, through the host's rows, as in the connector."""
 
     def __init__(self, server: Server, device: DeviceRows) -> None:
         self.blocks_per_request = server.blocks_per_request
@@ -116,7 +116,7 @@ class VramThroughServer:
         return self._server.prepare_read(places), places
 
     def post(self, request: tuple[ServerRequest, Range]) -> None:
-        """A put waits for its blocks to be in the host's rows, and only then begins."""
+        """A put begins after its blocks have arrived in the host's rows."""
         through, places = request
         if through.is_put:
             part = slice(places.start, places.stop)

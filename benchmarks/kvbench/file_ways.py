@@ -16,7 +16,7 @@ from remote_server.store.disk.pool import NUM_THREADS
 
 @dataclass
 class FileRequest:
-    """Blocks at `places`, from or into `rows`."""
+    """A move of blocks at `places`, from or into `rows`."""
 
     places: Range
     rows: Sequence[memoryview]
@@ -25,14 +25,14 @@ class FileRequest:
 
 
 class OneFile:
-    """As many threads as the disk tier has, a call for each block.
+    """One file, moved by as many threads as the disk tier has, a call for each block.
 
-    A write ends when the kernel has the bytes (page cache), or the device (O_DIRECT, which moves
-    whole pages: the end of a block's last page goes along). Neither waits for a flush.
+    A write ends when the kernel (page cache) or the device (O_DIRECT) has the bytes. O_DIRECT moves
+    whole pages, so the rest of a block's last page is included. Neither waits for a flush.
     """
 
     def __init__(self, folder: Path, rows: Rows, *, direct: bool) -> None:
-        """Takes the space at once. Raises `Skipped` where there is no O_DIRECT."""
+        """Allocates the space. Raises `Skipped` without O_DIRECT."""
         if direct and not Folder(folder).direct:
             raise Skipped(f"the file system of {folder} does not offer O_DIRECT")
         self.blocks_per_request = blocks_per_request(rows.block_bytes)

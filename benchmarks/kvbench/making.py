@@ -30,26 +30,26 @@ _THROUGH_SERVER = {SHM: "shm", TCP: "tcp", VRAM_SHM: "shm", VRAM_TCP: "tcp"}
 
 
 class Kept:
-    """What one place holds: the mark that its last write put into every block."""
+    """The contents of one place: the mark that its last write put into every block."""
 
     def __init__(self) -> None:
         self.mark: int | None = None
 
 
 class Made(NamedTuple):
-    """A way, and what a trial of it needs."""
+    """A way, and the parts that its trials need."""
 
     way: Way
     kept: Kept
     clear: Callable[[], object] = nothing
-    """Needed before a write by what leaves alone the blocks that it has."""
+    """Called before a write to a store that does not overwrite blocks."""
 
     device: DeviceRows | None = None
-    """Where its blocks begin and end, if not in the rows themselves."""
+    """The memory of its blocks, if not the rows themselves."""
 
 
 class Maker:
-    """Makes ways over one plan's rows. Everything that it opens is closed with `stack`."""
+    """Makes ways over one plan's rows. All that it opens is closed with `stack`."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Maker:
         server: str = "",
         device: str = "cuda",
     ) -> None:
-        """`server` is that of a running one, as an engine's setting has it (`?keys=FILE`); without
-        it one is started for the first way that needs it."""
+        """`server` is the address of a running one, as in an engine's setting (`?keys=FILE`);
+        without it one is started for the first way that needs it."""
         self._stack = stack
         self._plan = plan
         self.rows = rows
@@ -76,7 +76,7 @@ class Maker:
         self._namespace = f"kvbench-{secrets.token_hex(4)}"
 
     def make(self, name: str) -> Made:
-        """Raises `Skipped` where this machine has no such way."""
+        """Raises `Skipped` when this machine has no such way."""
         device = self._rows_on_device() if name in _OF_A_DEVICE else None
         if name == MEMORY:
             return Made(Memory(self.rows, blocks.allocate(*self.rows.padded_source.shape)), Kept())
@@ -115,13 +115,13 @@ class Maker:
         return Server(client, self._namespace, self.rows)
 
     def _leave(self, client: RemoteClient) -> None:
-        """Take everything back out of a server that goes on running."""
+        """Remove all blocks from a server that keeps running."""
         client.forget(self._namespace)
         client.clear(self._namespace, forget=True, timeout_s=PATIENCE_S).result()
 
 
 def _skip_unless_room(client: RemoteClient, plan: Plan) -> None:
-    """Raises `Skipped` where the blocks would evict what others keep in the server."""
+    """Raises `Skipped` where the blocks would evict others' blocks from the server."""
     memory = client.stats(timeout_s=PATIENCE_S).result().tiers["memory"]
     free, needed = memory.budget_bytes - memory.used_bytes, plan.batch * padded(plan.block_bytes)
     if free < needed + needed // 4 + 16 * MiB:

@@ -1,4 +1,4 @@
-"""The ways against each other: all move the same blocks out and back, in interleaved trials."""
+"""A comparison of the ways: all move the same blocks out and back, in interleaved trials."""
 
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -17,7 +17,6 @@ from benchmarks.kvbench.plan import Plan
 from benchmarks.kvbench.transfer import StageLog, Stages, move
 from benchmarks.kvbench.ways import Rows
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import shared_pools
 from remote_server.store.disk.layout import padded
 
 WRITE, READ = "write", "read"
@@ -27,7 +26,7 @@ _POOLS = 11 / 2
 
 
 class Key(NamedTuple):
-    """A case: which way, which direction, how many blocks on the way at once."""
+    """A case: its way, its direction, and the number of blocks in flight."""
 
     way: str
     direction: str
@@ -35,10 +34,10 @@ class Key(NamedTuple):
 
 
 class Lane:
-    """One way with one window. Times what it moves, and proves that it moved it.
+    """One way with one window. Times its transfers and verifies them.
 
-    Every write marks its blocks with a number that no write before it used, so that nothing an
-    earlier trial left can pass for what this one should have moved.
+    Every write marks its blocks with a new number, so that no bytes of an earlier trial can be
+    taken for those of this one.
     """
 
     _next_mark = 0
@@ -132,12 +131,9 @@ def measure(
             for direction in (WRITE, READ)
         ]
         return
-    runner.say(f"{plan.title}: filling {plan.num_bytes >> 20} MiB")
+    runner.show(f"{plan.title}: filling {plan.num_bytes >> 20} MiB")
     with ExitStack() as stack:
-        source, target = shared_pools(plan.batch, stride)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        blocks.fill(source.pool)
+        source, target = blocks.filled_pools(stack, plan.batch, stride)
         rows = Rows(source.pool, target.pool, plan.block_bytes)
         scratch = Path(stack.enter_context(
             tempfile.TemporaryDirectory(prefix="kvferry-kvbench-", dir=folder)
@@ -163,7 +159,7 @@ def measure(
 def _lanes(
     maker: Maker, ways: Sequence[str], windows: Sequence[int], *, check: bool
 ) -> Iterator[tuple[str, list[Lane] | Skipped]]:
-    """For each way its lanes, one a window, or why there are none."""
+    """For each way its lanes, one a window, or the reason for none."""
     for name in ways:
         try:
             made = maker.make(name)
@@ -195,7 +191,7 @@ def _keep(
 
 
 def figures(plan: Plan, sample: Sample, log: StageLog) -> dict[str, float]:
-    """The columns that are durations, in microseconds; and what part of the time they explain."""
+    """The columns that are durations, in microseconds; and the part of the time that they cover."""
     trials = log.of_last(len(sample.values))
     values: dict[str, float] = {
         "average per block": 1e6 * sum(sample.values) / len(sample.values) / plan.batch

@@ -1,4 +1,4 @@
-"""What decides how many bytes of KV cache a token has, read from TOML."""
+"""Shapes of models, which determine the bytes of KV cache of a token, read from TOML."""
 
 import tomllib
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ OF_THE_SOURCE = (
     "deepseek-r1", "llama-3.1-70b", "llama-3.1-8b", "qwen3-8b", "qwen3-235b-a22b", "gpt-oss-20b",
     "gpt-oss-120b",
 )  # fmt: skip
-"""What the source's tool ships."""
+"""The models of the source's tool."""
 
 Positive = Annotated[int, msgspec.Meta(gt=0)]
 
@@ -35,13 +35,13 @@ class GroupedQueries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, ta
 
     @property
     def numbers_per_layer(self) -> int:
-        """Of one token."""
+        """Numbers of one token."""
         return 2 * self.kv_heads * self.head_dim
 
     def shards(self, tp: int) -> int:
-        """Into how many different parts `tp` ranks cut a layer: never more than there are heads.
+        """The number of different parts of a layer on `tp` ranks: at most the number of heads.
 
-        Raises `ConfigError` when the heads cannot be shared out.
+        Raises `ConfigError` when the heads cannot be divided.
         """
         if self.kv_heads % tp and tp % self.kv_heads:
             raise ConfigError(f"tp: {tp} ranks cannot share {self.kv_heads} KV heads evenly")
@@ -58,11 +58,11 @@ class LatentVectors(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag
 
     @property
     def numbers_per_layer(self) -> int:
-        """Of one token."""
+        """Numbers of one token."""
         return self.latent_dim + self.rope_dim
 
     def shards(self, tp: int) -> int:
-        """Every rank holds all of it, so there is one part however many ranks there are."""
+        """One part for any number of ranks, because every rank holds all of it."""
         return 1
 
 
@@ -76,11 +76,11 @@ class Model(msgspec.Struct, frozen=True):
     shape: Shape
 
     def bytes_per_token(self, dtype: str) -> int:
-        """Of the whole cache: all layers, all ranks, each part once."""
+        """Bytes of the whole cache: all layers, all ranks, each part once."""
         return self.shape.layers * self.shape.numbers_per_layer * BYTES_PER_NUMBER[dtype]
 
     def bytes_per_layer(self, dtype: str, tp: int) -> Fraction:
-        """One token of one layer on one rank."""
+        """Bytes of one token of one layer on one rank."""
         numbers = Fraction(self.shape.numbers_per_layer, self.shape.shards(tp))
         return numbers * BYTES_PER_NUMBER[dtype]
 
@@ -96,7 +96,7 @@ def load_models(path: Path = BUILT_IN) -> dict[str, Model]:
 def choose(names: str, known: Mapping[str, T], what: str) -> list[T]:
     """Those of `known` named by comma-separated parts of their names, as in `70b,r1`.
 
-    Raises `ConfigError`, with the names there are, when a part names none or several.
+    Raises `ConfigError`, with the known names, when a part matches none or several.
     """
     return [_find(part.strip(), known, what) for part in names.split(",")]
 

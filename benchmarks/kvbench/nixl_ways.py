@@ -1,4 +1,4 @@
-"""Blocks in a file through NIXL's POSIX and GDS backends, which the source measured."""
+"""Blocks in a file through NIXL's POSIX and GDS backends, as measured by the source."""
 
 import os
 import time
@@ -19,18 +19,18 @@ POSIX, GDS = "POSIX", "GDS"
 
 
 def library() -> Any:
-    """NIXL's Python face. Raises `Skipped` with the words of its import."""
+    """NIXL's Python module. Raises `Skipped` with the error of its import."""
     os.environ.setdefault("NIXL_LOG_LEVEL", "WARN")
     return peer_folder.package("nixl", "nixl._api")
 
 
 def agent_with(name: str, backend: str) -> Any:
-    """An agent of NIXL's with one backend. Raises `Skipped` where either is missing."""
+    """A NIXL agent with one backend. Raises `Skipped` where either is missing."""
     api = library()
     try:
         agent = api.nixl_agent(name, api.nixl_agent_config(backends=[]))
         agent.create_backend(backend)
-    except Exception as error:  # the library has no tree of errors of its own
+    except Exception as error:  # the library has no error classes of its own
         reason = str(error) or type(error).__name__
         raise Skipped(f"NIXL's backend {backend} does not start: {reason}") from None
     return agent
@@ -38,7 +38,7 @@ def agent_with(name: str, backend: str) -> Any:
 
 @dataclass
 class NixlRequest:
-    """A transfer request of NIXL, prepared and not yet posted."""
+    """A prepared NIXL transfer that is not yet posted."""
 
     handle: Any
 
@@ -46,14 +46,14 @@ class NixlRequest:
 class NixlFile:
     """One preallocated file, from and to the host's memory or a device's.
 
-    POSIX goes through the page cache, and a write ends when the kernel has the bytes. GDS goes past
-    the page cache and, with a device, past the host; it moves whole pages.
+    POSIX uses the page cache, and a write ends when the kernel has the bytes. GDS bypasses the page
+    cache and, with a device, the host; it moves whole pages.
     """
 
     def __init__(
         self, folder: Path, rows: Rows, backend: str = POSIX, device: DeviceRows | None = None
     ) -> None:
-        """Raises `Skipped` where NIXL, or this backend of it, is missing."""
+        """Raises `Skipped` where NIXL or this backend is missing."""
         self.blocks_per_request = blocks_per_request(rows.block_bytes)
         self._backend = backend
         self._agent = agent_with(f"kvbench-{backend}", backend)
@@ -93,7 +93,7 @@ class NixlFile:
             raise OSError(f"a transfer of NIXL's ended as {state}")
 
     def overwrite(self, place: int, row: memoryview) -> None:
-        """Put other bytes in a block's place, past NIXL."""
+        """Overwrite a block's place without NIXL."""
         os.pwrite(self._fd, row, place * self._stride)
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class NixlFile:
 
 
 def _places(rows: Rows, device: DeviceRows | None) -> tuple[list[int], list[int], str]:
-    """Addresses of all rows of source and target, and what kind of memory they are for NIXL."""
+    """Addresses of all rows of source and target, and NIXL's kind of their memory."""
     stride = rows.padded_source.shape[1]
     if device is None:
         first = [_address(pool) for pool in (rows.padded_source, rows.padded_target)]

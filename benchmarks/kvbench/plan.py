@@ -1,4 +1,4 @@
-"""The arithmetic: how many bytes a token, a block and a whole transfer have."""
+"""The arithmetic of a plan: the bytes of a token, a block and a whole transfer."""
 
 import math
 from fractions import Fraction
@@ -11,21 +11,21 @@ from remote_server.errors import ConfigError
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What `requests` prompts amount to: `batch` blocks of `block_bytes`."""
+    """The transfer of `requests` prompts: `batch` blocks of `block_bytes`."""
 
     model: str
     configuration: Configuration
     bytes_per_token: int
-    """Of the whole cache: all layers, all ranks, each part once."""
+    """Bytes of a token in the whole cache: all layers, all ranks, each part once."""
 
     block_bytes: int
-    """A page of what one rank of one stage holds, or of one layer of it."""
+    """Bytes of a page on one rank of one stage, or of one layer of it."""
 
     batch: int
     """Blocks of all ranks and stages, of all requests."""
 
     note: str = ""
-    """What the reader would otherwise misread; empty when there is nothing."""
+    """A note against misreading; empty without one."""
 
     @property
     def num_bytes(self) -> int:
@@ -37,15 +37,15 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def plan(model: Model, configuration: Configuration, *, compatible: bool = False) -> Plan:
-    """What `configuration` makes of `model`.
+    """The plan of `model` under `configuration`.
 
-    The KV cache's dtype decides about sizes, and each request fills its last block alone: ten
-    prompts of 1,000 tokens are 630 blocks of 16. With `compatible` the numbers are the source's,
-    whose tool rounds once for all requests (625), takes the weights' dtype for models without a
-    latent, cuts the latent between ranks that in truth hold all of it, and rounds
-    layers per stage up for a latent and down for others.
+    The KV cache's dtype determines the sizes, and each request fills its last block alone: ten
+    prompts of 1,000 tokens are 630 blocks of 16. With `compatible` the numbers are the source's:
+    its tool rounds once for all requests (625), uses the weights' dtype for models without a
+    latent, divides the latent between ranks although each holds all of it, and rounds the layers
+    of a stage up for a latent and down for others.
 
-    Raises `ConfigError` when the ranks or stages cannot share the model.
+    Raises `ConfigError` when the ranks or stages cannot divide the model.
     """
     if configuration.pp > model.shape.layers:
         raise ConfigError(f"pp: {configuration.pp} stages for {model.shape.layers} layers")
@@ -68,7 +68,7 @@ def plan(model: Model, configuration: Configuration, *, compatible: bool = False
 
 
 def _source_plan(model: Model, configuration: Configuration) -> Plan:
-    """Step by step as the source's tool does it, roundings and all."""
+    """The steps of the source's tool, with its roundings."""
     latent = isinstance(model.shape, LatentVectors)
     dtype = configuration.kv_dtype if latent else configuration.model_dtype
     layers, per_token = model.shape.layers, model.bytes_per_token(dtype)

@@ -1,4 +1,4 @@
-"""Plans and measurements for people, and plans for programs."""
+"""Reports: plans and measurements as text, and plans as JSON and CSV."""
 
 import csv
 import io
@@ -22,7 +22,7 @@ MEASURED_COLUMNS = (
     "p99",
 )  # fmt: skip
 """GB are 10^9 bytes, as everywhere here; GiB/s is the source's unit. Prepare, post and transfer are
-microseconds of a whole batch: average and p99."""
+microseconds of a whole batch: mean and p99."""
 
 
 def plans_as_text(plans: Sequence[Plan]) -> str:
@@ -61,7 +61,7 @@ def _flat(plan: Plan) -> dict[str, object]:
 
 
 def measured_as_text(record: Record, plans: Sequence[Plan]) -> str:
-    """All columns for each row that was measured, the reason for each that was not."""
+    """All columns for each measured row, the reason for each other row."""
     by_title = {plan.title: plan for plan in plans}
     figures = {(figure.name, figure.transport): figure.values for figure in record.figures}
     lines: list[list[table.Cell]] = []

@@ -1,9 +1,9 @@
-"""One transfer of many blocks in stages, with a bounded number of them on the way.
+"""One transfer of many blocks in stages, with a bounded number of them in flight.
 
-A batch is cut into requests. Each is *prepared* (described: keys, rows, offsets), *posted* (handed
-over) and then *waited* for. All three happen on the calling thread, so together they are the time
-of the batch: where a call moves the bytes itself, all of it is post and nothing is left to wait
-for. The window bounds what was posted and has not ended, however large the batch is.
+A batch is divided into requests. Each is *prepared* (described: keys, rows, offsets), *posted*
+(submitted) and then *waited* for. All three run on the calling thread, so together they are the
+batch's time: where a call moves the bytes itself, the time is all post and no wait. The window
+bounds the blocks posted and not yet complete, for a batch of any size.
 """
 
 import time
@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 Range = range
-"""Places of blocks that are next to each other."""
+"""Places of adjacent blocks."""
 
 
 class Way(Protocol):
     """One way to move blocks out of rows (`write`) and back into rows (`read`).
 
-    A request is whatever `prepare_…` returns; nobody else looks into it. `post` and `wait` raise
-    when any of its blocks did not make it.
+    A request is the value of `prepare_…`, opaque to the caller. `post` and `wait` raise when any
+    of its blocks failed.
     """
 
     @property
@@ -41,7 +41,7 @@ class Stages(NamedTuple):
     prepare: float
     post: float
     transfer: float
-    """Waiting, after everything that could be posted was."""
+    """Waiting, with no further request to post."""
 
     @property
     def total(self) -> float:
@@ -55,7 +55,7 @@ class StageLog:
     trials: list[Stages] = field(default_factory=list)
 
     def of_last(self, count: int) -> Sequence[Stages]:
-        """Of the `count` trials that count: those after the warm-ups."""
+        """The stages of the last `count` trials, those after the warm-ups."""
         return self.trials[len(self.trials) - count :]
 
 
@@ -66,11 +66,11 @@ def move(
     window: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Stages:
-    """Move blocks 0 to `num_blocks`, at most `window` of them on the way at once.
+    """Move blocks 0 to `num_blocks`, at most `window` of them in flight.
 
     `prepare` is the way's `prepare_write` or `prepare_read`. A window smaller than a request makes
-    the requests smaller. What was posted when something fails is waited for before that is raised:
-    the rows are the caller's again.
+    the requests smaller. After a failure all posted requests are awaited before it is raised, so
+    that the rows are the caller's again.
     """
     size = min(way.blocks_per_request, window)
     on_the_way: deque[tuple[Any, int]] = deque()
@@ -102,7 +102,7 @@ def move(
             now = posted
         while on_the_way:
             finish_one()
-        request = None  # letting go of the last one takes its time as well
+        request = None  # releasing the last one is timed as well
         waiting += clock() - now
     except BaseException:
         _abandon(way, on_the_way)
@@ -115,4 +115,4 @@ def _abandon(way: Way, on_the_way: deque[tuple[Any, int]]) -> None:
         try:
             way.wait(request)
         except Exception:
-            continue  # the first failure is the one that is told
+            continue  # only the first failure is raised

@@ -12,7 +12,7 @@ from remote_server.client import GetResult, PutResult, RemoteClient
 from remote_server.sizes import MiB
 
 REQUEST_BYTES = 8 * MiB
-"""About how much one request covers: what vLLM hands over of a prompt in one step, or less."""
+"""About the bytes of one request: at most those that vLLM submits of a prompt in one step."""
 
 
 def blocks_per_request(block_bytes: int) -> int:
@@ -20,10 +20,10 @@ def blocks_per_request(block_bytes: int) -> int:
 
 
 class Rows:
-    """Where blocks come from and where they go: a row for each, `block_bytes` of it in use."""
+    """Source and target of blocks: a row for each, `block_bytes` of it in use."""
 
     def __init__(self, source: Pool, target: Pool, block_bytes: int) -> None:
-        """Both are (blocks, bytes), a row no shorter than a block."""
+        """Both are (blocks, bytes) with rows of at least a block."""
         self.source_pool, self.target_pool = source[:, :block_bytes], target[:, :block_bytes]
         self.source = [memoryview(row) for row in self.source_pool]
         self.target = [memoryview(row) for row in self.target_pool]
@@ -35,10 +35,10 @@ class Rows:
 
 
 class Memory:
-    """Copies on the calling thread: what no way that keeps a second copy can beat."""
+    """Copies on the calling thread: the bound of all ways that keep a second copy."""
 
     def __init__(self, rows: Rows, kept: Pool) -> None:
-        """`kept` is the memory that blocks are written to, as large as the rows."""
+        """`kept` is the memory for written blocks, as large as the rows."""
         self.blocks_per_request = blocks_per_request(rows.block_bytes)
         self._rows = rows
         self._kept = [memoryview(row)[: rows.block_bytes] for row in kept]
@@ -54,12 +54,12 @@ class Memory:
             target[:] = source
 
     def wait(self, request: object) -> None:
-        """It was done when `post` returned."""
+        """Does nothing: `post` has copied the blocks."""
 
 
 @dataclass
 class ServerRequest:
-    """A put or a get of some blocks; `future` is there once it was posted."""
+    """A put or a get of some blocks; `future` is set once it was posted."""
 
     keys: Sequence[bytes]
     rows: Sequence[memoryview]
@@ -68,7 +68,7 @@ class ServerRequest:
 
 
 class Server:
-    """Through a server in another process. A put ends when its blocks are readable."""
+    """Blocks through a server in another process. A put ends when its blocks are readable."""
 
     def __init__(self, client: RemoteClient, namespace: str, rows: Rows) -> None:
         self.blocks_per_request = blocks_per_request(rows.block_bytes)
@@ -113,7 +113,7 @@ class Server:
 
     @property
     def num_kept(self) -> int:
-        """How many of the blocks, from the first, can be read."""
+        """The number of readable blocks, from the first on."""
         keys = [key_of(place) for place in range(len(self._rows))]
         prefix = 0
         for first in range(0, len(keys), 16_384):

@@ -1,4 +1,4 @@
-"""The cells of `test_busy`: what is asked of which engines, from the options."""
+"""The plan of `test_busy`: its engines, cells and prompts, from the options."""
 
 import argparse
 import dataclasses
@@ -19,7 +19,7 @@ from remote_server.sizes import GiB, MiB
 BLOCK_TOKENS = 32
 
 WARM = 4
-"""Prompts that each engine computes first."""
+"""The number of prompts that each engine computes first."""
 
 _CONNECTORS = {"on": ON, "off": OFF}
 
@@ -28,7 +28,7 @@ Value = TypeVar("Value", bound=Hashable)
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Lengths are tokens, memory is bytes. Prompts follow from the numbers alone."""
+    """Lengths are tokens, memory is bytes. The numbers alone determine the prompts."""
 
     model: str
     input_len: int
@@ -46,7 +46,7 @@ class Plan:
 
     @classmethod
     def of(cls, arguments: argparse.Namespace) -> "Plan":
-        """From the options. `ConfigError` for numbers with which something else is measured."""
+        """From the options. Raises `ConfigError` for numbers that would measure something else."""
         names = {field.name for field in dataclasses.fields(cls)} - {"rounds"}
         given = {name: getattr(arguments, name) for name in names}
         plan = cls(**given, rounds=arguments.trials + arguments.warm_ups)
@@ -91,20 +91,20 @@ class Plan:
 
     @property
     def engines(self) -> list[str]:
-        """The one without a connector first: the others are compared with it."""
+        """The engines, first the one without a connector, the base of comparison."""
         return [NONE, *(_CONNECTORS[which] for which in self.break_even)]
 
     def keys(self, step_ms: float) -> list[Key]:
-        """The cells with steps of this length, those of one engine behind each other."""
+        """The cells with steps of this length, grouped by engine."""
         return [Key(step_ms, depth, engine) for engine in self.engines for depth in self.depths]
 
     def held(self, key: Key, turn: int) -> list[Request]:
-        """The queue of a cell: the same for each engine, another in every round."""
+        """The queue of a cell: equal for all engines, different in every round."""
         return distinct(key.depth, self.input_len, self._seed(key, turn), self.output_len)
 
     def new(self, key: Key, turn: int) -> list[Request]:
-        """The prompts in between. Others for each engine: all engines put what they compute on one
-        server."""
+        """The new prompts in between. They differ by engine, because all engines put their blocks
+        on one server."""
         seed = self._seed(key, turn) + 1_000_000 * (1 + self.engines.index(key.engine))
         return distinct(key.depth * self.new_between, self.input_len, seed, self.output_len)
 
@@ -113,7 +113,7 @@ class Plan:
         return 1 + turn * len(self.step_ms) * len(self.depths) + cell
 
     def all_held(self) -> list[Request]:
-        """What the server must hold before anything is measured."""
+        """The prompts that the server must hold before the measurement."""
         return [
             request
             for turn in range(self.rounds)
@@ -123,17 +123,17 @@ class Plan:
         ]
 
     def fillers(self) -> list[Request]:
-        """Prompts that push all others out of the pool and out of the engine's own cache."""
+        """Prompts that evict all others from the pool and from the engine's own cache."""
         rows = max(self.pool_rows, self.kv_cache // self.row_bytes)
         return distinct(rows // self.blocks + 2, self.input_len, 900_000_000, 1)
 
     def warm(self, engine: str) -> list[Request]:
-        """An engine's first prompts, which pay for what is done once."""
+        """An engine's first prompts, which pay the costs of the first use."""
         return distinct(WARM, self.input_len, 910_000_000 + self.engines.index(engine), 2)
 
     @property
     def server_memory(self) -> int:
-        """Room for everything that is ever put, and a quarter more."""
+        """Memory for all puts of the run, and a quarter more."""
         connectors = len(self.break_even)
         asked = sum(self.depths) * len(self.step_ms) * self.rounds
         prompts = asked * (1 + self.new_between * connectors) + WARM * connectors
@@ -150,11 +150,11 @@ def parser(module: str) -> argparse.ArgumentParser:
     made = options.parser(module, "what the cache gives on a busy engine", trials=1, warm_ups=0)
     made.add_argument(
         "--model", choices=sorted(tiny_model.PRESETS), default="small",
-        help="made on the spot (default: %(default)s)",
+        help="the model, made on the spot (default: %(default)s)",
     )  # fmt: skip
     made.add_argument(
         "--models", type=Path, default=Path(".cache/models"), metavar="DIR",
-        help="where models are kept (default: %(default)s)",
+        help="the folder of models (default: %(default)s)",
     )  # fmt: skip
 
     def add(name: str, kind: Callable[[str], object], default: object, what: str) -> None:
@@ -162,16 +162,14 @@ def parser(module: str) -> argparse.ArgumentParser:
             name, type=kind, default=default, metavar="N", help=f"{what} (default: %(default)s)"
         )
 
-    add("--depths", several(options.positive), "4,8,16", "held prompts that are asked at once")
-    add("--step-ms", several(not_negative), "0,50,500", "least time of a step; 0: as they come")
-    add(
-        "--new-between", whole, 1, "prompts that the server does not hold, behind each that it does"
-    )
+    add("--depths", several(options.positive), "4,8,16", "held prompts that are sent at once")
+    add("--step-ms", several(not_negative), "0,50,500", "the least time of a step; 0: full speed")
+    add("--new-between", whole, 1, "new prompts behind each prompt that the server holds")
     add("--break-even", several(_connector), "off,on", "the engines with a connector")
     add("--input-len", options.positive, 769, "tokens of each prompt")
     add("--output-len", options.positive, 3, "tokens of each answer")
-    add("--max-num-seqs", options.positive, 4, "requests that an engine takes at a time")
-    add("--max-num-batched-tokens", options.positive, 512, "tokens that a step computes at most")
+    add("--max-num-seqs", options.positive, 4, "requests that an engine runs at a time")
+    add("--max-num-batched-tokens", options.positive, 512, "the most tokens that a step computes")
     add("--cpu-pool", options.size, "160MiB", "each connector's CPU pool")
     add("--kv-cache", options.size, "64MiB", "each engine's own KV cache")
     return made

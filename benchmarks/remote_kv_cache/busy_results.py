@@ -1,4 +1,4 @@
-"""From the answers and counters of the busy engines to shares, figures, a table and a plot."""
+"""Shares, figures, a table and a plot from the busy engines' answers and counters."""
 
 import re
 from collections import Counter
@@ -19,7 +19,7 @@ _NOT_USED = {
     "kvferry_loaded_blocks_total": "load",
     "kvferry_declined_blocks_total": "declined",
 }
-"""Metrics of what did not come from the server or did not go to it, and what they are called."""
+"""Metrics of blocks that the connector did not load or store, and their names in the table."""
 
 _LABEL = re.compile(r'(?:reason|outcome)="([^"]*)"')
 _LANDED = "hit"
@@ -27,11 +27,11 @@ _LANDED = "hit"
 
 
 class Key(NamedTuple):
-    """One cell. `step_ms` 0: steps as they come."""
+    """One cell. `step_ms` 0: steps at full speed."""
 
     step_ms: float
     depth: int
-    """Prompts that are asked at once and that the server holds."""
+    """Prompts on the server that are sent at once."""
 
     engine: str
 
@@ -51,16 +51,16 @@ class Key(NamedTuple):
 
 @dataclass(frozen=True)
 class Counted:
-    """What an engine's `/metrics` page counted between two looks at it."""
+    """Differences of an engine's `/metrics` counters between two reads."""
 
     by_level: Mapping[str, int]
     """Prompt tokens that were not computed, by level."""
 
     loaded_blocks: int
-    """Blocks that came from the server and were used."""
+    """Blocks loaded from the server and used."""
 
     not_used: Mapping[str, int]
-    """Blocks that the connector did not take from the server or give to it, by reason."""
+    """Blocks that the connector did not load from the server or store there, by reason."""
 
     hook_errors: int = 0
 
@@ -87,7 +87,7 @@ class Counted:
         return cls(by_level, loaded, not_used, errors)
 
     def problem(self, block_tokens: int) -> str:
-        """Why these counts are not what the cell measures; empty where they are."""
+        """Why these counts are invalid for the cell; empty when they are valid."""
         if self.hook_errors:
             return f"{self.hook_errors} exceptions in hooks"
         if self.by_level["engine"]:
@@ -101,8 +101,8 @@ class Counted:
 
     @property
     def hit_tokens(self) -> int:
-        """Prompt tokens that the server gave. A block that was in the pool for some time by then
-        is counted as the pool's by vLLM; nothing else of these prompts was there."""
+        """Prompt tokens from the server. vLLM counts a block as the pool's once it has been there
+        for some time; nothing else of these prompts was in the pool."""
         return self.by_level["pool"] + self.by_level["server"]
 
 
@@ -111,13 +111,13 @@ class Trial:
     """One queue of prompts on one engine."""
 
     held: Sequence[Completion]
-    """Answers to the prompts that the server holds, in the order in which they were asked."""
+    """Answers to the prompts on the server, in the order of sending."""
 
     new: Sequence[Completion]
     """Answers to the new prompts in between."""
 
     seconds: float
-    """Until the last of all was answered."""
+    """Until the last answer."""
 
     counted: Counted
 
@@ -127,16 +127,16 @@ class Trial:
 
 
 def rows_tokens(prompt_tokens: int, block_tokens: int) -> int:
-    """Tokens of a prompt in complete rows, the most that a server can give of it."""
+    """Tokens of a prompt in complete rows, the most that a server can provide."""
     return prompt_tokens // block_tokens * block_tokens
 
 
 class Answers(NamedTuple):
-    """How many answers are those of the engine without a connector."""
+    """Counts of answers, compared with those of the engine without a connector."""
 
     equal: int = 0
     tied: int = 0
-    """Other from a token on that the engine without a connector held for as good: see
+    """Different from a token on that the engine without a connector rated as equal: see
     `examples.engine.TIED`."""
 
     wrong: int = 0
@@ -147,7 +147,7 @@ class Answers(NamedTuple):
 
 
 def compared(trials: Sequence[Trial], reference: Sequence[Trial]) -> Answers:
-    """The held prompts' answers of the rounds that both have, beside those without a connector."""
+    """Compare the held prompts' answers with those without a connector, in common rounds."""
     verdicts: Counter[str] = Counter(
         mine.compared_with(theirs)
         for one, other in zip(trials, reference, strict=False)
@@ -157,7 +157,7 @@ def compared(trials: Sequence[Trial], reference: Sequence[Trial]) -> Answers:
 
 
 def judged(sample: Sample, trials: Sequence[Trial], reference: Sequence[Trial]) -> Sample:
-    """The cell's sample, FAILED where an answer is another than without a connector."""
+    """The cell's sample, FAILED when an answer differs from that without a connector."""
     answers = compared(trials, reference)
     if answers.wrong and not sample.failed:
         why = f"{answers.wrong} of {answers.compared} answers differ from those without a connector"
@@ -168,7 +168,7 @@ def judged(sample: Sample, trials: Sequence[Trial], reference: Sequence[Trial]) 
 def figures_of(
     key: Key, sample: Sample, trials: Sequence[Trial], reference: Sequence[Trial], block_tokens: int
 ) -> list[Figure]:
-    """Everything about one cell that was measured, of its timed rounds; nothing otherwise."""
+    """All figures of one cell over its timed rounds; empty without rounds."""
     warm_ups = len(sample.warm_ups)
     measured = trials[warm_ups:][: len(sample.values)]
     if not sample.measured or not measured:
@@ -195,12 +195,12 @@ def figures_of(
 
 
 def cells(record: Record) -> dict[Key, Mapping[str, float]]:
-    """The figures, by the cell they are of."""
+    """The figures, by cell."""
     return {Key.read(figure.name): figure.values for figure in record.figures}
 
 
 def describe(record: Record) -> str:
-    """A line for each cell, and why a cell has none."""
+    """A line for each cell, or the reason for none."""
     found = cells(record)
     lines: list[list[table.Cell]] = []
     for key, values in found.items():
@@ -231,8 +231,8 @@ def _equal(key: Key, values: Mapping[str, float]) -> str | None:
 
 
 def chart(record: Record) -> plot.Chart:
-    """The share that came from the server against the prompts asked at once, a line for each
-    connector and length of steps."""
+    """The share of blocks from the server against the number of prompts sent at once, a line for
+    each connector and length of steps."""
     found = {key: each for key, each in cells(record).items() if key.engine != NONE}
     depths = sorted({key.depth for key in found})
     series: dict[str, list[float | None]] = {}
@@ -249,7 +249,7 @@ def chart(record: Record) -> plot.Chart:
 
 
 def row_values(sample: Sample, trials: Sequence[Trial]) -> Sample:
-    """Seconds from the first question to the last answer, without what stands around a trial."""
+    """Seconds from the first request to the last answer, without the frame of a trial."""
     values = [trial.seconds for trial in trials]
     if not sample.measured:
         return sample

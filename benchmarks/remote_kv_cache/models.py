@@ -1,11 +1,11 @@
-"""The five models of the source document, as shapes: only the size of their blocks matters here."""
+"""Shapes of the source document's five models; only the size of their blocks matters."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 
 class Model(NamedTuple):
-    """What decides how many bytes of KV cache a token has."""
+    """The numbers that determine a token's bytes of KV cache."""
 
     name: str
     layers: int
@@ -36,13 +36,13 @@ MODELS = (
 )
 
 TINY = Model("tiny", layers=2, kv_heads=2, head_dim=64)
-"""16 KiB a block, 8 MiB in all: shows that a benchmark runs, and nothing about speed."""
+"""16 KiB a block, 8 MiB in all: proves that a benchmark runs; its speed has no meaning."""
 
 
 def choose(names: str) -> list[Model]:
     """Models by comma-separated parts of their names, as in `3B,7B`. Empty chooses the five.
 
-    Raises `ValueError`, with the names there are, when a part names none or several.
+    Raises `ValueError`, with the known names, when a part matches none or several.
     """
     if not names.strip():
         return list(MODELS)

@@ -1,8 +1,8 @@
-"""What the source document reports, in seconds, to stand beside what is measured here.
+"""The source document's figures, in seconds, for display beside those measured here.
 
-Its machine is not named there (an RTX 4090 host, by other pages of it). These numbers are quoted,
-never computed with, except for one column: the document's "delta-get" repeats the delta of the
-deferred set, so get / naive is computed here from its own seconds.
+The document does not name its machine (an RTX 4090 host, by its other pages). These numbers are
+quoted and never computed with, except for one column: the document's "delta-get" repeats the delta
+of the deferred set, so get / naive is computed here from its own seconds.
 """
 
 from typing import NamedTuple
@@ -71,7 +71,7 @@ SERVER = {
 
 
 class TransferOut(NamedTuple):
-    """Requests a second: CPU pool alone and with the server, scheduled as the key says."""
+    """Requests a second: CPU pool alone and with the server, by the key's scheduling."""
 
     swap_out: float
     transfer_out: float

@@ -1,9 +1,9 @@
-"""What does the cache give on a busy engine?
+"""A busy engine: what does the cache save there?
 
-A queue of prompts that the server holds, with as many new ones in between, asked all at once of an
-engine that takes a few at a time: most of them wait for the engine. Against the depth of the queue
-and the length of a step, which a worker stretches by sleeping; beside the same engine without a
-connector, with break-even and without. The connector's limits are its defaults.
+A queue of prompts on the server, with as many new ones in between, is sent at once to an engine
+that runs a few at a time, so that most wait for the engine. Measured against the depth of the queue
+and the length of a step, which a worker stretches by sleeping; compared with the same engine
+without a connector, with break-even and without. The connector's limits are its defaults.
 """
 
 import itertools
@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
-from benchmarks.engine.driver import EngineFailed, Request
-from benchmarks.engine.session import conduct
+from benchmarks.engine.driver import Request
+from benchmarks.engine.session import conduct, wait_until_readable
 from benchmarks.engine.slow_engine import SlowEngine
 from benchmarks.harness import options
 from benchmarks.harness.record import Record, Row
@@ -36,7 +36,6 @@ MODULE = "benchmarks.remote_kv_cache.test_busy"
 _QUIET_S = 1.2
 """vLLM's worker spins for a second after its last step, on the core that all engines share."""
 
-_READABLE_S = 60.0
 _ANSWER_S = 3600.0
 
 
@@ -53,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runner = Runner(arguments.trials, arguments.warm_ups)
 
     def measure(stack: ExitStack) -> None:
-        runner.say("starting a server and engines")
+        runner.show("starting a server and engines")
         model = tiny_model.build(arguments.models / plan.model, plan.model)
         Busy(stack, plan, model).measure(record, runner)
 
@@ -111,9 +110,9 @@ class Busy:
         )
 
     def measure(self, record: Record, runner: Runner) -> None:
-        """Every cell, steps of one length behind those of another. What was measured is in
-        `record` as soon as all cells of a length are."""
-        runner.say("the server gets the prompts")
+        """Run every cell, grouped by the length of steps. `record` has the results of a length as
+        soon as all its cells have run."""
+        runner.show("putting the prompts on the server")
         self._fill()
         for step_ms in self._plan.step_ms:
             keys = self._plan.keys(step_ms)
@@ -136,32 +135,21 @@ class Busy:
     # ── before the clock runs ────────────────────────────────────────────────────────────
 
     def _fill(self) -> None:
-        """All engines warm, all prompts of all cells on the server, and none of them on an engine:
-        one computes them all and others behind them. `EngineFailed` if the server lacks some."""
+        """Warm all engines, and put the prompts of all cells on the server and on no engine: one
+        engine computes them all, then others. Raises `EngineFailed` if the server lacks some."""
         plan = self._plan
         for name, engine in self._engines.items():
             self._ask_few(engine, plan.warm(name))
         prompts = [*plan.all_held(), *plan.fillers()]
         self._ask_few(self._engines[plan.engines[1]], prompts)
-        self._wait_until_readable((len(prompts) + WARM * len(plan.break_even)) * plan.blocks)
+        wait_until_readable(
+            self._client, (len(prompts) + WARM * len(plan.break_even)) * plan.blocks
+        )
 
     def _ask_few(self, engine: SlowEngine, requests: Sequence[Request]) -> None:
         with ThreadPoolExecutor(self._plan.max_num_seqs) as askers:
             for answer in [askers.submit(_ask, engine, each) for each in requests]:
                 answer.result()
-
-    def _wait_until_readable(self, blocks: int) -> None:
-        deadline = time.monotonic() + _READABLE_S
-        while True:
-            memory = self._client.stats(timeout_s=10).result().tiers["memory"]
-            if memory.blocks >= blocks and not memory.pending:
-                return
-            if time.monotonic() > deadline:
-                raise EngineFailed(
-                    f"the server holds {memory.blocks:,} of {blocks:,} blocks after "
-                    f"{_READABLE_S:g} s"
-                )
-            time.sleep(0.05)
 
     # ── a cell ───────────────────────────────────────────────────────────────────────────
 
@@ -171,7 +159,7 @@ class Busy:
         )
 
     def _rest(self, key: Key) -> None:
-        """The engine that computed last, if it is another, no longer spins."""
+        """Wait until the last engine that computed, if another, no longer spins."""
         if self._last != key.engine:
             time.sleep(_QUIET_S)
         self._last = key.engine
@@ -202,13 +190,13 @@ class Busy:
             raise AssertionError(problem)
 
     def _counters(self, engine: SlowEngine) -> dict[str, float]:
-        """The engine's page, once it has what came before: its counters move with its steps."""
+        """The engine's counters, complete up to now: they are updated by its steps."""
         engine.complete(tiny_model.prompt_tokens(8, seed=1), 1, logprobs=None)
         return engine.metrics()
 
 
 def in_between(held: Sequence[Request], new: Sequence[Request]) -> list[Request]:
-    """Each prompt that the server holds, and behind it its share of the new ones."""
+    """Each prompt on the server, followed by its share of the new ones."""
     share = len(new) // len(held)
     behind = [new[place * share :][:share] for place in range(len(held))]
     return list(itertools.chain.from_iterable(

@@ -1,9 +1,9 @@
-"""How much faster is a long prompt the second time, from each of the cache levels?
+"""Long prompts: how much faster is one the second time, from each of the cache levels?
 
-Long prompts, asked for again and again: computed; twice from what the engine's host still has; and
-after a restart of the engine from the server, and twice more from the host. With the engine's own
-prefix cache the host's level is that cache, without it the CPU pool: twelve rows. Longer answers
-show how the saving drowns in decoding, which no cache saves.
+Long prompts are sent repeatedly: computed; twice from the levels of the engine's host; and after a
+restart of the engine from the server, and twice more from the host. With the engine's own prefix
+cache the host's level is that cache, without it the CPU pool: twelve rows. Longer answers show how
+decoding, which no cache saves, hides the saving.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from benchmarks.engine.driver import Batch, Request
 from benchmarks.engine.kinds import label
 from benchmarks.engine.presets import LAPTOP, PAPER, Numbers
 from benchmarks.engine.prompts import Expected, check_length, distinct, whole_blocks
-from benchmarks.engine.session import Checked, Site, conduct, needed_bytes
+from benchmarks.engine.session import Checked, Site, conduct, for_each_cache, needed_bytes
 from benchmarks.harness import options, plot, table
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
@@ -68,7 +68,7 @@ class Key(NamedTuple):
 
     @property
     def level(self) -> str:
-        """Where the prompts' tokens come from."""
+        """The level of the prompts' tokens."""
         if self.run == 1:
             return "computed"
         if self.run == 4:
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class LongPrefillBench:
-    """Both settings, each with its restart. `batches` are what was measured, warm-ups first."""
+    """Both settings, each with its restart. `batches` has the results, warm-ups first."""
 
     def __init__(self, numbers: LongPrefill, arguments: argparse.Namespace) -> None:
         self.batches: dict[Key, list[Batch]] = {}
@@ -114,27 +114,19 @@ class LongPrefillBench:
         )
 
     def measure(self, record: Record, runner: Runner, stack: ExitStack) -> None:
-        model = presets.model_path(self._numbers, self._arguments.models)
-        for cache in self._numbers.engine_cache:
-            with ExitStack() as processes:
-                site = Site(processes, self._numbers, self._arguments.engine, model)
-                runner.say(f"engine cache {cache}: starting a server and an engine")
-                self._around_a_restart(record, runner, site, cache)
-            if runner.interrupted:
-                break
+        numbers = self._numbers
+        measure = partial(self._around_a_restart, record, runner)
+        for_each_cache(runner, numbers, self._arguments, numbers.engine_cache, measure)
 
     def _around_a_restart(self, record: Record, runner: Runner, site: Site, cache: str) -> None:
-        site.start_server()
         numbers = self._numbers
         most = numbers.max_num_batched_tokens
         engine = site.engine(site.settings(most, engine_cache=cache == "on"))
         others = site.stats().tiers["memory"].blocks
         for runs in (BEFORE, AFTER):
             if runs == AFTER:
-                site.wait_until_readable(others + self._num_stored(cache))
-                runner.say(f"engine cache {cache}: restarting the engine")
-                engine.restart()
-                site.warm(engine)
+                runner.show(f"engine cache {cache}: restarting the engine")
+                site.restart(engine, others + self._num_stored(cache))
             checked = Checked(engine)
             cases = [self._case(cache, runs, output, checked) for output in numbers.output_len]
             title = f"engine cache {cache}, runs {runs[0]} to {runs[-1]}"
@@ -150,7 +142,7 @@ class LongPrefillBench:
             record.figures += transfer_ratio.figures(site, engine, numbers.input_len)
 
     def _num_stored(self, cache: str) -> int:
-        """Blocks of all prompts that were computed."""
+        """Blocks of all computed prompts."""
         numbers = self._numbers
         rounds = sum(len(self.batches[Key(cache, 1, output)]) for output in numbers.output_len)
         return rounds * numbers.num_prompts * (numbers.input_len // numbers.block_size)
@@ -162,7 +154,7 @@ class LongPrefillBench:
         return Case(output, partial(self._run, keys, checked))
 
     def _run(self, keys: Sequence[Key], checked: Checked) -> None:
-        """The same prompts once for each key, at rest before and held to arithmetic after."""
+        """Run the same prompts for each key, idle before and checked against arithmetic after."""
         done = []
         for key in keys:
             requests = self.prompts(key, len(self.batches[key]))
@@ -174,7 +166,7 @@ class LongPrefillBench:
             self.batches[key].append(batch)
 
     def prompts(self, key: Key, turn: int) -> list[Request]:
-        """The same in all six runs; others in every round and for every length of answers."""
+        """Equal in all six runs; different in every round and for every length of answers."""
         numbers = self._numbers
         seed = 1 + turn * 1009 + key.output
         return distinct(numbers.num_prompts, numbers.input_len, seed, key.output)
@@ -198,7 +190,7 @@ def row_of(model: str, key: Key, sample: Sample, batches: Sequence[Batch]) -> Ro
 
 
 def keys_of(record: Record) -> dict[Key, Row]:
-    """The rows of the table, by what they are of."""
+    """The rows of the table, by key."""
     found = {}
     for row in record.rows:
         if row.operation.startswith("engine cache "):
@@ -209,7 +201,7 @@ def keys_of(record: Record) -> dict[Key, Row]:
 
 
 def describe(record: Record, num_prompts: int) -> str:
-    """The twelve rows, the source's where it has such a column, and whether the levels differ."""
+    """The twelve rows, the source's for the columns that it has, and verdicts on the levels."""
     found = keys_of(record)
     outputs = list(dict.fromkeys(key.output for key in found))
     lines: list[list[table.Cell]] = []
@@ -231,8 +223,8 @@ def describe(record: Record, num_prompts: int) -> str:
 
 
 def order(record: Record, output: int) -> list[str]:
-    """For answers of this length: is each level faster than the next? All runs of a level count,
-    but only of the settings that have both: another setting is another engine."""
+    """For answers of this length: whether each level is faster than the next. All runs of a level
+    count, but only of the settings that have both: another setting is another engine."""
     found = {
         key: row.sample.values
         for key, row in keys_of(record).items()

@@ -1,9 +1,9 @@
-"""What does the connector cost a request that finds nothing?
+"""Misses: what does the connector cost a request that finds nothing?
 
-A real engine computes prompts that nobody has asked before, one request at a time. Every other
-trial opts out of the connector in `kv_transfer_params`, so nothing is looked up for it and nothing
-kept; the others ask the server, wait for its answer, and have every block copied out, hashed and
-put. Same engine, same minutes, same length: what differs is the connector.
+A real engine computes new prompts, one request at a time. Every other trial opts out of the
+connector in `kv_transfer_params`, so the connector looks up and keeps nothing for it; the others
+query the server, wait for its reply, and have every block copied out, hashed and put. Engine,
+minutes and length are the same: only the connector differs.
 """
 
 import itertools
@@ -34,7 +34,7 @@ OPT_OUT: Mapping[str, Any] = {"kv_transfer_params": {"kvferry": {"load": False, 
 ANSWER, FIRST = "whole answer", "first token"
 
 GOAL = 0.02
-"""A request may take so much longer."""
+"""Goal: the most by which a request may take longer."""
 
 BLOCK_TOKENS = 32
 _NEEDED = 4 * GiB
@@ -59,14 +59,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--requests", type=options.positive, default=2, metavar="NUMBER",
-        help="of a trial, one behind the other (default: %(default)s)",
+        help="requests of a trial, one after the other (default: %(default)s)",
     )  # fmt: skip
     arguments = parser.parse_args(argv)
     record = Record.begin(MODULE, argv)
     runner = Runner(arguments.trials, arguments.warm_ups)
 
     def measure(stack: ExitStack) -> None:
-        runner.say("starting a server and an engine")
+        runner.show("starting a server and an engine")
         model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
         bench = MissCost(stack, model, arguments.prompt, arguments.answer, arguments.requests)
         samples = runner.measure(arguments.preset, bench.cases())
@@ -87,12 +87,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @dataclass
 class Trial:
-    """Requests of one kind, one behind the other."""
+    """Requests of one kind, one after the other."""
 
     answers: list[Completion] = field(default_factory=list)
 
     def seconds(self, what: str) -> float:
-        """Of a request, on the average."""
+        """The mean of the requests."""
         times = [each.ttft_s if what == FIRST else each.total_s for each in self.answers]
         return sum(times) / len(times)
 
@@ -108,7 +108,7 @@ class MissCost:
         self._server = stack.enter_context(RemoteServer("512MiB"))
         self._client = RemoteClient(ClientConfig(self._server.endpoint, client_name="observer"))
         stack.callback(self._client.close)
-        # A pool that is full after the warm-ups: what is measured is not its first use.
+        # A pool that is full after the warm-ups: its first use is not measured.
         settings = {"server": self._server.endpoint, "cpu_pool": 64 * MiB}
         self._engine = stack.enter_context(
             VllmServer(
@@ -141,7 +141,7 @@ class MissCost:
         self.trials[name].append(trial)
 
     def _rest(self) -> None:
-        """Puts of the last trial are not to slow this one down: wait for them."""
+        """Wait for the puts of the last trial, which would slow this one down."""
         self._created_before = self._created()
 
     def _verify(self, name: str) -> None:
@@ -155,7 +155,7 @@ class MissCost:
             raise AssertionError(f"{created} of {expected} blocks were put")
 
     def _created(self) -> int:
-        """Blocks ever put, once no more come."""
+        """All blocks put so far, once no put is in flight."""
         created = -1
         while True:
             counters = self._client.stats(timeout_s=_REST_S).result().counters
@@ -165,7 +165,7 @@ class MissCost:
             time.sleep(0.05)
 
     def figures(self) -> list[Figure]:
-        """What requests waited for the server's "no"; raises when a hook of ours failed."""
+        """The requests' mean wait for the server's reply; raises when one of our hooks failed."""
         if errors := self._engine.metric("kvferry_hook_errors_total"):
             raise AssertionError(f"{errors:g} exceptions in hooks")
         waits = self._engine.metric("kvferry_wait_seconds_count")
@@ -174,9 +174,9 @@ class MissCost:
 
 
 def rows_of(model: str, name: str, sample: Sample, trials: Sequence[Trial]) -> list[Row]:
-    """One row for the whole answer and one for its first token; a value is a trial's average.
+    """One row for the whole answer and one for its first token; a value is a trial's mean.
 
-    A case that failed or was skipped has one row, which says so.
+    A case that failed or was skipped has one row with the reason.
     """
     if not sample.measured:
         return [Row(model, operation(name, ANSWER), 0, sample)]
@@ -195,8 +195,8 @@ def operation(name: str, what: str) -> str:
 
 
 def figures_of(record: Record) -> list[Figure]:
-    """The cost as a part of what a request of the same round takes without: the middle of all
-    rounds, and its 95% interval."""
+    """The cost as a part of the time of a request of the same round without the connector: the
+    median of all rounds, and its 95% interval."""
     rows = {row.operation: row for row in record.rows}
     figures = []
     for what in (ANSWER, FIRST):
@@ -246,7 +246,7 @@ def verdict(cost: Mapping[str, float]) -> str:
         return "met, with 95% confidence"
     if cost["low"] > GOAL * 100:
         return "NOT met"
-    return "not certain: more --trials say more"
+    return "not certain: use more --trials"
 
 
 def chart(record: Record) -> plot.Chart:

@@ -1,9 +1,9 @@
-"""What does a prefetch save the first token of a prompt that comes back?
+"""Prefetch: what does it save the first token of a prompt that comes back?
 
-One prompt, computed once, then brought to a known level by what must push it out of the ones above:
-other prompts out of the CPU pool, other blocks out of the server's memory. Then it is given again
-and its first token timed: as it lies there, or after a prefetch. `POST /prefetch` of the server
-reads its disk ahead; a request with `"prefetch": true` brings the prompt into the CPU pool.
+One prompt is computed once, then brought to a known level by evicting it from the levels above:
+other prompts fill the CPU pool, other blocks the server's memory. Then it is sent again and its
+first token timed, with or without a prefetch. `POST /prefetch` of the server reads its disk ahead;
+a request with `"prefetch": true` brings the prompt into the CPU pool.
 """
 
 import argparse
@@ -52,7 +52,7 @@ ON_DISK = (DISK, READ_AHEAD, SENT_AHEAD)
 
 AHEAD = {"kvferry": {"prefetch": True}}
 
-_FILLER = f"{SELF_TESTS}filler"  # of a self-test: it stays in memory, and off the disk
+_FILLER = f"{SELF_TESTS}filler"  # blocks of a self-test are not written to disk
 _FILLER_BYTES = MiB
 _WAIT_S = 30.0
 
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = presets.parser(MODULE, "what a prefetch saves the first token", PRESETS)
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR",
-        help="on the server's disk; what is written there is removed (default: this one)",
+        help="a folder for the server's disk; written files are removed (default: this one)",
     )  # fmt: skip
     arguments = parser.parse_args(argv)
     try:
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class PrefetchBench:
-    """One engine, one server with a disk. A trial's seconds are the engine's own."""
+    """One engine and one server with a disk. A trial's seconds are the engine's own."""
 
     def __init__(self, numbers: Prefetch, arguments: argparse.Namespace) -> None:
         self._numbers, self._arguments = numbers, arguments
@@ -122,7 +122,7 @@ class PrefetchBench:
             tempfile.TemporaryDirectory(prefix="kvferry-", dir=self._arguments.directory)
         ))  # fmt: skip
         site = Site(stack, numbers, VLLM, presets.model_path(numbers, self._arguments.models))
-        runner.say("starting a server and an engine")
+        runner.show("starting a server and an engine")
         server = _Server(site, folder, numbers)
         engine = site.engine(site.settings(numbers.max_num_batched_tokens))
         turns = {way: _Turn(way, numbers, engine, server, self._seeds) for way in WAYS}
@@ -165,7 +165,7 @@ class _Server:
         return self.stats().counters["disk_promoted"]
 
     def wait_for_disk(self) -> None:
-        """Until nothing is on its way there."""
+        """Wait until no block is to be written to disk."""
         _wait(lambda: not any(tier.pending for tier in self.stats().tiers.values()))
         before = -1
         while (now := self.stats().counters["disk_demoted"]) != before:
@@ -173,14 +173,14 @@ class _Server:
             time.sleep(0.1)
 
     def push_out_of_memory(self) -> None:
-        """Everything leaves for blocks that are then cleared: memory is empty, the disk is not."""
+        """Fill memory with blocks that are then cleared: memory is empty, the disk is not."""
         keys = [b"filler %d" % number for number in range(len(self._fillers))]
         rows = [memoryview(row) for row in self._fillers]
         self._client.put(_FILLER, keys, rows, deferred=False, timeout_s=PATIENCE_S).result()
         self._client.clear(_FILLER, timeout_s=PATIENCE_S).result()
 
     def namespace(self) -> str:
-        """The engine's."""
+        """The engine's namespace."""
         (name,) = [name for name in self.stats().namespaces if not name.startswith(SELF_TESTS)]
         return name
 
@@ -195,7 +195,7 @@ class _Server:
 
 
 class _Turn:
-    """One way's trials."""
+    """The trials of one way."""
 
     def __init__(self, way: str, numbers: Prefetch, engine: Engine, server: _Server,
                  seeds: "itertools.count[int]") -> None:  # fmt: skip
@@ -224,7 +224,7 @@ class _Turn:
         self._promoted = self._server.num_promoted
 
     def _push_down(self) -> None:
-        """To the level that this way begins at."""
+        """Bring the prompt to the level at which this way begins."""
         self._engine.settle()
         self._server.wait_for_disk()
         if self._way in (MEMORY, *ON_DISK):
@@ -242,7 +242,7 @@ class _Turn:
         self._answer = self._ask(self._request)
 
     def verify(self) -> None:
-        """Right, and from where this way says."""
+        """Assert that the tokens came from this way's level."""
         answer = self._answer
         assert answer is not None
         self.first_s.append(answer.first_token_s)

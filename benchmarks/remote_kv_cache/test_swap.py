@@ -1,8 +1,8 @@
-"""What does swapping KV cache to host memory and back take, against computing it?
+"""Swapping: how long does KV cache take to host memory and back, against computing it?
 
-For each model: prompts are computed, which swaps their blocks out to the CPU pool; asked again,
-which swaps them in; and asked again among new ones, which does both at once. Copies are timed
-where they are made, and laid beside the steps of the model: what lies beside a step is free.
+For each model: prompts are computed, which swaps their blocks out to the CPU pool; sent again,
+which swaps them in; and sent again among new ones, which does both at once. Copies are timed where
+they are made, and compared with the steps of the model: a copy during a step costs no time.
 """
 
 import argparse
@@ -74,7 +74,7 @@ class Trial:
     spans: list[Span] = field(default_factory=list)
 
     def overlap(self, what: str) -> float | None:
-        """The part of the copies of this kind that lay beside a step; None without any."""
+        """The part of the copies of this kind during a step; None without copies."""
         computed = merge(
             (span.began_s, span.ended_s) for span in self.spans if span.what == COMPUTE
         )
@@ -125,7 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class SwapBench:
-    """One engine for each model, one after the other. `trials` has the warm-ups first."""
+    """One engine for each model, in sequence. `trials` has the warm-ups first."""
 
     def __init__(self, numbers: Swap, arguments: argparse.Namespace, models: Sequence[str]) -> None:
         self.trials: dict[Key, list[Trial]] = {}
@@ -136,7 +136,7 @@ class SwapBench:
         for model in self._models:
             numbers = replace(self._numbers, model=model)
             with ExitStack() as processes:
-                runner.say(f"{model}: starting an engine")
+                runner.show(f"{model}: starting an engine")
                 path = presets.model_path(numbers, self._arguments.models)
                 site = Site(processes, numbers, VLLM, path)
                 most = numbers.max_num_batched_tokens
@@ -173,7 +173,7 @@ class SwapBench:
 
 
 def expected(numbers: Swap, phase: str, prompts: Sequence[Request]) -> Expected:
-    """Each prompt's blocks go out once, when it is new, and come in each time after that."""
+    """Each prompt's blocks are swapped out once, when new, and in each time after that."""
     whole = whole_blocks(prompts, numbers.block_size)
     found = {} if phase == OUT else {"pool": whole}
     new = 0 if phase == IN else whole
@@ -190,9 +190,9 @@ def row_of(numbers: Swap, key: Key, sample: Sample, trials: Sequence[Trial]) -> 
 
 
 def figures_of(numbers: Swap, key: Key, sample: Sample, trials: Sequence[Trial]) -> list[Figure]:
-    """Seconds of computing and copying, how much of the copying was beside a step, and a plain
-    copy of the same bytes here."""
-    measured = trials[len(sample.warm_ups) :][: len(sample.values)]
+    """Seconds of computing and copying, the part of the copying during a step, and a plain copy of
+    the same bytes here."""
+    measured = sample.timed(trials)
     if not sample.measured or not measured:
         return []
     num_bytes = max(measured[0].moved.engine_to_pool, measured[0].moved.pool_to_engine)
@@ -216,7 +216,7 @@ def figures_of(numbers: Swap, key: Key, sample: Sample, trials: Sequence[Trial])
 
 
 def plain_copy_s(num_bytes: int, rounds: int = 5) -> float:
-    """A flat copy of as much memory, every page touched before."""
+    """Seconds of a flat copy of as much memory, every page touched before."""
     source, target = np.full(num_bytes, 1, np.uint8), np.full(num_bytes, 2, np.uint8)
     times = []
     for _ in range(rounds):
@@ -258,7 +258,7 @@ def describe(record: Record) -> str:
 
 
 def chart(record: Record, trials: Mapping[Key, Sequence[Trial]]) -> plot.Chart:
-    """What the worker did in one batch with both directions: the last one measured."""
+    """The worker's timeline of the last measured batch with both directions."""
     mixed = [done[-1] for key, done in trials.items() if key.phase == BOTH and done]
     lanes: dict[str, list[tuple[float, float]]] = {"computing": [], "swap out": [], "swap in": []}
     model = next((key.model for key, done in trials.items() if key.phase == BOTH and done), "")

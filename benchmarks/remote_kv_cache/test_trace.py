@@ -1,15 +1,15 @@
-"""What would real requests find, and on which level?
+"""Traces: what would real requests find, and on which level?
 
-Replays a trace of real requests against the CPU pool and the server, at chosen sizes, and says what
-share of the prompts' blocks was found in the pool, in the server's memory and on its disk; beside
-it what the best possible choice of what to keep would have found. `--replay wire` is a real server
-process, the connector's tier and its client; `store` is the policies alone, which takes seconds.
+Replays a trace of real requests against the CPU pool and the server, at chosen sizes, and reports
+the share of the prompts' blocks found in the pool, in the server's memory and on its disk, beside
+the share of the best possible evictions. `--replay wire` is a real server process, the connector's
+tier and its client; `store` is the policies alone, which takes seconds.
 """
 
 import argparse
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
@@ -31,7 +31,7 @@ ALL = "all"
 BOTH = "both"
 POOL_POLICIES = ("lru", "arc")
 PUT_SHARE = 4
-"""A quarter of the pool's rows is for puts, so a prompt's blocks must fit into that."""
+"""A quarter of the pool's rows is for puts, so a prompt's blocks must fit into it."""
 
 _LOG_EVERY_S = 10.0
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if not complete:
                 runner.interrupted = True
                 break
-    runner.say("")
+    runner.show("")
     runner.num_failed += len(study.disagreements())
     record.parameters |= {
         "requests": len(requests), "blocks": study.blocks, "distinct blocks": study.distinct,
@@ -86,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def write(record: Record, runner: Runner, arguments: argparse.Namespace, study: Study) -> None:
-    """The files that were asked for; a chart for each size of disk, the first at `--plot`."""
+    """Write the chosen files; a chart for each size of disk, the first at `--plot`."""
     first, *others = report.disks(study) or [0]
     machine = record.describe_machine()
     options.write(record, runner, arguments, lambda _: report.chart(study, first, machine))
@@ -99,8 +99,8 @@ def write(record: Record, runner: Runner, arguments: argparse.Namespace, study: 
 
 
 class Progress:
-    """Says how many requests of one replay are done: always where somebody watches, and now and
-    then in a log."""
+    """Prints how many requests of one replay are done: continuously on a terminal, at intervals in
+    a log."""
 
     def __init__(self, runner: Runner, where: str, total: int, log: TextIO | None = None) -> None:
         self._runner, self._where, self._total = runner, where, total
@@ -114,7 +114,7 @@ class Progress:
         now = time.monotonic()
         left_s = (now - self._began) * (self._total - done) / max(1, done)
         text = f"{self._where}, request {done:,} of {self._total:,}, about {left_s:.0f} s left"
-        self._runner.say(text)
+        self._runner.show(text)
         if now - self._logged > _LOG_EVERY_S:
             self._logged = now
             self._write(done)
@@ -125,7 +125,7 @@ class Progress:
 
 
 def headline(study: Study, pool: int, arguments: argparse.Namespace) -> str:
-    """What was asked, in two lines."""
+    """The settings of the run, in two lines."""
     kept = "all blocks" if arguments.partial_blocks else "full blocks"
     speed = f"at {arguments.speed_up:g} times its speed" if arguments.speed_up else "back to back"
     total = study.size(study.blocks)
@@ -170,8 +170,8 @@ def settings_of(
 
 
 def policies_of(arguments: argparse.Namespace, kind: str) -> list[tuple[str, str]]:
-    """Of pool and server: each of one beside the first of the other. A real server has only its
-    own, and over the wire the first of each is enough."""
+    """Policies of pool and server: each of one beside the first of the other. A real server has
+    only its own, and over the wire the first of each is enough."""
     pools, servers = arguments.pool_policies, arguments.policies
     if kind == WIRE:
         servers = [name for name in servers if name in IN_STORE]
@@ -206,49 +206,49 @@ def _parser() -> argparse.ArgumentParser:
         type=_model,
         default=MODELS[1],
         metavar="NAME",
-        help="whose KV cache the sizes are of (default: Qwen2.5-7B-Instruct)",
+        help="the model of the KV cache (default: Qwen2.5-7B-Instruct)",
     )
     add(
         "--pool",
         type=options.size,
         default=options.size("32GiB"),
         metavar="SIZE",
-        help="the CPU pool (default: 32GiB)",
+        help="size of the CPU pool (default: 32GiB)",
     )
     add(
         "--server-memory",
-        type=_sizes,
-        default=_sizes("128GiB,256GiB,512GiB,1TiB,all"),
+        type=options.several(_size_or_all),
+        default="128GiB,256GiB,512GiB,1TiB,all",
         metavar="SIZES",
         help="(default: 128GiB,256GiB,512GiB,1TiB,all)",
     )
     add(
         "--wire-memory",
-        type=_sizes,
-        default=_sizes("256GiB,all"),
+        type=options.several(_size_or_all),
+        default="256GiB,all",
         metavar="SIZES",
-        help="with --replay both, what is replayed over the wire too (default: 256GiB,all)",
+        help="with --replay both, the sizes also replayed over the wire (default: 256GiB,all)",
     )
     add(
         "--server-disk",
-        type=_disks,
-        default=_disks("0,1TiB"),
+        type=options.several(options.size),
+        default="0,1TiB",
         metavar="SIZES",
-        help="0: none (default: 0,1TiB)",
+        help="sizes of the server's disk; 0: none (default: 0,1TiB)",
     )
     add(
         "--pool-policies",
-        type=_names(POOL_POLICIES),
+        type=options.names(POOL_POLICIES),
         default=["lru", "arc"],
         metavar="NAMES",
-        help="of vLLM's pool (default: lru,arc)",
+        help="policies of vLLM's pool (default: lru,arc)",
     )
     add(
         "--policies",
-        type=_names(POLICIES),
+        type=options.names(POLICIES),
         default=["lru", "s3-fifo"],
         metavar="NAMES",
-        help=f"of the server: {', '.join(POLICIES)}; a server really has {', '.join(IN_STORE)} "
+        help=f"of the server: {', '.join(POLICIES)}; a real server has {', '.join(IN_STORE)} "
         "(default: lru,s3-fifo)",
     )
     add(
@@ -256,7 +256,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_speed,
         default=0.0,
         metavar="FACTOR",
-        help="over the wire: requests come so many times as fast as they did; 0 or max: each when "
+        help="over the wire: speed of arrivals relative to the trace; 0 or max: each when "
         "the one before has ended (default: max)",
     )
     add(
@@ -271,19 +271,19 @@ def _parser() -> argparse.ArgumentParser:
         type=_payload,
         default=1024,
         metavar="BYTES",
-        help="of a block on the wire; hit rates do not depend on it (default: %(default)s)",
+        help="bytes of a block on the wire; hit rates do not depend on it (default: %(default)s)",
     )
     add("--transport", choices=("tcp", "shm"), default="tcp", help="(default: %(default)s)")
-    add("--requests", type=options.positive, metavar="NUMBER", help="only the first so many")
+    add("--requests", type=options.positive, metavar="NUMBER", help="only the first requests")
     add(
         "--partial-blocks",
         action="store_true",
-        help="keep the last block of a prompt also when it is not full, as the trace has it; an "
-        "engine does not",
+        help="keep the last block of a prompt also when it is not full, as in the trace; an engine "
+        "does not",
     )
-    add("--json", type=options.result, metavar="FILE", help="write the record there")
-    add("--csv", type=options.result, metavar="FILE", help="write a line for each replay there")
-    add("--plot", type=options.drawing, metavar="FILE", help="write a chart there")
+    add("--json", type=options.result, metavar="FILE", help="write the record to this file")
+    add("--csv", type=options.result, metavar="FILE", help="a CSV line for each replay")
+    add("--plot", type=options.drawing, metavar="FILE", help="write a chart to this file")
     return made  # fmt: skip
 
 
@@ -295,24 +295,9 @@ def _model(text: str) -> Model:
     return model
 
 
-def _sizes(text: str) -> list[int | None]:
-    """Sizes in bytes; None for `all`."""
-    return [None if word == ALL else options.size(word) for word in text.split(",")]
-
-
-def _disks(text: str) -> list[int]:
-    return [options.size(word) for word in text.split(",")]
-
-
-def _names(known: Collection[str]) -> Callable[[str], list[str]]:
-    def read(text: str) -> list[str]:
-        names = text.split(",")
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(known)}")
-        return names
-
-    return read
+def _size_or_all(text: str) -> int | None:
+    """A size in bytes; None for `all`."""
+    return None if text == ALL else options.size(text)
 
 
 def _speed(text: str) -> float:
@@ -323,7 +308,7 @@ def _speed(text: str) -> float:
 
 
 def _payload(text: str) -> int:
-    """A row begins and ends with a number of 8 bytes."""
+    """Bytes of a block: at least two numbers of 8 bytes, at both ends of its row."""
     value = options.size(text)
     if value < 16 or value % 8:
         raise argparse.ArgumentTypeError(f"{text}: at least 16 bytes, and a multiple of 8")

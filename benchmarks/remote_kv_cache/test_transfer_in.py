@@ -1,9 +1,9 @@
-"""Is it worth an engine's while to pull KV cache from the server?
+"""Loads: is it worth an engine's while to pull KV cache from the server?
 
-Prompts that share a part of themselves, from nothing to all: the share is what a cache of the
-engine's host can give. They are asked twice. The first pass begins with an empty server and fills
-it; then the engine is restarted, and in the second pass whatever its own levels lack comes from the
-server. Requests a second against the share, with the engine's own prefix cache and without.
+Prompts share a part, from nothing to all: the share is the hit rate of the caches of the engine's
+host. They are sent twice. The first pass begins with an empty server and fills it; then the engine
+is restarted, and in the second pass all blocks that its own levels lack come from the server.
+Requests a second against the share, with the engine's own prefix cache and without.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from benchmarks.engine.driver import Batch, Request
 from benchmarks.engine.kinds import label
 from benchmarks.engine.presets import LAPTOP, PAPER, Numbers
 from benchmarks.engine.prompts import Expected, SharedPrefix, distinct, share
-from benchmarks.engine.session import Checked, Site, conduct, needed_bytes
+from benchmarks.engine.session import Checked, Site, conduct, for_each_cache, needed_bytes
 from benchmarks.harness import options
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = presets.parser(MODULE, "whether pulling KV cache from the server pays", PRESETS)
     parser.add_argument(
-        "--csv", type=options.result, metavar="FILE", help="write every point there"
+        "--csv", type=options.result, metavar="FILE", help="write every point to this file"
     )
     arguments = parser.parse_args(argv)
     try:
@@ -87,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class TransferInBench:
-    """Both passes of both settings. `batches` are what was measured, warm-ups first."""
+    """Both passes of both settings. `batches` has the results, warm-ups first."""
 
     def __init__(self, numbers: TransferIn, arguments: argparse.Namespace) -> None:
         self.batches: dict[Key, list[Batch]] = {}
@@ -103,27 +103,19 @@ class TransferInBench:
         )
 
     def measure(self, record: Record, runner: Runner, stack: ExitStack) -> None:
-        model = presets.model_path(self._numbers, self._arguments.models)
-        for cache in self._numbers.engine_cache:
-            with ExitStack() as processes:
-                site = Site(processes, self._numbers, self._arguments.engine, model)
-                runner.say(f"engine cache {cache}: starting a server and an engine")
-                self._both_passes(record, runner, site, cache)
-            if runner.interrupted:
-                break
+        numbers = self._numbers
+        measure = partial(self._both_passes, record, runner)
+        for_each_cache(runner, numbers, self._arguments, numbers.engine_cache, measure)
 
     def _both_passes(self, record: Record, runner: Runner, site: Site, cache: str) -> None:
-        site.start_server()
         numbers = self._numbers
         most = numbers.max_num_batched_tokens
         engine = site.engine(site.settings(most, engine_cache=cache == "on"))
         on_server = site.stats().tiers["memory"].blocks
         for which in PASSES:
             if which == SECOND:
-                site.wait_until_readable(on_server + self._num_stored(cache))
-                runner.say(f"engine cache {cache}: restarting the engine")
-                engine.restart()
-                site.warm(engine)
+                runner.show(f"engine cache {cache}: restarting the engine")
+                site.restart(engine, on_server + self._num_stored(cache))
             cases = self._cases(cache, which, Checked(engine))
             title = f"engine cache {cache}, {which}"
             samples = runner.measure(title, cases, weight=1.0 if which == FIRST else 0.5)
@@ -150,7 +142,7 @@ class TransferInBench:
         return cases
 
     def _num_stored(self, cache: str) -> int:
-        """Blocks of everything that the first pass has put on the server."""
+        """Blocks that the first pass has put on the server."""
         numbers = self._numbers
         stored = 0
         for rate in numbers.hit_rate:
@@ -159,26 +151,26 @@ class TransferInBench:
         return stored
 
     def prompts(self, rate: float, turn: int) -> SharedPrefix:
-        """The same in both passes; others in every round and at every rate."""
+        """Equal in both passes; different in every round and at every rate."""
         numbers = self._numbers
         shared = share(rate, numbers.input_len, numbers.block_size)
         seed = 1 + turn * 1009 + round(rate * 1000)
         return SharedPrefix(numbers.num_prompts, numbers.input_len, shared, seed)
 
     def cold(self, turn: int) -> list[Request]:
-        """Prompts for the control of the second pass, which nobody has seen."""
+        """New prompts for the control of the second pass."""
         numbers = self._numbers
         return distinct(numbers.num_prompts, numbers.input_len, 700_000 + turn, numbers.output_len)
 
     def requests(self, key: Key, turn: int) -> tuple[list[Request], list[Request]]:
-        """The one that comes before the clock runs, if any, and the batch."""
+        """The untimed first request, if any, and the batch."""
         if key.rate is None:
             return [], self.cold(turn)
         prompts = self.prompts(key.rate, turn)
         return prompts.first(), prompts.requests(self._numbers.output_len)
 
     def expected(self, key: Key) -> Expected:
-        """The shared part from the engine's cache, or without one from the pool; the rest is
+        """The shared part comes from the engine's cache, or without one from the pool; the rest is
         computed in the first pass and comes from the server in the second."""
         numbers = self._numbers
         block = numbers.block_size
@@ -223,7 +215,7 @@ def _stored(prompts: SharedPrefix, block: int) -> int:
 
 
 def row_of(model: str, key: Key, sample: Sample, batches: Sequence[Batch]) -> Row:
-    """The engine's own seconds, without what it takes to ask it."""
+    """The engine's own seconds, without the cost of messages to it."""
     values = [batch.seconds for batch in batches]
     warm_ups = len(sample.warm_ups)
     if sample.measured:

@@ -1,10 +1,9 @@
-"""What does it cost an engine to hand its KV cache out, to a CPU pool and on to the server?
+"""Stores: what does it cost an engine to copy its KV cache to a CPU pool and to the server?
 
-Different long prompts, one token of answer, nothing cached. Four engines take turns at the same
-prompts' lengths: one without a connector and another one like it, whose difference is what this
-machine cannot tell; one with the CPU pool alone, one with pool and server. Swept over how many
-tokens a step computes, with the engine's own prefix cache and without, scheduled synchronously and,
-where vLLM can, asynchronously.
+Different long prompts, one token of answer, nothing cached. Four engines take turns at prompts of
+the same lengths: two without a connector, whose difference is this machine's noise; one with the
+CPU pool alone; one with pool and server. Swept over the tokens of a step, with the engine's own
+prefix cache and without, scheduled synchronously and, where vLLM can, asynchronously.
 """
 
 import argparse
@@ -38,7 +37,7 @@ VARIANTS = (NONE, CONTROL, POOL, SERVER)
 SYNC, ASYNC = "sync", "async"
 
 GOAL = 0.95
-"""Requests a second with the connector, of those without."""
+"""Goal: requests a second with the connector, relative to those without."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +76,7 @@ class Key(NamedTuple):
 
     @property
     def condition(self) -> str:
-        """What all of the engines that take turns have in common."""
+        """The condition common to the engines that take turns."""
         return condition(self.cache, self.scheduling)
 
 
@@ -116,7 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 class TransferOutBench:
-    """The engines' turns. `trials` are what was measured, warm-ups first."""
+    """The engines' turns. `trials` has the results, warm-ups first."""
 
     def __init__(self, numbers: TransferOut, arguments: argparse.Namespace) -> None:
         self.trials: dict[Key, list[Trial]] = {}
@@ -139,7 +138,7 @@ class TransferOutBench:
             shared = condition(cache, scheduling)
             with ExitStack() as engines:
                 site = Site(engines, self._numbers, self._arguments.engine, model)
-                runner.say(f"{shared}: starting a server and four engines")
+                runner.show(f"{shared}: starting a server and four engines")
                 try:
                     chosen = self._engines(site, cache, scheduling)
                 except Skipped as reason:
@@ -180,7 +179,7 @@ class TransferOutBench:
         return cases
 
     def prompts(self) -> list[Request]:
-        """Such as nobody has seen."""
+        """New prompts."""
         numbers = self._numbers
         return distinct(
             numbers.num_prompts, numbers.input_len, next(self._seeds), numbers.output_len
@@ -213,7 +212,7 @@ class _Turn:
         self._batch = self._checked.run(self._requests)
 
     def verify(self) -> None:
-        """Everything was computed, and every block went where this variant sends it."""
+        """Assert that all was computed and every block was stored as in this variant."""
         assert self._batch is not None
         expected = self._bench.expected(self._requests, self._key.variant)
         self._checked.verify(self._batch, expected)
@@ -222,7 +221,7 @@ class _Turn:
 
 
 def row_of(model: str, key: Key, sample: Sample, trials: Sequence[Trial]) -> Row:
-    """The engine's own seconds, without what it takes to ask it."""
+    """The engine's own seconds, without the cost of messages to it."""
     values = [trial.batch.seconds for trial in trials]
     warm_ups = len(sample.warm_ups)
     if sample.measured:
@@ -232,7 +231,7 @@ def row_of(model: str, key: Key, sample: Sample, trials: Sequence[Trial]) -> Row
 
 def figures_of(record: Record, trials: Mapping[Key, Sequence[Trial]]) -> list[Figure]:
     """Requests a second, and ratios within the same rounds with their intervals: `ratio` to no
-    connector, and of pool and server, `delta` to the pool alone, which is the source's."""
+    connector, and for pool and server `delta`, the source's, to the pool alone."""
     rows = {row.operation: row for row in record.rows}
     figures = []
     for key, done in trials.items():
@@ -253,7 +252,7 @@ def figures_of(record: Record, trials: Mapping[Key, Sequence[Trial]]) -> list[Fi
 
 
 def _ratio(base: Row | None, row: Row, prefix: str) -> dict[str, float]:
-    """Of the requests a second of `row` to those of `base`; empty without a base."""
+    """The ratio of the requests a second of `row` to those of `base`; empty without a base."""
     if base is None or not base.sample.measured:
         return {}
     rounds = min(len(base.sample.values), len(row.sample.values))
@@ -263,7 +262,7 @@ def _ratio(base: Row | None, row: Row, prefix: str) -> dict[str, float]:
 
 
 def verdict(values: Mapping[str, float]) -> str:
-    """Met or missed with 95% confidence; or which it looks like."""
+    """Met or missed with 95% confidence, or the likelier of them."""
     ratio, low, high = (values[name] for name in ("ratio", "low", "high"))
     if low >= GOAL:
         return "met"
@@ -312,7 +311,7 @@ def _interval(values: Mapping[str, float], prefix: str = "") -> str:
 
 
 def _why(key: Key, values: Mapping[str, float], base: Mapping[str, float]) -> list[str]:
-    """Where the time went that the row takes longer."""
+    """A profile of the row's extra time."""
     both = [
         Profile(**{name: each[f"profile: {name}"] for name in Profile._fields})
         for each in (values, base)

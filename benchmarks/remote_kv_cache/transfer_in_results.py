@@ -1,4 +1,4 @@
-"""From the batches of two passes to figures, a table, a CSV and the two plots."""
+"""Figures, a table, a CSV and two plots from the batches of two passes."""
 
 import csv as csv_format
 import io
@@ -26,7 +26,7 @@ _COLUMNS = (
 
 
 class Key(NamedTuple):
-    """One point. `rate` None: the second pass's control, prompts that nobody has seen."""
+    """One point. `rate` None: the second pass's control, new prompts."""
 
     cache: str
     which: str
@@ -40,8 +40,8 @@ class Key(NamedTuple):
 def figures_of(
     key: Key, sample: Sample, batches: Sequence[Batch], block_bytes: int, block_tokens: int
 ) -> list[Figure]:
-    """Everything about one point that was measured; nothing otherwise."""
-    measured = batches[len(sample.warm_ups) :][: len(sample.values)]
+    """All figures of one point; empty when it was not measured."""
+    measured = sample.timed(batches)
     if not sample.measured or not measured:
         return []
     qps = summarize([batch.requests_per_s for batch in measured])
@@ -72,7 +72,7 @@ def figures_of(
 
 
 def points(record: Record) -> dict[Key, Mapping[str, float]]:
-    """The figures of the points, by what they are of."""
+    """The figures of the points, by key."""
     found = {}
     for figure in record.figures:
         if not figure.name.startswith("engine cache "):
@@ -110,7 +110,7 @@ def describe(record: Record) -> str:
 
 
 def claims(record: Record, cache: str) -> list[str]:
-    """What the curves say: whether the server pays, whether hits do, and whether the machine
+    """Verdicts on the curves: whether the server pays, whether hits pay, and whether the machine
     drifted between the passes."""
     values = {row.operation: row.sample.values for row in record.rows if row.sample.measured}
     found = points(record)
@@ -151,8 +151,8 @@ def claims(record: Record, cache: str) -> list[str]:
 
 
 def csv(record: Record, engine: str) -> str:
-    """Every point with everything known of it, times in seconds. `engine` is the kind that they
-    were measured on, as `--engine` has it: a simulated one must not be taken for vLLM."""
+    """Every point with all its values, times in seconds. `engine` is the kind of engine, as in
+    `--engine`, so that a simulated one is not taken for vLLM."""
     out = io.StringIO()
     writer = csv_format.writer(out, lineterminator="\n")
     writer.writerow(["measured on", "engine cache", "pass", "hit rate", *_COLUMNS])
@@ -164,8 +164,8 @@ def csv(record: Record, engine: str) -> str:
 
 
 def chart(record: Record, cache: str | None = None) -> plot.Chart:
-    """Requests a second against the hit rate, a line for each pass; of the engine with `cache`
-    on or off, or of both."""
+    """Requests a second against the hit rate, a line for each pass; for the engine cache `cache`
+    on or off, or both."""
     found = {key: each for key, each in points(record).items() if key.rate is not None}
     caches = list(dict.fromkeys(key.cache for key in found if cache in (None, key.cache)))
     rates = sorted({key.rate for key in found if key.rate is not None})

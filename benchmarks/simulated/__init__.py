@@ -1,1 +1,1 @@
-"""What an engine has of the connector, without an engine: for what no small CPU can compute."""
+"""A simulated engine around the real connector, for models that no small CPU can compute."""

@@ -1,8 +1,8 @@
-"""What a token costs to compute, so that computing takes so many times as long as fetching.
+"""Calibration of the cost of a computed token, from the measured cost of fetching one.
 
 A GPU computes the KV cache of 8,192 tokens of Qwen2.5-7B in twelve times the time that the source
-needed to get it from its server, of Qwen2.5-3B in seven. Here the getting is measured, on this
-machine, with blocks of the model's size; the computing is then that many times as long.
+needed to get it from its server, of Qwen2.5-3B in seven. Here fetching is measured on this
+machine, with blocks of the model's size; computing is then that many times as long.
 """
 
 import time
@@ -11,7 +11,7 @@ from functools import cache
 
 from benchmarks.harness.runner import Skipped
 from benchmarks.harness.statistics import summarize
-from benchmarks.remote_kv_cache.baseline.blocks import fill, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, connect, key_of, server_for
 from benchmarks.remote_kv_cache.models import MODELS
 from remote_server.sizes import MiB
@@ -23,7 +23,7 @@ SOURCE_RATIOS = {
     if model.name == name
 }
 OTHER_RATIO = 12.0
-"""Of a model of which the source says nothing."""
+"""The ratio of a model for which the source has no figure."""
 
 _MOVED = 64 * MiB
 _ROUNDS = 9
@@ -36,20 +36,17 @@ def ratio_of(kv_bytes_per_token: int) -> float:
 
 @cache
 def fetch_s_per_byte(block_bytes: int, transport: str = "auto") -> float:
-    """Seconds to get a byte, in the median, in blocks of this size from a server of its own.
+    """Median seconds to get a byte, in blocks of this size from a server of its own.
 
-    Once a process: all engines of one run are to compute at one speed. `auto` is shared memory,
-    where it can be had.
+    Measured once a process: all engines of one run compute at one speed. `auto` is shared memory
+    where available.
     """
     num_blocks = max(4, _MOVED // block_bytes)
     num_bytes = num_blocks * block_bytes
     for way in ("shm", "tcp") if transport == "auto" else (transport,):
         with ExitStack() as stack:
             server = stack.enter_context(server_for(num_bytes, block_bytes))
-            source, target = shared_pools(num_blocks, block_bytes)
-            stack.callback(source.close)
-            stack.callback(target.close)
-            fill(source.pool)
+            source, target = filled_pools(stack, num_blocks, block_bytes)
             try:
                 client = connect(
                     server.endpoint, "calibration", block_bytes, transport=way,
@@ -75,4 +72,4 @@ def fetch_s_per_byte(block_bytes: int, transport: str = "auto") -> float:
                 times.append(time.perf_counter() - began)
                 assert len(got.landed) == num_blocks, got
             return summarize(times[1:]).median / num_bytes
-    raise AssertionError("tcp can always be had, or said why not")
+    raise AssertionError("tcp is always available, or the reason was raised")

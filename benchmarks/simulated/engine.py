@@ -1,19 +1,18 @@
-"""An engine that computes nothing and takes as long as one that does.
+"""A simulated engine: it computes nothing, and takes as long as one that does.
 
-Steps, chunked prefill, the prefix cache, what is looked up, loaded and stored in which step: as
-vLLM's scheduler does it, with vLLM's own tiering manager, the connector's tier, the real client and
-a real server, and rows of the model's real size that are copied, hashed and moved. Only the model
-is missing. A step that computes n tokens lasts n times what a token costs, by a clock that is
-really waited for, and copies and transfers go on meanwhile as they would beside a GPU.
+Steps, chunked prefill, the prefix cache, and the lookups, loads and stores of each step follow
+vLLM's scheduler, with vLLM's own tiering manager, the connector's tier, the real client and a real
+server, and rows of the model's real size that are copied, hashed and moved. Only the model is
+missing. A step that computes n tokens lasts n times the cost of a token, in real time; copies and
+transfers continue meanwhile as they would beside a GPU.
 
-What it leaves out: attention, whose cost grows with the prompt (a token costs the same wherever it
-is); preemption (running requests always have room); tensor parallelism; and the cores that a real
-engine's own Python needs. So it is for ratios between levels, not for requests per second.
+Omitted: attention, whose cost grows with the prompt (here a token costs the same at every
+position); preemption (running requests always have room); tensor parallelism; and the cores that a
+real engine's Python needs. So it serves for ratios between levels, not for requests per second.
 """
 
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
@@ -32,18 +31,18 @@ from benchmarks.harness.runner import Skipped
 from benchmarks.simulated.calibration import fetch_s_per_byte, ratio_of
 from benchmarks.simulated.sequences import PrefixCache, Running
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
-from kv_connector import tier_metrics
+from kv_connector import metrics as tier_metrics
 from kv_connector.config import ConnectorConfig, read_config
 from kv_connector.remote_tier import RemoteTier
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.sizes import parse_bytes
 
 DECODE_AS_TOKENS = 100
-"""A step in which somebody decodes lasts as long as so many tokens of prefill at least: all weights
-are read for it, however few tokens it makes. About what a 7B model does on a GPU."""
+"""A step in which a request decodes lasts at least as long as this many tokens of prefill, because
+it reads all weights, however few tokens it makes. About the cost for a 7B model on a GPU."""
 
 _IDLE_S = 0.0005
-"""A step in which nothing is computed, because everybody waits for a level."""
+"""The length of a step that computes nothing, because all requests wait for a level."""
 
 
 class SimulatedEngine:
@@ -52,8 +51,8 @@ class SimulatedEngine:
     def __init__(
         self, settings: EngineSettings, ratio: float | None = None, token_s: float | None = None
     ) -> None:
-        """`ratio`: seconds to compute, to seconds to get the same from the server; None takes the
-        source's for a model of this shape. `token_s` sets what a token costs instead."""
+        """`ratio`: seconds to compute to seconds to get the same from the server; None takes the
+        source's for a model of this shape. `token_s` sets the cost of a token instead."""
         self.settings = settings
         self.ratio = ratio if ratio is not None else ratio_of(settings.kv_bytes_per_token)
         self.token_s = token_s
@@ -72,7 +71,7 @@ class SimulatedEngine:
             self.token_s = self.ratio * per_byte * settings.kv_bytes_per_token
         self._step_tokens = settings.max_batched_tokens
         self._cache = PrefixCache(self._engine_blocks() if settings.engine_cache else 0)
-        # What the engine's blocks hold, in one block: each is stamped with its key on the way out.
+        # The contents of every block; each copy is stamped with its key on the way out.
         self._block = np.random.default_rng(0).integers(0, 256, settings.block_bytes, np.uint8)
         self._loaded = np.zeros_like(self._block)
         self._copied = {"engine_to_pool": 0, "pool_to_engine": 0}
@@ -132,12 +131,7 @@ class SimulatedEngine:
     def __enter__(self) -> Self:
         return self if self._started else self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
@@ -183,8 +177,8 @@ class SimulatedEngine:
     def _schedule(
         self, waiting: list[Running], running: list[Running]
     ) -> tuple[list[tuple[Running, int]], list[str]]:
-        """Who computes how many tokens in this step, those running first; and the names of those
-        who were admitted. Moves them from `waiting` to `running`."""
+        """The tokens that each request computes in this step, running requests first; and the
+        names of those admitted, which move from `waiting` to `running`."""
         left = self._step_tokens
         scheduled: list[tuple[Running, int]] = []
         admitted: list[str] = []
@@ -196,7 +190,7 @@ class SimulatedEngine:
             if not left or len(running) >= self.settings.max_num_seqs:
                 break
             if not self._admit(each):
-                continue  # its prompt is being looked up or loaded: others go first, as in vLLM
+                continue  # its lookup or load is in flight: others go first, as in vLLM
             waiting.remove(each)
             running.append(each)
             admitted.append(_name(each))
@@ -206,8 +200,8 @@ class SimulatedEngine:
         return scheduled, admitted
 
     def _admit(self, each: Running) -> bool:
-        """Whether all that any level has of the prompt is in the engine now. A load takes the
-        time of the step in which it begins, as vLLM's asynchronous loads do."""
+        """Whether all cached blocks of the prompt are in the engine now. A load takes the time of
+        the step in which it begins, as vLLM's asynchronous loads do."""
         if each.loaded:
             return True
         own = self._cache.find(each.findable)
@@ -222,8 +216,8 @@ class SimulatedEngine:
             found, keys = answer, keys[:answer]
             from_pool = self._pool.num_from_pool(each.prompt, keys)
             self._copy_in(each, keys)
-        # As vLLM: after a load it offers what comes behind it, else all from the first block on,
-        # so that a pool which has lost what the engine still has is given it again.
+        # As in vLLM: after a load it offers the blocks behind it, else all from the first one, so
+        # that a pool which has lost blocks that the engine still has receives them again.
         each.stored = own + found if found else 0
         block = self.settings.block_tokens
         each.computed = (own + found) * block
@@ -244,19 +238,19 @@ class SimulatedEngine:
     # ── copies, in the time of the step ──────────────────────────────────────────────────
 
     def _copy_in(self, each: Running, keys: Sequence[bytes]) -> None:
-        """Pool to engine. A block that is not its key's ends the engine: nothing may go on."""
+        """Pool to engine. A block with another key's contents ends the engine."""
         assert self._pool is not None and each.prompt is not None
         began = time.monotonic()
         rows = self._pool.load(each.prompt, list(keys))
         for key, row in zip(keys, rows, strict=True):
             np.copyto(self._loaded, self._pool.rows[row])
             if bytes(self._loaded[:32]) != key[:32] or bytes(self._loaded[-32:]) != key[:32]:
-                raise EngineFailed(f"{_name(each)}: a row holds another block than it says")
+                raise EngineFailed(f"{_name(each)}: a row holds another block than its key's")
         self._pool.loaded(each.prompt, list(keys))
         self._note("load", "pool_to_engine", len(rows), began)
 
     def _copy_out(self, storing: Sequence[Running]) -> None:
-        """Engine to pool, what the step before has computed; who is done is then finished."""
+        """Engine to pool: the blocks of the step before. Completed requests are then finished."""
         if self._pool is None:
             return
         for each in storing:
@@ -294,7 +288,7 @@ class SimulatedEngine:
 
     def _wait_until(self, ends: float, *, computing: bool) -> None:
         began = time.monotonic()
-        # A step is not shorter than what the scheduler itself took for it.
+        # A step takes at least the scheduler's own time for it.
         while (left := ends - time.perf_counter()) > 0:
             time.sleep(left)
         if computing and self.settings.watch:

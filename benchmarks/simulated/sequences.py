@@ -15,7 +15,7 @@ VOCABULARY = 32_000
 
 
 def keys_of(tokens: Sequence[int], block_tokens: int) -> list[OffloadKey]:
-    """A key for each whole block, which stands for all tokens up to its end, as vLLM's do."""
+    """A key for each whole block; it depends on all tokens up to the block's end, as in vLLM."""
     flat = np.asarray(tokens, np.int64)
     keys, before = [], b""
     for end in range(block_tokens, len(flat) + 1, block_tokens):
@@ -27,7 +27,7 @@ def keys_of(tokens: Sequence[int], block_tokens: int) -> list[OffloadKey]:
 
 
 def answer_to(prompt: Sequence[int], num_tokens: int) -> list[int]:
-    """Always the same to the same prompt, and longer answers begin like shorter ones."""
+    """The same prompt always has the same answer; a longer answer begins like a shorter one."""
     seed = hashlib.blake2b(np.asarray(prompt, np.int64).tobytes(), digest_size=8).digest()
     drawn = np.random.default_rng(int.from_bytes(seed)).integers(0, VOCABULARY, num_tokens)
     return [int(token) for token in drawn]
@@ -41,17 +41,17 @@ class Running:
     request: Request
     block_tokens: int
     keep_answer: bool
-    """Blocks of the answer are stored, too."""
+    """Blocks of the answer are stored as well."""
 
     answer: list[int] = field(init=False)
     keys: list[OffloadKey] = field(init=False)
-    """Of every block that may be stored."""
+    """The keys of all blocks that may be stored."""
 
     prompt: Prompt | None = None
-    """Begun with the pool, if there is one."""
+    """Set when the request was begun with the pool, if there is one."""
 
     loaded: bool = False
-    """What the levels have of its prompt is on its way into the engine, or there is nothing."""
+    """True once the cached part of its prompt is being loaded, or there is none."""
 
     computed: int = 0
     """Tokens whose KV cache the engine has, loaded ones included."""
@@ -59,7 +59,7 @@ class Running:
     cached: dict[str, int] = field(default_factory=dict)
     generated: int = 0
     stored: int = 0
-    """Blocks that the pool has been offered, or that came from it."""
+    """Blocks offered to the pool, or loaded from it."""
 
     first_token_s: float = 0.0
     last_token_s: float = 0.0
@@ -75,7 +75,7 @@ class Running:
 
     @property
     def findable(self) -> list[OffloadKey]:
-        """Keys of the blocks that a cache may give: one token at least is always computed."""
+        """Keys of the blocks that a cache may give; at least one token is always computed."""
         return self.keys[: (self.prompt_tokens - 1) // self.block_tokens]
 
     @property
@@ -87,7 +87,7 @@ class Running:
         return self.generated >= self.request.max_tokens
 
     def compute(self, num_tokens: int) -> bool:
-        """So many tokens were computed; whether that made a token of the answer."""
+        """Count `num_tokens` computed tokens. True if this made a token of the answer."""
         self.computed += num_tokens
         if self.prefilling:
             return False
@@ -95,14 +95,14 @@ class Running:
         return True
 
     def to_store(self) -> list[OffloadKey]:
-        """Keys of whole blocks that are computed and were not offered yet; they now are."""
+        """Keys of computed whole blocks not yet offered; marks them as offered."""
         ready = min(self.computed // self.block_tokens, len(self.keys))
         keys, self.stored = self.keys[self.stored : ready], max(self.stored, ready)
         return keys
 
 
 class PrefixCache:
-    """The engine's own: the keys of so many blocks, the least recently used leaving first."""
+    """The engine's own prefix cache: keys of up to `capacity` blocks, evicted in LRU order."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -119,7 +119,7 @@ class PrefixCache:
             yield key
 
     def keep(self, keys: Sequence[OffloadKey]) -> None:
-        """These were used or computed; the first is then the last to leave."""
+        """Record these as used or computed; the first is then the last to be evicted."""
         for key in reversed(keys):
             self._blocks[key] = None
             self._blocks.move_to_end(key)

@@ -1,8 +1,8 @@
 """vLLM's tiering manager over a CPU pool and a tier, driven as vLLM's scheduler drives it.
 
 The manager, the pool's index and its eviction are vLLM's own; the rows are real memory, which a
-server on this host may map. What is missing is the engine: who calls this says which blocks a
-prompt has, fills the rows of those it computed, and reads the rows of those it loads.
+server on this host may map. The engine is missing: the caller gives a prompt's blocks, fills the
+rows of computed blocks, and reads the rows of loaded ones.
 """
 
 import time
@@ -30,16 +30,16 @@ from kv_connector.remote_tier import RemoteTier
 from remote_server.client.region import SharedRegion
 
 MakeTier = Callable[[Any, memoryview], SecondaryTierManager]
-"""Of vLLM's offloading spec and the pool's rows."""
+"""Makes a tier from vLLM's offloading spec and the pool's rows."""
 
 
 def key_of(number: int) -> OffloadKey:
-    """A block's key, as long as those that an engine makes."""
+    """A block's key, of the length of an engine's keys."""
     return make_offload_key(number.to_bytes(32, "big"), 0)
 
 
 class Prompt:
-    """One request while it is served: its blocks' keys, in order."""
+    """One request in service: its blocks' keys, in order."""
 
     def __init__(self, name: str, keys: Sequence[OffloadKey], tokens_per_block: int) -> None:
         self.context = ReqContext(name)
@@ -49,7 +49,7 @@ class Prompt:
 
 
 class TieredPool:
-    """The rows, who is in them, and one tier below. One thread."""
+    """The rows, their index, and one tier below. Used by one thread."""
 
     def __init__(
         self,
@@ -66,10 +66,10 @@ class TieredPool:
         self._tokens_per_block = tokens_per_block
         self._region = SharedRegion(num_rows * block_bytes, "kvferry-simulated-pool")
         flat = np.frombuffer(self._region.view, np.uint8)
-        flat.fill(0)  # an engine page-locks its pool at start; nobody may pay for it later
+        flat.fill(0)  # an engine page-locks its pool at start; later page faults would be measured
         self.rows: npt.NDArray[np.uint8] = flat.reshape(num_rows, block_bytes)
-        """A block in each: `rows[n]` belongs to the engine between `store` and `stored`, to be
-        written, and between `load` and `loaded`, to be read."""
+        """One block in each: `rows[n]` belongs to the engine, for writing between `store` and
+        `stored`, and for reading between `load` and `loaded`."""
         region = SimpleNamespace(
             create_kv_memoryview=lambda: self.rows.data,
             cleanup=lambda: None,
@@ -89,19 +89,19 @@ class TieredPool:
         tiers = [] if self.tier is None else [self.tier]
         self._manager = TieringOffloadingManager(self._primary, tiers)
 
-    # ── what a scheduler does with one request, in this order ────────────────────────────
+    # ── a scheduler's calls for one request, in this order ───────────────────────────────
 
     def begin(self, name: str, keys: Sequence[OffloadKey]) -> Prompt:
-        """A request arrived. `name` is used for no other until this one is finished."""
+        """Begin a request. `name` is unique until this one is finished."""
         prompt = Prompt(name, keys, self._tokens_per_block)
         self._manager.on_new_request(prompt.context)
         return prompt
 
     def find(self, prompt: Prompt, keys: Sequence[OffloadKey]) -> int | None:
-        """How many of `keys`, from the first, are in the pool now; None: ask in the next step.
+        """How many of `keys`, from the first, are in the pool now; None: retry in the next step.
 
-        Scans on behind what is still unknown, as vLLM does, so that one question to the tier
-        and one promotion from it cover all of the prompt.
+        Scans on behind unknown keys, as vLLM does, so that one lookup in the tier and one
+        promotion from it cover the whole prompt.
         """
         found, later = 0, False
         for key in keys:
@@ -113,12 +113,12 @@ class TieredPool:
         return None if later else found
 
     def num_from_pool(self, prompt: Prompt, keys: Sequence[OffloadKey]) -> int:
-        """Of `keys`, which were found: how many no tier had to bring for this request."""
+        """How many of `keys`, which were found, no tier had to load for this request."""
         sources = (self._manager.get_load_source(key, prompt.context) for key in keys)
         return sum(source is CacheHitSource.HOST for source in sources)
 
     def load(self, prompt: Prompt, keys: Sequence[OffloadKey]) -> list[int]:
-        """Pin the rows of `keys`, which were found in this step, and give them."""
+        """Pin and return the rows of `keys`, which were found in this step."""
         if not keys:
             return []
         return list(map(int, self._manager.prepare_load(keys, prompt.context).chunk_ids))
@@ -131,9 +131,9 @@ class TieredPool:
     def store(
         self, prompt: Prompt, keys: Sequence[OffloadKey]
     ) -> tuple[list[OffloadKey], list[int]]:
-        """Reserve rows for what was computed: the keys to be stored, and the row of each.
+        """Reserve rows for computed blocks: the keys to be stored, and the row of each.
 
-        Fewer than asked when some are there already, none when every row is pinned.
+        Fewer than given when some are in the pool already, none when every row is pinned.
         """
         if not keys or (output := self._manager.prepare_store(keys, prompt.context)) is None:
             return [], []
@@ -145,22 +145,22 @@ class TieredPool:
             self._manager.complete_store(keys, prompt.context)
 
     def holds(self, key: OffloadKey) -> bool:
-        """Whether a row is `key`'s, be it still on its way."""
+        """Whether a row holds `key`, or will when its transfer ends."""
         return self._primary._policy.get(key) is not None
 
     def finish(self, prompt: Prompt) -> None:
         """The request has ended."""
         self._manager.on_request_finished(prompt.context)
 
-    # ── what it does in every step ───────────────────────────────────────────────────────
+    # ── its calls in every step ──────────────────────────────────────────────────────────
 
     def step(self, admitted: Sequence[str] = ()) -> None:
-        """The end of a scheduler's step, in which the requests `admitted` were first scheduled."""
+        """End a scheduler's step in which the requests `admitted` were first scheduled."""
         self._manager.on_schedule_end(ScheduleEndContext(tuple(admitted), ()))
 
     @property
     def busy(self) -> bool:
-        """A transfer to or from the tier has not ended."""
+        """Whether a transfer to or from the tier is in flight."""
         return bool(self._manager._jobs)
 
     def settle(self, timeout_s: float = 60.0, pause_s: float = 0.0001) -> None:
@@ -174,8 +174,8 @@ class TieredPool:
             self.step()
 
     def check(self) -> None:
-        """With nothing under way: no request and no pin is left, and each row is free or holds
-        one block."""
+        """Assert, with no transfer in flight, that no request and no pin is left, and that each
+        row is free or holds one block."""
         self.settle()
         assert not self._manager._req_state, "a request was not finished"
         policy, primary = self._primary._policy, self._primary
@@ -190,12 +190,12 @@ class TieredPool:
         return {key for group in held for key in group}
 
     def reset(self) -> None:
-        """Empty the pool, as vLLM's reset of its caches does: the tier begins a new epoch. Only
-        with nothing under way and no request begun."""
+        """Empty the pool, as vLLM's reset of its caches does: the tier begins a new epoch. Call it
+        only with no transfer in flight and no request begun."""
         self._manager.reset_cache()
 
     def close(self) -> None:
-        """End the tier and give the memory back."""
+        """End the tier and free the memory."""
         self._manager.shutdown()
         del self.rows
         self._region.close()
@@ -215,10 +215,10 @@ def remote_tier(endpoint: str, namespace: str, **settings: Any) -> MakeTier:
 
 
 def wait_ready(pool: TieredPool, timeout_s: float = 10.0, attach_s: float = 3.0) -> None:
-    """Until the pool's remote tier can use its server. Raises `TimeoutError`.
+    """Wait until the pool's remote tier can use its server. Raises `TimeoutError`.
 
-    Through shared memory, where both are to be had: mapping them takes a while, and an engine takes
-    longer to start. After `attach_s` it is tcp.
+    Shared memory is awaited for `attach_s`, where both sides support it: mapping takes a while,
+    and an engine takes longer to start. After `attach_s` the transport is tcp.
     """
     assert isinstance(pool.tier, RemoteTier)
     client = pool.tier._client

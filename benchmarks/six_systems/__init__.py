@@ -1,7 +1,7 @@
-"""What would keep these blocks best: ours, files, Redis, memcached, LMCache, Mooncake, NIXL?
+"""A comparison of stores: ours, files, Redis, memcached, LMCache, Mooncake, NIXL and others.
 
-catalogue       the rows: what serves each system, its client, the memory that it takes
-systems         the interface, and the systems that are memory and files
+catalogue       the rows: each system's server, its client, its use of memory
+systems         the interface of a system, and memory and files as systems
 clients         a system's clients: one in this process, or several processes at once
 ours            our server over shared memory and over tcp, its disk for cold reads
 redis           one process, or a cluster of three
@@ -11,5 +11,5 @@ lmcache_server, lmcache_shared, lmcache_disk
 mooncake        the Mooncake store's master, memory and client
 nixl            a file, and another process's memory (nixl_target)
 others          HDF5, vLLM's fs tier, a GPU, PDC
-shared_prefix   sessions with a common beginning: what is stored once
+shared_prefix   sessions with a common prefix, which is stored once
 """

@@ -5,8 +5,8 @@
     python -m benchmarks.six_systems --total 2GiB --processes 2              all together, at once
     python -m benchmarks.six_systems --systems redis memcached "kvferry, tcp"
 
-Every row is the software that it names. What is not installed is SKIPPED with the reason;
-`make peers` installs what this machine can have.
+Every row is the software that it names. Software that is not installed is SKIPPED with the reason;
+`make peers` installs all that this machine can run.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from benchmarks.six_systems import catalogue, shared_prefix
 from benchmarks.six_systems.catalogue import SYSTEMS, Entry
 from benchmarks.six_systems.clients import Clients, Step, alone, crowd, own_rows
 from benchmarks.six_systems.systems import Share, Sizes
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 from remote_server.sizes import MiB, format_bytes
 
 MODULE = "benchmarks.six_systems"
@@ -38,7 +38,7 @@ _STEPS: dict[str, tuple[Step, Step, Step]] = {
 }
 _SHARED = "shared prefix:"
 _ROWS = 2.0
-"""Copies of the bytes besides those that a system takes: source and target."""
+"""Copies of the bytes in addition to a system's own: source and target."""
 
 
 class Key(NamedTuple):
@@ -69,8 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> None:
-    """Every system into `record`: interleaved if the copies of all fit into memory together, else
-    one after another. Those that take a core for themselves are measured alone."""
+    """Measure every system into `record`: interleaved if the copies of all fit into memory
+    together, else in sequence. Systems that spin on a core are measured alone."""
     processes, block_bytes = arguments.processes, arguments.block_bytes
     share = max(1, arguments.total // block_bytes // processes)
     num_blocks = share * processes
@@ -90,7 +90,7 @@ def measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> No
 
 
 def _groups(arguments: argparse.Namespace, num_bytes: int) -> list[list[Entry]]:
-    """What is measured together, in interleaved rounds."""
+    """The groups of systems that are measured together, in interleaved rounds."""
     everything = [entry for entry in SYSTEMS if any(entry in some for some in arguments.systems)]
     together = [entry for entry in everything if not entry.apart]
     copies = _ROWS + sum(entry.copies for entry in together)
@@ -116,7 +116,7 @@ def _measure_group(
         record.rows += [Row(title, operation, sizes.num_bytes, skipped, entry.name)
                         for entry in group for operation in _STEPS]  # fmt: skip
         return
-    runner.say(f"{title}: starting {', '.join(entry.name for entry in group)}")
+    runner.show(f"{title}: starting {', '.join(entry.name for entry in group)}")
     with ExitStack() as stack:
         share: Share | None = None
         if arguments.processes == 1:
@@ -135,7 +135,7 @@ def _measure_group(
 def _cases(
     stack: ExitStack, entry: Entry, sizes: Sizes, share: Share | None, num_processes: int
 ) -> list[Case]:
-    """The three of one system, which stays there until `stack` ends."""
+    """The three cases of one system, which runs until `stack` ends."""
     keys = [Key(entry.name, operation) for operation in _STEPS]
     try:
         with ExitStack() as own:
@@ -149,7 +149,7 @@ def _cases(
             stack.enter_context(own.pop_all())
     except Skipped as reason:
         return [Case.skipped(key, reason) for key in keys]
-    except Exception as error:  # of other people's software, whatever it is: its rows alone fail
+    except Exception as error:  # any error of foreign software: only its rows fail
         return [Case(key, partial(_fail, f"{type(error).__name__}: {error}")) for key in keys]
     return [
         Case(key, partial(clients.do, run), partial(clients.do, before), partial(clients.do, after))
@@ -177,7 +177,7 @@ def _shared_prefix(block_bytes: int) -> Figure:
 
 
 def show(record: Record, arguments: argparse.Namespace) -> None:
-    """GB/s of each system, why some have none, their versions, and what sharing saves."""
+    """Print GB/s of each system or the reason for none, versions, and the savings by sharing."""
     found = {(row.transport, row.operation): row for row in record.rows}
     lines: list[list[table.Cell]] = []
     for name in dict.fromkeys(row.transport for row in record.rows):
@@ -203,8 +203,8 @@ def show(record: Record, arguments: argparse.Namespace) -> None:
 
 
 def _across_processes(record: Record) -> Iterator[Figure]:
-    """Of the systems that are a process of their own, the fastest first. All others here leave the
-    bytes where they are: one copy, no message, and no check."""
+    """The systems with a process of their own, the fastest first. All others here do not move the
+    bytes to a process: one copy, no message, and no check."""
     processes = {entry.name for entry in SYSTEMS if entry.is_process}
     for operation in (WRITE, HOT):
         rows = [row for row in record.rows if row.operation == operation and row.gb_per_s]
@@ -229,19 +229,20 @@ def chart(record: Record) -> plot.Chart:
 def _parser() -> argparse.ArgumentParser:
     parser = options.parser(MODULE, "what would keep these blocks best")
     add = parser.add_argument
-    add("--block-bytes", type=options.size, default=MiB, metavar="SIZE", help="(default: 1MiB)")
+    add("--block-bytes", type=options.size, default=MiB, metavar="SIZE",
+        help="size of a block (default: 1MiB)")  # fmt: skip
     add("--total", type=options.size, default=256 * MiB, metavar="SIZE",
         help="bytes that each system keeps (default: 256MiB)")  # fmt: skip
     add("--processes", type=options.positive, default=1, metavar="N",
-        help="that work at once, each with its part of --total (default: 1)")  # fmt: skip
+        help="client processes, each with its part of --total (default: 1)")  # fmt: skip
     add("--systems", nargs="+", type=_systems, default=[SYSTEMS], metavar="NAME",
         help="parts of names, as in: redis memcached \"kvferry, tcp\" (default: all)")  # fmt: skip
     add("--shared-prefix", action=argparse.BooleanOptionalAction, default=True,
-        help="count what sessions with a common beginning store (default: yes)")  # fmt: skip
+        help="count blocks of sessions with a common prefix (default: yes)")  # fmt: skip
     add("--prefix-block-bytes", type=options.size, default=64 << 10, metavar="SIZE",
-        help="of the sessions with a common beginning (default: 64KiB)")  # fmt: skip
+        help="size of a block of these sessions (default: 64KiB)")  # fmt: skip
     add("--directory", type=Path, default=Path(), metavar="DIR",
-        help="on the disk to measure; nothing stays there (default: this one)")  # fmt: skip
+        help="folder on the disk to measure; files are removed (default: this one)")  # fmt: skip
     return parser
 
 

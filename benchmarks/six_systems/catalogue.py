@@ -1,4 +1,4 @@
-"""The systems that are compared: what serves each, its client, and the memory that it takes."""
+"""The catalogue of compared systems: each system's server, its client, its use of memory."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -27,7 +27,7 @@ from benchmarks.six_systems.systems import (
 
 OURS_SHM = "kvferry, shared memory"
 PEERS = ("redis-py", "pymemcache", "h5py", "lmcache", "nixl", "mooncake")
-"""Whose packages are imported, so that their versions are part of the record."""
+"""The systems whose packages are imported, so that the record has their versions."""
 
 
 class Entry(NamedTuple):
@@ -35,21 +35,20 @@ class Entry(NamedTuple):
 
     name: str
     serve: Callable[[Sizes], AbstractContextManager[Host]]
-    """Runs while clients use it. Raises `Skipped` where it cannot run here."""
+    """The server, which runs while clients use it. Raises `Skipped` when it cannot run here."""
 
     connect: Callable[[Host, Share], Any]
-    """A client, a `System`. Raises `Skipped` where it cannot run here."""
+    """A client, a `System`. Raises `Skipped` when it cannot run here."""
 
     copies: float = 0.0
-    """The memory that it takes for each byte that it is given, besides the rows."""
+    """Bytes of memory for each stored byte, in addition to the rows."""
 
     apart: bool = False
-    """Never measured together with others: its threads take a core also when they have nothing to
-    do."""
+    """Never measured together with others, because its threads use a core also when idle."""
 
     @property
     def is_process(self) -> bool:
-        """Whether the bytes go to another process: not so for files, maps and devices."""
+        """Whether the bytes go to another process; false for files, maps and devices."""
         return self.serve is not nothing_to_serve
 
 
@@ -99,5 +98,5 @@ def find(name: str) -> Entry:
 
 
 def choose(part: str) -> list[Entry]:
-    """Those with `part` in their names, in the order of `SYSTEMS`; may be none."""
+    """The systems with `part` in their names, in the order of `SYSTEMS`; may be empty."""
     return [entry for entry in SYSTEMS if part.strip().lower() in entry.name.lower()]

@@ -1,4 +1,4 @@
-"""Clients of one system: in this process, or in several that work at once."""
+"""Clients of one system: in this process, or in several parallel ones."""
 
 import contextlib
 import multiprocessing
@@ -18,7 +18,7 @@ from benchmarks.remote_kv_cache.baseline.blocks import shared_pools
 from benchmarks.six_systems import catalogue
 from benchmarks.six_systems.catalogue import Entry
 from benchmarks.six_systems.systems import Host, Share, Sizes, System, verify
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 from remote_server.store.disk.layout import padded
 
 Step = Literal[
@@ -32,16 +32,16 @@ _FAILURES: dict[str, type[Exception]] = {"Skipped": Skipped, "WrongBytes": Wrong
 
 
 class Clients(Protocol):
-    """All clients of one system, whose steps are taken together."""
+    """All clients of one system, which take each step together."""
 
     def do(self, step: Step) -> None:
-        """Returns when all have done it. Raises what the first that failed has raised."""
+        """Return when all have done `step`. Raises the error of the first failure."""
 
 
 @contextmanager
 def own_rows(num_blocks: int, block_bytes: int, folder: Path, first: int = 0) -> Iterator[Share]:
-    """A client's rows, filled, in shared memory; those of different `first` have different bytes
-    at the front of each block."""
+    """A client's rows, filled, in shared memory; for different `first` the blocks have different
+    bytes at their front."""
     source, target = shared_pools(num_blocks, padded(block_bytes))
     try:
         blocks.fill(source.pool)
@@ -96,7 +96,7 @@ class Client:
 
 @contextmanager
 def alone(entry: Entry, host: Host, share: Share) -> Iterator[Client]:
-    """The client of this process. Raises `Skipped` where the system cannot run here."""
+    """The client of this process. Raises `Skipped` when the system cannot run here."""
     system: System = entry.connect(host, share)
     try:
         yield Client(system, share)
@@ -110,14 +110,14 @@ class _Worker(NamedTuple):
 
 
 class Crowd:
-    """Clients in processes of their own, which take each step at the same time."""
+    """Clients in processes of their own, which take each step in parallel."""
 
     def __init__(self, workers: list[_Worker]) -> None:
         self._workers = workers
 
     def do(self, step: Step) -> None:
         for worker in self._workers:
-            with contextlib.suppress(BrokenPipeError):  # its answer tells that it has ended
+            with contextlib.suppress(BrokenPipeError):  # its missing answer shows that it has ended
                 worker.pipe.send(step)
         failures = [_answer(worker, _STEP_S) for worker in self._workers]
         for failure in failures:
@@ -154,10 +154,10 @@ def crowd(entry: Entry, host: Host, sizes: Sizes, num_processes: int) -> Iterato
 
 
 def _answer(worker: _Worker, patience_s: float) -> Exception | None:
-    """What a worker's step has raised; None when it was done."""
+    """The error of a worker's step; None when it succeeded."""
     try:
         if not worker.pipe.poll(patience_s):
-            worker.process.kill()  # a late answer would be taken for that of the next step
+            worker.process.kill()  # a late answer would count for the next step
             return TimeoutError(f"a client took more than {patience_s:g} s")
         answer: tuple[str, str] | None = worker.pipe.recv()
     except (EOFError, ConnectionError):
@@ -182,7 +182,7 @@ def _work(
     name: str, host: Host, first: int, num_blocks: int, block_bytes: int, folder: Path,
     pipe: "Connection[Any, Any]",
 ) -> None:  # fmt: skip
-    """One client: takes the steps that it receives, until the pipe is closed."""
+    """The process of one client: it runs the received steps until the pipe is closed."""
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent ends it, by closing the pipe
         signal.signal(number, signal.SIG_IGN)
     keep_freed_memory()
@@ -194,7 +194,7 @@ def _work(
             pipe.send(None)
             _serve(client, pipe)
     except (EOFError, ConnectionError):
-        os._exit(0)  # a library's own threads may keep an exit from ending
+        os._exit(0)  # a library's threads may block an ordinary exit
     except Exception as error:
         pipe.send((type(error).__name__, str(error)))
 

@@ -12,10 +12,10 @@ from remote_server.sizes import GiB
 
 
 class LmcacheDisk:
-    """Its `LocalDiskBackend` with the settings that it has by itself: the page cache, four threads.
+    """Its `LocalDiskBackend` with default settings: the page cache, four threads.
 
-    A write ends when its callback has reported every block. The engine around it is missing: it
-    gets a configuration, and rows as its pool.
+    A write ends when its callback has reported every block. There is no engine around it: it gets
+    a configuration, and rows as its pool.
     """
 
     def __init__(self, _: Host, share: Share) -> None:

@@ -1,4 +1,4 @@
-"""LMCache's library: what its server's client and its disk backend have in common here."""
+"""LMCache's library: the parts shared by its server's client and its disk backend here."""
 
 import os
 from types import SimpleNamespace
@@ -12,24 +12,24 @@ from benchmarks.six_systems.systems import Share
 
 PEER = "lmcache"
 QUIET = {"LMCACHE_TRACK_USAGE": "false", "DO_NOT_TRACK": "1"}
-"""It would report its use to its authors over the network."""
+"""Without this it reports its use to its authors over the network."""
 
 
 def load(module: str) -> Any:
-    """A module of it. Raises `Skipped` with the words of its import."""
+    """A module of it. Raises `Skipped` with the error of its import."""
     os.environ.update(QUIET)
     os.environ.setdefault("LMCACHE_LOG_LEVEL", "WARNING")
     return peer_folder.package(PEER, module)
 
 
 def environment(log_level: str = "INFO") -> dict[str, str]:
-    """Of a Python process that runs a part of it."""
+    """The environment of a Python process that runs a part of it."""
     return {**QUIET, "LMCACHE_LOG_LEVEL": log_level, **peer_folder.python_path(PEER)}
 
 
 class Library:
-    """Keys and memory objects of one client's blocks. The objects lie in the rows themselves, so
-    that LMCache copies no more often than others here."""
+    """Keys and memory objects of one client's blocks. The objects refer to the rows themselves, so
+    that LMCache copies no more often than other systems here."""
 
     def __init__(self, share: Share) -> None:
         """Raises `Skipped` where LMCache cannot be imported."""
@@ -44,7 +44,7 @@ class Library:
         self.target = [self.object_in(row) for row in share.rows.target_pool]
 
     def object_in(self, row: NDArray[np.uint8]) -> Any:
-        """Its memory object, which lies in `row`."""
+        """The memory object over `row`."""
         data = self.torch.from_numpy(row)
         metadata = self._memory.MemoryObjMetadata(
             data.shape, data.dtype, row.ctypes.data, row.nbytes, 1,
@@ -54,7 +54,7 @@ class Library:
 
 
 class RowsAsItsPool:
-    """The part of LMCache's CPU pool that it uses here: `allocate`, which returns the next row."""
+    """The used part of LMCache's CPU pool: `allocate`, which returns the next row."""
 
     def __init__(self, rows: list[Any]) -> None:
         whole, dtype = rows[0].get_shape(), rows[0].get_dtype()

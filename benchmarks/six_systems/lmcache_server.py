@@ -1,4 +1,4 @@
-"""LMCache's own server, in a process of its own, and its own client for it (its `lm://`)."""
+"""LMCache's own server, in a separate process, and its own client for it (`lm://`)."""
 
 import asyncio
 import sys
@@ -38,7 +38,7 @@ def serve(_: Sizes) -> Iterator[Host]:
 
 
 def start(server: Any) -> Any:
-    """`server`, started. Raises `Skipped` with its last words."""
+    """`server`, started. Raises `Skipped` with the last line of its log."""
     try:
         return server.start()
     except StartFailed as error:
@@ -47,8 +47,8 @@ def start(server: Any) -> Any:
 
 
 class LmcacheServer:
-    """Blocks put and got one after another, as its client does it. A write ends when the server
-    confirms the last block: it answers no put, but it serves a connection in order."""
+    """Puts and gets block after block, as LMCache's client does. A write ends when the server
+    confirms the last block: puts have no reply, but a connection is served in order."""
 
     def __init__(self, host: Host, share: Share) -> None:
         client = load("lmcache.v1.storage_backend.connector.lm_connector")
@@ -59,7 +59,7 @@ class LmcacheServer:
         self._client = client.LMCServerConnector("127.0.0.1", host.address, self._loop, self._pool)
 
     def clear(self) -> None:
-        """It has no command to forget a block: a single byte takes the place of each."""
+        """Overwrite each block with a single byte: there is no command to remove one."""
         self._loop.run_until_complete(self._put([self._nothing] * len(self._library.keys)))
 
     def write(self) -> None:

@@ -27,7 +27,7 @@ class _ServerProcess(LoggedProcess):
 
     def __init__(self, sizes: Sizes) -> None:
         self.port = free_port()
-        memory = sizes.num_bytes * 5 // 4 + 64 * MiB  # it would evict above 80 %
+        memory = sizes.num_bytes * 5 // 4 + 64 * MiB  # it evicts above 80 %
         super().__init__(
             [sys.executable, "-m", "lmcache.v1.multiprocess.server", "--host", "127.0.0.1",
              "--port", str(self.port), "--chunk-size", str(_CHUNK_TOKENS),
@@ -55,7 +55,7 @@ def serve(sizes: Sizes) -> Iterator[Host]:
 
 
 class LmcacheShared:
-    """Stores and retrieves as an engine without a GPU does: the server reserves slots in its shared
+    """Stores and retrieves as an engine without a GPU: the server reserves slots in its shared
     memory, the client copies, and the server publishes. All blocks are one request."""
 
     def __init__(self, host: Host, share: Share) -> None:
@@ -92,7 +92,7 @@ class LmcacheShared:
             raise Skipped("its server offers no shared memory, see its log")
 
     def clear(self) -> None:
-        """Of all its clients: it has no command for those of one."""
+        """Clear the blocks of all its clients: there is no command for those of one."""
         self._client.clear(True).result(timeout=PATIENCE_S)
 
     def write(self) -> None:
@@ -131,7 +131,7 @@ class LmcacheShared:
         self._client.close()
 
     def _new_request(self, *, num_readers: int, of: Any = None) -> Any:
-        """A key for all blocks; `of` another request, the one that its lookup has: no worker."""
+        """A key for all blocks. With `of`, a request: the key of its lookup, without a worker."""
         if of is None:
             self._num_requests += 1
         request = f"{self._instance}-{self._num_requests}"

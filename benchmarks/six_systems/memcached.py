@@ -14,26 +14,26 @@ from examples.processes import LoggedProcess, free_port
 from remote_server.sizes import GiB, KiB, MiB, format_bytes
 
 MOST_ITEM_BYTES = GiB
-"""What `-I` takes at most, the key and memcached's header included."""
+"""The largest value of `-I`, the key and memcached's header included."""
 
 _OVERHEAD = KiB
 _PATIENCE_S = 60.0
 _UNANSWERED = 64
-"""Commands sent ahead of their answers. memcached reads no further while an answer does not fit
-into the socket, and a Unix socket holds a few hundred small ones."""
+"""Commands sent ahead of their replies. memcached stops reading while a reply does not fit into the
+socket, and a Unix socket holds a few hundred small ones."""
 
 _WINDOW_BYTES = 16 * MiB
-"""Asked for and not yet received."""
+"""Gets in flight."""
 
 
 class MemcachedServer(LoggedProcess):
-    """A memcached of its own that refuses a block rather than evict another (`-M`)."""
+    """A memcached that refuses a block instead of evicting another (`-M`)."""
 
     name = "memcached"
 
     def __init__(self, sizes: Sizes, transport: str) -> None:
         """`transport` is "tcp" or "unix". Raises `Skipped` without the program, and for blocks
-        that are larger than its largest item."""
+        larger than its largest item."""
         program = peer_folder.program("memcached", "memcached")
         item = sizes.block_bytes + _OVERHEAD
         if item > MOST_ITEM_BYTES:
@@ -66,7 +66,7 @@ def serve(sizes: Sizes, *, transport: str) -> Iterator[Host]:
 
 
 def connect(address: tuple[str, int] | str) -> socket.socket:
-    """Raises `OSError` while nothing listens there."""
+    """Raises `OSError` without a listener there."""
     made = socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET)
     made.settimeout(_PATIENCE_S)
     try:
@@ -80,7 +80,7 @@ def connect(address: tuple[str, int] | str) -> socket.socket:
 
 
 class Memcached:
-    """The text protocol, pipelined, received into the rows: as fast as Python drives it."""
+    """The text protocol, pipelined, received into the rows: the fastest way from Python."""
 
     def __init__(self, host: Host, share: Share) -> None:
         self._rows = share.rows

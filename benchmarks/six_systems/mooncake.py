@@ -1,4 +1,4 @@
-"""The Mooncake store: its master, a process that lends it memory, and a client, all its own."""
+"""The Mooncake store: its own master, memory process and client."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ from remote_server.sizes import MiB
 
 _PEER = "mooncake"
 _LIBRARIES = ("libnl-3.so.200", "libnl-route-3.so.200", "libibverbs.so.1")
-"""Its modules are linked to them, with or without RDMA; in the order in which they are loaded."""
+"""Libraries to which its modules are linked, with or without RDMA, in the order of loading."""
 
 _METADATA = "P2PHANDSHAKE"
 _LOCAL_BUFFER = 16 * MiB
@@ -57,7 +57,7 @@ def serve(sizes: Sizes) -> Iterator[Host]:
 
 
 class Mooncake:
-    """Its client, which lends no memory itself: `batch_put_from` and `batch_get_into` of all
+    """Its client, which provides no memory itself: `batch_put_from` and `batch_get_into` of all
     blocks, out of and into the rows, over tcp."""
 
     def __init__(self, host: Host, share: Share) -> None:
@@ -79,7 +79,7 @@ class Mooncake:
         )
 
     def clear(self) -> None:
-        """At once: a block that was read lately is otherwise kept for its lease's time."""
+        """Remove all blocks now: otherwise a block read recently is kept until its lease ends."""
         self._store.batch_remove(self._keys, True)
 
     def write(self) -> None:
@@ -102,7 +102,7 @@ class Mooncake:
 
 
 def _library() -> Any:
-    """Its module. Raises `Skipped` with the words of its import."""
+    """Its module. Raises `Skipped` with the error of its import."""
     os.environ.setdefault("GLOG_minloglevel", "1")  # warnings
     folder = peer_folder.installed(_PEER)
     if folder is not None:

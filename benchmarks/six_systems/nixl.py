@@ -27,13 +27,13 @@ class NixlFiles:
     """One file through the page cache. A write ends when the kernel has the bytes."""
 
     def __init__(self, _: Host, share: Share) -> None:
-        """Raises `Skipped` where NIXL, or its backend for files, is missing."""
+        """Raises `Skipped` where NIXL or its file backend is missing."""
         self._rows = share.rows
         self._window = max(1, _WINDOW_BYTES // share.rows.block_bytes)
         self._way = NixlFile(share.folder, share.rows)
 
     def clear(self) -> None:
-        """The file stays, its blocks do not."""
+        """Clear the blocks; the file remains."""
         poison(self._rows.target_pool)
         for place, row in enumerate(self._rows.target):
             self._way.overwrite(place, row)
@@ -52,7 +52,7 @@ class NixlFiles:
 
 
 class Target(NamedTuple):
-    """The other process's agent and the memory that it lends."""
+    """The other process's agent and its memory."""
 
     metadata: bytes
     address: int
@@ -86,11 +86,12 @@ def serve(sizes: Sizes) -> Iterator[Host]:
 
 
 class NixlMemory:
-    """One-sided writes to and reads from the other process's memory; UCX chooses how: on one host
-    shared memory. A write ends when NIXL reports it done; the other process takes no part."""
+    """One-sided writes to and reads from the other process's memory, over UCX's choice of
+    transport: on one host shared memory. A write ends when NIXL reports it done; the other process
+    takes no part."""
 
     def __init__(self, host: Host, share: Share) -> None:
-        """Raises `Skipped` where NIXL, or its UCX backend, is missing."""
+        """Raises `Skipped` where NIXL or its UCX backend is missing."""
         target: Target = host.address
         self._rows = share.rows
         self._agent = agent_with(f"six-systems-{share.first}", BACKEND)

@@ -1,4 +1,4 @@
-"""A process that lends its memory to NIXL agents of other processes, until it is ended.
+"""A process that shares its memory with NIXL agents of other processes until it is ended.
 
     python -m benchmarks.six_systems.nixl_target BYTES
 

@@ -1,4 +1,4 @@
-"""HDF5, vLLM's fs tier, a GPU, PDC: each is the software itself, or `Skipped`."""
+"""HDF5, vLLM's fs tier, a GPU, PDC: the software itself, or `Skipped`."""
 
 import importlib
 import shutil
@@ -53,7 +53,7 @@ class Hdf5:
 
 
 def _package(name: str) -> Any:
-    """A module of this Python. Raises `Skipped` with the words of its import."""
+    """A module of this Python. Raises `Skipped` with the error of its import."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
@@ -63,12 +63,12 @@ def _package(name: str) -> Any:
 class VllmFiles:
     """vLLM's own `fs` tier: its manager, its threads, a file for each block.
 
-    It opens files with O_DIRECT where it can, so for it a hot read is a cold one. Nothing but the
-    engine around it is missing: what it asks of the engine's configuration is its file names.
+    It opens files with O_DIRECT where it can, so its hot reads are cold. Only the engine around it
+    is missing: it needs nothing of the engine's configuration but file names.
     """
 
     def __init__(self, _: Host, share: Share) -> None:
-        """Raises `Skipped` where this vLLM has no such tier, and for blocks of parts of pages."""
+        """Raises `Skipped` when this vLLM has no such tier, and for blocks of partial pages."""
         rows = share.rows
         tier = _package("vllm.v1.kv_offload.tiering.fs.manager")
         self._base = _package("vllm.v1.kv_offload.base")
@@ -85,7 +85,7 @@ class VllmFiles:
             cache=SimpleNamespace(tokens_per_hash=16),
         )  # fmt: skip
         spec = SimpleNamespace(config=config, blocks_per_chunk=1)
-        # Two pools, two managers over the same files: it moves between files and its one pool.
+        # Two pools and two managers over the same files: each moves between files and one pool.
         self._sides = [
             tier.FileSystemTierManager(spec, pool.data, "fs", str(self._folder))
             for pool in (rows.source_pool, rows.target_pool)
@@ -96,7 +96,7 @@ class VllmFiles:
         self._job = 0
 
     def clear(self) -> None:
-        """It leaves a file alone that exists."""
+        """Remove the files: the tier does not overwrite existing ones."""
         for folder in self._folder.glob("*_r0"):
             shutil.rmtree(folder)
 
@@ -115,7 +115,7 @@ class VllmFiles:
             side.shutdown()
 
     def _run(self, side: Any, submit: Any, *, promote: bool) -> None:
-        """As many jobs as vLLM would have of a prompt: one for each 8 MiB."""
+        """Run as many jobs as vLLM would make of a prompt: one for each 8 MiB."""
         per_job = max(1, (8 << 20) // self._rows.block_bytes)
         first_job = self._job
         for first in range(0, len(self._keys), per_job):
@@ -137,7 +137,7 @@ class VllmFiles:
 
 
 class Gpu:
-    """A GPU's memory, from and to ordinary host memory, a copy for each block."""
+    """A GPU's memory, from and to pageable host memory, a copy for each block."""
 
     def __init__(self, _: Host, share: Share) -> None:
         """Raises `Skipped` without a GPU."""

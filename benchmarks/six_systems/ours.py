@@ -1,4 +1,4 @@
-"""Our server, in a process of its own, with a disk for what a restart leaves, or without."""
+"""Our server, in a process of its own, with a disk for blocks after a restart, or without."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -45,14 +45,14 @@ def serve(sizes: Sizes, *, disk: bool) -> Iterator[Host]:
 
 
 class Ours:
-    """Put over one transport, and got back. Cold: from its disk, after it was stopped and started.
+    """Puts and gets over one transport. Cold: from the server's disk after a restart.
 
     A put ends when its blocks are readable; the disk is written behind it, past the page cache.
-    Without a disk: what others do that keep everything in memory.
+    Without a disk it compares with systems that keep all blocks in memory.
     """
 
     def __init__(self, host: Host, share: Share, *, transport: str) -> None:
-        """Raises `Skipped` where there is no such transport."""
+        """Raises `Skipped` without this transport."""
         self._host = host
         self._rows = share.rows
         self._pools = share.pools if transport == "shm" else ()

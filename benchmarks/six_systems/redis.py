@@ -1,4 +1,4 @@
-"""Redis: one process, or a cluster of three, by the fastest client there is here."""
+"""Redis: one process, or a cluster of three, by the fastest available client."""
 
 import binascii
 import os
@@ -19,7 +19,7 @@ from examples.processes import free_port
 NUM_NODES = 3
 _NUM_SLOTS = 16_384
 _BUS = 10_000
-"""A node's port for the other nodes is so much higher than the one for clients."""
+"""The difference between a node's port for other nodes and its port for clients."""
 
 _PATIENCE_S = 60.0
 
@@ -32,7 +32,7 @@ def serve(sizes: Sizes, *, transport: str) -> Iterator[Host]:
 
 
 class Redis:
-    """In memory, by a client that pipelines, and receives into the rows."""
+    """Redis in memory, by a client that pipelines and receives into the rows."""
 
     def __init__(self, host: Host, share: Share) -> None:
         self._rows = share.rows
@@ -56,7 +56,7 @@ class Redis:
 
 
 class Node(NamedTuple):
-    """One process of a cluster, and the slots that it has."""
+    """One process of a cluster, and its slots."""
 
     port: int
     slots: range
@@ -64,8 +64,8 @@ class Node(NamedTuple):
 
 @contextmanager
 def serve_cluster(sizes: Sizes) -> Iterator[Host]:
-    """Three processes, made a cluster by `redis-cli --cluster create`. Raises `Skipped` where that
-    program is missing, or does not succeed."""
+    """Three processes, made a cluster by `redis-cli --cluster create`. Raises `Skipped` when that
+    program is missing or fails."""
     cli = peer_folder.program("redis", "redis-cli")
     with ExitStack() as stack:
         ports = []
@@ -87,8 +87,8 @@ def serve_cluster(sizes: Sizes) -> Iterator[Host]:
 
 
 class RedisCluster:
-    """A thread and a connection for each node, a key's node by its slot, as clients of a cluster
-    do it."""
+    """A thread and a connection for each node; a key's slot determines its node, as in clients of
+    a cluster."""
 
     def __init__(self, host: Host, share: Share) -> None:
         self._clients = [PlainRedis(("127.0.0.1", node.port)) for node in host.address]
@@ -139,7 +139,7 @@ def slot_of(key: bytes) -> int:
 
 
 def _node(port: int) -> Node:
-    """With the slots that it reports itself, once it takes commands for them."""
+    """A node with the slots that it reports, once it accepts commands for them."""
     client = PlainRedis(("127.0.0.1", port))
     try:
         deadline = time.monotonic() + _PATIENCE_S
@@ -156,7 +156,7 @@ def _node(port: int) -> Node:
 
 
 def _free_port_with_bus() -> int:
-    """One whose bus port exists and is free as well."""
+    """A free port whose bus port is valid and free as well."""
     while True:
         port = free_port() % (65_536 - _BUS - 1024) + 1024
         if _all_free((port, port + _BUS)):

@@ -1,4 +1,4 @@
-"""Sessions that begin alike: what is written once, as the server itself counts it."""
+"""Sessions with a common prefix: blocks stored once, as counted by the server."""
 
 from typing import NamedTuple
 
@@ -16,19 +16,19 @@ class Shared(NamedTuple):
 
     put: int
     existed: int
-    """Of these: there already, and not stored again."""
+    """Those that existed already and were not stored again."""
 
     logical_bytes: int
-    """What the sessions put, copies and all."""
+    """Bytes put by the sessions, copies included."""
 
     physical_bytes: int
-    """What of it lies in the server's memory, slots counted whole."""
+    """Bytes of it in the server's memory, slots counted whole."""
 
     blocks: int
 
 
 def measure(block_bytes: int) -> Shared:
-    """Every session puts all of its blocks, asking nobody first. Each block is stored once."""
+    """Every session puts all of its blocks without a lookup. Each block is stored once."""
     num_blocks = COMMON_BLOCKS + SESSIONS * OWN_BLOCKS
     pool = blocks.allocate(COMMON_BLOCKS + OWN_BLOCKS, block_bytes)
     blocks.fill(pool)

@@ -1,4 +1,4 @@
-"""What every system has to do here, and the systems that are memory and files."""
+"""The interface of a system, and memory and files as systems."""
 
 import mmap
 import os
@@ -18,31 +18,31 @@ from benchmarks.remote_kv_cache.baseline.ferry_client import key_of
 
 
 class System(Protocol):
-    """Keeps blocks: row `n` of `rows.source`, and gives it back into row `n` of `rows.target`."""
+    """A store of blocks: writes rows of `rows.source`, reads each into its row of `rows.target`."""
 
     def clear(self) -> None:
-        """Before a write, and not timed: forget what there is."""
+        """Remove all blocks, before a write. Not timed."""
 
     def write(self) -> None:
-        """All blocks. Ends when they could be read."""
+        """Write all blocks. Returns when they are readable."""
 
     def read(self) -> None:
-        """All blocks, as warm as the write or an earlier read left them."""
+        """Read all blocks, as warm as after the write or an earlier read."""
 
     def make_cold(self) -> None:
-        """Not timed: let the next read find nothing in memory. Raises `Skipped` where there is no
-        such thing."""
+        """Drop all blocks from memory before the next read. Not timed. Raises `Skipped` where that
+        is impossible."""
 
     def close(self) -> None: ...
 
 
 class Sizes(NamedTuple):
-    """What all clients of one system together keep in it."""
+    """The contents of one system from all clients together."""
 
     block_bytes: int
     num_blocks: int
     folder: Path
-    """Of this system alone, and empty."""
+    """A folder of this system alone, empty."""
 
     @property
     def num_bytes(self) -> int:
@@ -51,27 +51,27 @@ class Sizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Host:
-    """What serves a system's clients, while it runs."""
+    """The running server of a system."""
 
     address: Any = None
-    """Where a client finds it, in this process or another: can be pickled."""
+    """Its address for clients in this process or another; can be pickled."""
 
     restart: Callable[[], Any] | None = None
-    """Stops and starts it, and returns the new address; in the process that started it only."""
+    """Restarts it and returns the new address; only in the process that started it."""
 
     never_cold: str = "it keeps everything in memory"
-    """Why it has no cold reads, where it cannot be restarted."""
+    """The reason for no cold reads, when it cannot be restarted."""
 
 
 class Share(NamedTuple):
-    """What one client keeps: blocks `first`, `first` + 1, … of all, in rows of its own."""
+    """One client's blocks: `first`, `first` + 1, … of all, in rows of its own."""
 
     rows: Rows
     pools: tuple[SharedPool, SharedPool]
-    """The shared memory that the rows lie in."""
+    """The shared memory of the rows."""
 
     folder: Path
-    """Of this client alone."""
+    """A folder of this client alone."""
 
     first: int = 0
 
@@ -81,7 +81,7 @@ class Share(NamedTuple):
 
 @contextmanager
 def nothing_to_serve(_: Sizes) -> Iterator[Host]:
-    """For what has no process of its own."""
+    """The server of systems without a process."""
     yield Host()
 
 
@@ -93,7 +93,7 @@ def verify(rows: Rows) -> None:
 
 
 class SharedMap:
-    """A file in shared memory, mapped: what a process on this host could map as well."""
+    """A mapped file in shared memory, which other processes of this host could map too."""
 
     def __init__(self, _: Host, share: Share) -> None:
         self._rows = rows = share.rows

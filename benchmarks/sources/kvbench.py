@@ -5,7 +5,7 @@ from benchmarks.harness.source import Correction, Document, Table
 MiB = 1 << 20
 _BLOCK_BYTES = 5 * MiB // 2
 _STAGES = (
-    # backend, requests, blocks of 16 tokens, prepare, post, transfer, GiB/s as the document has it
+    # backend, requests, blocks of 16 tokens, prepare, post, transfer, GiB/s as in the document
     ("GDS", 1, 63, 28, 8, 20_000, 12.5),
     ("POSIX", 1, 63, 25, 14_000, 1_000, 21.4),
     ("POSIX", 10, 625, 25, 20_000, 250, 19.5),
@@ -13,7 +13,7 @@ _STAGES = (
 
 
 def gib_per_s(blocks: int, *microseconds: int) -> float:
-    """What a batch's stages, one after another, amount to."""
+    """The throughput of a batch from the sum of its stages."""
     return blocks * _BLOCK_BYTES / (1 << 30) / (sum(microseconds) / 1e6)
 
 

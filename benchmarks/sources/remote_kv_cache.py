@@ -1,4 +1,4 @@
-"""A cache of KV blocks in three levels, over ZeroMQ: the document whose benchmarks we repeat."""
+"""A cache of KV blocks in three levels, over ZeroMQ: the document of the repeated benchmarks."""
 
 from collections.abc import Iterable, Mapping
 

@@ -1,4 +1,4 @@
-"""A storage benchmark that replays what many users of a model would read and write."""
+"""A storage benchmark that replays the reads and writes of many users of a model."""
 
 from benchmarks.harness.source import Correction, Document, Table
 

@@ -2,26 +2,26 @@
 
     python -m benchmarks.storage_workload --scenario quick
 
-A workload of users with conversations, or a recorded trace, against this project's own store. What
-is here, from the inside out:
+A workload of users with conversations, or a recorded trace, against this project's own store. The
+modules, from the inside out:
 
-models, personas, entries   how large a token is, who asks, what a request has in the cache
-requests, traces            the requests of each user, from a seed; and those that were recorded
-payload                     bytes that nobody can compress, made as fast as they are copied
-backend                     what the driver needs of a store; `emulated` ones of known speed
+models, personas, entries   the size of a token, the kinds of users, a request's cache entries
+requests, traces            the requests of each user, from a seed; and recorded ones
+payload                     incompressible bytes, made at the speed of a copy
+backend                     the driver's interface to a store; `emulated` ones of known speed
 store_host, host_*, turns   the server's own store in this process, on a thread of its own;
-                            `host_cascade` has a block in one tier, as the source does
-measured_disk, device_times, device_io   its disk, and when the device had which block
+                            `host_cascade` keeps a block in one tier, as the source does
+measured_disk, device_times, device_io   its disk, with the times of each block on the device
 gpu_tier, row_table, device_rows   memory of a GPU above any of them
 device_library                     CuPy or torch, whichever reaches a GPU
 wire                        a server, through the ordinary client
-driver, slots               users that wait for their answers, or arrivals that do not
-autoscale, scaling          how many users: the decision, and who carries it out
-progress                    how far a run is
-samples, summary, verdict   what was measured, every figure of it, PASS or FAIL
-accounting                  what the tiers hold against what they were given
-document, validation        all of it as JSON; beside a recorded trace
-report, plots, page         for people
+driver, slots               users that wait for their answers, or arrivals at fixed times
+autoscale, scaling          the number of users: the decision, and its execution
+progress                    the progress line of a run
+samples, summary, verdict   the measurements, all figures from them, PASS or FAIL
+accounting                  the tiers' counts against arithmetic
+document, validation        the JSON of a run; comparison with a recorded trace
+report, plots, page         text, charts and a page
 options, flags, scenarios   the command line
 suite, comparison           many runs, and a table of them
 """

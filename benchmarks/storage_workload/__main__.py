@@ -1,4 +1,4 @@
-"""`python -m benchmarks.storage_workload --scenario quick`."""
+"""The command of the benchmark: `python -m benchmarks.storage_workload --scenario quick`."""
 
 import shlex
 import signal
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.files import why_not_into
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.storage_workload import document, flags, pictures, report, suite, trials
 from benchmarks.storage_workload.options import default_output
 from benchmarks.storage_workload.run import execute
@@ -41,24 +41,24 @@ def _measure(argv: Sequence[str]) -> int:
     if options.output is None and (why := why_not_into(Path())):
         raise ConfigError(f"output: {why}")
     words = ["python", "-m", document.BENCHMARK, *options.arguments()]
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(f"as: {shlex.join(words)}")
     try:
         run = execute(options)
     except KeyboardInterrupt:
-        print("interrupted, and not in order: nothing of it is written", file=sys.stderr)
+        print("interrupted before a clean end: no result is written", file=sys.stderr)
         return 130
     found = run.document()
-    # Before any printing: a closed pipe must not cost it.
+    # Before any printing: a closed pipe must not lose the file.
     output, unwritten = _write(found, run)
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(report.render(found))
         print(f"\n{run.record.describe_machine()}; {run.record.command}; {output}")
         if run.record.stolen_percent:
             stolen = f"{run.record.stolen_percent:g} % of the CPU time"
             print(f"the host gave {stolen} to other machines")
     if run.failure is not None:
-        print(f"{run.failure}; what was measured until then is in {output}", file=sys.stderr)
+        print(f"{run.failure}; the results until then are in {output}", file=sys.stderr)
     if unwritten:
         print(f"not written: {unwritten}", file=sys.stderr)
     if run.interrupted:
@@ -67,8 +67,8 @@ def _measure(argv: Sequence[str]) -> int:
 
 
 def _write(found: Mapping[str, Any], run: document.Run) -> tuple[Path | None, str]:
-    """The files of a run: where its JSON is, and what went wrong. The disk may be full by now, and
-    what was measured is still to be printed."""
+    """Write the files of a run; returns the path of its JSON, and any error. When the disk is full
+    the results are still printed."""
     output = run.options.output
     try:
         output = output or default_output()
@@ -81,7 +81,7 @@ def _write(found: Mapping[str, Any], run: document.Run) -> tuple[Path | None, st
 
 @contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """So that a disk tier removes its directory whoever ends this, and whenever."""
+    """Turn SIGTERM into Ctrl-C, so that a disk tier always removes its directory."""
 
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt

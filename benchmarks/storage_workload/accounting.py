@@ -1,6 +1,6 @@
-"""What each tier says it holds and has moved, against arithmetic over what was asked of it.
+"""Accounting: each tier's contents and transfers, against arithmetic over its requests.
 
-Three books are kept by different hands: the driver's samples, the store's counters, and the tiers'
+Three counts are kept independently: the driver's samples, the store's counters, and the tiers'
 occupancy. They agree at the end of every run, to the block and to the byte, or the run has failed.
 """
 
@@ -12,7 +12,7 @@ from benchmarks.storage_workload.samples import TransferSample
 
 
 class Line(NamedTuple):
-    """Two ways to the same number."""
+    """A number counted in two ways."""
 
     tier: str
     what: str
@@ -25,7 +25,7 @@ class Line(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """Bytes of budget that a block takes in each tier, whatever its length."""
+    """Bytes of budget that a block of any length takes in each tier."""
 
     memory: int
     disk: int
@@ -40,7 +40,7 @@ def lines_of(
     has_memory: bool,
     is_cascade: bool = False,
 ) -> list[Line]:
-    """Of a store in this process, when nothing is on its way any more."""
+    """Lines of a store in this process, after all transfers have ended."""
     memory = occupancy["memory"]
     there = (
         counters["put_created"] + counters.get("disk_promoted", 0)
@@ -92,7 +92,7 @@ def lines_of(
 
 
 def _offered(counters: Mapping[str, int], *, is_cascade: bool) -> Line:
-    """A cascade turns away each block when it is put, and offers it when it leaves memory."""
+    """A cascade declines each block at its put, and offers it at its eviction from memory."""
     become = (
         counters["disk_demoted"] + counters["disk_demoted_late"] + counters["disk_demote_declined"]
     )
@@ -110,7 +110,7 @@ def lines_of_gpu(
     gpu: Occupancy,
     row_bytes: int,
 ) -> list[Line]:
-    """Of the GPU above a store, whose own lines are of the transfers of other tiers."""
+    """Lines of the GPU above a store; the store's own lines cover the other tiers."""
     filled = counters["gpu_written"] + counters["gpu_promoted"]
     return [
         Line("gpu", "blocks: written + promoted - evicted - damaged", gpu.blocks,
@@ -128,7 +128,7 @@ def lines_of_gpu(
 def lines_over_the_wire(
     transfers: Sequence[TransferSample], counters: Mapping[str, int]
 ) -> list[Line]:
-    """Of a server that nobody else uses meanwhile; `counters` are those of this run."""
+    """Lines of a server without other clients; `counters` are those of this run."""
     return [
         Line("server", "blocks created: the server's and the samples'",
              counters["put_created"], _blocks(transfers, "write")),
@@ -139,7 +139,7 @@ def lines_over_the_wire(
 
 
 def lines_of_a_device(transfers: Sequence[TransferSample], held: Occupancy) -> list[Line]:
-    """Of an emulated one, which keeps everything that it is given."""
+    """Lines of an emulated device, which keeps all blocks."""
     written = [transfer for transfer in transfers if transfer.direction == "write"]
     return [
         Line("emulated", "blocks: the device's and the samples'",
@@ -158,7 +158,7 @@ def _bytes(transfers: Sequence[TransferSample], direction: str, tier: str) -> in
 
 
 def _of(transfers: Sequence[TransferSample], direction: str, tier: str) -> Iterator[TransferSample]:
-    """Of one tier, or of all."""
+    """Transfers of one tier, or of all."""
     for transfer in transfers:
         if transfer.direction == direction and tier in ("", transfer.tier):
             yield transfer

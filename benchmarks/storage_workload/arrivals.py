@@ -1,4 +1,4 @@
-"""When requests come that wait for nobody: at a rate, or at the times of a trace."""
+"""Arrival times of an open load: at a rate, or at the times of a trace."""
 
 from collections.abc import Iterable, Iterator
 from random import Random
@@ -7,11 +7,11 @@ from benchmarks.storage_workload.driver import Source
 from benchmarks.storage_workload.requests import Request
 
 GAMMA_SHAPE = 0.5
-"""Below 1, so more of them come at once than of a Poisson process."""
+"""Below 1, so arrivals cluster more than in a Poisson process."""
 
 
 def round_robin(source: Source, users: int) -> Iterator[Request]:
-    """The next request of each user in turn, without end while one has any."""
+    """The next request of each user in turn, until none has any."""
     streams = [source.requests_of(user) for user in range(users)]
     while streams:
         left = []
@@ -44,7 +44,7 @@ def at_rate(
 
 
 def as_recorded(requests: Iterable[Request], speed: float) -> Iterator[tuple[float, Request]]:
-    """`speed` times as fast, from the first on. Each must say when it came."""
+    """`speed` times as fast, from the first on. Each request must have its arrival time."""
     timed = [(request.arrival_s or 0.0, request) for request in requests]
     timed.sort(key=lambda each: each[0])
     for arrival_s, request in timed:

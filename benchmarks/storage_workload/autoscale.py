@@ -1,8 +1,8 @@
-"""How many users next? Decisions only: what was measured goes in, what to do comes out.
+"""Decisions on the next number of users, as functions of the measurements alone.
 
-`qos` looks for the most users whose answers stay within their targets: it adds users until there
-are too many, and then halves what lies between the last number that was well and the first that
-was not. `capacity` looks for the most bytes per second: it adds users until that no longer helps.
+`qos` searches for the most users whose answers stay within their targets: it adds users until there
+are too many, and then bisects between the last number within the targets and the first beyond.
+`capacity` searches for the most bytes per second: it adds users until that no longer helps.
 """
 
 import math
@@ -18,35 +18,35 @@ MAX_USERS = 500
 # qos
 UP, DOWN = 1.2, 0.8
 OVER, UNDER = 1.1, 0.9
-"""Times the target: beyond these there are too many users, or too few."""
+"""In units of the target: beyond these there are too many users, or too few."""
 
 FAR, DOWN_FAR = 2.0, 0.5
-"""Both of two looks so many times above the target, and no number of users known to be well: then
-so many users are left. A fifth less would only be the next of many."""
+"""When both of two looks are this far above the target and no good number of users is known, this
+fraction of the users stays. A fifth less would be only the first of many steps."""
 
 STRIKES = 2
-"""Looks in a row that must find too many before it is believed."""
+"""Consecutive looks above the target that count as too many users."""
 
 STEADY = 3
-"""Looks at one number of users: together they say whether it is the right one."""
+"""Looks at one number of users that together decide on it."""
 
 ON_TARGET = 1.05
-"""Times the target, or below it by as much: that ends the search."""
+"""A factor around the target, either way: a look within it ends the search."""
 
 NEAR = 1.6
-"""Times the target, or below it by as much: looks that say where it lies."""
+"""A factor around the target, either way: looks within it count in the estimate."""
 
 CONFIRMING = 4
-"""Looks at what was found, before it is the answer."""
+"""Looks at the number found, before it is final."""
 
 WRONG = 1.3
-"""Times the target, or below it by as much, at what was found: the search goes on."""
+"""A factor around the target, either way: beyond it at the number found, the search continues."""
 
 UP_A_LITTLE = 1.1
-"""Between `UNDER` and what is on target."""
+"""The increase for a saturation between `UNDER` and the target."""
 
 COOLDOWN = 3
-"""Looks that are left out after users have left: the queue they made has to drain."""
+"""Looks that are skipped after users were removed, while their queue drains."""
 
 CLOSE_ENOUGH = 0.05
 
@@ -58,7 +58,7 @@ FAILURES = 2
 
 
 def saturation(served_ms: Mapping[str, Sequence[float]]) -> float:
-    """Of the class that is worst off: its P95 in units of its target. 1 is exactly on target."""
+    """The highest P95 of a class, in units of its target. 1 is exactly on target."""
     return max(
         (
             percentile(values, 95) / QOS_BY_NAME[name].target_p95_ms
@@ -70,29 +70,29 @@ def saturation(served_ms: Mapping[str, Sequence[float]]) -> float:
 
 
 class QosState(NamedTuple):
-    """What the search for the most users knows."""
+    """The state of the search for the most users."""
 
     users: int
     good: int = 0
-    """The most users that were well."""
+    """The most users known to be within the targets."""
 
     bad: int | None = None
-    """The fewest that were too many."""
+    """The fewest users known to be too many."""
 
     strikes: int = 0
     looks: tuple[float, ...] = ()
-    """What was found at this number of users."""
+    """The looks at this number of users."""
 
     cooldown: int = 0
     seen: tuple[tuple[int, float], ...] = ()
     """Users and saturation of every look that counted."""
 
     confirming: int = 0
-    """Looks that are left of those at what was found."""
+    """Remaining looks at the number found."""
 
 
 class Decision(NamedTuple):
-    """`users` from now on; `done` when nothing more is to be found out."""
+    """`users` from now on; `done` when the search has ended."""
 
     users: int
     reason: str
@@ -100,7 +100,7 @@ class Decision(NamedTuple):
 
 
 def decide_qos(state: QosState, saturation: float, target: float) -> tuple[QosState, Decision]:
-    """After one look at `state.users` users."""
+    """The decision after one look at `state.users` users."""
     if state.cooldown:
         return state._replace(cooldown=state.cooldown - 1), Decision(state.users, "settling")
     state = state._replace(seen=(*state.seen, (state.users, saturation)))
@@ -116,7 +116,7 @@ def decide_qos(state: QosState, saturation: float, target: float) -> tuple[QosSt
         return state, Decision(state.users, "confirming")
     off = statistics.geometric_mean(state.looks) / target
     if off < 1 / WRONG and state.users < MAX_USERS:
-        # Whatever made more users too many is over: a search that it misled begins anew.
+        # The cause of the overload is over: the search it misled restarts.
         return _more(state._replace(good=state.users, bad=None, seen=state.seen[-CONFIRMING:]), UP)
     if off > WRONG:
         return _too_many(state._replace(good=state.good if state.good < state.users else 0))
@@ -124,7 +124,7 @@ def decide_qos(state: QosState, saturation: float, target: float) -> tuple[QosSt
 
 
 def _search(state: QosState, saturation: float, target: float) -> tuple[QosState, Decision]:
-    """`done` when something was found, or when nothing can be."""
+    """`done` when a number was found, or when none can be."""
     users = state.users
     state = state._replace(looks=(*state.looks, saturation))
     if saturation > OVER * target:
@@ -157,10 +157,10 @@ def _more(state: QosState, times: float) -> tuple[QosState, Decision]:
 
 
 def _too_many(state: QosState, times: float = DOWN) -> tuple[QosState, Decision]:
-    """With no number of users that was well yet, go on with `times` as many."""
+    """Without a known good number of users, continue with `times` as many."""
     users = state.users
     bad = users if state.bad is None else min(state.bad, users)
-    # What was well before may have been luck.
+    # An earlier good look may have been luck.
     state = state._replace(bad=bad, good=min(state.good, bad - 1))
     if bad <= 1:
         return state, Decision(1, "too slow for a single user", True)
@@ -184,11 +184,11 @@ def _moved(state: QosState, users: int) -> QosState:
 
 
 def most_users(state: QosState, target: float) -> int:
-    """The answer of a search: where the saturation that was seen crosses the target.
+    """The result of a search: the users at which the observed saturation crosses the target.
 
-    A single look errs by a tenth or two, so all that came near the target count: a line through
-    their logarithms, read within the numbers of users that were tried. Without two such numbers it
-    is the most that were well; 0 when a single user was too many.
+    A single look errs by a tenth or two, so all looks near the target count: a line through their
+    logarithms, evaluated within the tried numbers of users. Without two such numbers it is the most
+    users within the targets; 0 when a single user was too many.
     """
     near = [
         (math.log(users), math.log(found / target))
@@ -206,7 +206,7 @@ def most_users(state: QosState, target: float) -> int:
 
 
 class CapacityState(NamedTuple):
-    """What the search for the highest throughput knows."""
+    """The state of the search for the highest throughput."""
 
     users: int
     peak: float = 0.0
@@ -215,7 +215,7 @@ class CapacityState(NamedTuple):
 
 
 def decide_capacity(state: CapacityState, throughput: float) -> tuple[CapacityState, Decision]:
-    """After one look at `state.users` users; `throughput` in any unit."""
+    """The decision after one look at `state.users` users; `throughput` in any unit."""
     first = not state.peak_users
     if throughput > state.peak * NEW_PEAK or first:
         peak, peak_users, failures = throughput, state.users, 0

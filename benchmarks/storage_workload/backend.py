@@ -1,4 +1,4 @@
-"""What the driver needs of a store."""
+"""The driver's interface to a store."""
 
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
@@ -7,7 +7,7 @@ from benchmarks.storage_workload.entries import Blocks
 
 
 class Part(NamedTuple):
-    """What one tier did of one read or write."""
+    """One tier's part of one read or write."""
 
     tier: str
     """`gpu`, `memory`, `disk` or `server`."""
@@ -15,25 +15,25 @@ class Part(NamedTuple):
     blocks: int
     num_bytes: int
     total_s: float
-    """From the first of it to the last."""
+    """Seconds from the beginning of its first block to the end of its last."""
 
     device_s: float
-    """Of that, while a call into the device was under way for these blocks. The rest is the host's:
-    waiting for a turn, copying, hashing."""
+    """The part of it during which a device call was in flight for these blocks. The rest is the
+    host's: waiting for a turn, copying, hashing."""
 
 
 class ReadDone(NamedTuple):
-    """`blocks` from the first on were there, and their bytes were right. `parts` may have more:
-    what was moved, and is of no use behind a block that had just gone."""
+    """The first `blocks` blocks were present, with the right bytes. `parts` may cover more: blocks
+    moved behind one that had just been evicted, and of no use."""
 
     blocks: int
     parts: tuple[Part, ...]
     waited_s: float = 0.0
-    """Before anything was done about it."""
+    """Seconds before the store began with it."""
 
 
 class WriteDone(NamedTuple):
-    """What became of each block: stored, there before, or not kept."""
+    """The result of each block: stored, present before, or not kept."""
 
     created: int
     existed: int
@@ -50,7 +50,7 @@ class Behind(NamedTuple):
 
 
 class Occupancy(NamedTuple):
-    """One tier, now."""
+    """The contents of one tier now."""
 
     budget_bytes: int
     used_bytes: int
@@ -60,9 +60,9 @@ class Occupancy(NamedTuple):
 class Backend(Protocol):
     """A store with its tiers. Times are of the event loop's clock.
 
-    Called from one event loop, any number of reads and writes at a time. Who is cancelled learns
-    nothing of what becomes of its blocks. Where the store is a server, all but `occupancy` and
-    `take_behind` raise `ServerUnavailable` when it has gone.
+    Called from one event loop, any number of reads and writes at a time. A cancelled caller does
+    not learn the result of its blocks. Where the store is a server, all methods but `occupancy`
+    and `take_behind` raise `ServerUnavailable` when it has gone.
     """
 
     @property
@@ -70,20 +70,20 @@ class Backend(Protocol):
         """From the fastest to the slowest."""
 
     async def read(self, blocks: Blocks) -> ReadDone:
-        """Read the first of `blocks` that are there, up to the first that is not. No key comes
-        twice."""
+        """Read the first present blocks of `blocks`, up to the first absent one. Keys are
+        unique."""
 
     async def write(self, blocks: Blocks) -> WriteDone:
-        """Store `blocks`: those that are there already stay as they are."""
+        """Store `blocks`; those already present are unchanged."""
 
     async def occupancy(self) -> Mapping[str, Occupancy]:
         """By tier."""
 
     async def counters(self) -> Mapping[str, int]:
-        """The store's own; they only grow."""
+        """The store's own counters; they only grow."""
 
     async def settle(self) -> None:
-        """Return when nothing is on its way to a lower tier any more."""
+        """Return when no block is in transfer to a lower tier."""
 
     def take_behind(self) -> list[Behind]:
-        """Writes that have ended since the last call."""
+        """Writes behind that have ended since the last call."""

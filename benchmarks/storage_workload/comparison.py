@@ -1,4 +1,4 @@
-"""The workloads of a suite beside each other: how fast, where the blocks are, what is wrong."""
+"""A comparison of the workloads of a suite: speed, placement of blocks, health."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -8,11 +8,11 @@ from benchmarks.harness import table
 _TIERS = ("gpu", "cpu", "nvme")
 
 MIN_HEADROOM = 5
-"""Times as fast as a run, or the driver may be what was measured."""
+"""The least headroom of the driver over a run; below it the driver may limit the figures."""
 
 
 class Outcome(NamedTuple):
-    """What became of one: its document, or the reason why there is none."""
+    """The result of one workload: its document, or the reason for none."""
 
     name: str
     document: Mapping[str, Any] | None
@@ -20,7 +20,7 @@ class Outcome(NamedTuple):
 
 
 def render(outcomes: Sequence[Outcome]) -> str:
-    """The comparison: how fast, where the blocks are, and what to make of it."""
+    """The comparison: speeds, placement of blocks, and bottlenecks with health."""
     ran = [(name, found) for name, found, _ in outcomes if found is not None]
     labels = sorted({found["label"] for _, found in ran if found.get("label")})
     parts = ["### COMPARISON ###", _speeds(outcomes), *(f"* {label}" for label in labels)]
@@ -53,8 +53,8 @@ def _speeds(outcomes: Sequence[Outcome]) -> str:
 
 
 def _residency(ran: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """Of each tier: GiB in it at the end, their share of the bytes of all tiers, and the share of
-    what was read that came from there. A block that two tiers hold is in both."""
+    """For each tier: GiB at the end, their share of the bytes of all tiers, and the share of reads
+    from there. A block on two tiers counts in both."""
     heads = ["workload"]
     for tier in _TIERS:
         heads += [f"{tier} GiB", "held %", "read %"]
@@ -72,7 +72,7 @@ def _residency(ran: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
 
 
 def _health(name: str, found: Mapping[str, Any]) -> str:
-    """What the workload waits for, and whether its figures may be believed."""
+    """The component that dominates the time, and checks of the figures' validity."""
     summary = found["summary"]
     component = summary["dominates"]["component"]
     waits = "nothing was answered"
@@ -95,7 +95,7 @@ def _health(name: str, found: Mapping[str, Any]) -> str:
 
 
 def _users(found: Mapping[str, Any]) -> int:
-    """Of a search for the right number what it found."""
+    """The number of users; for a search, the number found."""
     scaling = found["summary"]["autoscaling_summary"] or {}
     known = scaling.get("final_user_count", scaling.get("peak_user_count"))  # None: found nothing
     return int(found["options"]["num_users"] if known is None else known)

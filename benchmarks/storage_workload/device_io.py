@@ -1,6 +1,6 @@
-"""What the kernel says this process has moved to and from block devices.
+"""The kernel's count of this process's bytes to and from block devices.
 
-A read that the page cache answers is not counted there, so this shows whether cold reads were.
+Reads from the page cache are not counted, so this shows whether reads were cold.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ class DeviceBytes(NamedTuple):
 
 
 def of_this_process(path: Path = Path("/proc/self/io")) -> DeviceBytes | None:
-    """None where the kernel does not say."""
+    """None where the kernel has no such file."""
     try:
         fields = dict(line.split(": ") for line in path.read_text().splitlines())
         return DeviceBytes(int(fields["read_bytes"]), int(fields["write_bytes"]))

@@ -1,9 +1,9 @@
 """The library that reaches a GPU: CuPy where it is installed and finds a device, else torch, else
 none, with the reasons.
 
-`Library` is all that `device_rows` needs of either. An array of a library is its own kind; nothing
-outside a library looks into one. Neither half has been run on a GPU: both were tested on a CPU,
-CuPy's with a stand-in that has its names.
+`Library` is the whole interface that `device_rows` needs. Each library has its own kind of array,
+opaque outside of it. Neither half has run on a GPU: both were tested on a CPU, CuPy's with a
+stand-in that has its names.
 """
 
 import importlib
@@ -21,22 +21,22 @@ class Library(Protocol):
     """Arrays on one device, and copies into it, inside it and out of it, of one thread."""
 
     name: str
-    """Of the library and the device, for people."""
+    """The library's and the device's name, for display."""
 
     is_gpu: bool
     """False on a CPU, whose memory is the machine's."""
 
     def free_bytes(self) -> int:
-        """Of the device."""
+        """Free bytes of the device."""
 
     def rows(self, num_rows: int, words: int) -> Any:
         """Rows of 64-bit words, not cleared. Raises `RuntimeError` or `MemoryError`."""
 
     def page_locked(self, num_rows: int, row_bytes: int) -> tuple[Any, Bytes]:
-        """Rows on the host from which a copy is the device's own work, and a view of them."""
+        """Page-locked rows on the host, which the device copies by itself, and a view of them."""
 
     def store(self, rows: Any, places: Sequence[int], host: Any, lengths: Sequence[int]) -> None:
-        """Copy the first rows of `host`, so many bytes of each, to these rows of the device."""
+        """Copy the first rows of `host`, `lengths` bytes of each, to these rows of the device."""
 
     def gather(self, rows: Any, places: Sequence[int], to: Any) -> None:
         """Copy these whole rows to the first ones of `to`, inside the device."""
@@ -45,14 +45,14 @@ class Library(Protocol):
         """The first bytes of a row."""
 
     def timed(self, copy: Callable[[], object]) -> float:
-        """Seconds of the device from before `copy` until all of it is done."""
+        """Device seconds from before `copy` until all of it is done."""
 
     def release(self) -> None:
-        """Give free memory back to the device."""
+        """Return free memory to the device."""
 
 
 class NoDevice(NamedTuple):
-    """Why there is none."""
+    """The reason for the absence of a device."""
 
     reason: str
 
@@ -61,8 +61,8 @@ def find(
     modules: Sequence[str] = ("cupy", "torch"),
     import_module: Callable[[str], ModuleType] = importlib.import_module,
 ) -> "Library | NoDevice":
-    """The first of these libraries that is installed and has a GPU. One that cannot be imported or
-    asked has none, whatever it raises: a driver that does not fit raises many things."""
+    """The first of these libraries that is installed and has a GPU. Any error of an import or a
+    query counts as none: a driver of the wrong version raises many kinds."""
     reasons = []
     for name in modules:
         try:
@@ -138,7 +138,7 @@ class TorchLibrary:
 
 
 class CupyLibrary:
-    """CuPy, which the source uses; its device is always a GPU."""
+    """CuPy, the source's library; its device is always a GPU."""
 
     is_gpu = True
 

@@ -1,4 +1,4 @@
-"""When calls into the device were under way, and for which blocks."""
+"""Intervals of device calls, by block."""
 
 import threading
 from collections import Counter
@@ -10,18 +10,18 @@ from remote_server.store.disk.segments import DiskBlock
 
 
 class Interval(NamedTuple):
-    """When a call into the device was under way."""
+    """The interval of a device call."""
 
     began: float
     ended: float
 
     def since(self, time_s: float) -> "Interval":
-        """What of it was not before that."""
+        """The part of it from `time_s` on."""
         return Interval(max(self.began, time_s), max(self.ended, time_s))
 
 
 def covered(intervals: Iterable[Interval]) -> float:
-    """Seconds in which at least one of them was under way: what overlaps counts once."""
+    """Seconds covered by at least one of them; overlaps count once."""
     total, reached = 0.0, float("-inf")
     for began, ended in sorted(intervals):
         if ended > reached:
@@ -34,7 +34,7 @@ class Calls:
     """The last call that read, and the last that wrote, each slot of each segment."""
 
     def __init__(self, slot_bytes: int) -> None:
-        """All slots are of this size: there is one namespace."""
+        """All slots have this size: there is one namespace."""
         self.num_bytes = {"read": 0, "write": 0}
         self.num_calls = {"read": 0, "write": 0}
         self._slot_bytes = slot_bytes
@@ -42,7 +42,7 @@ class Calls:
         self._last: dict[tuple[str, str, int], Interval] = {}
 
     def add(self, kind: str, name: str, offset: int, num_bytes: int, interval: Interval) -> None:
-        """On any thread."""
+        """Record a call, on any thread."""
         first, last = offset - PAGE, offset + num_bytes - 1 - PAGE
         slots = range(max(0, first // self._slot_bytes), last // self._slot_bytes + 1)
         with self._lock:
@@ -52,22 +52,22 @@ class Calls:
                 self._last[kind, name, slot] = interval
 
     def of(self, kind: str, block: DiskBlock) -> Interval:
-        """The one that has just moved `block`. One that took no time where none did, as when a
-        segment could not be made."""
+        """The interval of the call that has just moved `block`; an empty one without a call, such
+        as when a segment could not be made."""
         name = segment_name(block.segment.number)
         with self._lock:
             return self._last.get((kind, name, block.slot), Interval(0.0, 0.0))
 
 
 class ReadTimes:
-    """When each block was read that somebody waits for. Several may wait for one read."""
+    """Device intervals of awaited blocks. Several readers may wait for one."""
 
     def __init__(self) -> None:
         self._waiting: Counter[bytes] = Counter()
         self._during: dict[bytes, Interval] = {}
 
     def expect(self, keys: Sequence[bytes]) -> None:
-        """From now on, until `take`."""
+        """Record these keys from now on, until `take`."""
         self._waiting.update({*keys})
 
     def note(self, key: bytes, interval: Interval) -> None:
@@ -75,7 +75,7 @@ class ReadTimes:
             self._during[key] = interval
 
     def take(self, keys: Sequence[bytes]) -> dict[bytes, Interval]:
-        """Of those among `keys` that were read meanwhile."""
+        """Intervals of those of `keys` that were read meanwhile."""
         taken = {key: self._during[key] for key in keys if key in self._during}
         for key in {*keys}:
             self._waiting[key] -= 1

@@ -1,4 +1,4 @@
-"""One run as one JSON document: the source's keys, and what somebody needs to judge it later."""
+"""The JSON document of a run: the source's keys, and the facts needed to judge it later."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ BENCHMARK = "benchmarks.storage_workload"
 
 @dataclass
 class Run:
-    """What one run leaves behind."""
+    """The results of one run."""
 
     options: Options
     record: Record
@@ -27,7 +27,7 @@ class Run:
     samples: Samples = field(default_factory=Samples)
     tiers: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
-    """What the reader must know: a tier that is not there, reads that were not cold."""
+    """Facts the reader must know: a missing tier, reads that were not cold."""
 
     occupancy: dict[str, dict[str, int]] = field(default_factory=dict)
     counters: dict[str, int] = field(default_factory=dict)
@@ -36,21 +36,21 @@ class Run:
     autoscaling: dict[str, Any] | None = None
     validation: dict[str, Any] | None = None
     trace: dict[str, Any] | None = None
-    """What a count over the trace says that could be found."""
+    """The possible hits, from a count over the trace."""
 
     interrupted: bool = False
     failure: str | None = None
-    """Why the store could not be asked to the end. What was measured until then is kept."""
+    """Why the store failed before the end. Earlier measurements are kept."""
 
     headroom: float | None = None
-    """Requests per second of the driver on a store that takes no time."""
+    """Requests per second of the driver alone, on a store without delays."""
 
     @property
     def agrees(self) -> bool:
         return all(line.agrees for line in self.accounting)
 
     def document(self) -> dict[str, Any]:
-        """Figures are made of the samples, here and nowhere else."""
+        """All figures are computed here, from the samples."""
         summary = summarize(self.samples)
         for tier, state in self.occupancy.items():
             summary["cache_stats"][f"{tier}_entries"] = state["blocks"]
@@ -100,12 +100,12 @@ class Run:
 
 
 def criteria_of(document: Mapping[str, Any]) -> list[Criterion]:
-    """As they were judged."""
+    """The criteria of the document."""
     return [Criterion(**criterion) for criterion in document["verdict"]["criteria"]]
 
 
 def write(document: Mapping[str, Any], path: Path) -> None:
-    """Raw samples on a line each list, the rest for people to read."""
+    """Write raw samples with one line a list, the rest indented."""
     text = json.dumps({**document, "samples": None}, indent=1, allow_nan=False)
     samples = json.dumps(document["samples"], separators=(",", ":"), allow_nan=False)
     head, _, tail = text.rpartition('"samples": null')
@@ -113,7 +113,7 @@ def write(document: Mapping[str, Any], path: Path) -> None:
 
 
 def _figures(summary: Mapping[str, Any], criteria: Sequence[Criterion]) -> Iterator[Figure]:
-    """The ones to look at first, as any benchmark's record has them."""
+    """The main figures, in the form of a benchmark's record."""
     judged = [criterion.passed for criterion in criteria if criterion.passed is not None]
     yield Figure("verdict", "criteria", {"passed": sum(judged), "judged": len(judged)})
     scaling = summary["autoscaling_summary"] or {}

@@ -1,12 +1,12 @@
-"""Users that send requests and wait for the answers, or arrivals that wait for nobody.
+"""The driver of a load: users that wait for their answers, or arrivals at given times.
 
-Closed loop: each user sends a request, waits until it is answered, thinks, and sends the next. So a
-slow store is asked less, and nothing queues without end. Open: requests come at a rate, or at the
-times of a trace, whatever becomes of the earlier ones.
+Closed loop: each user sends a request, waits for its answer, thinks, and sends the next. So a slow
+store gets fewer requests, and no queue grows without end. Open loop: requests arrive at a rate, or
+at the times of a trace, independent of earlier ones.
 
-One request: what its prompt begins with is looked for and read; what was missing is stored again,
-for an engine would have computed it; then what is new is stored; its own entry is read as often as
-the source's decoding reads it; and the answer takes its time.
+One request: the cached beginning of its prompt is looked up and read; missing blocks are stored
+again, because an engine would have computed them; then new blocks are stored; its own entry is read
+as often as the source's decoding reads it; and the generation takes its time.
 """
 
 import asyncio
@@ -27,21 +27,21 @@ MAX_WORKERS = 500
 MOMENT_EVERY_S = 1.0
 
 END_PATIENCE_S = 60.0
-"""For the store to end what it has begun. Then the run ends without, and the books will say so."""
+"""Seconds for the store to finish. Then the run ends, and the accounting fails."""
 
 GENERATION_S = {"none": 0.0, "fast": 0.002, "realistic": 0.030}
 """Seconds for each generated token."""
 
 
 class Source(Protocol):
-    """Where a user's requests come from."""
+    """The origin of a user's requests."""
 
     def requests_of(self, user: int) -> Iterator[Request]: ...
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast requests come and how many are served at a time."""
+    """The rate of requests and the concurrency of their service."""
 
     generation_s_per_token: float = 0.0
     think_scale: float = 1.0
@@ -50,21 +50,21 @@ class Pace:
     """Writes at a time; 0 is without limit."""
 
     max_requests: int = 0
-    """Of each user; 0 is without limit."""
+    """Requests of each user; 0 is without limit."""
 
 
 @dataclass
 class _Cost:
-    """What one request has cost so far."""
+    """The cost of one request so far."""
 
     queue_s: float = 0.0
     storage_s: float = 0.0
     system_hit_bytes: int = 0
-    """Not a cost but what a system prompt has saved."""
+    """Not a cost: bytes saved by a system prompt."""
 
 
 class Driver:
-    """One run against one backend. Everything that happens ends up in `samples`.
+    """One run against one backend. All events are recorded in `samples`.
 
     Must be made inside the event loop whose clock it uses.
     """
@@ -72,7 +72,7 @@ class Driver:
     def __init__(self, source: Source, backend: Backend, shape: BlockShape, pace: Pace) -> None:
         self.samples = Samples()
         self.num_active = 0
-        """Users that take part now."""
+        """Active users."""
 
         self._source = source
         self._backend = backend
@@ -97,14 +97,14 @@ class Driver:
         return self._loop.time() - self.started
 
     def stop(self) -> None:
-        """End the run: nobody sends anything more, and what is being served ends soon."""
+        """End the run: no request is sent any more, and those in service end soon."""
         self._stopping.set()
 
     # ── before ───────────────────────────────────────────────────────────────────────────
 
     async def ingest(self, documents: Sequence[Sequence[Entry]]) -> None:
-        """Store what questions will be about, or as much as there is time for before `stop`. The
-        run begins afterwards."""
+        """Store the documents of later questions, or as many as there is time for before `stop`.
+        The run begins afterwards."""
         with suppress(_RunOver):
             for document in documents:
                 for chunk in document:
@@ -114,23 +114,23 @@ class Driver:
     # ── closed loop ──────────────────────────────────────────────────────────────────────
 
     async def run_users(self, count: int, duration_s: float) -> None:
-        """`count` users for `duration_s`, or until all have sent all they may."""
+        """`count` users for `duration_s`, or until each has reached its limit."""
         self.set_users(count)
         async with self._watched():
             await self._until_end(duration_s)
         await self._end(list(self._users.values()))
 
     def set_users(self, count: int) -> None:
-        """So many take part from now on. Who leaves gets the answer it waits for, and goes on
-        where it was when it comes back."""
+        """Set the number of active users. A user that is removed still receives its pending
+        answer, and continues its conversation when it returns."""
         self._wanted = count
         for user in range(count):
             task = self._users.get(user)
             if task is None or task.done():
-                self._users[user] = self._loop.create_task(self._be_user(user))
-                self._users[user].add_done_callback(self._look_at)
+                self._users[user] = self._loop.create_task(self._run_user(user))
+                self._users[user].add_done_callback(self._on_ended)
 
-    async def _be_user(self, user: int) -> None:
+    async def _run_user(self, user: int) -> None:
         if user not in self._streams:
             most = self._pace.max_requests or None
             self._streams[user] = itertools.islice(self._source.requests_of(user), most)
@@ -153,7 +153,7 @@ class Driver:
         stopping = self._loop.create_task(self._stopping.wait())
         try:
             while not self._stopping.is_set():
-                # Users may be added meanwhile, so who is there is asked again and again.
+                # Users may be added meanwhile, so the list is read again each time.
                 alive = [task for task in self._users.values() if not task.done()]
                 left = deadline - self._loop.time()
                 if left <= 0 or not alive:
@@ -183,7 +183,7 @@ class Driver:
                 task = self._loop.create_task(self._serve(request))
                 tasks.add(task)
                 task.add_done_callback(tasks.discard)
-                task.add_done_callback(self._look_at)
+                task.add_done_callback(self._on_ended)
             else:
                 left = max(0.0, duration_s - self.elapsed_s)
                 if tasks:
@@ -227,15 +227,15 @@ class Driver:
         )  # fmt: skip
 
     async def _find(self, request: Request, cost: _Cost) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Read what the prompt begins with. Blocks asked and found, of the system prompt and of
-        the rest."""
+        """Read the cached beginning of the prompt. Returns blocks requested and found, of the
+        system prompt and of the rest."""
         prefix, num_system = NO_BLOCKS, 0
         for entry in request.prefix:
             blocks = entry.blocks(self._shape)
             prefix += blocks
             if _is_system(entry):
                 num_system += len(blocks.keys)
-        if not prefix.keys:  # a conversation begins, or a recorded prompt is below a block
+        if not prefix.keys:  # a new conversation, or a recorded prompt shorter than a block
             return (0, 0), (0, 0)
         hit = await self._read(request, prefix, "reuse", cost)
         if hit < len(prefix.keys):
@@ -261,7 +261,7 @@ class Driver:
         done = await self._backend.read(blocks)
         cost.storage_s += self._loop.time() - began
         self._add(request, purpose, "read", done.parts, done.waited_s)
-        self._go_on()
+        self._require_running()
         return done.blocks
 
     async def _write(
@@ -274,7 +274,7 @@ class Driver:
             cost.queue_s += began - came
             cost.storage_s += self._loop.time() - began
         self._add(request, purpose, "write", done.parts, done.waited_s)
-        self._go_on()
+        self._require_running()
 
     def _add(
         self, request: Request | None, purpose: str, direction: str, parts: Sequence[Part],
@@ -293,7 +293,7 @@ class Driver:
 
     @asynccontextmanager
     async def _watched(self) -> AsyncIterator[None]:
-        """A moment every second while the block runs, and one at its end."""
+        """Record a moment every second while the block runs, and one at its end."""
         watch = self._loop.create_task(self._watch())
         try:
             yield
@@ -320,27 +320,27 @@ class Driver:
         )  # fmt: skip
 
     def take_behind(self) -> None:
-        """Note what has reached a lower tier since the last time."""
+        """Record the writes behind that ended since the last call."""
         for behind in self._backend.take_behind():
             self._add(None, "behind", "write", [behind.part], 0.0, behind.ended_s)
 
-    def _look_at(self, ended: "asyncio.Task[None]") -> None:
-        """An error of the store, or of ours, ends the run; `_end` raises it."""
+    def _on_ended(self, ended: "asyncio.Task[None]") -> None:
+        """End the run after an error of the store or the driver; `_end` raises it."""
         error = None if ended.cancelled() else ended.exception()
         if error is not None and not isinstance(error, _RunOver):
             self._failure = self._failure or error
             self._stopping.set()
 
-    def _go_on(self) -> None:
-        """Raises `_RunOver` when it is."""
+    def _require_running(self) -> None:
+        """Raises `_RunOver` when the run is over."""
         if self._stopping.is_set():
             raise _RunOver
 
     async def _idle(self, seconds: float) -> None:
-        """Nothing of this task is in the store meanwhile: the end of the run may cut it off."""
-        self._go_on()
+        """Sleep. The task has no work in the store, so the end of the run may cancel it."""
+        self._require_running()
         if seconds <= 0:
-            await asyncio.sleep(0)  # a store that answers at once must not keep others waiting
+            await asyncio.sleep(0)  # a store without delays must not starve other tasks
             return
         task = asyncio.current_task()
         assert task is not None
@@ -351,14 +351,14 @@ class Driver:
             self._idling.discard(task)
 
     async def _pause(self, seconds: float) -> None:
-        """Or until the run is over."""
+        """Sleep, at most until the run is over."""
         if seconds > 0:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._stopping.wait(), seconds)
 
     async def _end(self, tasks: list[asyncio.Task[None]]) -> None:
-        """Cut off who waits for its answer. What the store has begun, it ends: its books are to
-        agree with ours."""
+        """Cancel the tasks that wait for an answer. The store finishes its work, so that its
+        counts agree with the driver's."""
         self._stopping.set()
         for task in [*self._idling]:
             task.cancel()
@@ -372,7 +372,7 @@ class Driver:
 
 
 class _RunOver(Exception):
-    """Whoever this reaches sends nothing more."""
+    """The run is over: the task sends no more requests."""
 
 
 def _is_system(entry: AnyEntry) -> bool:

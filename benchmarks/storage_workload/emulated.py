@@ -1,4 +1,4 @@
-"""Stores of known speed, to measure the driver and the autoscalers against. They move no bytes."""
+"""Stores of known speed, for measuring the driver and the autoscalers. They move no bytes."""
 
 import asyncio
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from benchmarks.storage_workload.entries import Blocks
 
 
 class NullBackend:
-    """Takes no time and has everything: what is left is the driver."""
+    """A store without delays that has all blocks: only the driver takes time."""
 
     tiers: tuple[str, ...] = ("null",)
 
@@ -35,7 +35,7 @@ class NullBackend:
 
 
 class NoTier(NullBackend):
-    """Below a GPU alone: nothing is found there, nothing kept."""
+    """An empty store below a GPU: it finds nothing and keeps nothing."""
 
     tiers = ()
 
@@ -47,8 +47,8 @@ class NoTier(NullBackend):
 
 
 class EmulatedBackend(NullBackend):
-    """One device that moves so many bytes per second, one request after another, each after a
-    fixed latency. It keeps what it is given, without limit. Time is the event loop's."""
+    """One device that moves `bytes_per_s`, one request after another, each after a fixed latency.
+    It keeps all blocks, without limit. Time is the event loop's."""
 
     tiers = ("emulated",)
 

@@ -1,4 +1,4 @@
-"""What a request has in the cache: an entry is a run of tokens, and becomes blocks of the store."""
+"""Cache entries of a request: an entry is a run of tokens, and becomes blocks of the store."""
 
 import struct
 from enum import IntEnum
@@ -11,7 +11,7 @@ _TRACE_KEY = struct.Struct(">BQ")
 
 
 class Kind(IntEnum):
-    """Whose tokens they are. The value is the first byte of the key."""
+    """The origin of the tokens. The value is the first byte of the key."""
 
     SYSTEM = 1  # a prompt that many users begin with
     TURN = 2  # of one conversation
@@ -59,7 +59,7 @@ class Entry(NamedTuple):
 
 
 class TraceEntry(NamedTuple):
-    """The blocks of a recorded prompt by their ids, each of the trace's own block size."""
+    """The blocks of a recorded prompt by their ids, each of the trace's block size."""
 
     ids: tuple[int, ...]
     tokens: int

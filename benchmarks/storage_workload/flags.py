@@ -17,51 +17,51 @@ from remote_server.errors import ConfigError
 _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "load": {
         "model": ("MODEL", ", ".join(MODELS)),
-        "num_users": ("N", "who send requests and wait for the answers"),
-        "duration": ("SECONDS", "of the measurement"),
+        "num_users": ("N", "users that send requests and wait for the answers"),
+        "duration": ("SECONDS", "length of the measurement"),
         "generation_mode": ("MODE", "none, fast (2 ms a token), realistic (30 ms)"),
-        "seed": ("N", "the same requests again; without one it is drawn, and said"),
+        "seed": ("N", "repeat the requests of this seed; without one it is drawn, and printed"),
         "max_concurrent_allocs": ("N", "writes at a time; 0 is without limit"),
         "disable_multi_turn": ("", "each request is a conversation of its own"),
         "disable_prefix_caching": ("", "no system prompts that users share"),
         "enable_rag": ("", "one request of ten brings parts of documents"),
         "rag_num_docs": ("N", "documents, stored before users come"),
-        "arrival": ("KIND", "closed: a user waits for its answer; fixed, poisson, gamma: at "
+        "arrival": ("KIND", "closed: users wait for answers; fixed, poisson, gamma: at "
                     "--request-rate; trace: at its times"),
-        "request_rate": ("PER_SECOND", "of arrivals that wait for nobody"),
-        "max_requests": ("N", "of each user; 0 is without limit"),
-        "think_scale": ("X", "times the pauses of users; 0: they do not think"),
+        "request_rate": ("PER_SECOND", "the rate of open arrivals"),
+        "max_requests": ("N", "requests of each user; 0 is without limit"),
+        "think_scale": ("X", "factor on the users' pauses; 0: none"),
     },
     "tiers": {
         "gpu_mem_gb": ("N", "GiB; 0 or no GPU: no such tier"),
         "cpu_mem_gb": ("N", "GiB; 0: no memory tier"),
-        "cache_dir": ("PATH", "where the disk tier makes a directory of its own, removed at the "
+        "cache_dir": ("PATH", "the disk tier makes its own directory there, removed at the "
                       "end (default: the system's temporary directory)"),
-        "storage_capacity_gb": ("N", "GiB of the disk tier; 0: a quarter of what is free there"),
+        "storage_capacity_gb": ("N", "GiB of the disk tier; 0: a quarter of the free space"),
         "no_disk": ("", "memory alone"),
         "cascade": ("", "the source's waterfall: blocks are written to disk when they leave "
                     "memory, not behind their put"),
         "server": ("ENDPOINT", "a running server instead of a store in this process, as "
-                   "tcp://127.0.0.1:5757, with ?keys=FILE where it demands keys"),
-        "emulated_device": ("GB_PER_S", "no store: a device of this speed that keeps all, to try "
+                   "tcp://127.0.0.1:5757, with ?keys=FILE where it requires keys"),
+        "emulated_device": ("GB_PER_S", "no store: a device of this speed that keeps all, to test "
                             "the autoscalers; 0: the store"),
         "block_tokens": ("N", "tokens of a block"),
-        "bytes_scale": ("X", "blocks of X times their size: the same requests on a small machine"),
+        "bytes_scale": ("X", "scale the size of blocks by X: the same requests on a small machine"),
     },
     "autoscaling": {
         "enable_autoscaling": ("", "change the number of users until the right one is found"),
         "autoscaler_mode": ("MODE", "qos: most users within their targets; capacity: most bytes "
                             "per second"),
-        "target_saturation": ("N", "of qos: how near to its targets the worst class may come"),
-        "scale_interval": ("SECONDS", "between two looks"),
+        "target_saturation": ("N", "for qos: the worst class's P95 in units of its target"),
+        "scale_interval": ("SECONDS", "interval of the decisions"),
     },
     "traces": {
         "use_burst_trace": ("", "the requests of a BurstGPT trace"),
-        "burst_trace_path": ("PATH", "of that trace, CSV"),
+        "burst_trace_path": ("PATH", "the file of that trace, CSV"),
         "dataset_path": ("PATH", "the conversations of a ShareGPT file, JSON"),
-        "max_conversations": ("N", "of that file"),
+        "max_conversations": ("N", "conversations of that file, at most"),
         "mooncake_trace": ("PATH", "the requests of a Mooncake trace, JSON lines"),
-        "trace_rate": ("X", "with --arrival trace: X times as fast"),
+        "trace_rate": ("X", "with --arrival trace: speed factor"),
         "validation_trace": ("PATH", "a recorded trace to compare this run with, JSON"),
     },
     "results": {
@@ -81,14 +81,14 @@ _SCALED = ("bytes_scale", "gpu_mem_gb", "cpu_mem_gb", "storage_capacity_gb")
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """Says in one line what is wrong, as a `ConfigError`, and not on a page of usage."""
+    """Reports an error in one line, as a `ConfigError`, without a page of usage."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
 
 def parser() -> argparse.ArgumentParser:
-    """All options; a scenario replaces defaults, and what is on the command line replaces both."""
+    """All options. A scenario overrides defaults; the command line overrides both."""
     made = OneLineParser(
         prog="python -m benchmarks.storage_workload",
         description="How many users can this machine serve, and where is the bottleneck?",
@@ -99,8 +99,8 @@ def parser() -> argparse.ArgumentParser:
     )
     made.add_argument("--scenario", metavar="NAME", help=", ".join(SCENARIOS))
     made.add_argument("--scale", type=above_zero, metavar="X",
-                      help="blocks and tiers of X times their size, where the command line names "
-                      "none: the scenario on a smaller machine, and labelled so")  # fmt: skip
+                      help="scale blocks and tiers by X unless the command line sets them: the "
+                      "scenario on a smaller machine, with a label")  # fmt: skip
     by_name = {field.name: field for field in fields(Options)}
     for title, options in _GROUPS.items():
         group = made.add_argument_group(title)
@@ -147,7 +147,7 @@ def _flag(name: str) -> str:
 
 
 def _type_of(field: "Field[Any]") -> type:
-    """Of `int | None` it is int."""
+    """The type of a field; int for an optional one."""
     kinds = [kind for kind in get_args(field.type) if kind is not NoneType] or [field.type]
     kind = kinds[0]
     assert isinstance(kind, type)

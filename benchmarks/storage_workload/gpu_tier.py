@@ -1,15 +1,15 @@
 """Memory of a GPU above a store: the prefix cache that an engine has above its connector.
 
-A write goes into rows on the device and to the store below at once, as a connector stores what is
-computed. A read takes what the prompt begins with from the device, up to the first block that is
-not there, and the rest from below; what came from below is put into rows as well. What lies on the
-device behind such a gap is read from below too, as an engine does it, and keeps its row. The least
-recently used block is evicted, of one prompt the last one first: nothing behind a gap is of use.
+A write fills rows on the device and goes to the store below in parallel, as a connector stores
+computed blocks. A read takes the leading present blocks of the prompt from the device and the rest
+from below; blocks from below are also put into rows. Blocks on the device behind a gap are read
+from below too, as in an engine, and keep their rows. Eviction is LRU, and within one prompt the
+last block first, because blocks behind a gap are of no use.
 
-Bytes travel as an engine's do, from page-locked memory to the device, and inside the device to
-where attention would read them; a real one reads without writing, so this is the upper bound. What
-a store below has read is made anew for its row rather than handed up. Now and then a block that was
-read is fetched and compared.
+Bytes travel as in an engine, from page-locked memory to the device, and inside the device to where
+attention would read them; a real engine reads without writing, so this is the upper bound. The
+contents of a block read from below are generated again for its row. A sample of the blocks read is
+fetched and compared.
 
 The device's library is CuPy or torch, see `device_library`. All of it was tested with a CPU as the
 device. It has not been run on a GPU.
@@ -35,21 +35,21 @@ from remote_server.errors import ConfigError
 from remote_server.sizes import MiB
 
 WINDOW_BYTES = 32 * MiB
-"""Moved before others have a turn."""
+"""Bytes moved in one turn."""
 
 CHECK_EVERY = 256
-"""Of so many blocks that are read from the device, one is compared."""
+"""One of this many blocks read from the device is compared."""
 
 
 @dataclass
 class _Span:
-    """What the device did of one read or write."""
+    """The device's part of one read or write."""
 
     came: float = field(default_factory=time.monotonic)
     began: float = 0.0
     ended: float = 0.0
     checked_s: float = 0.0
-    """Spent on comparing, which is ours and no store's."""
+    """Seconds of comparing, which belong to the benchmark and not to a store."""
 
     blocks: int = 0
     num_bytes: int = 0
@@ -69,13 +69,13 @@ class _Span:
 
 
 class GpuTier:
-    """A `Backend` above another, which stays the caller's. `with` frees the device at its end."""
+    """A `Backend` above another, which the caller owns. The end of `with` frees the device."""
 
     def __init__(
         self, below: backend.Backend, block_bytes: int, budget: int, payload: Payload,
         library: Library, check_every: int = CHECK_EVERY,
     ) -> None:  # fmt: skip
-        """`budget` in bytes, taken at once, from the device of `library`. Raises `ConfigError`."""
+        """`budget` in bytes, allocated now on the device of `library`. Raises `ConfigError`."""
         self.below = below
         self.row_bytes = row_bytes_for(block_bytes)
         self.num_rows = budget // self.row_bytes
@@ -91,7 +91,7 @@ class GpuTier:
         names = ("hits", "written", "promoted", "declined", "checked", "damaged")
         self.own = Counter({f"gpu_{name}": 0 for name in names})
         self._behind: deque[Behind] = deque()
-        # One thread, as a device has one stream: what it does of a window nothing comes between.
+        # One thread, as a device has one stream: work on a window is not interrupted.
         self._thread = ThreadPoolExecutor(1, "gpu")
 
     def __enter__(self) -> "GpuTier":
@@ -121,13 +121,13 @@ class GpuTier:
         return ReadDone(found, (*span.parts, *done.parts), span.waited_s + done.waited_s)
 
     async def write(self, blocks: Blocks) -> WriteDone:
-        """What became of the blocks below, where there is anything below."""
+        """Returns the result of the store below, if there is one."""
         is_above = bool(self.below.tiers)
         filling = asyncio.create_task(self._fill(blocks, 0, "gpu_written", is_behind=is_above))
         try:
             done = await self.below.write(blocks)
         finally:
-            span = await filling  # it goes on whatever becomes of the other, and is in the books
+            span = await filling  # it runs to its end in any case, and is counted
         if is_above:
             return done
         return WriteDone(span.blocks, span.existed, span.declined, span.parts, span.waited_s)
@@ -144,13 +144,13 @@ class GpuTier:
         await self.below.settle()
 
     def take_behind(self) -> list[Behind]:
-        """Below's, and what was copied to the device beside a store or after a read: a run counts
-        the bytes of a write once, and that is below."""
+        """The writes behind of the store below, and copies to the device beside a store or after
+        a read: a run counts the bytes of a write once, in the store below."""
         own = [self._behind.popleft() for _ in range(len(self._behind))]
         return own + self.below.take_behind()
 
     async def _fill(self, blocks: Blocks, first: int, counter: str, *, is_behind: bool) -> _Span:
-        """Put those from `first` on into rows; the others are what they go on from."""
+        """Put the blocks from `first` on into rows; the others are their prefix."""
         span = _Span()
         turn = asyncio.get_running_loop().run_in_executor
         for start in range(first, len(blocks.keys), self._window):
@@ -186,7 +186,7 @@ class GpuTier:
         span.ended = time.monotonic()
 
     def _read_window(self, blocks: Blocks, start: int, span: _Span) -> int:
-        """How many from `start` on are here, and right."""
+        """The number of blocks from `start` on that are present and right."""
         span.began = span.began or time.monotonic()
         window = blocks.part(start, start + self._window)
         rows = self._rows.prefix(window.keys)
@@ -203,7 +203,7 @@ class GpuTier:
         return good
 
     def _check(self, window: Blocks) -> int:
-        """How many of those just read are right, as far as is looked. A wrong one leaves."""
+        """The number of blocks just read that are right, by sample. A wrong block is removed."""
         before = self.own["gpu_hits"]
         for place, (key, length) in enumerate(zip(*window, strict=True)):
             if (before + place) % self._check_every:

@@ -1,4 +1,4 @@
-"""What this machine has, for choosing parameters: as the source's wrapper does."""
+"""Detection of this machine's hardware for the choice of parameters, as in the source's wrapper."""
 
 import os
 import re
@@ -13,25 +13,25 @@ from remote_server.sizes import GiB
 STORAGE_CANDIDATES = (Path("/mnt/nvme"), Path("/mnt/ssd"), Path("/tmp"))
 
 CUDA_GB = 1
-"""Its context, and a window of blocks."""
+"""GB for its context, and for a window of blocks."""
 
 
 class Hardware(NamedTuple):
     """GB are of 2³⁰ bytes."""
 
     gpu_gb: int
-    """Free on it, less what CUDA takes for itself; 0 without a GPU."""
+    """Free memory of the GPU, less CUDA's own; 0 without a GPU."""
 
     memory_gb: int
-    """Available now: what others use is not ours to plan with."""
+    """Available now, without memory in use by others."""
 
     storage: Path
     storage_gb: int
-    """Free there."""
+    """Free space there."""
 
     @property
     def users_high(self) -> int:
-        """Of the workloads that are to be too much."""
+        """Users of the workloads that overload the machine."""
         return max(50, min(300, 10 * self.memory_gb))
 
     @property
@@ -56,7 +56,7 @@ def detect(candidates: Sequence[Path] = STORAGE_CANDIDATES) -> Hardware:
 
 
 def _gpu_gb() -> int:
-    """Free on the first GPU, as its driver's tool says it."""
+    """Free memory of the first GPU, from nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return 0
     command = ["nvidia-smi", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]

@@ -1,9 +1,9 @@
-"""The source's waterfall on the store of this process: a block lies in one tier, and is written to
-disk when it leaves memory.
+"""The source's waterfall on the store of this process: a block is in one tier, and is written to
+disk when it is evicted from memory.
 
-Before a write, and before a read that brings blocks up, the least recently used blocks are written
-to disk until memory has room; the one that needs the room waits for it. What a read brings up from
-disk leaves memory again with the read, so it stays where it was.
+Before a write, and before a read that loads blocks from disk, the least recently used blocks are
+written to disk until memory has room; the requester waits for it. Blocks that a read loads from
+disk are dropped from memory after the read, so they stay on disk only.
 """
 
 from collections import OrderedDict
@@ -18,11 +18,11 @@ from remote_server.store.slabs import slot_bytes_for
 from remote_server.store.store import Store
 
 OnDisk = Callable[[Sequence[bytes]], Turn[None]]
-"""Offers blocks of memory to the disk, and ends when it has them or has declined them."""
+"""Offers blocks of memory to the disk, and ends when each is written or declined."""
 
 
 class LeavingOnly(Admission):
-    """Turns away what is published, and admits what is offered because it leaves memory."""
+    """Declines published blocks, and admits those that are offered on eviction from memory."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,15 +47,15 @@ class LeavingOnly(Admission):
 
 
 class HostCascade:
-    """Which blocks of memory leave next, on the store's thread alone."""
+    """The eviction order of memory, on the store's thread alone."""
 
     def __init__(
         self, store: Store, namespace: str, memory: HostMemory, block_bytes: int,
         admission: LeavingOnly,
     ) -> None:  # fmt: skip
-        """`admission` is the one that `store` has."""
+        """`admission` is that of `store`."""
         self.offered = 0
-        """Blocks that were offered to the disk because they left memory."""
+        """Blocks offered to the disk on eviction from memory."""
 
         self._store = store
         self._namespace = namespace
@@ -65,20 +65,20 @@ class HostCascade:
         of_one = slabs.slab_bytes // slot_bytes_for(block_bytes)
         self._slots = memory.tier.stats().budget_bytes // slabs.slab_bytes * of_one
         self._taken = 0
-        """Slots that turns under way may take."""
+        """Slots reserved for the present turns."""
 
         self._order: OrderedDict[bytes, None] = OrderedDict()
-        """Blocks in memory that are not on their way out, least recently used first."""
+        """Blocks in memory that are not being evicted, least recently used first."""
 
         self._num_leaving = 0
 
     def writing(self, num_blocks: int, on_disk: OnDisk, turn: Turn[T]) -> Turn[T]:
-        """`turn`, which puts so many blocks, in a memory that has slots free for them."""
+        """Run `turn`, which puts `num_blocks`, once memory has free slots for them."""
         return self._with_room(lambda: num_blocks, on_disk, turn)
 
     def reading(self, keys: Sequence[bytes], on_disk: OnDisk, turn: Turn[T]) -> Turn[T]:
-        """`turn`, which reads these, in a memory that has slots free for those that do not live
-        there: it brings them up, or another one has just done so."""
+        """Run `turn`, which reads `keys`, once memory has free slots for those that it lacks: the
+        turn loads them, or another one has just done so."""
         for key in keys:
             if key in self._order:
                 self._order.move_to_end(key)
@@ -88,7 +88,7 @@ class HostCascade:
         mine = 0
         try:
             while True:
-                # More may have left while this one waited.
+                # More blocks may have been evicted while this one waited.
                 now = wanted()
                 self._taken += now - mine
                 mine = now
@@ -109,11 +109,11 @@ class HostCascade:
         return len(self._order) + self._num_leaving + self._taken - self._slots
 
     def created(self, keys: Sequence[bytes]) -> None:
-        """These have just become readable in memory."""
+        """Record `keys` as readable in memory."""
         self._order.update(dict.fromkeys(keys))
 
     def put_back(self, keys: Sequence[bytes]) -> None:
-        """What a read has brought up leaves memory; blocks that live there stay."""
+        """Drop the blocks that a read loaded from memory; resident blocks stay."""
         self._memory.drop([key for key in keys if key not in self._order])
 
     def _leave(self, keys: list[bytes], on_disk: OnDisk) -> Turn[None]:
@@ -127,12 +127,12 @@ class HostCascade:
                 key for key, state in zip(keys, on_it, strict=True)
                 if state != KeyState.READABLE
             ]  # fmt: skip
-            if new:  # a block that could not leave the last time is there already
+            if new:  # a block that was pinned at its last eviction is on disk already
                 self._admission.leave(new)
                 self.offered += len(new)
                 yield from on_disk(new)
         finally:
             self._num_leaving -= len(keys)
             left = self._memory.drop(keys)
-            self.created([key for key in keys if key not in left])  # a reader has it pinned
+            self.created([key for key in keys if key not in left])  # a reader has pinned them
             self._memory.wake()

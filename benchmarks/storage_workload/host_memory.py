@@ -1,4 +1,4 @@
-"""Memory as reads and writes share it: how much they hold at a time, and what leaves after them."""
+"""Memory shared by reads and writes: bounds on their holdings, and drops after them."""
 
 from collections.abc import Callable, Sequence
 
@@ -6,11 +6,11 @@ from benchmarks.storage_workload.turns import T, Turn
 from remote_server.sizes import MiB
 from remote_server.store.memory_tier import MemoryTier
 
-# What one read or write may hold of memory at a time.
+# The memory that one read or write may hold at a time.
 WINDOW_BYTES = 32 * MiB
 
-# A window is at most this part of memory, and all that is held at most that one: the rest can
-# always be evicted for them.
+# A window is at most this fraction of memory, and all held windows together are at most as much:
+# the rest can always be evicted for them.
 WINDOW_SHARE = 8
 HELD_SHARE = 2
 
@@ -28,15 +28,15 @@ class HostMemory:
         *,
         keeps: bool,
     ) -> None:
-        """`wake` has those asked again who wait in `hold`. Without `keeps` there is no memory tier
-        to the eye: no block stays longer than somebody uses it."""
+        """`wake` resumes the turns that wait in `hold`. Without `keeps` there is no visible memory
+        tier: a block is dropped with its last user."""
         self.tier = tier
         self.keeps = keeps
         self.window = max(1, min(WINDOW_BYTES, num_bytes // WINDOW_SHARE) // block_bytes)
-        """Blocks that are read or written together."""
+        """The number of blocks that are read or written together."""
 
         self.num_staged_out = 0
-        """Blocks that left because memory keeps none, or because the cascade wrote them to disk."""
+        """Blocks dropped because memory keeps none, or because the cascade wrote them to disk."""
 
         self._namespace = namespace
         self._may_hold = max(self.window * block_bytes, num_bytes // HELD_SHARE)
@@ -44,7 +44,7 @@ class HostMemory:
         self.wake = wake
 
     def hold(self, num_bytes: int) -> Turn[None]:
-        """Wait until so much of memory may be held. Until `give_back`."""
+        """Wait until `num_bytes` of memory may be held; they are held until `give_back`."""
         while self._held and self._held + num_bytes > self._may_hold:
             yield False
         self._held += num_bytes
@@ -54,20 +54,20 @@ class HostMemory:
         self.wake()
 
     def holding(self, num_bytes: int, turn: Turn[T]) -> Turn[T]:
-        """`turn`, which holds so much of memory from its first step to its last."""
+        """Run `turn`, which holds `num_bytes` of memory from its first step to its last."""
         yield from self.hold(num_bytes)
         try:
             return (yield from turn)
         finally:
             self.give_back(num_bytes)
 
-    def let_go(self, keys: Sequence[bytes]) -> None:
-        """The caller uses these no longer. What others have pinned is theirs to let go."""
+    def release(self, keys: Sequence[bytes]) -> None:
+        """Release the caller's use of `keys`. Other users' pins remain."""
         if not self.keeps:
             self.drop(keys)
 
     def drop(self, keys: Sequence[bytes]) -> set[bytes]:
-        """Those of `keys` that memory has no longer, because nobody has them pinned."""
+        """Drop the unpinned ones of `keys`. Returns the keys that memory no longer has."""
         left = set()
         for key, block in zip(keys, self.tier.pin_all(self._namespace, keys), strict=True):
             if block is None:

@@ -1,5 +1,5 @@
-"""Reads from the store of this process: each block is copied into a row, as a client would have
-it, and hashed there."""
+"""Reads from the store of this process: each block is copied into a row and hashed there, as in a
+client."""
 
 import time
 from collections import deque
@@ -22,15 +22,15 @@ from remote_server.store.slabs import Block, BlockState
 from remote_server.store.store import Store
 from remote_server.turns import to_end
 
-# What is copied before others have a turn.
+# Bytes copied in one turn.
 TURN_BYTES = 8 * MiB
 
-# Rows that reads land in. Larger than the CPU's caches, so that a copy costs what it costs.
+# Target rows of reads. Larger than the CPU's caches, so that copies have their real cost.
 ROWS_BYTES = 64 * MiB
 
 
 class HostReads:
-    """On the store's thread alone."""
+    """Reads, on the store's thread alone."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class HostReads:
         cascade: HostCascade | None = None,
         on_disk: OnDisk | None = None,
     ) -> None:
-        """With `cascade` a read makes room for what it brings up, by way of `on_disk`, and leaves
-        no copy of it in memory."""
+        """With `cascade` a read makes room for the blocks that it loads, by way of `on_disk`, and
+        keeps no copy of them in memory."""
         self._cascade = cascade
         self._on_disk = on_disk
         self._store = store
         self._namespace = namespace
         self._memory = memory
         self._disk = disk
-        # Filled, so that no read pays for pages that were never touched.
+        # Filled, so that no read pays for the first touch of a page.
         self._rows = np.full((max(2, ROWS_BYTES // block_bytes), block_bytes), 1, np.uint8)
         self._next_row = 0
 
@@ -72,13 +72,13 @@ class HostReads:
                 break
             yield True
         if not spans["disk"].blocks:
-            # What came from memory alone took the whole time; beside a disk, its copies.
+            # A read from memory alone takes the whole time; beside a disk, only its copies.
             spans["memory"].total_s = time.monotonic() - began
         parts = tuple(span.part(tier) for tier, span in spans.items() if span.blocks)
         return ReadDone(good, parts, began - submitted)
 
     def _read_window(self, window: Blocks, spans: Mapping[str, "_Span"]) -> Turn[int]:
-        """How many from the first on are good."""
+        """The number of good blocks from the first on."""
         here = self._memory.tier.lookup_all(self._namespace, window.keys)
         began = time.monotonic()
         pinned, during = yield from self._fetch(window)
@@ -95,7 +95,7 @@ class HostReads:
                 started = time.monotonic()
                 span = spans[tier]
                 if block.key in during:
-                    # Who joined a read that was under way waited for the rest of it.
+                    # A turn that joined a read in flight waited only for the rest of it.
                     span.during.append(during[block.key].since(began))
                 is_prefix = is_prefix and index == good and self._copy(block)
                 good += is_prefix
@@ -111,13 +111,13 @@ class HostReads:
         finally:
             self._memory.tier.unpin_all(block for _, block, _ in left)
         keys = [block.key for block in pinned.blocks]
-        self._memory.let_go(keys)
+        self._memory.release(keys)
         if self._cascade is not None:
             self._cascade.put_back(keys)
         return good
 
     def _fetch(self, window: Blocks) -> Turn[tuple[Pinned, Mapping[bytes, Interval]]]:
-        """What is there, pinned, and when the device read what came from disk."""
+        """The present blocks, pinned, and the device's intervals for those from disk."""
         found: list[Pinned] = []
         if self._disk is None:
             at_once = to_end(self._store.fetch(self._namespace, window.keys, found.append))
@@ -136,8 +136,8 @@ class HostReads:
         return found[0], during
 
     def _copy(self, block: Block) -> bool:
-        """Into the next row, as a client has it. Whether the bytes there are the block's; if not,
-        nobody else gets them."""
+        """Copy the block into the next row. True if its bytes are right; if not, the block is
+        removed."""
         row = self._rows[self._next_row, : block.length]
         self._next_row = (self._next_row + 1) % len(self._rows)
         np.copyto(row, np.frombuffer(self._memory.tier.view(block), np.uint8))
@@ -149,7 +149,7 @@ class HostReads:
 
 
 class _Span:
-    """What one tier did of one read."""
+    """One tier's part of one read."""
 
     def __init__(self) -> None:
         self.blocks = 0

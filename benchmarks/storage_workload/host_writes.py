@@ -1,8 +1,8 @@
-"""Writes into the store of this process, and what becomes of their blocks on disk.
+"""Writes into the store of this process, and the results of their blocks on disk.
 
-A write fills the slots that the store reserves and hashes what is there. It is answered when its
-blocks are in memory, and what the disk has of them is told later; or, without a memory tier, when
-they are on disk.
+A write fills the slots that the store reserves and hashes them. It returns when its blocks are in
+memory, and reports the disk's results later; or, without a memory tier, it returns when they are on
+disk.
 """
 
 import time
@@ -25,26 +25,26 @@ from remote_server.store.disk.segments import DiskBlock
 from remote_server.store.puts import Reserved
 from remote_server.store.store import Store
 
-# What is filled before others have a turn.
+# Bytes filled in one turn.
 TURN_BYTES = 8 * MiB
 
 
 class Put:
-    """One write: what became of its blocks, and what of them is on disk."""
+    """One write: the results of its blocks, in memory and on disk."""
 
     def __init__(self) -> None:
         self.outcomes: Counter[int] = Counter()
         self.created_bytes = 0
         self.left: set[bytes] = set()
-        """Keys of which the disk has not said what becomes of them."""
+        """Keys without a result of the disk."""
 
         self.is_whole = False
-        """All of its blocks have been handed over."""
+        """Whether all of its blocks have been submitted."""
 
         self.disk_blocks = 0
         self.disk_bytes = 0
         self.began: float | None = None
-        """When the first of them was handed to the disk."""
+        """The time at which the first of them was submitted to the disk."""
 
         self.ended = 0.0
         self.during: list[Interval] = []
@@ -55,7 +55,7 @@ class Put:
 
 
 class HostWrites:
-    """On the store's thread alone, but for `take_behind`."""
+    """Writes, on the store's thread alone, except for `take_behind`."""
 
     def __init__(
         self,
@@ -66,8 +66,8 @@ class HostWrites:
         payload: Payload,
         cascade: HostCascade | None = None,
     ) -> None:
-        """With `cascade` blocks are written to disk when they leave memory, and not behind their
-        put."""
+        """With `cascade` blocks are written to disk when they are evicted from memory, and not
+        behind their put."""
         self._cascade = cascade
         self._store = store
         self._namespace = namespace
@@ -95,23 +95,23 @@ class HostWrites:
             yield from self._memory.holding(window.num_bytes, turn)
             yield True
         put.is_whole = True
-        self._tell_if_done(put)
+        self._report_if_done(put)
         return self._done(put, time.monotonic() - began, began - submitted)
 
     def take_behind(self) -> list[Behind]:
-        """On any thread."""
+        """Writes behind that ended since the last call; on any thread."""
         return [self._behind.popleft() for _ in range(len(self._behind))]
 
     def give_up_late(self) -> bool:
-        """Once nothing is on its way to the disk, or False: what is not there then never will be,
-        of the writes that were answered, and they are told without it."""
+        """True once no block is in transfer to the disk. Missing blocks then never arrive, and the
+        writes already answered are reported without them."""
         if self._store.waterfall is not None and self._store.waterfall.busy:
             return False
         late = {put for put in self._to_disk.values() if put.is_whole}
         self._to_disk = {key: put for key, put in self._to_disk.items() if put not in late}
         for put in late:
             put.left.clear()
-            self._tell_if_done(put)
+            self._report_if_done(put)
         return True
 
     def _write_window(self, window: Blocks, put: Put) -> Turn[None]:
@@ -158,7 +158,7 @@ class HostWrites:
         return WriteDone(created, existed, declined, (part,) if created else (), waited_s)
 
     def until_on_disk(self, keys: Sequence[bytes]) -> Turn[None]:
-        """Offer these blocks of memory to the disk, and go on when it has or has declined them."""
+        """Offer these blocks of memory to the disk, and end when each is written or declined."""
         assert self._store.waterfall is not None
         put = Put()
         put.is_whole = True
@@ -169,17 +169,17 @@ class HostWrites:
     # ── down to disk ─────────────────────────────────────────────────────────────────────
 
     def _expect_on_disk(self, keys: Sequence[bytes], put: Put) -> None:
-        """What an earlier put still waits for, and is put again, will not come for that one."""
+        """Blocks that an earlier put awaits and that are put again count for the new put only."""
         for key in keys:
             before = self._to_disk.get(key)
             if before is not None:
                 before.left.discard(key)
-                self._tell_if_done(before)
+                self._report_if_done(before)
         put.left.update(keys)
         self._to_disk.update(dict.fromkeys(keys, put))
 
     def _until_on_disk(self, keys: Sequence[bytes], put: Put) -> Turn[None]:
-        """Or declined there. Kept in memory until then, and no longer."""
+        """Keep `keys` in memory only until each is written to disk or declined."""
         waterfall = self._store.waterfall
         assert waterfall is not None
         tier = self._memory.tier
@@ -188,9 +188,9 @@ class HostWrites:
             while not put.left.isdisjoint(keys) and waterfall.busy:
                 yield False
         finally:
-            self._declined(keys)  # nothing is left of them that could still be written
+            self._declined(keys)  # they cannot be written any more
             tier.unpin_all(pinned)
-        self._memory.let_go(keys)
+        self._memory.release(keys)
 
     def _handed_over(self, blocks: Sequence[DiskBlock]) -> None:
         began = time.monotonic()
@@ -212,15 +212,15 @@ class HostWrites:
                 put.disk_bytes += block.length
                 put.during.append(self._disk.calls.of("write", block))
                 put.ended = ended
-            self._tell_if_done(put)
+            self._report_if_done(put)
 
     def _declined(self, keys: Sequence[bytes]) -> None:
         for key in keys:
             put = self._to_disk.pop(key, None)
             if put is not None:
                 put.left.discard(key)
-                self._tell_if_done(put)
+                self._report_if_done(put)
 
-    def _tell_if_done(self, put: Put) -> None:
+    def _report_if_done(self, put: Put) -> None:
         if self._memory.keeps and put.is_whole and not put.left and put.disk_blocks:
             self._behind.append(Behind(put.ended, put.on_disk()))

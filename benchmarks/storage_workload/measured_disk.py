@@ -1,7 +1,7 @@
-"""The server's disk tier on a real directory, with a watch beside each call into the device.
+"""The server's disk tier on a real directory, with every device call timed.
 
-What is measured is the tier itself. The watch sits where files are read and written, knows which
-slots a call covered, and so says of any block how long the device had it.
+The measured object is the tier itself. The timer wraps the reads and writes of files, knows which
+slots a call covered, and so reports the device time of each block.
 """
 
 import shutil
@@ -25,12 +25,12 @@ from remote_server.store.disk.segments import (
 )
 from remote_server.store.disk.tier import DiskTier
 
-# What a small budget is cut into.
+# The number of segments of a small budget.
 MIN_SEGMENTS = 16
 
 
 class _WatchedFile:
-    """A file whose calls are added up, on whichever thread they are made."""
+    """A file whose calls are recorded, on any thread."""
 
     def __init__(self, file: File, name: str, calls: Calls) -> None:
         self._file = file
@@ -64,7 +64,7 @@ class _WatchedFile:
 
 
 class _WatchedFiles:
-    """Hands out watched files. A segment is made under another name and renamed at once."""
+    """Opens recorded files. A segment is made under another name and renamed at once."""
 
     def __init__(self, files: Files, calls: Calls) -> None:
         self._files = files
@@ -92,15 +92,15 @@ class _WatchedFiles:
 
 
 class MeasuredDiskTier(DiskTier):
-    """Tells what becomes of each block, and when the device had it, on the thread that owns it."""
+    """Reports each block's result and its device interval, on the owner's thread."""
 
     on_write: Callable[[Sequence[DiskBlock]], None]
-    """Handed over; they will be written soon."""
+    """Called with blocks submitted for writing."""
 
     on_written: Callable[[Sequence[DiskBlock], Sequence[Written]], None]
 
     on_declined: Callable[[Sequence[bytes]], None]
-    """These will not be handed over. All three are set by the owner before anything is written."""
+    """Called with blocks not submitted. The owner sets all three before the first write."""
 
     def __init__(self, files: Files, pool: Pool, budget: int, calls: Calls) -> None:
         super().__init__(files, [], pool, budget)
@@ -143,11 +143,11 @@ class MeasuredDiskTier(DiskTier):
 
 
 class MeasuredDisk:
-    """`budget` bytes in `path`, which is empty. Raises `ConfigError` when it cannot be."""
+    """`budget` bytes in `path`, which is empty. Raises `ConfigError` when that is impossible."""
 
     def __init__(self, path: Path, budget: int, block_bytes: int, wake: Callable[[], None]) -> None:
-        """For one namespace, whose blocks have at most `block_bytes`. `wake` is called on any
-        thread, when `tier.finish_jobs` has something to do."""
+        """For one namespace with blocks of at most `block_bytes`. `wake` is called on any thread
+        when `tier.finish_jobs` has work."""
         _check_budget(path, budget, block_bytes)
         self.calls = Calls(slot_bytes_for(block_bytes))
         self._folder = TakenFolder(path)
@@ -157,7 +157,7 @@ class MeasuredDisk:
         self.tier = MeasuredDiskTier(files, self._pool, budget, self.calls)
 
     def close(self) -> None:
-        """Let the jobs at hand end, and free the directory."""
+        """Wait for the present jobs, and free the directory."""
         self.tier.recovery.stop()
         self._pool.stop()
         self.tier.close()
@@ -165,7 +165,7 @@ class MeasuredDisk:
 
 
 def _check_budget(path: Path, budget: int, block_bytes: int) -> None:
-    """Found at start: later the disk would decline every block, and a run measure nothing."""
+    """Checked at start: otherwise the disk would decline every block, and a run measure nothing."""
     if largest_block(segment_bytes_for(budget)) < block_bytes:
         enough = OVERHEAD_BYTES + MIN_SEGMENTS * (PAGE + slot_bytes_for(block_bytes))
         raise ConfigError(

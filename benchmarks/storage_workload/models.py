@@ -1,4 +1,4 @@
-"""The models of the source document, as shapes: only the size of a token matters here."""
+"""Shapes of the source document's models; only the size of a token matters."""
 
 from typing import NamedTuple
 
@@ -6,11 +6,11 @@ from remote_server.errors import ConfigError
 from remote_server.sizes import GiB, format_bytes
 
 MAX_BLOCK_BYTES = 4 * GiB
-"""Of one block: 16,384 tokens of the largest model here are 5 GiB."""
+"""The most bytes of one block: 16,384 tokens of the largest model here are 5 GiB."""
 
 
 class Model(NamedTuple):
-    """What decides how many bytes of KV cache a token has. Numbers are of 16 bits."""
+    """The numbers that determine a token's bytes of KV cache. Values have 16 bits."""
 
     name: str
     layers: int
@@ -25,7 +25,7 @@ class Model(NamedTuple):
 
     @property
     def is_large(self) -> bool:
-        """Those get shorter documents, as in the source."""
+        """Whether it is large; large models get shorter documents, as in the source."""
         return self.hidden >= 8192 or self.layers >= 64
 
 
@@ -43,16 +43,16 @@ MODELS = {
 
 
 class BlockShape(NamedTuple):
-    """How tokens become blocks of the store."""
+    """The division of tokens into blocks of the store."""
 
     tokens: int
-    """Of a full block."""
+    """Tokens of a full block."""
 
     bytes_per_token: int
 
     @property
     def num_bytes(self) -> int:
-        """Of a full block: the namespace's `block_bytes`."""
+        """Bytes of a full block: the namespace's `block_bytes`."""
         return self.tokens * self.bytes_per_token
 
     def lengths(self, tokens: int) -> list[int]:
@@ -62,8 +62,8 @@ class BlockShape(NamedTuple):
 
 
 def shape_of(model: Model, block_tokens: int, bytes_scale: float) -> BlockShape:
-    """Raises `ConfigError` when `bytes_scale` leaves nothing of a token, or blocks are so large
-    that no store would take one."""
+    """Raises `ConfigError` when `bytes_scale` reduces a token to nothing, or when blocks are too
+    large for any store."""
     scaled = round(model.bytes_per_token * bytes_scale)
     if scaled < 1:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Every option of the source document with its default, and ours. Checked when made."""
+"""The options of the source document with their defaults, and ours. Checked on creation."""
 
 import difflib
 import importlib.util
@@ -20,7 +20,7 @@ AUTOSCALER_MODES = ("qos", "capacity")
 PROFILES = ("latency", "throughput")
 
 SUBMISSION_S = 600.0
-"""The duration that the source demands of a submission."""
+"""The duration that the source requires of a submission."""
 ARRIVALS = ("closed", "fixed", "poisson", "gamma", "trace")
 
 
@@ -153,7 +153,7 @@ class Options:
                 raise ConfigError(f"{name}: {_word(value)} changes nothing without {needs}")
 
     def _check_folders(self) -> None:
-        """Before anything is measured: a run of ten minutes must not end with nowhere to go."""
+        """Checked first, so that a run of ten minutes does not end without its result."""
         if self.cache_dir is not None:
             _writable("cache_dir", self.cache_dir)
         for name in ("output", "html"):
@@ -163,13 +163,13 @@ class Options:
         drawn = [name for name in ("html", "plots") if getattr(self, name) is not None]
         if drawn and importlib.util.find_spec("matplotlib") is None:
             raise ConfigError(f"{drawn[0]}: charts need matplotlib, which is not installed")
-        if self.plots is not None:  # it is made, and what is above it too
+        if self.plots is not None:  # it is made, with its parents
             above = (self.plots, *self.plots.absolute().parents)
             _writable("plots", next(folder for folder in above if folder.exists()))
 
     @property
     def traces(self) -> list[str]:
-        """The names of the settings that ask for a trace."""
+        """The names of the settings that name a trace."""
         asked = {
             "use_burst_trace": self.use_burst_trace,
             "dataset_path": self.dataset_path is not None,
@@ -180,7 +180,7 @@ class Options:
     @property
     def label(self) -> str:
         """Why the figures are not those of the model or of a submission; empty for an ordinary
-        run. It stands beside the verdict wherever that is shown."""
+        run. It is shown beside every verdict."""
         said = []
         if self.bytes_scale != 1:
             said.append(f"SCALED: blocks of {self.bytes_scale:g} times their size")
@@ -199,7 +199,7 @@ class Options:
         return min(self.num_users, MAX_WORKERS) if not self.enable_autoscaling else MAX_WORKERS
 
     def arguments(self) -> list[str]:
-        """The command line of this run, without what has its default."""
+        """The command line of this run, without options at their default."""
         words: list[str] = []
         for field in fields(self):
             value = getattr(self, field.name)
@@ -215,7 +215,7 @@ DEFAULTS = {field.name: field.default for field in fields(Options)}
 
 
 def default_output() -> Path:
-    """A file of this run's own, made here and now: another run may end in the same second."""
+    """A file of this run, created now, because another run may end in the same second."""
     stem = time.strftime("benchmark_results_%Y%m%d_%H%M%S")
     for number in itertools.count(1):
         path = Path(f"{stem}.json" if number == 1 else f"{stem}_{number}.json")
@@ -226,7 +226,7 @@ def default_output() -> Path:
 
 
 def one_of(setting: str, value: str, allowed: Iterable[str]) -> None:
-    """Raises `ConfigError` with all there are, and the one that was perhaps meant."""
+    """Raises `ConfigError` with all known names, and the closest one."""
     names = [*allowed]
     if value not in names:
         meant = difflib.get_close_matches(value, names, 1)
@@ -249,5 +249,5 @@ def _writable(setting: str, folder: Path) -> None:
 
 
 def _word(value: object) -> str:
-    """As it is typed: all digits of a number that decides about the run."""
+    """The value as typed, with all digits."""
     return repr(value).removesuffix(".0") if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""One run as one HTML page. Nothing is loaded by it."""
+"""The HTML page of a run. It loads nothing."""
 
 from collections.abc import Iterator, Mapping
 from html import escape
@@ -31,7 +31,7 @@ code span { white-space: nowrap }
 
 
 def page(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> str:
-    """The verdict, the figures to look at first, the charts, and the whole report."""
+    """The verdict, the main figures, the charts, and the whole report."""
     label = report.label_of(document)
     title = f"Storage workload, {label}" if label else "Storage workload"
     return html.whole(title, html.THEME + _STYLE, _parts(document, charts))
@@ -73,7 +73,7 @@ def _parts(document: Mapping[str, Any], charts: Mapping[str, Chart]) -> Iterator
 
 
 def _command(command: str) -> str:
-    """No line ends between the hyphens of a flag."""
+    """The command, without line breaks between the hyphens of a flag."""
     words = [escape(word) for word in command.split(" ")]
     return " ".join(f"<span>{word}</span>" if word.startswith("--") else word for word in words)
 
@@ -83,7 +83,7 @@ def _about(document: Mapping[str, Any]) -> Iterator[str]:
     yield document["started"]
     yield f"{machine['cores']} cores, {machine['memory_gib']} GiB"
     if document["interrupted"]:
-        yield "interrupted: only what was measured until then"
+        yield "interrupted: only the results until then"
     if document["stolen_percent"]:
         yield f"{document['stolen_percent']:g} % of its CPU time was given to other machines"
     for name, version in document["versions"].items():

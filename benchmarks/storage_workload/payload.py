@@ -1,8 +1,8 @@
-"""Bytes of blocks: the same for the same key, and of no use to a drive that compresses.
+"""Contents of blocks: determined by the key, and incompressible for a drive.
 
-Noise is made once; a block is a piece of it, from a place that its key says, with a stamp in each
-page. So filling a block costs one copy, no page of one block is equal to any of another, and what
-repeats is further apart than a drive looks.
+Noise is made once. A block is a piece of it, from a place that its key determines, with a stamp in
+each page. So filling a block costs one copy, no page of one block equals any of another, and
+repetitions are further apart than a drive's window.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ Bytes = npt.NDArray[np.uint8]
 
 NOISE_BYTES = 64 * MiB
 STAMPED_BYTES = 4096
-_STEP = 64  # where a piece may begin: neighbours in the noise do not fall on each other's pages
+_STEP = 64  # steps of a piece's start, so that overlapping pieces have no equal pages
 _ODD = np.uint64(0x9E3779B97F4A7C15)
 
 

@@ -1,10 +1,10 @@
-"""Who asks: what a user sends, how long it thinks, and how patient its class is. The source's."""
+"""Kinds of users, from the source: lengths of requests, pauses, and targets of their class."""
 
 from typing import NamedTuple
 
 
 class Persona(NamedTuple):
-    """Ranges of what a user of this kind has; one value of each is drawn for a user."""
+    """Ranges of the values of such a user; one value of each is drawn for a user."""
 
     name: str
     context_tokens: tuple[int, int]
@@ -19,11 +19,11 @@ PERSONAS = (
 )
 
 THINK_SWING = (0.8, 1.2)
-"""Each pause is the user's own, times a number of this range."""
+"""Each pause is the user's own, times a factor in this range."""
 
 
 class QosClass(NamedTuple):
-    """A class of service. Targets are for 95 and 99 of 100 requests."""
+    """A class of service. Targets are for P95 and P99 of its requests."""
 
     name: str
     target_p95_ms: float
@@ -32,7 +32,7 @@ class QosClass(NamedTuple):
     """Higher is served first."""
 
     share: float
-    """Of all users."""
+    """The share of all users."""
 
 
 QOS_CLASSES = (
@@ -44,4 +44,4 @@ QOS_CLASSES = (
 QOS_BY_NAME = {qos.name: qos for qos in QOS_CLASSES}
 
 COMPLIANCE_TO_MEET = 0.95
-"""A class is served when so many of its requests stay within its P95 target."""
+"""A class meets its target when this share of its requests stays within the P95 target."""

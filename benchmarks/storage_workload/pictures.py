@@ -1,11 +1,11 @@
-"""The files that people look at, after a run or from the JSON of an earlier one."""
+"""The page and the charts, written after a run or from the JSON of an earlier one."""
 
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.storage_workload import report
 from benchmarks.storage_workload.flags import OneLineParser
 from benchmarks.storage_workload.page import page
@@ -17,7 +17,7 @@ from remote_server.errors import ConfigError
 def write(
     document: Mapping[str, Any], samples: Samples, html: Path | None, plots: Path | None
 ) -> None:
-    """The page and the folder of charts, where a path says to."""
+    """Write the page and the folder of charts, where a path is given."""
     if html is None and plots is None:
         return
     drawn = charts(document, samples)
@@ -30,12 +30,12 @@ def write(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the report of a JSON file again, and draw what is asked for. Raises `ConfigError`."""
+    """Print the report of a JSON file again, and draw the chosen files. Raises `ConfigError`."""
     made = OneLineParser(
         prog="python -m benchmarks.storage_workload report",
         description="The report of an earlier run, from its JSON.",
     )
-    made.add_argument("file", type=Path, help="what --output wrote")
+    made.add_argument("file", type=Path, help="a file that --output wrote")
     made.add_argument("--html", type=Path, metavar="FILE", help="one self-contained page")
     made.add_argument("--plots", type=Path, metavar="FOLDER", help="charts as SVG and as PNG")
     arguments = made.parse_args(argv)
@@ -47,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
         write(found, samples, arguments.html, arguments.plots)
     except OSError as error:
         raise ConfigError(f"not written: {error}") from None
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(report.render(found))
         print(f"\n{found['command']}")
     return 0

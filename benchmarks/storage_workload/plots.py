@@ -1,4 +1,4 @@
-"""What a run looks like over its time: throughput, what the tiers hold, latency, users."""
+"""Charts of a run over time: throughput, contents of the tiers, latency, users."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,11 +10,11 @@ from benchmarks.storage_workload.samples import RequestSample, Samples
 from remote_server.sizes import GiB
 
 MAX_SLICES = 60
-"""Latencies are shown as the P95 of so many parts of a run."""
+"""The number of parts of a run for which the P95 of latencies is shown."""
 
 
 def charts(document: Mapping[str, Any], samples: Samples) -> dict[str, Chart]:
-    """By the name of the file; what is to be looked at first comes first."""
+    """Charts by the name of the file, the most important first."""
     timeline = document["throughput_timeline"]
     seconds = [moment["timestamp"] for moment in timeline]
     tiers = sorted({tier for moment in timeline for tier in moment["used_bytes"]})

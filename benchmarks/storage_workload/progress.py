@@ -1,7 +1,7 @@
-"""How far a run is, on stderr, while it runs.
+"""The progress of a run, on stderr while it runs.
 
-One line that is written again and again where somebody watches; where the output is a file, a line
-now and then for those who will read it.
+One line that is rewritten on a terminal; where the output is a file, a line at intervals for later
+readers.
 """
 
 import asyncio
@@ -16,17 +16,17 @@ WATCHED_EVERY_S = 0.5
 LOGGED_EVERY_S = 10.0
 
 WIDTH = 110
-"""Of the line that is written again: a longer one would not come back to its beginning."""
+"""The longest rewritten line: a longer one would wrap and could not be rewritten."""
 
 
 class Progress:
-    """Of one run. `duration_s` is the most that it may take."""
+    """The progress of one run. `duration_s` is its longest duration."""
 
     def __init__(self, driver: Driver, duration_s: float, stream: TextIO | None = None) -> None:
         self._driver = driver
         self._duration_s = duration_s
         self._stream: TextIO | None = stream if stream is not None else sys.stderr
-        """None where the process has no stderr: then nobody is told."""
+        """None where the process has no stderr: then no line is written."""
 
         self._watched = self._stream is not None and self._stream.isatty()
         self._counted = 0
@@ -35,7 +35,7 @@ class Progress:
 
     @asynccontextmanager
     async def shown(self) -> AsyncIterator[None]:
-        """While the block runs."""
+        """Show the progress while the block runs."""
         task = asyncio.create_task(self._show())
         try:
             yield
@@ -46,7 +46,7 @@ class Progress:
                 self._write("\r" + " " * WIDTH + "\r")
 
     def line(self) -> str:
-        """What is known now."""
+        """The present line."""
         driver = self._driver
         requests = driver.samples.requests
         for request in requests[self._counted :]:

@@ -1,4 +1,4 @@
-"""A run in words and numbers, in the source's sections. Everything comes from the document."""
+"""The report of a run in text, in the source's sections. Its only input is the document."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -7,22 +7,22 @@ from benchmarks.storage_workload.document import criteria_of
 from remote_server.sizes import GiB
 
 _ADVICE = {
-    "queue": "more was asked than is served at a time: fewer users, or more hardware",
-    "storage": "the store and what is below it are the bottleneck",
-    "generation": "as it should be: the GPU is what users wait for",
+    "queue": "requests exceed the concurrency: use fewer users, or more hardware",
+    "storage": "the store and its devices are the bottleneck",
+    "generation": "as intended: users wait for the GPU",
 }
 
 
 def label_of(document: Mapping[str, Any]) -> str:
-    """Why its figures are not those of the model or of a submission. An older document has none,
-    but the scale of its blocks."""
+    """Why its figures are not those of the model or of a submission. An older document has only
+    the scale of its blocks."""
     if "label" not in document and document["options"]["bytes_scale"] != 1:
         return f"SCALED: blocks of {document['options']['bytes_scale']:g} times their size"
     return str(document.get("label") or "")
 
 
 class Section(NamedTuple):
-    """A heading and what is below it."""
+    """A heading and the lines below it."""
 
     title: str
     lines: tuple[str, ...]
@@ -36,7 +36,7 @@ def render(document: Mapping[str, Any]) -> str:
 
 
 def sections(document: Mapping[str, Any]) -> Iterator[Section]:
-    """The verdict first. What was not asked of a run, autoscaling say, has no section."""
+    """The verdict first. Functions not used by the run, such as autoscaling, have no section."""
     word = "PASS" if document["verdict"]["passed"] else "FAIL"
     for title, lines in (
         (f"STORAGE PERFORMANCE ASSESSMENT: {word}", _assessment(document)),
@@ -85,7 +85,7 @@ def _assessment(document: Mapping[str, Any]) -> Iterator[str]:
 def _overall(document: Mapping[str, Any]) -> Iterator[str]:
     summary = document["summary"]
     if document["interrupted"]:
-        yield "Interrupted: only what was measured until then"
+        yield "Interrupted: only the results until then"
     yield f"Total Requests: {summary['total_requests']:,} in {summary['elapsed_s']:.1f} s"
     if summary["unfinished_requests"]:
         yield f"Cut off by the end of the run: {summary['unfinished_requests']:,}"
@@ -107,8 +107,8 @@ def _latencies(summary: Mapping[str, Any]) -> Iterator[str]:
     component = summary["dominates"]["component"]
     if component is not None:
         shares = summary["dominates"]["shares"].items()
-        said = ", ".join(f"{name} {_percent(share)}" for name, share in shares)
-        yield f"Dominates: {component} ({said}): {_ADVICE[component]}"
+        parts = ", ".join(f"{name} {_percent(share)}" for name, share in shares)
+        yield f"Dominates: {component} ({parts}): {_ADVICE[component]}"
 
 
 def _storage(document: Mapping[str, Any]) -> Iterator[str]:
@@ -222,7 +222,7 @@ def _scaling(summary: Mapping[str, Any]) -> Iterator[str]:
         return
     yield f"Mode: {found['mode']}"
     for step in summary["autoscaling_stats"]:
-        # Below 0 where there were too few answers to say.
+        # Below 0 where there were too few answers.
         known = step["saturation"] >= 0
         saturation = f"{step['saturation']:.2f}" if known else "-"
         yield (

@@ -1,8 +1,8 @@
-"""The requests of each user, from a seed alone: what answers, and when, changes none of them.
+"""The requests of each user, from a seed alone: independent of answers and their times.
 
-Every user has a generator of random numbers of its own, made from the seed and the user's number.
-So a run with the same seed asks for the same things in the same order, user by user, however the
-threads and the device behave; only how far each user gets depends on those.
+Every user has its own generator of random numbers, made from the seed and the user's number. So a
+run with the same seed makes the same requests in the same order, user by user, however the threads
+and the device behave; only the number of each user's requests depends on those.
 """
 
 import functools
@@ -24,19 +24,19 @@ from benchmarks.storage_workload.personas import (
 )
 
 CONTINUE = 0.8
-"""How often a user goes on with its conversation rather than begin another."""
+"""The probability that a user continues its conversation."""
 
 MAX_TURNS = 50
 MAX_CONTEXT_TOKENS = 32_768
-"""A conversation that would grow beyond this ends, as it does in a service."""
+"""The longest conversation in tokens; a longer one ends, as in a service."""
 
 SYSTEM_SHARE = 0.2
-"""Of the conversations: those that begin with one of the system prompts."""
+"""The share of conversations that begin with a system prompt."""
 
 SYSTEM_TOKENS = (512, 1024, 2048)
 
 DOCUMENT_SHARE = 0.1
-"""Of the requests, with `documents`: those that bring chunks of a document."""
+"""The share of requests, with `documents`, that have chunks of a document."""
 
 CHUNK_TOKENS = 512
 MAX_CHUNK_BYTES = 256 << 20
@@ -46,12 +46,12 @@ DOCUMENT_TOKENS_LARGE_MODEL = (1_024, 4_096)
 
 PREFILL_ONLY_TOKENS = 10_000
 DECODE_BATCH_TOKENS = 32
-"""The source reads a request's own entry once for so many generated tokens."""
+"""The source reads a request's own entry once for this many generated tokens."""
 
 _IRRATIONAL = [number**0.5 % 1 for number in (2, 5, 3, 7, 11)]
 
 DIGEST_REQUESTS = 100
-"""Of each user: what the digest of a workload covers."""
+"""Requests of each user in the digest of a workload."""
 
 
 class Request(NamedTuple):
@@ -62,32 +62,32 @@ class Request(NamedTuple):
     qos: QosClass
     persona: str
     think_s: float
-    """How long the user pauses before it sends this."""
+    """The user's pause before this request."""
 
     prefix: tuple[AnyEntry, ...]
-    """What the prompt begins with, in its order: found up to the first block that is missing."""
+    """The cached beginning of the prompt, in order: found up to the first missing block."""
 
     chunks: tuple[Entry, ...]
-    """Parts of documents, each found or not by itself."""
+    """Parts of documents; each is found or not by itself."""
 
     new: Entry | None
-    """What the user adds; it is in no cache yet. None where a trace says all in `prefix`."""
+    """The user's new tokens, not yet cached. None where a trace has all in `prefix`."""
 
     generation_tokens: int
     conversation: int
     turn: int
     arrival_s: float | None = None
-    """Of a recorded request, since the trace began."""
+    """Arrival of a recorded request, since the trace began."""
 
     @property
     def context_tokens(self) -> int:
-        """Of the whole prompt."""
+        """Tokens of the whole prompt."""
         own = self.new.tokens if self.new is not None else 0
         return own + sum(entry.tokens for entry in (*self.prefix, *self.chunks))
 
     @property
     def decode_reads(self) -> int:
-        """How often its own entry is read while it generates; 0 for one that is only read in."""
+        """The reads of its own entry during generation; 0 for a request without generation."""
         if self.new is None or self.context_tokens >= PREFILL_ONLY_TOKENS:
             return 0
         return -(-self.generation_tokens // DECODE_BATCH_TOKENS)
@@ -98,7 +98,7 @@ class Request(NamedTuple):
 
 
 class Workload(NamedTuple):
-    """What decides all requests."""
+    """The settings that determine all requests."""
 
     model: Model
     seed: int
@@ -111,11 +111,11 @@ class Workload(NamedTuple):
         return _documents(self)
 
     def requests_of(self, user: int) -> Iterator[Request]:
-        """Without end."""
+        """The requests of a user, without end."""
         return _User(self, user).requests()
 
     def digest(self, users: int) -> str:
-        """Of the first requests of so many users: equal for equal sequences."""
+        """A digest of the first requests of `users` users: equal for equal sequences."""
         sha = hashlib.sha256()
         for user in range(users):
             for request in itertools.islice(self.requests_of(user), DIGEST_REQUESTS):
@@ -145,13 +145,13 @@ def chunk_tokens(model: Model) -> int:
 
 
 def encode(request: Request) -> bytes:
-    """One line that says all of it."""
+    """One line with all of its fields."""
     fields = request._asdict() | {"qos": request.qos.name}
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
 
 
 def digest_of(requests: Sequence[Request]) -> str:
-    """Of requests that are all known before, as those of a trace are."""
+    """A digest of requests that are all known before, as those of a trace."""
     sha = hashlib.sha256()
     for request in requests:
         sha.update(encode(request))
@@ -159,9 +159,9 @@ def digest_of(requests: Sequence[Request]) -> str:
 
 
 def retrieve(draw: Random, num_chunks: int) -> list[int]:
-    """The chunks that a question brings: five at most, the first ones far more often.
+    """The chunks of a question: five at most, the first ones far more often.
 
-    Chunk i is as likely as 1 / (i + 1); none comes twice.
+    The weight of chunk i is 1 / (i + 1); none is drawn twice.
     """
     weights = [1 / (place + 1) for place in range(num_chunks)]
     left = list(range(num_chunks))
@@ -173,7 +173,7 @@ def retrieve(draw: Random, num_chunks: int) -> list[int]:
 
 
 class _Character(NamedTuple):
-    """What a user is like for the whole run."""
+    """The constant properties of a user."""
 
     persona: Persona
     qos: QosClass
@@ -185,9 +185,9 @@ class _Character(NamedTuple):
 def _character(seed: int, user: int) -> _Character:
     """Drawn so that the first users, however many, are as mixed as all of them.
 
-    Each draw is the one before plus an irrational part of the range, from a place that the seed
-    says: one of ten users would otherwise be interactive in one run and five in another, and the
-    most users that a machine can serve would depend on that rather than on the machine.
+    Each draw is the one before plus an irrational part of the range, from a start that the seed
+    determines. Independent draws would make one of ten users interactive in one run and five in
+    another, and the most users that a machine can serve would depend on that.
     """
     draw = Random(f"{seed} users")
     kind, place, context, generation, think = (
@@ -206,7 +206,7 @@ def _character(seed: int, user: int) -> _Character:
 
 
 def _within(limits: tuple[int, int], place: float) -> int:
-    """The whole number at `place`, from 0 to 1, of `limits`, both of which may come."""
+    """The whole number at `place`, from 0 to 1, within `limits`, both included."""
     low, high = limits
     return low + int(place * (high - low + 1))
 
@@ -216,7 +216,7 @@ def _quarter_or_more(draw: Random, most: int) -> int:
 
 
 class _User:
-    """One user: who it is, and the conversation it is in."""
+    """One user: its properties, and its present conversation."""
 
     def __init__(self, workload: Workload, number: int) -> None:
         self._draw = Random(f"{workload.seed} user {number}")
@@ -225,8 +225,8 @@ class _User:
         self._documents = _documents(workload)
         self._is = _character(workload.seed, number)
         self._conversation = -1
-        self._said: list[Entry] = []
-        """What the conversation holds: perhaps a system prompt, then its turns."""
+        self._history: list[Entry] = []
+        """The entries of the conversation: perhaps a system prompt, then its turns."""
 
         self._turn = 0
 
@@ -243,18 +243,18 @@ class _User:
         with_system = draw.random() < SYSTEM_SHARE
         system = draw.randrange(len(SYSTEM_TOKENS))
         with_document = draw.random() < DOCUMENT_SHARE
-        # Everything above is drawn whatever is switched off, so that a switch changes only
-        # what it is about.
+        # All values above are drawn whatever is switched off, so that a switch changes only its
+        # own subject.
         if not (goes_on and self._workload.multi_turn and self._has_room(context)):
             self._conversation += 1
             self._turn = 0
-            self._said = []
+            self._history = []
             if with_system and self._workload.system_prompts:
-                self._said = [Entry(Kind.SYSTEM, SYSTEM_TOKENS[system], system)]
+                self._history = [Entry(Kind.SYSTEM, SYSTEM_TOKENS[system], system)]
         self._turn += 1
         new = Entry(Kind.TURN, context, self._number, self._conversation, self._turn)
-        prefix = tuple(self._said)
-        self._said.append(new)
+        prefix = tuple(self._history)
+        self._history.append(new)
         return Request(
             self._number, index, self._is.qos, self._is.persona.name, think_s, prefix,
             self._chunks() if with_document and self._documents else (),
@@ -262,8 +262,10 @@ class _User:
         )  # fmt: skip
 
     def _has_room(self, context: int) -> bool:
-        said = sum(entry.tokens for entry in self._said)
-        return bool(self._said) and self._turn < MAX_TURNS and said + context <= MAX_CONTEXT_TOKENS
+        held = sum(entry.tokens for entry in self._history)
+        return (
+            bool(self._history) and self._turn < MAX_TURNS and held + context <= MAX_CONTEXT_TOKENS
+        )
 
     def _chunks(self) -> tuple[Entry, ...]:
         document = self._draw.choice(self._documents)

@@ -1,4 +1,4 @@
-"""Which block lies in which row of a device, and which one leaves when there is no row left."""
+"""The index of a device's rows by block, with LRU eviction."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from itertools import takewhile
 
 
 class RowTable:
-    """Rows by key. Least recently used leaves first; of one prompt, the last block."""
+    """Rows by key. The least recently used is evicted first; within a prompt, the last block."""
 
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
@@ -28,12 +28,12 @@ class RowTable:
         return self.num_rows - len(self._free)
 
     def prefix(self, keys: Sequence[bytes]) -> list[int]:
-        """The rows of `keys` up to the first that has none."""
+        """The rows of `keys` up to the first without one."""
         return [self._rows[key] for key in takewhile(self._rows.__contains__, keys)]
 
     def take(self, key: bytes, own: AbstractSet[bytes]) -> int | None:
-        """A row for `key`, which has none, if need be that of the oldest block. None when that is
-        one of `own`: those were touched last, so there are no others."""
+        """A row for `key`, which has none; if none is free, that of the oldest block. None when
+        that is one of `own`: those were touched last, so there are no others."""
         if self._free:
             row = self._free.pop()
         else:
@@ -46,8 +46,8 @@ class RowTable:
         return row
 
     def touch(self, keys: Sequence[bytes]) -> None:
-        """They were used now, as the blocks of one prompt: nothing behind a gap is of use, so the
-        last is the first of them to leave."""
+        """Record a use of `keys` as the blocks of one prompt: blocks behind a gap are of no use,
+        so the last one is evicted first."""
         for key in reversed(keys):
             if key in self._rows:
                 self._rows.move_to_end(key)

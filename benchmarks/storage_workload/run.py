@@ -27,7 +27,7 @@ HEADROOM_S = 1.0
 
 
 class Load(NamedTuple):
-    """What is asked of the store."""
+    """The load on the store."""
 
     workload: Workload
     source: Workload | TraceSource
@@ -36,8 +36,8 @@ class Load(NamedTuple):
 
 
 def execute(options: Options) -> Run:
-    """Measure, until the end, Ctrl-C, or the loss of the server. Raises `ConfigError` before
-    anything was measured."""
+    """Measure until the end, Ctrl-C, or the loss of the server. Raises `ConfigError` before any
+    measurement."""
     if options.seed is None:
         options = replace(options, seed=secrets.randbits(32))
     load = load_of(options)
@@ -61,7 +61,7 @@ def execute(options: Options) -> Run:
     if not run.interrupted and run.failure is None:
         try:
             run.headroom = asyncio.run(_headroom(load.workload, shape, options.num_users))
-        except KeyboardInterrupt:  # all else is measured
+        except KeyboardInterrupt:  # the rest is measured
             run.interrupted = True
     return run
 
@@ -79,7 +79,7 @@ def load_of(options: Options) -> Load:
     block_tokens = options.block_tokens
     if options.mooncake_trace is not None:
         trace = traces.read_mooncake(options.mooncake_trace)
-        block_tokens = traces.MOONCAKE_BLOCK_TOKENS  # its ids are of so many
+        block_tokens = traces.MOONCAKE_BLOCK_TOKENS  # the tokens of its ids
     elif options.use_burst_trace:
         trace = traces.read_burst(options.burst_trace_path)
     elif options.dataset_path is not None:
@@ -129,7 +129,7 @@ async def _drive(driver: Driver, run: Run, load: Load) -> None:
         await asyncio.wait([search])
         run.autoscaling = {"steps": scaling.steps, "summary": scaling.summary}
     if not search.cancelled():
-        search.result()  # an error of ours ends the run
+        search.result()  # raises an error of the search
 
 
 def _arrivals(options: Options, source: Workload | TraceSource) -> Iterator[tuple[float, Request]]:
@@ -146,8 +146,7 @@ def _arrivals(options: Options, source: Workload | TraceSource) -> Iterator[tupl
 
 
 async def _headroom(workload: Workload, shape: BlockShape, users: int) -> float:
-    """Requests per second of the driver alone: of users that do not think, on a store that takes
-    no time."""
+    """Requests per second of the driver alone: users without pauses, on a store without delays."""
     driver = Driver(workload, NullBackend(), shape, Pace(think_scale=0))
     await driver.run_users(users, HEADROOM_S)
     return len(driver.samples.requests) / driver.samples.elapsed_s
@@ -155,7 +154,7 @@ async def _headroom(workload: Workload, shape: BlockShape, users: int) -> float:
 
 @contextmanager
 def _stopped_by_signals(driver: Driver, run: Run) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run; what was measured is kept. A second one is as ever."""
+    """Ctrl-C and SIGTERM end the run and keep the results. A second one has its usual effect."""
     loop = asyncio.get_running_loop()
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -166,7 +165,7 @@ def _stopped_by_signals(driver: Driver, run: Run) -> Iterator[None]:
 
     def restore() -> None:
         for number, handler in before.items():
-            loop.remove_signal_handler(number)  # which leaves the system's default behind
+            loop.remove_signal_handler(number)  # this restores the system's default
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
 
     for number in before:

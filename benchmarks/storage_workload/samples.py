@@ -1,4 +1,4 @@
-"""Everything that was measured, one row each. Every figure of a report comes from these alone."""
+"""The raw measurements, one row each. Every figure of a report is computed from these alone."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,14 +21,14 @@ class RequestSample(NamedTuple):
     context_tokens: int
     generation_tokens: int
     queue_s: float
-    """Until it was begun, and until its writes were."""
+    """Waits before the request began, and before its writes began."""
 
     storage_s: float
-    """In reads and writes, waiting for the store's turn included."""
+    """Time in reads and writes, waiting for the store's turn included."""
 
     generation_s: float
     system_asked: int
-    """Blocks of a system prompt that it looked for; `hit` are those that it found."""
+    """Blocks of a system prompt that it looked up; `hit` are those found."""
 
     system_hit: int
     history_asked: int
@@ -38,7 +38,7 @@ class RequestSample(NamedTuple):
     document_asked: int
     document_hit: int
     system_hit_bytes: int = 0
-    """Of `system_hit` blocks, the last of which may be shorter than the others."""
+    """Bytes of the `system_hit` blocks; the last block may be shorter."""
 
     @property
     def total_s(self) -> float:
@@ -46,7 +46,7 @@ class RequestSample(NamedTuple):
 
     @property
     def served_s(self) -> float:
-        """What storage and waiting made the user wait for."""
+        """The user's wait due to storage and queues."""
         return self.queue_s + self.storage_s
 
     @property
@@ -59,11 +59,11 @@ class RequestSample(NamedTuple):
 
 
 class TransferSample(NamedTuple):
-    """What one tier did of one read or write."""
+    """One tier's part of one read or write."""
 
     ended_s: float
     user: int
-    """-1 for a write behind a put, and for documents that are stored before users come."""
+    """-1 for a write behind a put, and for documents that are stored before the run."""
 
     number: int
     purpose: str
@@ -78,7 +78,7 @@ class TransferSample(NamedTuple):
     total_s: float
     device_s: float
     waited_s: float
-    """Before the store began with it; not part of `total_s`."""
+    """Wait before the store began; not part of `total_s`."""
 
     @property
     def host_s(self) -> float:
@@ -86,15 +86,15 @@ class TransferSample(NamedTuple):
 
 
 class Moment(NamedTuple):
-    """The state at a time."""
+    """The state at one time."""
 
     time_s: float
     users: int
-    """Who takes part now."""
+    """Active users."""
 
     in_flight: int
     requests: int
-    """Answered so far."""
+    """Requests answered so far."""
 
     tokens: int
     read_bytes: int
@@ -111,7 +111,7 @@ class Samples:
     transfers: list[TransferSample] = field(default_factory=list)
     moments: list[Moment] = field(default_factory=list)
     elapsed_s: float = 0.0
-    """From the first user's coming to the last answer that counts."""
+    """From the start of the first user to the last answer that counts."""
 
     num_unfinished: int = 0
     """Requests that the end of the run cut off: not among `requests`."""
@@ -137,7 +137,7 @@ class Samples:
 
 
 def _table(rows: Sequence[Row], kind: type[Row]) -> dict[str, Any]:
-    """Names once, then only values: a run has tens of thousands of rows."""
+    """The names once, then only values: a run has tens of thousands of rows."""
     return {"columns": kind._fields, "rows": [[*map(_rounded, row)] for row in rows]}
 
 
@@ -149,5 +149,5 @@ def _rows(table: dict[str, Any], kind: type[Row]) -> Iterator[Row]:
 
 
 def _rounded(value: object) -> object:
-    """Times to a tenth of a microsecond: the clock is no better, and files are half as large."""
+    """Times to a tenth of a microsecond, the clock's precision; files are half as large."""
     return round(value, 7) if isinstance(value, float) else value

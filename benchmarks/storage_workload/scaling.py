@@ -1,4 +1,4 @@
-"""Carries out what the autoscaler decides: users really come and go, and each step is kept."""
+"""The execution of the autoscaler's decisions: users are added and removed, steps recorded."""
 
 import asyncio
 import math
@@ -11,10 +11,10 @@ from benchmarks.storage_workload.driver import Driver
 from benchmarks.storage_workload.samples import RequestSample
 
 MIN_ANSWERS = 20
-"""Of each class: the P95 of fewer is their worst."""
+"""The least answers of each class: the P95 of fewer is their maximum."""
 
 MAX_PATIENCE = 3
-"""Looks without that many answers; then what there is must do, and none at all is an overload."""
+"""Looks with fewer answers, at most; then the available ones decide, and none is an overload."""
 
 
 class Scaling:
@@ -34,13 +34,13 @@ class Scaling:
         self._changed_s = 0.0
         self._judged_s = 0.0
         self._looks = 0
-        """Since an answer counted: each counts in one look only."""
+        """Start of the counted answers: each counts in one look only."""
 
         self._done = False
 
     async def run(self) -> None:
-        """Look every `interval_s` and change the number of users, until it is found; then the run
-        is over."""
+        """Look every `interval_s` and change the number of users until it is found; then the run
+        ends."""
         while not self._done:
             await asyncio.sleep(self._interval_s)
             self._look()
@@ -48,8 +48,8 @@ class Scaling:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """`says` is for people. Without `converged` it is what was known when the time was up, and
-        None when no look could tell anything until then."""
+        """`says` is for display. Without `converged` it is the state when the time was up, and
+        None when no look had enough answers until then."""
         if self._mode == "capacity":
             state = self._capacity
             looked = state.peak_users > 0
@@ -82,9 +82,8 @@ class Scaling:
     @property
     def _nothing_found(self) -> str:
         return (
-            f"nothing found: no look in {self._driver.elapsed_s:.0f} s could tell anything; with a "
-            f"longer --duration, or more often than each {self._interval_s:g} s "
-            "(--scale-interval), one might"
+            f"nothing found: no look in {self._driver.elapsed_s:.0f} s had enough answers; use a "
+            f"longer --duration, or a --scale-interval below {self._interval_s:g} s"
         )
 
     def _look(self) -> None:
@@ -114,7 +113,7 @@ class Scaling:
         self._done = decision.done
 
     def _saturation(self) -> float | None:
-        """Of the answers since the last look that could say. None: nobody can say yet."""
+        """Over the answers since the last decisive look. None: too few answers so far."""
         found: dict[str, list[float]] = {}
         for request in self._unjudged():
             found.setdefault(request.qos, []).append(1000 * request.served_s)
@@ -127,7 +126,7 @@ class Scaling:
         return autoscale.saturation(found) if found else math.inf
 
     def _unjudged(self) -> Iterator[RequestSample]:
-        """Of requests that came when there were as many users as now."""
+        """Answers to requests sent under the present number of users."""
         for request in reversed(self._driver.samples.requests):
             if request.ended_s < self._judged_s:
                 break

@@ -1,4 +1,4 @@
-"""The runs that have a name: those of the source document, option by option."""
+"""The named runs of the source document, option by option."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

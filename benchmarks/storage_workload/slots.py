@@ -1,4 +1,4 @@
-"""So many at a time, the most important first."""
+"""A limit on concurrency with priorities."""
 
 import asyncio
 import heapq
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 
 class PrioritySlots:
-    """`count` slots, 0 for no limit. By priority, and inside one in the order of coming."""
+    """`count` slots, 0 for no limit. Granted by priority, and within one in order of arrival."""
 
     def __init__(self, count: int) -> None:
         self._free = count
@@ -42,11 +42,11 @@ class PrioritySlots:
             await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled():
-                self._release()  # it was given the slot and cannot use it
+                self._release()  # it holds the slot and cannot use it
             raise
 
     def _release(self) -> None:
-        """To the next who still waits."""
+        """Grant the slot to the next waiter."""
         while self._waiting:
             _, _, future = heapq.heappop(self._waiting)
             if not future.done():

@@ -1,11 +1,10 @@
-"""The server's store in this process: memory above disk, on the one thread that it wants.
+"""The server's store in this process: memory above disk, on the one thread that it requires.
 
-The event loop hands over reads and writes, which are turns of that thread. Each is cut into
-pieces; between two pieces the thread finishes what the disk has done and gives others their turn,
-as the server does.
+The event loop submits reads and writes, which are turns of that thread. Each is cut into pieces;
+between two pieces the thread finishes jobs of the disk and runs other turns, as the server does.
 
-Without a memory tier (`memory` of 0) a little memory is left for what is on its way: a write is
-answered when its blocks are on disk, and no block stays above longer than somebody needs it.
+Without a memory tier (`memory` of 0) a little memory serves as staging: a write returns when its
+blocks are on disk, and a block is dropped from memory with its last user.
 """
 
 import asyncio
@@ -34,7 +33,7 @@ from remote_server.store.store import Store
 
 NAMESPACE = "storage-workload"
 
-# Of memory where there is no memory tier.
+# Staging memory where there is no memory tier.
 STAGING_BYTES = 256 * MiB
 
 LOOK_AGAIN_S = 0.01
@@ -44,14 +43,14 @@ T = TypeVar("T")
 
 
 class StoreHost:
-    """A `Backend`. `with` starts the thread and ends it; the store is gone after that."""
+    """A `Backend`. `with` starts the thread and ends it; the store is discarded with it."""
 
     def __init__(
         self, block_bytes: int, memory: int, disk: int, folder: Path | None, payload: Payload,
         *, cascade: bool = False,
     ) -> None:  # fmt: skip
-        """`memory` and `disk` in bytes, 0 for none; `folder` is for the disk, empty, and stays
-        the caller's. `cascade` needs both, see `host_cascade`. Raises `ConfigError`."""
+        """`memory` and `disk` in bytes, 0 for none; `folder`, empty, is for the disk and belongs
+        to the caller. `cascade` needs both, see `host_cascade`. Raises `ConfigError`."""
         if not memory and not disk:
             raise ConfigError("cpu_mem_gb: 0 without a disk leaves nowhere to store anything")
         self.has_memory = memory > 0
@@ -99,7 +98,7 @@ class StoreHost:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """What has not been answered ends with a `RuntimeError`."""
+        """Pending requests end with a `RuntimeError`."""
         with self._close:
             self._thread.stop()
 
@@ -121,8 +120,8 @@ class StoreHost:
         }
 
     async def counters(self) -> Mapping[str, int]:
-        """The store's; `staged_out`, the blocks that left memory because it keeps none or by the
-        cascade; and `cascade_offered`, those that the cascade offered to the disk."""
+        """The store's; `staged_out`, blocks dropped because memory keeps none or by the cascade;
+        and `cascade_offered`, blocks that the cascade offered to the disk."""
         own = {"staged_out": 0, "cascade_offered": 0}
 
         def ask() -> dict[str, int]:
@@ -140,7 +139,7 @@ class StoreHost:
         return self._writes.take_behind()
 
     async def call(self, ask: Callable[[], T]) -> T:
-        """The answer of `ask`, which runs on the store's thread."""
+        """The result of `ask`, which runs on the store's thread."""
         return await self._thread.call(ask)
 
     def _finish_jobs(self) -> None:

@@ -1,4 +1,4 @@
-"""The store that a run is against, from its options; and its books at the end."""
+"""The store of a run, made from its options, and the accounting at its end."""
 
 import shutil
 import tempfile
@@ -26,14 +26,14 @@ from remote_server.store.disk.layout import slot_bytes_for as disk_slot_bytes
 from remote_server.store.slabs import slot_bytes_for as memory_slot_bytes
 
 SHARE_OF_DISK = 4
-"""Of what is free: a benchmark must not fill a disk that others write to."""
+"""The share of the free space: a benchmark must not fill a disk that others write to."""
 
 AnyStore = StoreHost | WireBackend | EmulatedBackend | NoTier | GpuTier
 
 
 @contextmanager
 def store_of(options: Options, shape: BlockShape, run: Run) -> Iterator[AnyStore]:
-    """Says in `run` what the reader must know of it. Raises `ConfigError`."""
+    """Adds notes for the reader to `run`. Raises `ConfigError`."""
     assert options.seed is not None
     if options.emulated_device:
         run.notes.append(f"no store: an emulated device of {options.emulated_device:g} GB/s")
@@ -41,7 +41,7 @@ def store_of(options: Options, shape: BlockShape, run: Run) -> Iterator[AnyStore
         yield EmulatedBackend(options.emulated_device * 1e9)
         return
     payload = Payload(options.seed, shape.num_bytes)
-    device = device_library.find() if options.gpu_mem_gb else NoDevice("none was asked for")
+    device = device_library.find() if options.gpu_mem_gb else NoDevice("none was requested")
     needs_tier = isinstance(device, NoDevice)
     with _store_below(options, shape, run, payload, needs_tier=needs_tier) as below:
         if isinstance(device, NoDevice):
@@ -78,8 +78,8 @@ def _store_below(
                 yield wire
             finally:
                 run.notes.insert(
-                    0, f"over the wire, {wire.transport}: which of the server's tiers a block came "
-                    "from is not said, so there is nothing to judge those by",
+                    0, f"over the wire, {wire.transport}: the server does not report a block's "
+                    "tier, so tiers have no verdict",
                 )  # fmt: skip
         return
     with _folder(options.cache_dir) as folder:
@@ -98,7 +98,7 @@ def _store_below(
 
 @contextmanager
 def _folder(cache_dir: Path | None) -> Iterator[Path]:
-    """One of this run's own, which is removed at its end, however it ends."""
+    """A folder of this run, removed at its end, also after an error."""
     try:
         made = tempfile.TemporaryDirectory(prefix="kvferry-workload-", dir=cache_dir)
     except OSError as error:
@@ -111,14 +111,13 @@ def _folder(cache_dir: Path | None) -> Iterator[Path]:
 def _notes(host: StoreHost) -> Iterator[str]:
     if not host.has_memory:
         yield (
-            "no memory tier: every write is answered by the disk, and every read, unless another "
-            f"has just brought the same block; {format_bytes(host.memory)} of memory hold what "
-            "is on its way"
+            "no memory tier: the disk serves every write, and every read unless another one has "
+            f"just loaded the same block; {format_bytes(host.memory)} of memory stage blocks"
         )
     if host.cascade is not None:
         yield (
-            "cascade: a block is written to disk when it leaves memory, and the write that needs "
-            "the room waits for it; what is read from disk stays there"
+            "cascade: a block is written to disk at its eviction from memory, and the write that "
+            "needs the room waits for it; blocks read from disk stay there"
         )
     if host.disk is not None and not host.disk.direct:
         yield (
@@ -130,7 +129,7 @@ def _notes(host: StoreHost) -> Iterator[str]:
 async def close_books(
     run: Run, backend: Backend, shape: BlockShape, before: DeviceBytes | None
 ) -> None:
-    """Into `run`: what the tiers hold and have counted, and whether that is what it should be."""
+    """Add the tiers' contents and counters to `run`, and their comparison with arithmetic."""
     run.counters = dict(await backend.counters())
     occupancy = await backend.occupancy()
     run.occupancy = {source_name(tier): state._asdict() for tier, state in occupancy.items()}
@@ -168,7 +167,7 @@ async def close_books(
 
 
 def _disk_notes(counters: Mapping[str, int]) -> Iterator[str]:
-    """What the disk did not take, though it had slots for it."""
+    """Blocks that the disk did not take although it had slots for them."""
     for name, why in (
         ("disk_write_no_space", "the file system under it was full"),
         ("disk_write_io_error", "the device or its file system refused"),

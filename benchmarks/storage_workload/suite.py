@@ -1,9 +1,9 @@
-"""All workloads, one after another, and a table that compares them: the source's wrapper.
+"""A suite of all workloads in sequence, with a table that compares them: the source's wrapper.
 
     python -m benchmarks.storage_workload suite -w cpu-only,storage-only -t 30
 
-Hardware is detected and parameters follow from it. What this machine cannot run is SKIPPED, with
-the reason.
+Hardware is detected and determines the parameters. Workloads that this machine cannot run are
+SKIPPED, with the reason.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.storage_workload import document, hardware
 from benchmarks.storage_workload.comparison import Outcome, render
 from benchmarks.storage_workload.document import Run
@@ -46,8 +46,8 @@ class Planned(NamedTuple):
 
 
 def plan(arguments: argparse.Namespace, machine: Hardware) -> list[Planned]:
-    """The runs of the workloads that were asked for, in the source's order. Raises `ConfigError`
-    for what none of them could do."""
+    """The runs of the chosen workloads, in the source's order. Raises `ConfigError` for options
+    that fit none of them."""
     low = arguments.users
     high = machine.users_high if arguments.high_users is None else arguments.high_users
     half, small = machine.memory_half_gb, machine.memory_small_gb
@@ -96,7 +96,7 @@ def _why_not(name: str, machine: Hardware) -> str:
 
 
 def run_all(planned: Sequence[Planned], run_one: Callable[[Options], Run]) -> list[Outcome]:
-    """Each writes its JSON. Ctrl-C ends the one at hand, and the rest is skipped."""
+    """Each writes its JSON. Ctrl-C ends the present one, and the rest is skipped."""
     outcomes: list[Outcome] = []
     interrupted = False
     for name, options, skipped in planned:
@@ -108,7 +108,7 @@ def run_all(planned: Sequence[Planned], run_one: Callable[[Options], Run]) -> li
                 run = run_one(options)
             except ConfigError as error:
                 reason = str(error)
-            except KeyboardInterrupt:  # before it began to measure
+            except KeyboardInterrupt:  # before the measurement
                 reason, interrupted = INTERRUPTED, True
             else:
                 found = run.document()
@@ -134,25 +134,28 @@ def parser() -> argparse.ArgumentParser:
         ("-a", "autoscale_s", 300.0, "the autoscalers"),
     ):
         made.add_argument(flag, dest=name, type=float, default=default, metavar="SECONDS",
-                          help=f"of {of} (default: %(default)g)")  # fmt: skip
+                          help=f"duration of {of} (default: %(default)g)")  # fmt: skip
     made.add_argument("-w", dest="workloads", type=_workloads, default=WORKLOADS, metavar="LIST",
                       help="all, or comma-separated: " + ", ".join(WORKLOADS))  # fmt: skip
     made.add_argument("-u", dest="users", type=int, default=USERS, metavar="USERS",
-                      help="of a moderate load (default: %(default)s)")  # fmt: skip
+                      help="users of a moderate load (default: %(default)s)")  # fmt: skip
     made.add_argument("-U", dest="high_users", type=int, metavar="USERS",
-                      help="of a high one (default: 10 a GiB of memory, 50 to 300)")  # fmt: skip
+                      help="users of a high load (default: 10 a GiB of memory, 50 to "
+                      "300)")  # fmt: skip
     made.add_argument("-R", dest="rag", action="store_true", help="with documents")
     made.add_argument("-D", dest="documents", type=int, default=Options.rag_num_docs,
-                      metavar="DOCS", help="so many (default: %(default)s)")  # fmt: skip
+                      metavar="DOCS", help="count of documents (default: %(default)s)")  # fmt: skip
     made.add_argument("--bytes-scale", type=float, default=1.0, metavar="X",
-                      help="blocks of X times their size (default: %(default)g)")  # fmt: skip
+                      help="scale the size of blocks by X (default: %(default)g)")  # fmt: skip
     candidates = ", ".join(map(str, STORAGE_CANDIDATES))
     made.add_argument("--cache-dir", type=Path, metavar="PATH",
-                      help=f"for the disk tier (default: the first of {candidates})")  # fmt: skip
+                      help="folder of the disk tier (default: the first of "
+                      f"{candidates})")  # fmt: skip
     made.add_argument("--storage-capacity-gb", type=float, default=0.0, metavar="N",
-                      help="GiB of the disk tier (default: a quarter of what is free)")  # fmt: skip
+                      help="GiB of the disk tier (default: a quarter of the free "
+                      "space)")  # fmt: skip
     made.add_argument("--folder", type=Path, default=Path("storage_workload_results"),
-                      metavar="FOLDER", help="for the JSON of each run and the comparison "
+                      metavar="FOLDER", help="the folder of each run's JSON and the comparison "
                       "(default: %(default)s)")  # fmt: skip
     return made
 
@@ -167,11 +170,11 @@ def _workloads(text: str) -> tuple[str, ...]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """0 when everything that ran has passed, 1 when not or when nothing ran, 130 after Ctrl-C.
-    Raises `ConfigError` before anything runs."""
+    """0 when every run passed, 1 when one failed or none ran, 130 after Ctrl-C. Raises
+    `ConfigError` before any run."""
     arguments = parser().parse_args(argv)
     machine = hardware.detect()
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(machine.describe())
     try:
         arguments.folder.mkdir(parents=True, exist_ok=True)
@@ -180,12 +183,12 @@ def main(argv: Sequence[str]) -> int:
     planned = plan(arguments, machine)
     seconds = sum(one.options.duration for one in planned if not one.skipped)
     count = sum(not one.skipped for one in planned)
-    print(f"{count} runs, {seconds / 60:.0f} minutes at the most; Ctrl-C ends them, and what was "
-          f"measured is kept in {arguments.folder}", file=sys.stderr)  # fmt: skip
+    print(f"{count} runs, {seconds / 60:.0f} minutes at the most; Ctrl-C ends them, and the "
+          f"results are kept in {arguments.folder}", file=sys.stderr)  # fmt: skip
     outcomes = run_all(planned, execute)
     comparison = render(outcomes)
     (arguments.folder / "comparison.txt").write_text(comparison + "\n", encoding="utf-8")
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(comparison)
     ran = [each.document for each in outcomes if each.document is not None]
     if any(each["interrupted"] for each in ran) or any(

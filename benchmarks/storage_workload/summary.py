@@ -1,8 +1,8 @@
-"""Every figure of a report, from the raw samples and nothing else. Names are the source's.
+"""The figures of a report, from the raw samples alone. Names are the source's.
 
-Figures of tiers are the source's too: `cpu` is the memory tier and `nvme` the disk. Percentiles are
-values that were measured. Rates are over the time that passed, not the time that was asked for.
-As in the source, `…_gb` are 2³⁰ bytes; `…_gb_per_sec` are 10⁹ bytes a second, as devices are sold.
+Names of tiers are the source's too: `cpu` is the memory tier and `nvme` the disk. Percentiles are
+measured values. Rates are over the elapsed time, not the requested time. As in the source, `…_gb`
+are 2³⁰ bytes; `…_gb_per_sec` are 10⁹ bytes a second, as devices are sold.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,12 +14,12 @@ from benchmarks.storage_workload.samples import RequestSample, Samples, Transfer
 from remote_server.sizes import GiB
 
 SOURCE_NAMES = {"gpu": "gpu", "memory": "cpu", "disk": "nvme"}
-"""What the source calls a tier; others keep their names."""
+"""The source's names of tiers; others keep their names."""
 
 PERCENTILES = (50, 95, 99)
 
 REUSE = ("reuse", "chunk")
-"""Reads of what might save computing; a decode reads again what its request has just stored."""
+"""Reads that can save computing; a decode reads blocks that its request has just stored."""
 
 
 def source_name(tier: str) -> str:
@@ -27,8 +27,8 @@ def source_name(tier: str) -> str:
 
 
 def summarize(samples: Samples) -> dict[str, Any]:
-    """The `summary` of a record. What ended after the run was over counts nowhere: a rate is of
-    what happened within its time."""
+    """The `summary` of a record. Requests that ended after the run do not count: a rate covers the
+    run's time only."""
     elapsed_s = samples.elapsed_s
     requests = [request for request in samples.requests if request.ended_s <= elapsed_s]
     within = [t for t in samples.transfers if t.ended_s <= elapsed_s and t.purpose != "ingest"]
@@ -56,7 +56,7 @@ def summarize(samples: Samples) -> dict[str, Any]:
 
 
 def throughput_timeline(samples: Samples) -> list[dict[str, Any]]:
-    """From one moment to the next."""
+    """Throughputs from each moment to the next."""
     timeline = []
     for before, now in zip(samples.moments, samples.moments[1:], strict=False):
         passed = now.time_s - before.time_s
@@ -87,7 +87,7 @@ def latency(seconds: Iterable[float]) -> dict[str, float] | None:
 
 
 def dominating(requests: Sequence[RequestSample]) -> dict[str, Any]:
-    """Where the time of all requests together went, in shares of it."""
+    """The components of the time of all requests, as shares of it."""
     total = sum(request.total_s for request in requests)
     if not total:
         return {"component": None, "shares": {}}
@@ -130,8 +130,8 @@ def cache_stats(
 
 
 def tier_latency(transfers: Sequence[TransferSample]) -> dict[str, dict[str, Any]]:
-    """Of each tier and direction: how long one read or write of it took, in all, on the device,
-    and on the host."""
+    """For each tier and direction: the time of one read or write, in total, on the device, and on
+    the host."""
     found: dict[str, dict[str, Any]] = {}
     for tier in _tiers(transfers):
         for direction in ("read", "write"):
@@ -153,8 +153,8 @@ def phases(requests: Sequence[RequestSample]) -> dict[str, int]:
 
 
 def qos_metrics(requests: Sequence[RequestSample]) -> dict[str, Any]:
-    """Each class against its target, for what waiting and storage cost: the time that an answer
-    takes to generate is not the store's."""
+    """Each class against its target, for the time of queues and storage: generation is not the
+    store's time."""
     metrics: dict[str, Any] = {}
     for qos in QOS_CLASSES:
         served = [1000 * r.served_s for r in requests if r.qos == qos.name]
@@ -176,7 +176,7 @@ def qos_metrics(requests: Sequence[RequestSample]) -> dict[str, Any]:
 
 
 def prefix_stats(requests: Sequence[RequestSample]) -> dict[str, Any]:
-    """Of system prompts: found whole or not, found at all, and the bytes that were found."""
+    """Statistics of system prompts: complete hits and misses, partial hits, and bytes found."""
     begun = [request for request in requests if request.system_asked]
     whole = sum(request.system_hit == request.system_asked for request in begun)
     return {
@@ -203,7 +203,7 @@ def multi_turn_stats(requests: Sequence[RequestSample]) -> dict[str, Any]:
 
 
 def rag_stats(requests: Sequence[RequestSample]) -> dict[str, Any]:
-    """Of documents that were stored before users came."""
+    """Statistics of documents that were stored before the run."""
     return {
         "requests": sum(request.document_asked > 0 for request in requests),
         "chunk_blocks": sum(request.document_asked for request in requests),

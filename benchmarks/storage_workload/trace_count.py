@@ -1,7 +1,7 @@
-"""How much of a trace could be found again at all? A count over its blocks, without any store.
+"""The possible hit rate of a trace: a count over its blocks, without a store.
 
-It is what a cache without limit would find, request after request in their recorded order. A run
-finds less where something was evicted, or where requests that begin alike were served at once.
+It is the hit rate of an unlimited cache, request after request in their recorded order. A run finds
+less where blocks were evicted, or where requests with a common prefix were served at once.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,8 @@ from benchmarks.storage_workload.samples import RequestSample
 
 
 def beside(recorded: Sequence[Request], answered: Sequence[RequestSample]) -> dict[str, Any] | None:
-    """The hit rate of a run and that of the count, over the requests that were answered. None
-    when none of them has a full block."""
+    """The hit rate of a run and that of the count, over the answered requests. None when none of
+    them has a full block."""
     served = {(sample.user, sample.number) for sample in answered}
     prompts = [
         Prompt(0.0, entry.tokens, each.generation_tokens, entry.ids)

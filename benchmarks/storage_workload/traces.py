@@ -1,7 +1,7 @@
 """Recorded requests: Mooncake's JSON lines, BurstGPT's CSV, ShareGPT's conversations.
 
 Each becomes the same `Request`s as a synthetic user's. Users of a closed loop take them in the
-recorded order, whoever is free; an open loop sends them at their times or at a rate.
+recorded order, each when it is free; an open loop sends them at their times or at a rate.
 """
 
 import csv
@@ -23,27 +23,27 @@ MOONCAKE_BLOCK_TOKENS = trace_file.TOKENS_PER_BLOCK
 
 BURST_USERS = 1000
 BURST_INTERVAL_S = 0.010
-"""Between two rows of a BurstGPT file that does not say when."""
+"""Seconds between two rows of a BurstGPT file without times."""
 
 MAX_SHAREGPT_TOKENS = (16_384, 2_048)
-"""Of a question and of an answer."""
+"""The most tokens of a question and of an answer."""
 
 SHAREGPT_INTERVAL_S = 0.1
 CHARACTERS_PER_TOKEN = 4
-"""About, in English: ShareGPT has text and no token counts. A text has as many tokens as it has
-whole groups of so many characters, at least one and at most `MAX_SHAREGPT_TOKENS`."""
+"""Approximate, for English: ShareGPT has text and no token counts. A text has one token for each
+whole group of this many characters, at least one and at most `MAX_SHAREGPT_TOKENS`."""
 
 _ASKS = ("human", "user")
 _ANSWERS = ("gpt", "chatgpt", "bing", "bard", "assistant")
-"""As conversations of ShareGPT name the two sides. All other roles are passed over."""
+"""ShareGPT's names of the two sides. Other roles are ignored."""
 
 
 class TraceSource:
     """The requests of a trace, in groups that must keep their order: conversations, or single
-    requests. Who asks for a user's requests gets the next group that nobody has."""
+    requests. A user takes the next free group."""
 
     def __init__(self, groups: Sequence[Sequence[Request]], note: str = "") -> None:
-        """`note` tells people what of the file is not among them; empty for nothing."""
+        """`note` names the omitted parts of the file, for display; empty for none."""
         self.note = note
         self.requests = [*_in_rounds(groups)]
         self._groups = deque(groups)
@@ -54,7 +54,7 @@ class TraceSource:
 
 
 def read_mooncake(path: Path) -> TraceSource:
-    """Each prompt is its full blocks; what is not found of them is new. Raises `ConfigError`."""
+    """Each prompt is its full blocks; blocks not found are new. Raises `ConfigError`."""
     try:
         recorded = trace_file.read(path)
     except trace_file.TraceError as error:
@@ -68,9 +68,9 @@ def read_mooncake(path: Path) -> TraceSource:
 
 
 def read_burst(path: Path) -> TraceSource:
-    """Columns `Request tokens`, `Response tokens`, and `Timestamp` in seconds where it is there;
-    `Model`, `Total tokens`, `Log Type`, `Session ID` and `Elapsed time` are not needed. Requests
-    without response tokens have failed, as its authors say, and are left out. Raises
+    """Columns `Request tokens`, `Response tokens`, and optionally `Timestamp` in seconds; `Model`,
+    `Total tokens`, `Log Type`, `Session ID` and `Elapsed time` are not needed. Requests without
+    response tokens have failed, according to its authors, and are omitted. Raises
     `ConfigError`."""
     groups: list[list[Request]] = []
     line, num_failed, number = 1, 0, 0
@@ -101,9 +101,9 @@ def read_burst(path: Path) -> TraceSource:
 
 
 def read_sharegpt(path: Path, max_conversations: int) -> TraceSource:
-    """A list of `{"id", "conversations": [{"from": "human" | "gpt", "value"}]}`. Each question that
-    is answered is a turn, and the questions before it are what its prompt begins with. Ids are not
-    needed, other roles are passed over, and a text that is null is empty. Raises `ConfigError`."""
+    """A list of `{"id", "conversations": [{"from": "human" | "gpt", "value"}]}`. Each question with
+    an answer is a turn, and the earlier questions are the beginning of its prompt. Ids are not
+    needed, other roles are ignored, and a null text is empty. Raises `ConfigError`."""
     groups: list[list[Request]] = []
     for number, recorded in enumerate(_conversations(path), 1):
         if len(groups) == max_conversations:
@@ -161,25 +161,25 @@ def _seconds(row: Mapping[str, str], column: str) -> float:
 
 def _conversation(number: int, messages: Sequence[dict[str, Any]]) -> list[Request]:
     requests: list[Request] = []
-    said: list[Entry] = []
+    history: list[Entry] = []
     between = [message for message in messages if message["from"] in (*_ASKS, *_ANSWERS)]
     for asked, answered in itertools.pairwise(between):
         if asked["from"] not in _ASKS or answered["from"] not in _ANSWERS:
             continue
-        turn = len(said) + 1
+        turn = len(history) + 1
         question, answer = (
             max(1, min(most, _characters(message["value"]) // CHARACTERS_PER_TOKEN))
             for message, most in zip((asked, answered), MAX_SHAREGPT_TOKENS, strict=True)
         )
         new = Entry(Kind.TURN, question, number, 0, turn)
         request = _request(turn - 1, number, answer, 0.0)
-        requests.append(request._replace(prefix=tuple(said), new=new, turn=turn))
-        said.append(new)
+        requests.append(request._replace(prefix=tuple(history), new=new, turn=turn))
+        history.append(new)
     return requests
 
 
 def _characters(text: object) -> int:
-    """Raises `TypeError` for what is neither text nor null."""
+    """Raises `TypeError` for a value that is neither text nor null."""
     if text is None:
         return 0
     if not isinstance(text, str):
@@ -188,7 +188,7 @@ def _characters(text: object) -> int:
 
 
 def _request(number: int, user: int, generation: int, arrival_s: float) -> Request:
-    """Of nobody in particular: a trace does not say who is patient."""
+    """Without a class: a trace has no targets of latency."""
     batch = QOS_BY_NAME["batch"]
     return Request(user, number, batch, "trace", 0.0, (), (), None, generation, 0, 1, arrival_s)
 

@@ -1,11 +1,11 @@
-"""The same run several times, and how far its figures can be relied upon: the source's validate.sh.
+"""Repeated trials of one run, and the spread of its figures: the source's validate.sh.
 
     python -m benchmarks.storage_workload validate --trials 3 --scenario quick --duration 60
 
-A warm-up run does not count. Then come trials with the same requests; of each figure the mean, the
+A warm-up run does not count. Trials with the same requests follow; for each figure the mean, the
 standard deviation (of a sample) and the coefficient of variation are shown. A criterion of the run
 passes when every trial passes it, and the throughput of the trials must not vary by more than
---max-cv. What is behind the options of `validate` itself are options of the run.
+--max-cv. Options other than those of `validate` are options of the run.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness import table
 from benchmarks.harness.options import above_zero, positive
-from benchmarks.harness.printing import to_whom_it_concerns
+from benchmarks.harness.printing import tolerate_closed_pipe
 from benchmarks.harness.record import Figure, Record
 from benchmarks.storage_workload import document, flags
 from benchmarks.storage_workload.document import BENCHMARK, Run
@@ -31,7 +31,7 @@ from benchmarks.storage_workload.run import execute
 from remote_server.errors import ConfigError
 
 MAX_CV_PERCENT = 10.0
-"""Of the throughput. The source shows deviations and judges none."""
+"""Limit on the throughput's variation. The source shows deviations without a limit."""
 
 _TIERS = {
     "NVMe read P95, device, ms": ("nvme_read", "device"),
@@ -52,7 +52,7 @@ class Spread(NamedTuple):
 
     @property
     def deviation(self) -> float | None:
-        """None of a single value."""
+        """None for a single value."""
         return statistics.stdev(self.values) if len(self.values) > 1 else None
 
     @property
@@ -76,7 +76,7 @@ class Criterion(NamedTuple):
 
 
 def spreads(trials: Sequence[Mapping[str, Any]]) -> list[Spread]:
-    """Of each figure that at least one trial has."""
+    """The spread of each figure that at least one trial has."""
     found: dict[str, list[float]] = {}
     for trial in trials:
         for name, value in _figures_of(trial["summary"]).items():
@@ -110,7 +110,7 @@ def judge(
     trials: Sequence[Mapping[str, Any]], found: Sequence[Spread], max_cv_percent: float
 ) -> list[Criterion]:
     """Each criterion of the run over all trials, whether all ran to their end, and whether their
-    throughput is the same."""
+    throughput agrees."""
     criteria = [_over_trials(name, trials) for name in _names(trials)]
     whole = [trial for trial in trials if trial["failure"] is None]
     agree = [all(line["agrees"] for line in trial["accounting"]) for trial in whole]
@@ -166,7 +166,7 @@ def render(
 
 
 def passed(criteria: Sequence[Criterion]) -> bool:
-    """Nothing judged is no PASS."""
+    """Without a judged criterion there is no PASS."""
     judged = [one.passed for one in criteria if one.passed is not None]
     return bool(judged) and all(judged)
 
@@ -179,18 +179,18 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--trials", type=positive, default=3, metavar="N",
                       help="runs that count (default: %(default)s)")  # fmt: skip
     made.add_argument("--warm-up", type=above_zero, metavar="SECONDS",
-                      help="a run before them that does not count (default: none)")  # fmt: skip
+                      help="a run before them, not counted (default: none)")  # fmt: skip
     made.add_argument("--max-cv", type=above_zero, default=MAX_CV_PERCENT, metavar="PERCENT",
-                      help="of tokens/s over the trials (default: %(default)g)")  # fmt: skip
+                      help="limit for tokens/s of the trials (default: %(default)g)")  # fmt: skip
     made.add_argument("--folder", type=Path, default=Path("storage_workload_validation"),
-                      metavar="FOLDER", help="for the JSON of each trial, validation.json and "
+                      metavar="FOLDER", help="the folder of each trial's JSON, validation.json and "
                       "validation.txt (default: %(default)s)")  # fmt: skip
     return made
 
 
 def main(argv: Sequence[str], run_one: Callable[[Options], Run] = execute) -> int:
-    """0 when all criteria pass, 1 when not, 130 after Ctrl-C. Raises `ConfigError` before anything
-    runs."""
+    """0 when all criteria pass, 1 when not, 130 after Ctrl-C. Raises `ConfigError` before any
+    run."""
     arguments, of_run = parser().parse_known_args(argv)
     options = flags.parse(of_run)
     if options.output is not None:
@@ -218,7 +218,7 @@ def main(argv: Sequence[str], run_one: Callable[[Options], Run] = execute) -> in
     record.write(folder / "validation.json")
     text = render(trials, found, criteria)
     (folder / "validation.txt").write_text(text + "\n", encoding="utf-8")
-    with to_whom_it_concerns():
+    with tolerate_closed_pipe():
         print(f"{text}\n\n{record.describe_machine()}; {record.command}; {folder}")
     if interrupted:
         return 130
@@ -243,7 +243,7 @@ def _run_trials(
                 return trials, True
             trials.append(run.document())
             document.write(trials[-1], arguments.folder / f"trial_{number + 1}.json")
-    except KeyboardInterrupt:  # before it began to measure
+    except KeyboardInterrupt:  # before the measurement
         return trials, True
     return trials, False
 
@@ -259,7 +259,7 @@ def _as_figure(one: Spread) -> Figure:
 
 
 def _measured(argv: Sequence[str]) -> list[str]:
-    """Without the folder, which changes nothing."""
+    """The arguments without the folder, which changes no figure."""
     kept, words = [], iter(argv)
     for word in words:
         if word == "--folder":

@@ -1,6 +1,6 @@
-"""The one thread that a store wants, and how an event loop asks it for something.
+"""The thread that a store requires, and the calls from an event loop to it.
 
-What is asked is a turn: a generator, which stops wherever others may have theirs.
+A call is a turn: a generator that yields wherever other turns may run.
 """
 
 import asyncio
@@ -13,20 +13,20 @@ from typing import Any, Generic, TypeVar
 T = TypeVar("T")
 
 Turn = Generator[bool, None, T]
-"""One read or write. Yields whether it can go on at once: one that cannot is asked again when the
-thread was woken. What it returns is the answer."""
+"""One read or write. Yields whether it can continue at once; if not, it is resumed after the thread
+was woken. Its return value is the result."""
 
 
 class TurnThread:
-    """Runs turns, one step of each after another.
+    """Runs turns round-robin, one step at a time.
 
-    `start` and `stop` are its owner's, `submit` and `call` any event loop's, `wake` anybody's;
-    turns and `on_wake` run on the thread and nowhere else.
+    The owner calls `start` and `stop`, any event loop `submit` and `call`, any thread `wake`.
+    Turns and `on_wake` run only on the thread.
     """
 
     def __init__(self, name: str, on_wake: Callable[[], None]) -> None:
-        """`on_wake` runs after each `wake`, before those who could not go on are asked again. What
-        it raises is a bug: it ends the thread, and everybody who waits gets it."""
+        """`on_wake` runs after each `wake`, before blocked turns are resumed. An error of it is a
+        bug: it ends the thread, and every waiting caller receives it."""
         self._on_wake = on_wake
         self._woken = threading.Event()
         self._ready: deque[_Asked[Any]] = deque()
@@ -34,7 +34,7 @@ class TurnThread:
         self._entering = threading.Lock()
         self._inbox: deque[_Asked[Any]] = deque()
         self._over: Exception | None = None
-        """Why nothing can be asked any more."""
+        """Why no turn is accepted any more."""
 
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -43,8 +43,8 @@ class TurnThread:
         self._thread.start()
 
     def stop(self) -> None:
-        """Return when the thread has ended. Turns that have not are cut off where they are, and
-        whoever waits for them gets a `RuntimeError`, as does who comes later."""
+        """Return when the thread has ended. Unfinished turns are cut off where they are; their
+        callers receive a `RuntimeError`, as do later ones."""
         self._stopping = True
         self.wake()
         self._thread.join()
@@ -53,7 +53,7 @@ class TurnThread:
         self._woken.set()
 
     async def submit(self, turn: Turn[T]) -> T:
-        """What `turn` returns, or raises. It goes on to its end also when nobody waits any more."""
+        """The result of `turn`, or its error. It runs to its end also without a waiting caller."""
         asked = _Asked(turn, asyncio.get_running_loop())
         with self._entering:
             if self._over is not None:
@@ -63,7 +63,7 @@ class TurnThread:
         return await asked.future
 
     async def call(self, ask: Callable[[], T]) -> T:
-        """The answer of `ask`, which runs on the thread between two turns."""
+        """The result of `ask`, which runs on the thread between two turns."""
 
         def turn() -> Turn[T]:
             yield from ()
@@ -85,7 +85,7 @@ class TurnThread:
             asked.fail(over)
 
     def _go_round(self) -> None:
-        """One step of each that can go on."""
+        """Run one step of each turn that can continue."""
         if not self._ready:
             self._woken.wait()
         if self._woken.is_set():
@@ -101,14 +101,14 @@ class TurnThread:
                 can_go_on = next(asked.turn)
             except StopIteration as stop:
                 asked.end(stop.value)
-            except Exception as error:  # its caller's, and not the end of the thread
+            except Exception as error:  # for its caller; the thread continues
                 asked.fail(error)
             else:
                 (self._ready if can_go_on else self._parked).append(asked)
 
 
 class _Asked(Generic[T]):
-    """A turn, and the future of who asked for it, which belongs to another thread."""
+    """A turn, and its caller's future, which belongs to another thread."""
 
     def __init__(self, turn: Turn[T], loop: asyncio.AbstractEventLoop) -> None:
         self.turn = turn
@@ -123,8 +123,8 @@ class _Asked(Generic[T]):
 
     def _post(self, finish: Callable[[], None]) -> None:
         def finish_if_wanted() -> None:
-            with suppress(asyncio.InvalidStateError):  # who waited was cancelled
+            with suppress(asyncio.InvalidStateError):  # the caller was cancelled
                 finish()
 
-        with suppress(RuntimeError):  # the loop has gone, and with it who waited
+        with suppress(RuntimeError):  # the caller's loop has ended
             self._loop.call_soon_threadsafe(finish_if_wanted)

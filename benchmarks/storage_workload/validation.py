@@ -1,7 +1,7 @@
-"""This run beside a recorded one: by how much is the model of users off?
+"""A comparison with a recorded trace: the error of the model of users.
 
-The trace is a list of requests, each an object with some of the fields below; what a trace does not
-have is not compared. Nothing is scaled: a trace of another machine has other latencies.
+The trace is a list of requests, each an object with some of the fields below; fields that a trace
+lacks are not compared. Nothing is scaled: a trace of another machine has other latencies.
 """
 
 import json
@@ -15,7 +15,7 @@ from benchmarks.storage_workload.samples import Samples
 from remote_server.errors import ConfigError
 
 MAX_OFF_PERCENT = 5.0
-"""Of the hit rate; the rest is for people to judge."""
+"""Limit on the hit rate's error; the other values are shown without a verdict."""
 
 _MEANS = {
     "hit rate": "cache_hit",
@@ -32,7 +32,7 @@ _FIELDS = (*_MEANS.values(), *_LATENCIES.values())
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Raises `ConfigError`, so that nothing is measured in vain."""
+    """Raises `ConfigError` before any measurement."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -51,12 +51,12 @@ def read(path: Path) -> list[dict[str, Any]]:
                     f"validation_trace: {path}, request {number}: {name} is {value!r}, not a number"
                 )
     if not any(row.get("cache_hit") is not None for row in rows):
-        raise ConfigError(f"validation_trace: {path}: no request says cache_hit")
+        raise ConfigError(f"validation_trace: {path}: no request has cache_hit")
     return rows
 
 
 def compare(rows: Sequence[Mapping[str, Any]], samples: Samples) -> dict[str, Any]:
-    """Row by row what both have. A request here is a hit when all it looked for was there."""
+    """Compare the values that both have. A request is a hit when all its blocks were found."""
     here, there = _of_samples(samples), _of_trace(rows)
     common = [name for name in there if name in here]
     off = {name: _off_percent(here[name], there[name]) for name in common}
@@ -95,7 +95,7 @@ def _of_trace(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             found[name] = sum(values) / len(values)
     for name, field in _LATENCIES.items():
         values = [float(row[field]) for row in rows if row.get(field)]
-        if values:  # 0 is of a request that moved nothing
+        if values:  # 0 stands for a request that moved nothing
             found[name] = percentile(values, 95)
     return found
 

@@ -1,4 +1,4 @@
-"""PASS or FAIL, criterion by criterion: the source's limits."""
+"""The verdict, PASS or FAIL by criterion, with the source's limits."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -27,8 +27,8 @@ class Criterion(NamedTuple):
 
 
 def judge(summary: Mapping[str, Any], profile: str) -> list[Criterion]:
-    """`latency`: the device's part of what the disk does, all of what memory does, and the hits.
-    `throughput`: that anything was generated at all, as in the source."""
+    """`latency`: the device's part of the disk's time, all of memory's time, and the hits.
+    `throughput`: any generation at all, as in the source."""
     if profile == "throughput":
         rate = summary["avg_throughput_tokens_per_sec"]
         return [Criterion("Throughput > 0 tok/s", rate, 0.0, " tok/s", rate > 0)]
@@ -44,13 +44,13 @@ def judge(summary: Mapping[str, Any], profile: str) -> list[Criterion]:
         else Criterion(
             "Cache Hit Rate > 30%", None, MIN_HIT_RATE, "%", None, "nothing could be found again"
         ),
-        # A few writes that were fast are no run that has passed.
+        # A few fast writes do not make a run pass.
         *([] if answered else [Criterion("Requests answered > 0", 0.0, 0.0, "", False)]),
     ]
 
 
 def passed(criteria: list[Criterion]) -> bool:
-    """Nothing failed, and something was judged."""
+    """No criterion failed, and at least one was judged."""
     verdicts = [criterion.passed for criterion in criteria]
     return False not in verdicts and True in verdicts
 
@@ -58,7 +58,7 @@ def passed(criteria: list[Criterion]) -> bool:
 def _at_most(
     name: str, tiers: Mapping[str, Any], rows: list[str], part: str, limit: float
 ) -> Criterion:
-    """Of several rows the worst counts."""
+    """The worst of several rows counts."""
     found = [tiers[row][part]["p95"] for row in rows if row in tiers]
     if not found:
         return Criterion(name, None, limit, "ms", None, "this tier did nothing")

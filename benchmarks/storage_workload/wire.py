@@ -1,8 +1,8 @@
-"""A server as the store: through the ordinary client, as an engine uses it.
+"""A server as the store, through the ordinary client, as in an engine.
 
-Rows lie in memory that a server on this host can reach, so the bytes travel as an engine's would:
-through shared memory there, over TCP from anywhere else. Making the bytes of a row is part of a
-write, as it is where the store is in this process.
+Rows are in memory that a server on this host can map, so the bytes travel as in an engine: through
+shared memory on this host, over TCP otherwise. Making the bytes of a row is part of a write, as
+with the store in this process.
 """
 
 import asyncio
@@ -41,20 +41,20 @@ T = TypeVar("T")
 
 
 class _Landed(NamedTuple):
-    """What came of one get."""
+    """The result of one get."""
 
     prefix: int
-    """Blocks from the first on."""
+    """The number of blocks from the first on."""
 
     blocks: int
     num_bytes: int
 
 
 class WireBackend:
-    """A `Backend`. Blocks are in a namespace of this run's own, which is cleared at its end.
+    """A `Backend`. Blocks are in a namespace of this run, which is cleared at its end.
 
-    A server that goes away, or comes back as another one that has nothing, ends the run: every
-    method raises `ServerUnavailable` from then on, but `occupancy` and `take_behind`.
+    The loss of the server, or its restart with an empty store, ends the run: every method but
+    `occupancy` and `take_behind` raises `ServerUnavailable` from then on.
     """
 
     tiers = ("server",)
@@ -63,8 +63,8 @@ class WireBackend:
         self, endpoint: str, block_bytes: int, payload: Payload, transport: str = "auto"
     ) -> None:
         """`endpoint` may name a key file, as an engine's setting does (`?keys=FILE`); `transport`
-        as in `ClientConfig`. Raises `ConfigError` when no server answers there, or it does not
-        take such blocks."""
+        as in `ClientConfig`. Raises `ConfigError` when no server answers there, or when it does
+        not take such blocks."""
         address, keys = server_address(endpoint)
         self._endpoint = address
         self._payload = payload
@@ -78,7 +78,7 @@ class WireBackend:
         with ExitStack() as undo:
             region = SharedRegion(NUM_WINDOWS * window_bytes, "storage-workload")
             undo.callback(region.close)
-            np.copyto(np.frombuffer(region.view, np.uint8), 1)  # touched before anything is timed
+            np.copyto(np.frombuffer(region.view, np.uint8), 1)  # touched before timing
             self._client = RemoteClient(config)
             undo.callback(self._client.close, READY_S)
             self._windows: asyncio.Queue[list[memoryview]] = asyncio.Queue()
@@ -98,13 +98,13 @@ class WireBackend:
     def __exit__(self, *_: object) -> None:
         with self._close:
             self._client.forget(self._namespace)
-            # A server that has gone has forgotten it already.
+            # A lost server has no such namespace any more.
             self._client.clear(self._namespace, forget=True).exception(PATIENCE_S)
 
     @property
     def transport(self) -> str:
-        """`shm` or `tcp`, or both: how blocks have travelled so far. Shared memory may be there a
-        moment after the connection."""
+        """`shm` or `tcp`, or both: the transports used so far. Shared memory may become available
+        a moment after the connection."""
         return " and ".join(sorted(self._transports)) or "nothing moved"
 
     async def read(self, blocks: Blocks) -> ReadDone:
@@ -142,7 +142,7 @@ class WireBackend:
         return WriteDone(created, existed, declined, (part,) if created else ())
 
     async def occupancy(self) -> Mapping[str, Occupancy]:
-        """Of all that the server holds, whoever's; of nothing when it has gone."""
+        """The contents of the server from all clients; empty when it has gone."""
         try:
             stats = await self._stats()
         except ServerUnavailable:
@@ -153,12 +153,12 @@ class WireBackend:
         }
 
     async def counters(self) -> Mapping[str, int]:
-        """What has been added to the server's since this run began."""
+        """The increase of the server's counters since this run began."""
         now = (await self._stats()).counters
         return {name: count - self._before.get(name, 0) for name, count in now.items()}
 
     async def settle(self) -> None:
-        """The server does not say when its disk has everything; its books are its own."""
+        """Does nothing: the server does not report the end of its writes to disk."""
 
     def take_behind(self) -> list[Behind]:
         return []
@@ -191,8 +191,8 @@ class WireBackend:
 
     @asynccontextmanager
     async def _rows(self) -> AsyncIterator[list[memoryview]]:
-        """Some that nobody touches. A task that is cancelled keeps them: what it has begun goes
-        on for a while."""
+        """Free rows. A cancelled task keeps its rows, because its transfer may continue for a
+        while."""
         rows = await self._windows.get()
         is_cancelled = False
         try:
@@ -233,5 +233,5 @@ class WireBackend:
 
 
 def _cut(rows: list[memoryview], window: Blocks) -> list[memoryview]:
-    """A row for each block, exactly as long."""
+    """A row for each block, of exactly its length."""
     return [row[:length] for row, length in zip(rows, window.lengths, strict=False)]

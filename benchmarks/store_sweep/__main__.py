@@ -1,4 +1,4 @@
-"""How many conversations does one server carry, and how many servers does a load take?
+"""A sweep: how many conversations does one server carry, and how many servers does a load take?
 
     python -m benchmarks.store_sweep --concurrency 1,2,4,8,16 --html sweep.html --csv sweep.csv
     python -m benchmarks.store_sweep --storage-latency-ms 20 --json sweep.json
@@ -7,9 +7,8 @@
     python -m benchmarks.store_sweep plan --target-tokens-per-s 1000000 --read-p50-ms 30 \
         --record sweep.json
 
-A sweep (`run`, which may be left out) starts a server, and for each point processes of clients that
-hold conversations, in rounds. With --server it starts none. `plan` measures nothing: it reads a
-sweep.
+`run`, which may be omitted, starts a server, and for each point processes of clients that hold
+conversations, in rounds. With --server it starts none. `plan` measures nothing: it reads a sweep.
 """
 
 import argparse
@@ -40,11 +39,11 @@ MODULE = "benchmarks.store_sweep"
 
 _POINTS = "1,2,4,6,8,16,32,64,80"
 _CHANNELS = 16
-_SPREAD_PERCENT = 20.0  # about what the source's reads vary by at one at once
+_SPREAD_PERCENT = 20.0  # about the variation of the source's reads with one client
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit status: 2 for what was asked wrongly or cannot run, 1 with errors in a point, else 0."""
+    """Exit status: 2 for wrong options or when it cannot run, 1 with errors in a point, else 0."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if not argv or (argv[0].startswith("-") and argv[0] not in ("-h", "--help")):
         argv = ["run", *argv]
@@ -95,18 +94,18 @@ def _measure(
     rounds: dict[Point, list[sweep.Round]], num_rounds: int, load: sweep.Load,
     servers: Servers, runner: Runner,
 ) -> float | None:  # fmt: skip
-    """Fill `rounds`. The fastest that two raw connections were before any of them."""
+    """Fill `rounds`. Returns the best speed of two raw connections before any of them."""
     raw: list[float] = []
     for number, point in in_rounds([*rounds], num_rounds):
         where = f"round {number + 1} of {num_rounds}: {point}"
-        runner.say(where)
+        runner.show(where)
         if servers.here:
             raw.append(network.raw_gb_per_s())
         measured = sweep.run_round(servers, point, load, f"{number} {point}")
         rounds[point].append(measured)
         for error in dict.fromkeys(measured.errors):
             print(f"{where}: {measured.errors.count(error)} x {error}", file=sys.stderr)
-    runner.say("")
+    runner.show("")
     return max(raw, default=None)
 
 
@@ -130,7 +129,7 @@ def _storage(arguments: argparse.Namespace) -> Storage | None:
 
 
 def _check_files(arguments: argparse.Namespace) -> None:
-    """Now, because a sweep takes minutes."""
+    """Checked before the sweep, which takes minutes."""
     for file in filter(None, (arguments.csv, arguments.json, arguments.html)):
         if why := why_not_written(file):
             raise ConfigError(why)
@@ -205,46 +204,46 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     add = commands.add_parser("run", help="measure").add_argument
     add("--concurrency", default=_POINTS, metavar="N,N",
-        help="conversations at once; up to 8 a process each, beyond it 8 processes, or as in 3x4 "
-        "(default: %(default)s)")  # fmt: skip
+        help="conversations at once; up to 8 one a process, beyond that in 8 processes, or as in "
+        "3x4 (default: %(default)s)")  # fmt: skip
     add("--seconds", type=options.above_zero, default=2.0,
-        help="of each point in each round (default: %(default)g)")  # fmt: skip
+        help="length of each point in each round (default: %(default)g)")  # fmt: skip
     add("--rounds", type=options.positive, default=3, metavar="N",
-        help="times that each point is measured, all together (default: %(default)s)")  # fmt: skip
+        help="rounds over all points (default: %(default)s)")  # fmt: skip
     add("--pause-ms", type=options.above_zero, default=0.0, metavar="MS",
-        help="before each turn, on average, as people and models take (default: none)")  # fmt: skip
+        help="mean pause before each turn, for users and models (default: none)")  # fmt: skip
     add("--block-bytes", type=options.size, default=source.BLOCK_BYTES, metavar="SIZE",
-        help="of 128 tokens (default: the source's payload, %(default)s)")  # fmt: skip
+        help="size of a block of 128 tokens (default: the source's, %(default)s)")  # fmt: skip
     add("--servers", type=options.positive, default=1, metavar="N",
-        help="start so many and share the clients out evenly (default: %(default)s)")  # fmt: skip
+        help="servers to start; clients are divided evenly (default: %(default)s)")  # fmt: skip
     add("--server", action="append", default=[], metavar="ADDRESS",
-        help="a running server in place of one of ours, tcp://HOST:PORT, with ?keys=FILE where it "
-        "demands keys; may be repeated")  # fmt: skip
+        help="a running server, tcp://HOST:PORT, with ?keys=FILE where it requires keys; may be "
+        "repeated")  # fmt: skip
     add("--sla-ms", type=_limits, metavar="MS,MS",
         help="limits on reads (p50) to find the best configuration for (default: the source's, "
         "25,30,45,60, and in proportion to the fastest read)")  # fmt: skip
     add("--storage-latency-ms", type=options.above_zero, metavar="MS",
-        help="emulate a storage behind the server: what a read of a block takes in it, on "
-        "average")  # fmt: skip
+        help="emulate a storage behind the server: the mean time to read a block "
+        "there")  # fmt: skip
     add("--storage-spread-percent", type=float, metavar="PERCENT",
-        help=f"how much less or more a block may take (default: {_SPREAD_PERCENT:g})")  # fmt: skip
+        help=f"the variation of that time, either way (default: {_SPREAD_PERCENT:g})")  # fmt: skip
     add("--storage-channels", type=options.positive, metavar="N",
-        help=f"and how many blocks it reads at once (default: {_CHANNELS})")  # fmt: skip
-    for flag, text in (("--csv", "the points, in the source's columns"), ("--json", "the record"),
+        help=f"blocks that it reads at once (default: {_CHANNELS})")  # fmt: skip
+    for flag, text in (("--csv", "the points in the source's columns"), ("--json", "the record"),
                        ("--html", "a page with charts and tables")):  # fmt: skip
-        add(flag, type=Path, metavar="FILE", help=f"write {text} there")
+        add(flag, type=Path, metavar="FILE", help=f"write {text} to this file")
     plan = commands.add_parser("plan", help="how many servers a load takes")
     plan.add_argument("--target-tokens-per-s", type=options.above_zero, required=True, metavar="N")
     plan.add_argument(
         "--read-p50-ms", type=options.above_zero, metavar="MS",
-        help="take the point with the most tokens whose reads are faster (default: any)",
+        help="use the point with the most tokens whose reads are faster (default: any)",
     )  # fmt: skip
     add = plan.add_mutually_exclusive_group(required=True).add_argument
-    add("--record", type=Path, metavar="FILE", help="a sweep of yours, from --json")
-    add("--csv", type=Path, metavar="FILE", help="or from --csv")
-    add("--source", action="store_true", help="or the source's table")
+    add("--record", type=Path, metavar="FILE", help="the sweep, from --json")
+    add("--csv", type=Path, metavar="FILE", help="the sweep, from --csv")
+    add("--source", action="store_true", help="the source's table")
     add("--per-server-tokens-per-s", type=options.above_zero, metavar="N",
-        help="or what one server carries")  # fmt: skip
+        help="the load of one server")  # fmt: skip
     return parser
 
 

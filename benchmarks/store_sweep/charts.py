@@ -1,9 +1,9 @@
-"""The source's three charts, and where a read's time goes, drawn by matplotlib, as SVG to be set
-into a page.
+"""The source's three charts and the parts of a read, drawn by matplotlib, as SVG for embedding in a
+page.
 
-Lines and letters take the colour of the text around them, so one picture serves light and dark.
-Each point and each bar is a group with its exact values as a title, which a browser shows to a
-pointer without a script, and with the name of its series, which `interactive` uses.
+Lines and letters take the colour of the surrounding text, so one picture serves light and dark.
+Each point and each bar is a group with its exact values as a title, which a browser shows without a
+script, and with the name of its series, which `interactive` uses.
 """
 
 import io
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from benchmarks.store_sweep.points import PARTS, Percentiles, Result
 
-_TEXT = "#010203"  # stands for the colour of the text around, and is drawn nowhere else
-# Okabe and Ito's palette, those of it that are read on white and on black.
+_TEXT = "#010203"  # stands for the colour of the surrounding text; used for nothing else
+# The colours of Okabe and Ito's palette that are legible on white and on black.
 _COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7")
 _MARKS = ("o", "s", "^", "D")
-_STYLE: Any = {  # matplotlib's own type of it is a list of all its settings
+_STYLE: Any = {  # matplotlib's own type lists all its settings
     "svg.fonttype": "none",  # text, not outlines
     "font.family": "sans-serif",
     "text.color": _TEXT,
@@ -43,18 +43,18 @@ class Chart(NamedTuple):
     name: str
     svg: str
     series: dict[str, str]
-    """Of each series that can be switched off: its name, and its colour."""
+    """Name and colour of each series that can be switched off."""
 
 
 Tips = dict[str, str]
-"""What each point shows: its values in words, by its id, `SERIES~NUMBER`."""
+"""Values of each point in words, by its id, `SERIES~NUMBER`."""
 
 
 def latency(results: Sequence[Result], operation: str) -> Chart:
     """Percentiles of `operation` ("lookup" or "read") over thousands of tokens a second.
 
-    Up to the peak: beyond it more clients give fewer tokens, and the curve would turn back. In
-    powers of ten, because the slowest of thousands would press the median flat.
+    Up to the peak: beyond it more clients give fewer tokens, and the curve would turn back.
+    Logarithmic, because the slowest of thousands would flatten the median.
     """
     peak = max(range(len(results)), key=lambda place: results[place].tokens_per_s)
     shown = results[: peak + 1]
@@ -97,7 +97,7 @@ def latency(results: Sequence[Result], operation: str) -> Chart:
 
 
 def _without_overlap(xs: list[float], names: list[str]) -> tuple[list[float], list[str]]:
-    """Names of neighbours that are too close to stand side by side become one."""
+    """Merge the names of neighbours that are too close together."""
     room = (max(xs) - min(xs)) / 25
     groups: list[list[int]] = []
     for number in sorted(range(len(xs)), key=xs.__getitem__):
@@ -110,7 +110,7 @@ def _without_overlap(xs: list[float], names: list[str]) -> tuple[list[float], li
 
 
 def _line_below(value: float) -> float:
-    """The nearest of 1, 2, 5, 10, 20, …, which have lines across."""
+    """The nearest lower value of 1, 2, 5, 10, 20, …, which have grid lines."""
     power = 10 ** math.floor(math.log10(value))
     return float(max(step * power for step in (1, 2, 5) if step * power <= value))
 
@@ -147,7 +147,7 @@ def throughput(results: Sequence[Result]) -> Chart:
 
 
 def split(results: Sequence[Result]) -> Chart | None:
-    """The parts of a read, one on the other, over the number at once; None without any."""
+    """The parts of a read, stacked, over the number at once; None without any."""
     known = [result for result in results if result.split is not None]
     tips: Tips = {}
     series = dict(zip(PARTS, _COLOURS, strict=True))
@@ -181,7 +181,7 @@ def _name_points(axes: Any, results: Sequence[Result]) -> None:
 
 
 def _svg(draw: Callable[[Any], None], prefix: str, tips: Mapping[str, str]) -> str:
-    """`tips` is filled by `draw`."""
+    """`draw` fills `tips`."""
     # Imported here: it takes half a second, and most runs draw nothing.
     import matplotlib as mpl
     from matplotlib.figure import Figure
@@ -209,7 +209,7 @@ def _with_tips(svg: str, prefix: str, tips: Mapping[str, str]) -> str:
 
 
 def _to_set_into_a_page(svg: str, prefix: str) -> str:
-    """Without XML's head, addresses of schemas and licences, and names that another chart has."""
+    """Remove XML's head, addresses of schemas and licences, and make names unique."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", svg)

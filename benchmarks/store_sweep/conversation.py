@@ -1,9 +1,9 @@
-"""A conversation of seven turns, as the blocks of its growing prompt are asked for and kept.
+"""A conversation of seven turns: the lookups, reads and writes of its growing prompt.
 
 The first prompt fills one block of 128 tokens; each later turn adds an answer of 50 tokens and a
-question of 10. A turn looks up all that was written before, reads all of that in one stream, and
-writes what has become a full block since: 7 lookups, 6 reads and 3 writes. The source books that
-as (6 + 3) x 128 = 1,152 tokens, a block for each operation; the reads are of 10 blocks in truth.
+question of 10. A turn looks up all blocks written before, reads all of them in one stream, and
+writes the blocks that have become full since: 7 lookups, 6 reads and 3 writes. The source books
+that as (6 + 3) x 128 = 1,152 tokens, a block for each operation; in fact 10 blocks are read.
 """
 
 import hashlib
@@ -18,13 +18,13 @@ QUESTION_TOKENS = 10
 
 
 class Turn(NamedTuple):
-    """What one turn does, in numbers of blocks from the first of the conversation."""
+    """One turn, in numbers of blocks from the first of the conversation."""
 
     known: int
-    """Written before: looked up, and read when there are any."""
+    """Blocks written before: looked up, and read when there are any."""
 
     full: int
-    """Full by now: `known` to this are written."""
+    """Blocks full by now: those from `known` to this are written."""
 
 
 def turns() -> list[Turn]:
@@ -47,9 +47,9 @@ BLOCKS_MOVED = BLOCKS + sum(turn.known for turn in TURNS)
 
 
 def keys_of(speaker: bytes, number: int) -> list[bytes]:
-    """The keys of the `number`th conversation of somebody: each hashes all that came before it.
+    """The keys of a speaker's `number`th conversation: each hashes all blocks before it.
 
-    As long as vLLM's: a hash of 32 bytes and a cache group of 4.
+    They are as long as vLLM's: a hash of 32 bytes and a cache group of 4.
     """
     keys = []
     parent = hashlib.sha256(b"%s %d" % (speaker, number)).digest()

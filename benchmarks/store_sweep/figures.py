@@ -1,4 +1,4 @@
-"""A point as a record's figure, and back."""
+"""Conversion of points to a record's figures, and back."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ _SPLIT = {
 
 
 def as_figure(result: Result) -> Figure:
-    """What was not measured is left out."""
+    """Values not measured are omitted."""
     values: dict[str, float] = {
         "conversations per second": result.tps,
         "tokens per second": result.tokens_per_s,

@@ -1,4 +1,4 @@
-"""Charts that show values and switch series: buttons, style and a script for the page of a sweep.
+"""Interactive charts for the page of a sweep: buttons, style and a script.
 
 The page is complete without the script: the pictures have a legend and titles, and the buttons are
 hidden. The script shows the nearest point's values to a pointer and to the keyboard (one stop of
@@ -11,7 +11,7 @@ from benchmarks.store_sweep.charts import Chart
 
 
 def figure(chart: Chart, title: str) -> str:
-    """`chart` with its buttons; scrolls by itself where the screen is narrow."""
+    """`chart` with its buttons, in a frame that scrolls on a narrow screen."""
     buttons = "".join(
         f'<button type="button" aria-pressed="true" data-series="{escape(name)}">'
         f'<i style="background: {colour}"></i>{escape(name)}</button>'

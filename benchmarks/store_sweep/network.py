@@ -1,5 +1,5 @@
-"""Whether the network limits a sweep: what it moves, against two raw TCP connections in the same
-run."""
+"""The verdict on the network: the bytes that a sweep moves, against two raw TCP connections in the
+same run."""
 
 import time
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from benchmarks.store_sweep.points import Result
 from remote_server.cli.bench_verdict import CONNECTIONS, RawSockets
 from remote_server.sizes import MiB
 
-# Up to this part of what raw sockets move, the network is not what a sweep waits for; from the
-# other part on it is.
+# Percent of the raw sockets' speed: up to the first value the network does not limit a sweep, from
+# the second on it does.
 _NOT_A_LIMIT = 50.0
 _A_LIMIT = 80.0
 
@@ -20,7 +20,7 @@ _PASSES = 8
 
 
 def raw_gb_per_s(num_passes: int = _PASSES, row_bytes: int = _ROW_BYTES) -> float:
-    """The fastest of `num_passes` passes, each of 16 rows over two connections of loopback, in 10⁹
+    """The fastest of `num_passes` passes, each of 16 rows over two loopback connections, in 10⁹
     bytes a second. The first pass is not timed. Raises `Skipped`."""
     sources = [memoryview(bytes([number]) * row_bytes) for number in range(_ROWS)]
     targets = [memoryview(bytearray(row_bytes)) for _ in range(_ROWS)]
@@ -40,7 +40,7 @@ def raw_gb_per_s(num_passes: int = _PASSES, row_bytes: int = _ROW_BYTES) -> floa
 
 
 def conclusion(results: Sequence[Result], here: bool) -> str:
-    """One sentence, of the point that moves the most."""
+    """One sentence, about the point that moves the most."""
     if not here:
         return (
             "Whether the network is the bottleneck is SKIPPED: the server is on another machine, "
@@ -48,7 +48,7 @@ def conclusion(results: Sequence[Result], here: bool) -> str:
         )
     known = [one for one in results if one.network_percent is not None and not one.errors]
     if not known:
-        return "Whether the network is the bottleneck cannot be said: no point without errors."
+        return "Whether the network is the bottleneck is unknown: no point without errors."
     most = max(known, key=lambda one: one.network_percent or 0.0)
     percent = most.network_percent
     assert percent is not None

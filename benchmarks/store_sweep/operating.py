@@ -1,4 +1,4 @@
-"""Which point to run a server at, by rule, and how many servers a load takes."""
+"""Rules for a server's operating point, and the number of servers for a load."""
 
 import math
 from collections.abc import Sequence
@@ -7,10 +7,10 @@ from typing import NamedTuple
 from benchmarks.store_sweep.points import Result
 from remote_server.errors import ConfigError
 
-# Reads this much slower than the fastest are still called low latency.
+# Reads up to this factor slower than the fastest count as low latency.
 _LOW_LATENCY = 1.10
 
-# From this part of the peak on, more clients only wait longer.
+# From this part of the peak on, more clients only increase waiting.
 _NEAR_PEAK = 0.95
 
 
@@ -23,7 +23,7 @@ class OperatingPoint(NamedTuple):
 
 
 def operating_points(results: Sequence[Result]) -> list[OperatingPoint]:
-    """Four, from patient to greedy; points with errors, or without reads, are none.
+    """Four points, from low latency to maximum; points with errors or without reads are excluded.
 
     On the source's table these rules choose what its authors chose: 8, 32, 64 and 80.
     """
@@ -77,16 +77,16 @@ class WithinSla(NamedTuple):
 
     limit_ms: float
     result: Result | None
-    """The most tokens with faster reads; None when no point has them."""
+    """The point with the most tokens whose reads are faster; None without one."""
 
 
-# The source's limits, and what they are in units of its fastest read, 18.81 ms.
+# The source's limits, and the same in units of its fastest read, 18.81 ms.
 SOURCE_SLAS_MS = (25.0, 30.0, 45.0, 60.0)
 _IN_FASTEST_READS = (1.33, 1.6, 2.4, 3.2)
 
 
 def slas_for(results: Sequence[Result]) -> list[float]:
-    """The source's limits. Where those choose one point alone, the first of them, and limits in the
+    """The source's limits. Where those choose only one point, the first of them, and limits in the
     same proportion to the fastest read."""
     reads = [one.read.p50 for one in results if one.read.p50 is not None and not one.errors]
     chosen = {one.result and one.result.point for one in within_slas(results, SOURCE_SLAS_MS)}

@@ -1,5 +1,5 @@
-"""One HTML page of a sweep that needs nothing else: no address, no file beside it, one script in it
-without which it still shows all."""
+"""The HTML page of a sweep, self-contained: no address, no second file, and one script without
+which it is complete."""
 
 from collections.abc import Sequence
 from html import escape
@@ -27,7 +27,7 @@ code { background: var(--soft); padding: .1rem .3rem }
 def render(
     record: Record, verdicts: Sequence[spare.Verdict], slas: Sequence[WithinSla], block_bytes: int
 ) -> str:
-    """`verdicts` of at least one point. The record's parameters may name an emulated storage, the
+    """`verdicts` of at least one point. The record's parameters may have an emulated storage, the
     servers, and the conclusion on the network."""
     results = [one.result for one in verdicts]
     parts = [
@@ -41,7 +41,7 @@ def render(
         f"<p>{escape(str(record.parameters.get('network', '')))}</p>",
         "<h2>The best configuration for a limit on reads</h2>", _about_slas(), _slas(slas),
         "<h2>Every point</h2>", _points(results),
-        "<h2>What it took of the machine, and the rest</h2>", _about_cores(), _rest(verdicts),
+        "<h2>Use of the machine, and other figures</h2>", _about_cores(), _rest(verdicts),
         "<h2>Where to run it</h2>", _operating(results),
         "<h2>The source's own figures</h2>", _about_source(),
         _points(source.results()),
@@ -55,7 +55,7 @@ def _chart(chart: charts.Chart, name: str) -> str:
 
 
 def _split(results: Sequence[Result]) -> list[str]:
-    """The parts of a read; nothing without them."""
+    """The parts of a read; empty without them."""
     chart = charts.split(results)
     if chart is None:
         return []
@@ -65,11 +65,11 @@ def _split(results: Sequence[Result]) -> list[str]:
         for one in results if one.split is not None
     ]  # fmt: skip
     about = (
-        "<p>Means, which sum up. <em>Serialize</em>: until the request was handed to ZeroMQ. "
+        "<p>Means, which sum up. <em>Serialize</em>: until the request was passed to ZeroMQ. "
         "<em>Server</em>: in the server without its storage. <em>Storage</em>: until its store "
         "had found and read the blocks. <em>Deserialize</em>: into the client's memory, verified, "
-        "until its thread went on. <em>Network</em>: the rest of the way, with the queues of both "
-        "sockets. <em>Apart</em>: reads, measured as a whole, that are more than 5 % off the sum "
+        "until its thread continued. <em>Network</em>: the rest of the way, with both sockets' "
+        "queues. <em>Apart</em>: reads, measured as a whole, that are more than 5 % off the sum "
         "of their parts.</p>"
     )
     headers = ["at once", *PARTS, "read", "apart"]
@@ -80,8 +80,8 @@ def _split(results: Sequence[Result]) -> list[str]:
 def _about_slas() -> str:
     return (
         "<p>The point with the most tokens whose reads (p50) are below the limit. The limits are "
-        "the source's; where those choose one point alone, the first of them stands behind limits "
-        "in the same proportion to the fastest read.</p>"
+        "the source's; where those choose only one point, the first of them follows limits in the "
+        "same proportion to the fastest read.</p>"
     )
 
 
@@ -113,7 +113,7 @@ def _about(record: Record, block_bytes: int) -> str:
 def _about_source() -> str:
     return (
         f"<p>From {escape(source.LABEL)}; another machine, so compare shapes and not numbers. "
-        "Three things in it are put right here. Its 512 bytes a block are the token ids: it moved "
+        "Three things in it are corrected here. Its 512 bytes a block are the token ids: it moved "
         f"{source.BLOCK_BYTES:,} bytes. It averaged percentiles over its processes, which hides "
         "the slowest. Its capacity table allows 8x2 for reads below 30 ms though its 8x4 reads in "
         "25.96 ms.</p>"
@@ -121,7 +121,7 @@ def _about_source() -> str:
 
 
 def _points(results: Sequence[Result]) -> str:
-    """As the source's table."""
+    """A table with the source's columns."""
     rows = [
         [f"{r.point.concurrency} ({r.point})", f"{r.tps:.1f}", f"{r.tokens_per_s / 1e3:.1f}",
          *_ms(r.lookup[:3]), *_ms(r.read[:3])]
@@ -180,5 +180,5 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], words: Sequenc
 
 
 def _wide(what: str) -> str:
-    """Scrolls by itself where the screen is narrow."""
+    """A frame that scrolls on a narrow screen."""
     return f'<div class="wide">{what}</div>'

@@ -1,4 +1,4 @@
-"""What a sweep varies and what comes out of it, and both as CSV."""
+"""Inputs and results of a sweep, and both as CSV."""
 
 import csv
 import io
@@ -12,17 +12,17 @@ from benchmarks.harness.statistics import percentile
 from remote_server.errors import ConfigError
 
 _MOST_PROCESSES = 8
-"""As in the source: up to here each client has a process, beyond it processes have more clients."""
+"""As in the source: up to this number each client has a process, beyond it several share one."""
 
 _PERCENTS = (50, 90, 99, 100)
 
 
 class Point(NamedTuple):
-    """How many conversations at once."""
+    """A number of conversations at once."""
 
     processes: int
     clients: int
-    """Of each process."""
+    """Clients of each process."""
 
     @property
     def concurrency(self) -> int:
@@ -30,7 +30,8 @@ class Point(NamedTuple):
 
     @classmethod
     def of(cls, concurrency: int) -> "Point":
-        """Up to eight a process each. Raises `ConfigError` for what eight cannot share."""
+        """Up to eight clients have a process each. Raises `ConfigError` for a greater number that
+        eight does not divide."""
         if concurrency <= _MOST_PROCESSES:
             return cls(concurrency, 1)
         if concurrency % _MOST_PROCESSES:
@@ -53,7 +54,7 @@ class Point(NamedTuple):
 
 
 def in_rounds(points: Sequence[Point], num_rounds: int) -> Iterator[tuple[int, Point]]:
-    """All points in each round, which begins at another one: a machine's drift is shared out."""
+    """All points in each round. Rounds begin at different points, which distributes drift."""
     for number in range(num_rounds):
         first = number % len(points)
         for point in (*points[first:], *points[:first]):
@@ -61,7 +62,7 @@ def in_rounds(points: Sequence[Point], num_rounds: int) -> Iterator[tuple[int, P
 
 
 class Percentiles(NamedTuple):
-    """Milliseconds, of all samples of all clients together. None was not measured."""
+    """Milliseconds, over all samples of all clients together. None: not measured."""
 
     p50: float | None
     p90: float | None
@@ -84,17 +85,17 @@ class ReadSplit(NamedTuple):
     serialize: float
     network: float
     server: float
-    """Without its storage."""
+    """In the server without its storage."""
 
     storage: float
     deserialize: float
-    """Into the client's memory, verified, until its thread goes on."""
+    """Into the client's memory, verified, until its thread continues."""
 
     read: float
-    """Measured around the whole read, not from the parts."""
+    """Measured around the whole read, not a sum of the parts."""
 
     apart_percent: float
-    """Reads of which the parts do not sum up to the read within 5 %."""
+    """Percent of reads whose parts do not sum up to the read within 5 %."""
 
     @property
     def parts(self) -> dict[str, float]:
@@ -106,11 +107,11 @@ PARTS = ReadSplit._fields[:5]
 
 @dataclass(frozen=True)
 class Result:
-    """What one point came to."""
+    """The results of one point."""
 
     point: Point
     tps: float
-    """Conversations a second, of all clients."""
+    """Conversations a second of all clients."""
 
     tokens_per_s: float
     """As the source books them: 1,152 a conversation."""
@@ -120,30 +121,30 @@ class Result:
     write: Percentiles = NOTHING
     errors: int = 0
     cpu_percent: float | None = None
-    """Of all cores, how much was in use meanwhile: near 100 the machine is the limit."""
+    """Use of all cores meanwhile: near 100 the machine is the limit."""
 
     server_percent: float | None = None
-    """Of one core, what the servers' processes used. The loop of each is one thread."""
+    """Percent of one core used by the servers' processes. The loop of each is one thread."""
 
     split: ReadSplit | None = None
     """None when the server sends no times."""
 
     moved_gb_per_s: float | None = None
-    """Blocks read and written, in 10⁹ bytes."""
+    """Blocks read and written, in 10⁹ bytes a second."""
 
     raw_gb_per_s: float | None = None
     """The speed of two raw TCP connections of this machine in the same run."""
 
     @property
     def network_percent(self) -> float | None:
-        """The part of `raw_gb_per_s` that the blocks took."""
+        """The blocks' percentage of `raw_gb_per_s`."""
         if not self.raw_gb_per_s or self.moved_gb_per_s is None:
             return None
         return 100 * self.moved_gb_per_s / self.raw_gb_per_s
 
 
 def split_of(values: Mapping[str, float | None]) -> ReadSplit | None:
-    """From its fields by name; None unless all are there."""
+    """Made of its fields by name; None unless all are present."""
     known = {name: value for name, value in values.items() if value is not None}
     return ReadSplit(**known) if len(known) == len(ReadSplit._fields) else None
 
@@ -155,11 +156,11 @@ COLUMNS = (
     "errors", "cpu_percent", "server_cpu_percent",
     *(f"read_mean_{name}" for name in ReadSplit._fields), "moved_gb_per_s", "raw_gb_per_s",
 )  # fmt: skip
-"""The source's, then those that it does not have."""
+"""The source's columns, then those that it lacks."""
 
 
 def as_csv(results: Sequence[Result]) -> str:
-    """What was not measured is empty."""
+    """Values not measured are empty."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -178,7 +179,7 @@ def as_csv(results: Sequence[Result]) -> str:
 
 
 def read_csv(path: Path) -> list[Result]:
-    """Raises `ConfigError`. Columns that the source's own files do not have may be missing."""
+    """Raises `ConfigError`. Columns that the source's files lack may be missing."""
     try:
         with path.open() as file:
             results = [_result(row) for row in csv.DictReader(file)]

@@ -38,7 +38,7 @@ def points(verdicts: Sequence[spare.Verdict]) -> str:
 
 
 def split(results: Sequence[Result]) -> str:
-    """Where the time of a read goes; empty when no server sent times."""
+    """The parts of a read's time; empty when no server sent times."""
     lines: list[list[table.Cell]] = [
         [str(one.point), *one.split, one.moved_gb_per_s, one.network_percent]
         for one in results if one.split is not None
@@ -70,7 +70,7 @@ SLA_HEADERS = ["limit on reads", "configuration", "a second", "K tokens/s", "loo
 
 
 def sla_cells(one: WithinSla) -> list[str]:
-    """A line of the table, for a terminal and for a page."""
+    """A line of the table, for the terminal and for the page."""
     limit = f"p50 < {one.limit_ms:g} ms"
     if one.result is None:
         return [limit, "none measured", *("-" for _ in SLA_HEADERS[2:])]

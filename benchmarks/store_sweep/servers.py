@@ -1,4 +1,4 @@
-"""Servers of a sweep: started here for it, or running already, on this machine or another."""
+"""Servers of a sweep: started for it, or already running here or on another machine."""
 
 import secrets
 import sys
@@ -20,20 +20,20 @@ from remote_server.sizes import GiB, MiB, format_bytes
 NAMESPACE = "store-sweep"
 
 _LIVE_CONVERSATIONS = 4
-"""Of each client, that memory holds: the one it is in, and room so that its blocks stay."""
+"""Conversations of each client that fit into memory: the present one, and room against eviction."""
 
 
 class Storage(NamedTuple):
-    """What is emulated behind a server."""
+    """The storage emulated behind a server."""
 
     latency_ms: float
-    """Of each block, on average."""
+    """The mean of each block."""
 
     spread_percent: float
-    """How much less, or more, one may take."""
+    """The variation of a block's latency, either way."""
 
     channels: int
-    """Blocks at a time."""
+    """Blocks read at a time."""
 
     def __str__(self) -> str:
         return (
@@ -44,10 +44,10 @@ class Storage(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """Which servers to sweep over."""
+    """The servers that a sweep requests."""
 
     number: int = 1
-    """To be started."""
+    """The number to be started."""
 
     storage: Storage | None = None
     """Emulated behind each of them."""
@@ -56,7 +56,7 @@ class Wanted(NamedTuple):
     """Addresses of running ones, as an engine's setting has them; then none is started."""
 
     def check(self) -> None:
-        """Raise `ConfigError` for what contradicts itself."""
+        """Raise `ConfigError` for contradictions."""
         for address in self.given:
             server_address(address, "server")
         if len(set(self.given)) < len(self.given):
@@ -71,7 +71,7 @@ class Wanted(NamedTuple):
 
 
 class Servers(NamedTuple):
-    """Ready to be swept."""
+    """Servers that are ready for the sweep."""
 
     addresses: list[str]
     pids: list[int]
@@ -79,11 +79,11 @@ class Servers(NamedTuple):
 
     namespace: str
     here: bool
-    """All are reached over this machine's loopback."""
+    """Whether all are reached over this machine's loopback."""
 
     @property
     def text(self) -> str:
-        """For a process of clients."""
+        """The argument for a process of clients."""
         return ",".join(self.addresses)
 
 
@@ -109,8 +109,8 @@ class SlowServerProcess(LoggedProcess):
 
 @contextmanager
 def running(wanted: Wanted, points: Sequence[Point], block_bytes: int) -> Iterator[Servers]:
-    """The servers for a sweep over `points`. Those started here end with the block; in the others
-    nothing of the sweep is kept. Raises `Skipped` when one cannot be used."""
+    """The servers for a sweep over `points`. Those started here end with the block; others keep
+    nothing of the sweep. Raises `Skipped` when one cannot be used."""
     wanted.check()
     most = max(point.concurrency for point in points)
     of_one = -(-most // max(1, len(wanted.given) or wanted.number))
@@ -130,7 +130,7 @@ def running(wanted: Wanted, points: Sequence[Point], block_bytes: int) -> Iterat
 
 
 def _server(memory: int, storage: Storage | None) -> RemoteServer | SlowServerProcess:
-    """Without a storage it is the ordinary server."""
+    """The ordinary server when there is no storage."""
     if storage is not None:
         return SlowServerProcess(memory, storage)
     return RemoteServer(memory=str(memory))

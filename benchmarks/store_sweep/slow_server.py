@@ -1,15 +1,15 @@
-"""The real server with an emulated storage behind its gets, for sweeps and for nothing else.
+"""The real server with an emulated storage behind its gets, for sweeps only.
 
 python -m … --memory SIZE --latency-ms MS --channels N --spread PERCENT
 
-Lookups and puts are served as ever, from memory. A get is put aside for as long as a storage would
-take to find its blocks: each block keeps one of N channels busy for the latency, as many at once as
-there are channels, and the get goes on when the last of them is done. From there on it is the real
-thing: the same handlers, the same stream, the same bytes. So what is emulated is the time that a
-slow storage takes, and nothing else; no production code knows of it.
+Lookups and puts are served as usual, from memory. A get is delayed by the time that a storage would
+need for its blocks: each block occupies one of N channels for the latency, in parallel up to the
+number of channels, and the get continues when its last block is done. From there on the code is the
+real one: the same handlers, the same stream, the same bytes. So only the time of a slow storage is
+emulated; no production code knows of it.
 
-No storage takes the same time twice, and one that did would measure something else: clients whose
-reads take equally long march in step, all looking up at the same moment and none in between.
+The time varies, as in every storage. A constant one would measure something else: clients whose
+reads take equally long run in step, with all lookups at the same moment and none in between.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 from remote_server.server.config import ServerConfig
 from remote_server.server.outgoing import RequestTimes
 from remote_server.server.server import Server
@@ -37,19 +37,19 @@ RequestTimesOf = Callable[[protocol.Get], RequestTimes]
 
 
 class Channels:
-    """When a storage that serves so many blocks at once, each for so long, is done with some.
+    """Completion times of a storage that serves `num_channels` blocks at once.
 
-    So long is `latency_s` on average, evenly between `spread` (a part of it) less and more.
+    A block takes `latency_s` on average, uniformly within `spread` (a fraction of it) either way.
     """
 
     def __init__(self, latency_s: float, num_channels: int, spread: float) -> None:
         self._shortest_s = latency_s * (1 - spread)
         self._longest_s = latency_s * (1 + spread)
         self._free_at = [0.0] * num_channels
-        self._random = random.Random(0)  # the same in each run
+        self._random = random.Random(0)  # equal in each run
 
     def done_at(self, num_blocks: int, now: float) -> float:
-        """Blocks that are asked for now, behind all that were asked for before."""
+        """The completion time of `num_blocks` requested now, behind all earlier ones."""
         done = now
         for _ in range(num_blocks):
             begins = max(now, self._free_at[0])
@@ -60,7 +60,7 @@ class Channels:
 
 
 class SlowGets:
-    """Hands every message on to `handle`, gets later. One thread, the server's loop, calls it."""
+    """Passes every message to `handle`, gets with a delay. Only the server's loop calls it."""
 
     def __init__(
         self, handle: Handle, channels: Channels, clock: Callable[[], float] = time.monotonic
@@ -71,7 +71,7 @@ class SlowGets:
         self._waiting: list[tuple[float, int, bytes, Sequence[memoryview], float]] = []
         self._number = 0
         self._in_storage_s = 0.0
-        """Of the get that is being handed on."""
+        """The emulated time of the get that is being passed on."""
 
     def handle(
         self, client: bytes, frames: Sequence[memoryview], arrived: float | None = None
@@ -96,9 +96,9 @@ class SlowGets:
 
         return times_with_storage
 
-    def go_on(self) -> int | None:
-        """Answer what is due. Milliseconds that the loop may wait for messages now: none when
-        there are answers to send. None: as long as it likes."""
+    def pass_due(self) -> int | None:
+        """Pass on the gets that are due. Returns the milliseconds that the loop may wait for
+        messages: 0 when there are replies to send, None without a limit."""
         answered = False
         while self._waiting and self._waiting[0][0] <= self._clock():
             due, _, client, frames, arrived = heapq.heappop(self._waiting)
@@ -115,7 +115,7 @@ class SlowGets:
 
 
 class SlowServer(Server):
-    """A server whose messages go by way of `SlowGets`, and whose loop wakes for what is due."""
+    """A server whose messages pass through `SlowGets`, and whose loop wakes for due gets."""
 
     def __init__(self, config: ServerConfig, channels: Channels) -> None:
         super().__init__(config)
@@ -130,14 +130,14 @@ class SlowServer(Server):
         handlers.times_of = self._slow.timing(handlers.times_of)  # type: ignore[method-assign]
 
     def _patience_ms(self, more_to_do: bool) -> int:
-        """Asked in every turn of the loop, before it waits for messages."""
-        due_ms = self._slow.go_on()
+        """Called in every turn of the loop, before it waits for messages."""
+        due_ms = self._slow.pass_due()
         patience_ms = super()._patience_ms(more_to_do)
         return patience_ms if due_ms is None else min(patience_ms, due_ms)
 
 
 def _blocks_asked_for(frames: Sequence[memoryview]) -> int:
-    """How many blocks a get wants; 0 for all other messages, and those that no server reads."""
+    """The number of blocks of a get; 0 for all other and for unreadable messages."""
     if len(frames) != 2:
         return 0
     try:

@@ -1,8 +1,8 @@
 """The source's figures: its server on 80 virtual cores, with a cloud's blob storage behind it.
 
 A row for each point of its table: concurrency, iterations a second, thousands of tokens a second,
-and p50, p90, p99 of lookups and of reads in milliseconds. The source says 512 bytes a block; those
-are 128 token ids, and what it moved were payloads of 1,258,291 bytes.
+and p50, p90, p99 of lookups and of reads in milliseconds. The source reports 512 bytes a block;
+those are 128 token ids, and the moved payloads had 1,258,291 bytes.
 """
 
 from benchmarks.store_sweep.points import Percentiles, Point, Result
@@ -25,7 +25,7 @@ _ROWS = (
 
 
 def results() -> list[Result]:
-    """Its table. What it does not have (p100, writes) is None."""
+    """The source's table. Values that it lacks (p100, writes) are None."""
     return [
         Result(
             Point.of(concurrency), tps, 1e3 * thousands,

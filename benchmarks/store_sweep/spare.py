@@ -1,7 +1,7 @@
-"""Whether cores were to spare at a point, and whether lookups took longer there, by rule.
+"""Verdicts on spare cores and on the latency of lookups at each point, by rule.
 
-A lookup moves no blocks, so others should not make it slower as long as whoever wants a core finds
-one. Where cores are short everybody waits, and a slower lookup says nothing of the server.
+A lookup moves no blocks, so other clients should not slow it down while a thread that needs a core
+finds one. Where cores are short all threads wait, and a slower lookup is not the server's fault.
 """
 
 from collections.abc import Sequence
@@ -9,22 +9,22 @@ from typing import NamedTuple
 
 from benchmarks.store_sweep.points import Result
 
-# Beyond half of the cores, two that want one at the same moment often find one.
+# Above half of the cores, two threads that need one at the same moment often find only one.
 _IN_USE_AT_MOST = 0.5
 
 _FLAT = 1.25
 
 
 class Verdict(NamedTuple):
-    """On one point."""
+    """The verdict on one point."""
 
     result: Result
     to_spare: bool | None
-    """Cores were. None: nobody measured."""
+    """Whether cores were to spare. None: not measured."""
 
     times: float | None
-    """Its lookups (p50), of those of the point with the fewest at once. None for points with
-    errors, or when that one has some."""
+    """Its lookups (p50), relative to those of the point with the fewest at once. None when either
+    point has errors."""
 
     @property
     def flat(self) -> bool | None:
@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
 
     @property
     def words(self) -> tuple[str, str]:
-        """For a table: whether cores were to spare, and whether lookups are flat."""
+        """The cells of a table: whether cores were to spare, and whether lookups are flat."""
         to_spare = {None: "-", True: "yes", False: "no"}[self.to_spare]
         if self.times is None:
             return to_spare, "-"
@@ -40,7 +40,7 @@ class Verdict(NamedTuple):
 
 
 def cores_to_spare(cpu_percent: float | None, cores: int) -> bool | None:
-    """At least half of the cores were idle, and at least one whole."""
+    """Whether at least half of the cores, and at least one whole core, were idle."""
     if cpu_percent is None:
         return None
     idle = cores * (1 - cpu_percent / 100)
@@ -48,7 +48,7 @@ def cores_to_spare(cpu_percent: float | None, cores: int) -> bool | None:
 
 
 def verdicts(results: Sequence[Result], cores: int) -> list[Verdict]:
-    """On each of `results`, fewest at once first."""
+    """A verdict on each of `results`, fewest at once first."""
     if not results:
         return []
     fewest = min(results, key=lambda result: result.point.concurrency)
@@ -63,7 +63,7 @@ def conclusion(found: Sequence[Verdict]) -> str:
     to_spare = [one for one in found if one.to_spare and one.times is not None]
     fewest = min((one.result.point.concurrency for one in found), default=0)
     if len(to_spare) < 2 or to_spare[0].result.point.concurrency != fewest:
-        return "Whether lookups stay flat cannot be said: too few points had cores to spare."
+        return "Whether lookups stay flat is unknown: too few points had cores to spare."
     at = _list([f"{one.result.point.concurrency}" for one in to_spare])
     steep = [one for one in to_spare if not one.flat]
     if not steep:

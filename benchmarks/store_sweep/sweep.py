@@ -21,23 +21,23 @@ _START_S = 60.0
 
 
 class Load(NamedTuple):
-    """What each client of each point does."""
+    """The load of each client of each point."""
 
     block_bytes: int
     seconds: float
-    """It goes on for so long, to the end of a conversation."""
+    """A client's duration; it ends with a whole conversation."""
 
     pause_ms: float = 0.0
-    """Before each turn, on average."""
+    """The mean pause before each turn."""
 
 
 class _Talkers:
-    """One process of clients. Ends with the block, whatever it was doing."""
+    """One process of clients. It ends with the block, in any state."""
 
     def __init__(
         self, stack: ExitStack, servers: Servers, load: Load, point: Point, number: int, name: str
     ) -> None:
-        """The process `number` of those of `point`."""
+        """Start process `number` of those of `point`."""
         first = number * point.clients
         self._process = subprocess.Popen(
             [sys.executable, "-m", talkers.MODULE, servers.text, servers.namespace,
@@ -77,10 +77,10 @@ class _Talkers:
 
 
 class Round(NamedTuple):
-    """One time at one point."""
+    """One measurement of one point."""
 
     talks: list[dict[str, Any]]
-    """A `talkers.Talk` of each client."""
+    """The fields of a `talkers.Talk` for each client."""
 
     cpu_percent: float | None
     server_percent: float | None
@@ -91,7 +91,7 @@ class Round(NamedTuple):
 
 
 def run_round(servers: Servers, point: Point, load: Load, name: str) -> Round:
-    """`name` is this round's and point's alone."""
+    """`name` is unique for this round and point."""
     with ExitStack() as stack:
         processes = [
             _Talkers(stack, servers, load, point, number, name) for number in range(point.processes)
@@ -114,11 +114,11 @@ def run_round(servers: Servers, point: Point, load: Load, name: str) -> Round:
 def pooled(
     point: Point, rounds: Sequence[Round], block_bytes: int, raw_gb_per_s: float | None = None
 ) -> Result:
-    """What all clients of a point did, all rounds taken together. `raw_gb_per_s` is the fastest
-    pass of two raw connections in the run.
+    """The results of all clients of a point over all rounds. `raw_gb_per_s` is the fastest pass of
+    two raw connections in the run.
 
-    Percentiles are of all samples together: a mean of each client's percentiles, as in the source,
-    hides the slowest. The rate is the sum of the clients' own, on average over the rounds.
+    Percentiles are over all samples together: a mean of each client's percentiles, as in the
+    source, hides the slowest. The rate is the sum of the clients' own, averaged over the rounds.
     """
     talks = [talk for one in rounds for talk in one.talks]
 

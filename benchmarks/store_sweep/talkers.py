@@ -1,13 +1,13 @@
-"""A process of clients, each a thread with a connection of its own and conversations to hold.
+"""A process of clients, each a thread that holds conversations over its own connection.
 
 python -m … SERVERS NAMESPACE BLOCK_BYTES FIRST CLIENTS SECONDS PAUSE_MS SPEAKER
 
 SERVERS are separated by commas. FIRST is the number of the first client among those of all
-processes: client number n talks to server n modulo the number of servers, so that they share the
-load evenly. All blocks of a conversation are on one server.
+processes: client n uses server n modulo the number of servers, which divides the load evenly. All
+blocks of a conversation are on one server.
 
-Says `ready` when each client has held one conversation, begins when a line comes in, and says what
-it measured as one line of JSON.
+Prints `ready` when each client has held one conversation, begins at a line on stdin, and prints its
+results as one line of JSON.
 """
 
 import json
@@ -26,11 +26,11 @@ from benchmarks.store_sweep.conversation import BLOCKS, TURNS, keys_of
 from benchmarks.store_sweep.points import PARTS
 from remote_server.address import server_address
 from remote_server.client import GetTimes, RemoteClient
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 
 MODULE = "benchmarks.store_sweep.talkers"
 
-# Parts that sum up to a read within this much of it are its parts.
+# The tolerance between a read and the sum of its parts, as a fraction of the read.
 _APART = 0.05
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 @dataclass
 class Talk:
-    """What one client did. Milliseconds of each operation."""
+    """The results of one client. Milliseconds of each operation."""
 
     lookups: list[float] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
@@ -53,16 +53,16 @@ class Talk:
     """Of these, those whose parts do not sum up to the read within 5 %."""
 
     conversations: float = 0.0
-    """Held while all other clients were busy, too: of the last one the part until then."""
+    """Conversations while all other clients were busy, with the fraction of the last one."""
 
     seconds: float = 0.0
-    """In which these were held."""
+    """The seconds of these conversations."""
 
     errors: list[str] = field(default_factory=list)
 
 
 class Talker:
-    """One client. A conversation that goes wrong anywhere is an error, and none of its own."""
+    """One client. A conversation with any failure counts as an error and not as a conversation."""
 
     def __init__(
         self, client: RemoteClient, namespace: str, block_bytes: int, speaker: str
@@ -71,7 +71,7 @@ class Talker:
         self._namespace = namespace
         self._speaker = speaker.encode()
         self._number = 0
-        # The source's payload is no whole number of words, which filling wants.
+        # Filling needs a whole number of words, which the source's payload is not.
         source, target = (blocks.allocate(BLOCKS, block_bytes + -block_bytes % 8) for _ in range(2))
         blocks.fill(source)
         self._source = [memoryview(row)[:block_bytes] for row in source]
@@ -81,8 +81,8 @@ class Talker:
         self, seconds: float, pause: Callable[[], object] = nothing,
         clock: Callable[[], float] = time.perf_counter,
     ) -> Talk:  # fmt: skip
-        """One conversation after another, at least one, the last one to its end: nobody is alone
-        before the time is over. A `pause` before each turn."""
+        """Hold conversations for `seconds`, at least one, the last one to its end, so that no
+        client is alone before the time is over. `pause` is called before each turn."""
         talk = Talk(seconds=seconds)
         began, now = clock(), 0.0
         while not now or now < seconds:
@@ -96,7 +96,7 @@ class Talker:
     def _hold_one(self, talk: Talk, pause: Callable[[], object]) -> bool:
         try:
             self._converse(talk, pause)
-        except Exception as error:  # the others go on, and the point reports it
+        except Exception as error:  # the others continue, and the point reports the error
             talk.errors.append(f"{type(error).__name__}: {error}"[:300])
             return False
         return True
@@ -154,8 +154,8 @@ class Talker:
 
 
 def add_split(talk: Talk, times: GetTimes, now: float) -> None:
-    """Book the last of `talk.reads`, which ended `now` for its caller. What passed since its last
-    block was verified is the client's, as `deserialize`."""
+    """Book the last of `talk.reads`, which ended `now` for its caller. The time since its last
+    block was verified counts as the client's `deserialize`."""
     parts_s = [times.serialize_s, times.network_s, times.server_s, times.storage_s,
                times.deserialize_s + now - times.ended]  # fmt: skip
     parts_ms = [1e3 * part for part in parts_s]
@@ -176,8 +176,8 @@ def _timed(samples: list[float], ask: Callable[[], T]) -> T:
 def pauses(
     mean_ms: float, speaker: str, sleep: Callable[[float], object] = time.sleep
 ) -> Callable[[], object]:
-    """What waits `mean_ms` on average, evenly between half and half as much again: clients that
-    all waited equally long would march in step. In each run the same for the same speaker."""
+    """A call that waits `mean_ms` on average, uniformly between half and one and a half of it:
+    clients with equal waits would run in step. Deterministic for a speaker."""
     lengths = random.Random(speaker)
     return lambda: sleep(lengths.uniform(0.5, 1.5) * mean_ms / 1e3)
 
@@ -198,7 +198,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(f"the first conversation failed: {errors[0]}")
     print("ready", flush=True)
     if not sys.stdin.readline():
-        return  # whoever started this has gone
+        return  # the parent process has ended
     talks = [Talk()] * len(talkers)
 
     def run(place: int) -> None:

@@ -1,10 +1,9 @@
-"""The client of the cache server. Import from here; the modules inside are its parts."""
+"""The client of the cache server: its public names. The modules inside are private."""
 
 from remote_server.client.breaker import BreakerState
-from remote_server.client.get_times import GetTimes
 from remote_server.client.region import SharedRegion
 from remote_server.client.remote_client import RemoteClient
-from remote_server.client.results import ClientConfig, GetOutcome, GetResult, PutResult
+from remote_server.client.results import ClientConfig, GetOutcome, GetResult, GetTimes, PutResult
 
 __all__ = [
     "BreakerState", "ClientConfig", "GetOutcome", "GetResult", "GetTimes", "PutResult",

@@ -1,11 +1,11 @@
-"""The connection to the local socket of a server on this host, and what came of it.
+"""Attachment of a client's region to a server on the same host, over the server's local socket.
 
-    NONE ──welcome names a socket──▶ ASKED ──attached──▶ HELD
-     ▲                                 │ refused, silent    │ connection ended
-     └─────────────────────────────────┴────────────────────┘
+    NONE ──welcome names a socket──▶ REQUESTED ──attached──▶ HELD
+     ▲                                 │ refused, silent     │ connection ended
+     └─────────────────────────────────┴─────────────────────┘
 
-A welcome begins it, so a server that restarts is attached anew. Whoever cannot reach the
-socket is on another host; nothing is wrong then, and everything goes over tcp.
+A welcome starts an attempt, so a restarted server is attached anew. A client that cannot reach the
+socket is on another host: that is no error, and all transfers use tcp.
 """
 
 import array
@@ -19,9 +19,8 @@ from math import inf
 import zmq
 
 from remote_server import protocol
-from remote_server.client.region import RegisteredRegion
+from remote_server.client.region import ArenaView, RegisteredRegion, Tickets
 from remote_server.client.results import ClientConfig, Counters
-from remote_server.client.shm_views import ArenaView, Tickets
 from remote_server.errors import RemoteProtocolError
 from remote_server.plain_text import plain
 from remote_server.protocol import Attach, Attached, NotAttached
@@ -30,16 +29,16 @@ from remote_server.shm.region import NotAttachable
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 1.0
-"""A server that takes longer is busy with something else."""
+"""Wait for a reply to `attach` before the attempt fails."""
 
 RETRY_S = 5.0
-"""Until the same socket is tried again. Another one is tried at once."""
+"""Pause before the same socket is tried again. A different socket is tried at once."""
 
 _MOST_BYTES = 4096
 
 
 class Attachment:
-    """Offers a region to whichever server the session talks to. Used by the I/O thread only."""
+    """Offers a region to the session's current server. Used by the I/O thread only."""
 
     def __init__(
         self,
@@ -58,25 +57,25 @@ class Attachment:
         self._data = b""
         self._tried: str | None = None
         self._refused = False
-        self._said: set[str] = set()
-        self._leaving: list[ArenaView] = []
+        self._logged: set[str] = set()
+        self._unmapping: list[ArenaView] = []
         self.arena: ArenaView | None = None
         """The server's blocks, while attached."""
         self.token = 0
-        """What the server calls our region, while attached."""
+        """The server's number for our region, while attached."""
         self.reason = "no server has offered it yet"
-        """Why nothing is attached."""
+        """Reason why nothing is attached."""
         self._epoch: str | None = None
         self._secret = b""
         self._due = 0.0
 
     @property
     def wake_at(self) -> float:
-        """When `tend` may have something to do that no socket tells."""
+        """Time at which `poll` may have work that no socket announces."""
         idle = self._socket is None and (self._refused or not self._tried)
         return inf if idle or self.arena is not None else self._due
 
-    def tend(
+    def poll(
         self,
         now: float,
         local_socket: str | None,
@@ -84,7 +83,7 @@ class Attachment:
         readable: Container[object],
         secret: bytes = b"",
     ) -> None:
-        """Do what is due, given what the session's server said last and who is `readable`."""
+        """Do what is due, given the session's last welcome and the sockets that are `readable`."""
         self._secret = secret
         if self._socket is not None and self._socket.fileno() in readable:
             self._read(epoch, now)
@@ -102,15 +101,15 @@ class Attachment:
             self._connect(local_socket, now)
 
     def hang_up(self, reason: str) -> None:
-        """End the connection, and with it what was attached. No copy may be under way."""
+        """Close the connection and unmap the arena. No copy may be under way."""
         if self._socket is not None:
             self._poller.unregister(self._socket.fileno())
             self._socket.close()
             self._socket = None
         if self.arena is not None:
             self.arena.close()
-            self._leaving = [arena for arena in self._leaving if not arena.unmapped]
-            self._leaving.append(self.arena)
+            self._unmapping = [arena for arena in self._unmapping if not arena.unmapped]
+            self._unmapping.append(self.arena)
             self.arena = None
             self._counters["shm_detached"] += 1
         self.reason = reason
@@ -119,7 +118,7 @@ class Attachment:
     def close(self) -> None:
         """Hang up, and return when nothing of the server is mapped any more."""
         self.hang_up("the client was closed")
-        for arena in self._leaving:
+        for arena in self._unmapping:
             arena.join()
 
     # ── one attempt ──────────────────────────────────────────────────────────────────────
@@ -134,13 +133,13 @@ class Attachment:
         try:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
-            self.fail(f"no socket can be made: {error.strerror}", now)
+            self.fail(f"cannot create a socket: {error.strerror}", now)
             return
         connection.setblocking(False)
         try:
-            # On a Unix socket this is done at once or not at all.
+            # A connect on a Unix socket completes or fails at once.
             connection.connect(f"\0{name}")
-            _check_server_user(connection)  # before it is given our memory
+            _check_server_user(connection)  # before it receives our memory
             socket.send_fds(
                 connection, [protocol.encode_local(message)], [self._region.fd, self._tickets.fd]
             )
@@ -162,12 +161,12 @@ class Attachment:
         try:
             data, files = _receive(self._socket)
             if not data or self.arena is not None:
-                # Once attached, nothing is left to be said: this is how a server leaves.
+                # The server sends nothing after `attached`: this is the end of the connection.
                 self.fail("the server ended the connection", now)
             else:
                 self._data += data
                 if len(self._data) > _MOST_BYTES:
-                    raise RemoteProtocolError("too much for an answer to attach")
+                    raise RemoteProtocolError("the reply to attach is too long")
                 if files or protocol.is_complete(self._data):
                     self._take(protocol.decode_local(self._data), files, epoch)
         except BlockingIOError:
@@ -183,7 +182,7 @@ class Attachment:
         match reply:
             case Attached():
                 if len(files) != 1 or reply.epoch != epoch:
-                    raise RemoteProtocolError("an attached that is not from this server")
+                    raise RemoteProtocolError("the attached reply is not from this server")
                 self.arena = ArenaView(files[0], reply.arena_bytes, _user_of(self._socket))
                 self.token, self._epoch = reply.region, reply.epoch
                 self._counters["shm_attached"] += 1
@@ -191,37 +190,37 @@ class Attachment:
             case NotAttached():
                 self._refuse(reply.reason)
             case _:
-                raise RemoteProtocolError("only an answer to attach can come here")
+                raise RemoteProtocolError("not a reply to attach")
 
     def _refuse(self, reason: str) -> None:
-        """Not with this server: it would say the same again."""
+        """Give up on this server: a second attempt would be refused as well."""
         self._counters["shm_refused"] += 1
         self._refused = True
         self.hang_up(reason)
-        self._say(reason)
+        self._log_once(reason)
 
     def fail(self, reason: str, now: float) -> None:
-        """Not now: hang up, and try again after a while."""
+        """Hang up, and try again after `RETRY_S`."""
         self.hang_up(reason)
         self._due = now + RETRY_S
-        self._say(reason)
+        self._log_once(reason)
 
-    def _say(self, reason: str) -> None:
-        if reason in self._said:
+    def _log_once(self, reason: str) -> None:
+        if reason in self._logged:
             return
-        self._said.add(reason)
+        self._logged.add(reason)
         needed = self._config.transport == "shm"
         logger.log(
             logging.WARNING if needed else logging.INFO,
             "%s: no shared memory, %s: %s",
             self._config.endpoint,
-            "and so no transfer of its rows" if needed else "tcp is used",
+            "so its rows are not transferred" if needed else "tcp is used",
             plain(reason),
         )
 
 
 def _user_of(connection: socket.socket) -> int:
-    """Who listens at the other end."""
+    """The user id of the process at the other end."""
     credentials = struct.Struct("3i")  # pid, uid, gid
     _, uid, _ = credentials.unpack(
         connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
@@ -230,10 +229,10 @@ def _user_of(connection: socket.socket) -> int:
 
 
 def _check_server_user(connection: socket.socket) -> None:
-    """Raise `NotAttachable` unless our server could be who listens there.
+    """Raise `NotAttachable` unless the listener's user is ours or root; root accepts any.
 
-    When a server has ended anybody may take the name of its socket, and a client that has not
-    noticed yet would hand over its memory.
+    After a server has ended, any process may take the name of its socket. A client that has not
+    noticed the end yet would hand its memory to that process.
     """
     uid = _user_of(connection)
     if uid not in (os.getuid(), 0) and os.getuid() != 0:
@@ -241,7 +240,7 @@ def _check_server_user(connection: socket.socket) -> None:
 
 
 def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
-    """What is there to be read, and the files that came with it, which are the caller's."""
+    """The bytes that can be read, and the files that came with them, which the caller owns."""
     files = array.array("i")
     data, ancillary, _, _ = connection.recvmsg(
         _MOST_BYTES, socket.CMSG_SPACE(4 * files.itemsize), socket.MSG_CMSG_CLOEXEC

@@ -1,29 +1,28 @@
-"""The circuit breaker: a server that stopped answering costs one deadline, not one per request.
+"""Circuit breaker: a server that stops answering costs one deadline, not one per request.
 
     closed ──N timeouts in a row──▶ open ──backoff over──▶ probing ──welcome──▶ closed
                                      ▲                        │
                                      └──── no answer; backoff doubles ────┘
 
-It holds no clock and no timer: every method is told the time, so tests walk through an hour
-in microseconds.
+The breaker has no clock and no timer. Every method takes the time as an argument.
 """
 
 from enum import StrEnum, auto
 from math import inf
 
 ONE_STALL_S = 0.2
-"""How long a server must be silent before anything opens, however many requests expire by then. A
-host that gives the server no processor for a moment makes a whole burst of lookups late at once."""
+"""Silence that is needed before the breaker opens, however many requests expire before. A host that
+withholds the processor from the server for a moment makes a whole burst of lookups late at once."""
 
 
 class BreakerState(StrEnum):
     CLOSED = auto()  # requests flow
-    OPEN = auto()  # requests are answered "unavailable" at once, nothing is sent
-    PROBING = auto()  # as open, but one hello is on its way to find out
+    OPEN = auto()  # requests end as "unavailable" at once, nothing is sent
+    PROBING = auto()  # as open, but one hello is on its way
 
 
 class Breaker:
-    """Counts timeouts in a row, and how long the silence was. An answer in time ends both."""
+    """Counts timeouts in a row and measures the silence. A reply in time resets both."""
 
     def __init__(self, threshold: int, first_backoff_s: float, longest_backoff_s: float) -> None:
         self._threshold = threshold
@@ -34,21 +33,21 @@ class Breaker:
         self._silent_since = inf
         self.state = BreakerState.CLOSED
         self.retry_at = inf
-        """When the next probe is due; infinite unless open."""
+        """Time of the next probe; infinite unless open."""
         self.opens_at = inf
-        """When enough timeouts open it, unless something is heard before: call `open_if_due`."""
+        """Time at which `open_if_due` opens it, unless a reply comes before."""
 
     def answered(self) -> None:
-        """A reply came in time. Closes nothing: only a probe's answer does that."""
+        """A reply came in time. It does not close the breaker: only the reply to a probe does."""
         self._timeouts, self._silent_since, self.opens_at = 0, inf, inf
 
     def answered_late(self, waited_s: float) -> None:
-        """A reply came after its deadline. Within one stall it is as good as one in time."""
+        """A reply came after its deadline. Within `ONE_STALL_S` it counts as one in time."""
         if waited_s < ONE_STALL_S:
             self.answered()
 
     def timed_out(self, now: float, waited_s: float) -> bool:
-        """A request waited so long for the server in vain. True when this opened the breaker."""
+        """A request waited `waited_s` without a reply. True when this opened the breaker."""
         self._timeouts += 1
         self._silent_since = min(self._silent_since, now - waited_s)
         if self._timeouts >= self._threshold:
@@ -63,22 +62,19 @@ class Breaker:
         return True
 
     def trip(self, now: float) -> bool:
-        """A hello went unanswered: open now, however few timeouts came before.
-
-        True when it was closed until now.
-        """
+        """A hello timed out: open now, regardless of the count. True when it was closed before."""
         opened = self.state is BreakerState.CLOSED
         self._open(now)
         return opened
 
     def probe(self) -> None:
-        """A hello is being sent; `close` or `trip` says how it went."""
+        """A hello is sent. `close` or `trip` reports its result."""
         if self.state is BreakerState.OPEN:
             self.state = BreakerState.PROBING
             self.retry_at = inf
 
     def close(self) -> bool:
-        """The server answered a hello. True when it was not closed until now."""
+        """The server answered a hello. True when the breaker was not closed before."""
         was_open = self.state is not BreakerState.CLOSED
         self.state = BreakerState.CLOSED
         self.retry_at = inf

@@ -1,6 +1,6 @@
-"""One DEALER socket and what we know of its state. Used by the I/O thread only.
+"""Connection to the server: one DEALER socket and its state. Used by the I/O thread only.
 
-No other file of the client sends, receives or sets an option.
+No other module of the client sends, receives or sets a socket option.
 """
 
 import errno
@@ -20,12 +20,12 @@ from remote_server.keys import ClientKeys
 
 logger = logging.getLogger(__name__)
 
-# Replies beyond those that were asked for, until a server is taken to be a false one. Zero would
-# cost the connection where one message came twice.
+# Replies beyond the number owed, until the server counts as hostile. Zero would cost the connection
+# when one message comes twice.
 _MOST_UNASKED = 1_000
 
-# Frames of one message that are received only to be thrown away. An honest message has no more
-# blocks than keys, and none where no blocks come; here one that has a few too many is forgiven.
+# Frames of one message that are discarded before the connection ends. An honest message has at most
+# one frame per key, and none on a connection without blocks; here a few too many are tolerated.
 _MOST_DISCARDED = 16
 _EVENTS = (
     zmq.Event.HANDSHAKE_SUCCEEDED
@@ -37,25 +37,25 @@ _EVENTS = (
 )
 _REFUSALS = {
     400: "the server does not know our key",
-    500: "the server has as many connections as it may",
+    500: "the server is at its limit of connections",
 }
 _OTHER_MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 _monitor_numbers = itertools.count(1)
 
-# libzmq drops the rest of a frame that is larger than the buffer, so nothing is copied here.
+# libzmq drops the part of a frame that exceeds the buffer, so discarding copies nothing.
 _NOWHERE = bytearray()
 
 
 class Connection:
     """A DEALER that reconnects by itself and can be replaced by a fresh one at any time.
 
-    Frames handed to `send` wait inside libzmq only while a peer is there (ZMQ_IMMEDIATE), and
-    closing throws them away (linger 0): after `close` or `reopen` libzmq lets go of every row
-    within moments, which the sender of the frames can tell (`put_transfer.py`).
+    Frames passed to `send` queue inside libzmq only while a peer is connected (ZMQ_IMMEDIATE), and
+    closing discards them (linger 0): libzmq releases every row shortly after `close` or `reopen`.
+    The sender can detect the release (`put_transfer.py`).
 
-    Nothing but what was asked for bounds the replies that are queued (`socket_options.py`). A
-    server that sends more replies than it owes loses the connection, and what is queued with it.
+    Only the requests that were sent bound the queue of replies (`socket_options.py`). A server that
+    sends more replies than it owes loses the connection and the replies queued in it.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class Connection:
         *,
         brings_blocks: bool = False,
     ) -> None:
-        """`brings_blocks` when replies have payload frames.
+        """`brings_blocks`: replies have payload frames.
 
         Raises `ConfigError` for an endpoint or keys that ZeroMQ refuses, and `zmq.ZMQError` when
-        the process may not open another file.
+        the process cannot open another file.
         """
         self._context = context
         self._poller = poller
@@ -80,34 +80,33 @@ class Connection:
         self._keys = keys
         self._brings_blocks = brings_blocks
         self.connected = False
-        """The handshake is done and the peer has not left since."""
+        """The handshake is done and the peer has not disconnected since."""
         self.reopening = False
-        """Replaced by us while connected, and not back yet: it should be in a moment."""
-        self.nobody_there = False
+        """Replaced by us while connected, and not reconnected yet, which takes a moment."""
+        self.connect_failed = False
         """An attempt to connect has failed."""
         self.turned_away = ""
-        """Why the last attempt to connect was refused, when libzmq could tell; else empty."""
+        """Why the last attempt to connect was refused, as far as libzmq reports it; else empty."""
         self.stuck_at = inf
-        """When to `reopen` unless connected by then. libzmq reconnects by itself after most
-        failures, but never again to a peer that broke ZMTP: a frame too large, another protocol.
-        """
+        """Time to `reopen` unless connected by then. libzmq reconnects by itself after most
+        failures, but never to a peer that broke ZMTP: a frame too large, another protocol."""
         self.readable = self._changed = False
-        """Whether the last poll said that there is something to receive."""
+        """The last poll reported something to receive."""
         self._cut_off = False
-        """We ended it, and `changes` has not said so yet."""
+        """We ended it, and `changes` has not reported that yet."""
         self._num_owed = 0
-        """Replies to what was sent that have not come."""
+        """Replies owed: those to requests sent that have not come."""
         self._magic = bytearray(len(protocol.MAGIC))
         self._open()
 
     def _open(self) -> None:
-        """Raises as the constructor does, and is closed then."""
+        """Raises as the constructor does; the connection is closed then."""
         self._is_open = self.readable = self._changed = False
         self._num_owed = 0
         socket = self._context.socket(zmq.DEALER)
         try:
             set_options(socket, self._config, self._keys, brings_blocks=self._brings_blocks)
-            # Not pyzmq's default name, which is made of a file descriptor that is soon another's.
+            # pyzmq's default name contains a file descriptor, which may soon be another socket's.
             monitor = socket.get_monitor_socket(
                 _EVENTS, f"inproc://kvferry-monitor-{next(_monitor_numbers)}"
             )
@@ -127,7 +126,7 @@ class Connection:
         self._is_open = True
 
     def close(self) -> None:
-        """Leave, and drop what was not sent yet. Safe to repeat."""
+        """Close the socket and drop what was not sent. Idempotent."""
         self.connected = self.reopening = self.readable = self._changed = False
         self.stuck_at = inf
         if not self._is_open:
@@ -138,9 +137,9 @@ class Connection:
         _close(self._socket, self._monitor)
 
     def reopen(self) -> None:
-        """Replace the socket: what was queued or on its way, in either direction, is gone.
+        """Replace the socket. Messages queued or on their way, in either direction, are lost.
 
-        A process that may not open another file has lost the connection, and tries again at
+        A process that cannot open another file has lost the connection, and tries again at
         `stuck_at`.
         """
         was_up = self.connected or self.reopening
@@ -151,17 +150,17 @@ class Connection:
             self.stuck_at = self._clock() + self._config.longest_reconnect_s
             self._cut_off = was_up
             level = logging.WARNING if was_up else logging.DEBUG  # once, not every second
-            logger.log(level, "%s: no connection can be made: %s", self._config.endpoint, error)
+            logger.log(level, "%s: cannot open a connection: %s", self._config.endpoint, error)
         else:
             self.reopening = was_up
 
-    def look(self, events: Container[object]) -> None:
-        """Take note of what a poll said. Asking a socket that has nothing costs microseconds."""
+    def note_poll(self, events: Container[object]) -> None:
+        """Record the result of a poll: a call to an idle socket costs microseconds."""
         self.readable = self._socket in events
         self._changed = self._monitor in events
 
     def changes(self, now: float) -> list[bool]:
-        """What happened since the last call, oldest first: True connected, False lost."""
+        """Changes since the last call, oldest first: True connected, False lost."""
         changes: list[bool] = []
         if self._cut_off:
             self._cut_off = False
@@ -175,7 +174,7 @@ class Connection:
                 return changes
             event, value = _event_of(message[0])
             if event == zmq.Event.CONNECT_RETRIED:
-                self.nobody_there = True
+                self.connect_failed = True
             elif event == zmq.Event.HANDSHAKE_SUCCEEDED:
                 self.connected, self.reopening, self.stuck_at = True, False, inf
                 self.turned_away = ""
@@ -188,7 +187,7 @@ class Connection:
                     changes.append(False)
 
     def _why_not(self, event: int, value: int) -> str:
-        """What a failed handshake says about the two sides' keys; empty for anything else."""
+        """The mismatch of keys that a failed handshake indicates; empty for any other event."""
         if event == zmq.Event.HANDSHAKE_FAILED_AUTH:
             return _REFUSALS.get(value, f"the server refuses the connection with status {value}")
         if event == zmq.Event.HANDSHAKE_FAILED_PROTOCOL and value == _OTHER_MECHANISM:
@@ -203,10 +202,10 @@ class Connection:
     def send(
         self, header: Sequence[bytes], payload: Sequence[zmq.Frame] = (), *, num_replies: int = 1
     ) -> bool:
-        """Queue one message, all of it or nothing. False: not now, nothing was taken.
+        """Queue one message, whole or not at all. False: nothing was queued; try again later.
 
-        `num_replies` is how many may come for it at most. libzmq may refuse the first frame only;
-        it never refuses the rest of a message it began.
+        `num_replies` is the largest number of replies to it. libzmq may refuse the first frame
+        only; it never refuses the rest of a message it began.
         """
         if not self._is_open:
             return False
@@ -225,21 +224,21 @@ class Connection:
         """The header of the next message, or None when there is none.
 
         Before the next call the caller takes the payload frames one by one and drops the rest with
-        `discard_rest`. Raises `RemoteProtocolError` for a message that cannot be read: all of it
-        is discarded. Raises it as well for a message beyond `_MOST_UNASKED` that answer no
-        request: the connection is opened anew, and `changes` reports the old one as lost.
+        `discard_rest`. Raises `RemoteProtocolError` for a message that cannot be read, and discards
+        all of it. Also raises it once more than `_MOST_UNASKED` replies answer no request: the
+        connection is then opened anew, and `changes` reports the old one as lost.
         """
-        # Asked rather than tried: an exception costs twenty times as much.
+        # Queried first: an exception costs twenty times as much.
         if not self._is_open or not int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             return None
         self._num_owed -= 1
         if self._num_owed < -_MOST_UNASKED:
             self._hang_up()
-            raise RemoteProtocolError("more replies than were asked for")
+            raise RemoteProtocolError("more replies than requests")
         length = self._socket.recv_into(self._magic, flags=zmq.NOBLOCK)
         try:
             if length != len(protocol.MAGIC) or self._magic != protocol.MAGIC or not self.more:
-                raise RemoteProtocolError("a message that does not start like one of ours")
+                raise RemoteProtocolError("a message without the magic frame and a header")
             return protocol.decode_reply(self._socket.recv(zmq.NOBLOCK))
         except RemoteProtocolError:
             self.discard_rest()
@@ -247,13 +246,13 @@ class Connection:
 
     @property
     def more(self) -> bool:
-        """Whether the message being received has another frame."""
+        """The message being received has another frame."""
         return self._is_open and bool(self._socket.getsockopt(zmq.RCVMORE))
 
     def frame_into(self, row: memoryview) -> int:
-        """Receive the next frame into `row` and return how long it was.
+        """Receive the next frame into `row` and return its length.
 
-        A longer frame is cut off at the end of `row`; nothing is ever written beyond it.
+        A longer frame is cut off at the end of `row`; nothing is written beyond it.
         """
         return self._socket.recv_into(row, flags=zmq.NOBLOCK)
 
@@ -262,14 +261,14 @@ class Connection:
         return self._socket.recv(zmq.NOBLOCK, copy=False).buffer
 
     def discard_frame(self) -> int:
-        """Throw the next frame away and return how long it was."""
+        """Discard the next frame and return its length."""
         return self._socket.recv_into(_NOWHERE, flags=zmq.NOBLOCK)
 
     def discard_rest(self) -> int:
-        """Throw away what is left of the message being received; returns how many frames.
+        """Discard the rest of the message being received; returns the number of frames.
 
-        A message of more frames than an honest one has costs the connection, and what is queued
-        in it goes unread: `changes` reports it as lost.
+        A message of more frames than an honest one has costs the connection and all that is queued
+        in it: `changes` reports it as lost.
         """
         num_frames = 0
         most = protocol.MAX_KEYS_PER_MESSAGE if self._brings_blocks else _MOST_DISCARDED
@@ -282,7 +281,7 @@ class Connection:
         return num_frames
 
     def _hang_up(self) -> None:
-        """Leave a server that is a false one, and connect anew."""
+        """Drop the connection to a hostile server, and connect anew."""
         self._cut_off = self.connected
         self.reopen()
         self.reopening = False
@@ -295,9 +294,9 @@ def _close(socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:
 
 
 def _event_of(frame: bytes) -> tuple[int, int]:
-    """What happened, and a number of 32 bits that depends on it.
+    """The event, and a 32-bit number that depends on it.
 
-    pyzmq's own parser makes an enum member of that number and keeps it for ever: pauses before
-    reconnecting are random, and a client far from its server grew by one for each of them.
+    pyzmq's parser makes an enum member of that number and keeps it for ever. Pauses before
+    reconnecting are random, so a disconnected client grew by one member per attempt.
     """
     return int.from_bytes(frame[:2], sys.byteorder), int.from_bytes(frame[2:6], sys.byteorder)

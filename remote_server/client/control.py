@@ -1,4 +1,4 @@
-"""Small requests on a connection of their own, hellos among them."""
+"""Control channel: small requests, hellos among them, on a connection of their own."""
 
 from collections import deque
 from collections.abc import Callable
@@ -9,12 +9,10 @@ from typing import Any
 from remote_server import protocol
 from remote_server.client import requests
 from remote_server.client.connection import Connection
-from remote_server.client.declarations import Declaration
-from remote_server.client.inbox import Inbox
 from remote_server.client.requests import Ask
 from remote_server.client.results import ClientConfig
-from remote_server.client.session import Session
-from remote_server.client.wiring import Wiring
+from remote_server.client.session import Declaration, Session
+from remote_server.client.wiring import Inbox, Wiring
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -24,7 +22,7 @@ from remote_server.errors import (
 
 
 class ControlLane:
-    """Sends asks in order, a bounded number at a time, and matches replies to them."""
+    """Sends small requests in order, a bounded number at a time, and matches replies to them."""
 
     def __init__(self, connection: Connection, wiring: Wiring) -> None:
         self._connection = connection
@@ -39,10 +37,10 @@ class ControlLane:
         self._now = 0.0
         self.wake_at = inf
         self.blocked = False
-        """The connection would not take a message; try again shortly."""
+        """The connection refused a message; try again shortly."""
 
     def accept(self, ask: Ask) -> None:
-        """Take over `ask`; it ends at once when there is nobody to ask."""
+        """Take over `ask`. It ends at once when no server can receive it."""
         try:
             if not ask.always:
                 self._session.require(ask.namespace)
@@ -81,7 +79,7 @@ class ControlLane:
             self._in_flight[request_id] = (ask, number)
 
     def receive(self, now: float) -> None:
-        """Take the replies that are here."""
+        """Process the replies that have come."""
         if not self._in_flight and not self._connection.readable:
             return
         self._now = now
@@ -94,15 +92,15 @@ class ControlLane:
             return
         refused = isinstance(reply, protocol.Error)
         if not refused and not ask.fits(reply, ask.parts[number]):
-            # An answer to some other question. The deadline decides, as if nothing had come.
+            # A reply to another request. The deadline decides, as if nothing had come.
             self._counters["protocol_errors"] += 1
             return
         del self._in_flight[reply.request_id]
         if ask.ended:
             self._counters["late_replies"] += 1
-            self._session.answered_late(self._now - (ask.deadline - ask.timeout_s))
+            self._session.breaker.answered_late(self._now - (ask.deadline - ask.timeout_s))
             return
-        self._session.answered()
+        self._session.breaker.answered()
         if isinstance(reply, protocol.Error):
             self._counters["refused"] += 1
             if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE and ask.namespace:
@@ -115,7 +113,7 @@ class ControlLane:
             self._end(ask, ask.replies)
 
     def expire(self, now: float) -> None:
-        """End the asks whose deadline has passed."""
+        """End the requests whose deadline has passed."""
         if now < self.wake_at:
             return
         for ask in [ask for ask in self._asks if ask.deadline <= now]:
@@ -126,7 +124,7 @@ class ControlLane:
         self.wake_at = min((ask.deadline for ask in self._asks), default=inf)
 
     def end_all(self, error: KVFerryError, *, hellos: bool = True) -> None:
-        """End every ask with `error`, or all but hellos; their replies will be late."""
+        """End every request with `error`, or all but hellos; their replies will be late."""
         for ask in list(self._asks):
             if hellos or not ask.always:
                 self._end(ask, error)
@@ -137,7 +135,7 @@ class ControlLane:
         if ask.ended:
             return
         ask.ended = True
-        # Replies of an ended ask are late; without this a silent server would fill the limit.
+        # Replies to an ended request are late. Without this a silent server would fill the limit.
         if ask.num_sent > ask.num_replies:
             self._in_flight = {
                 request_id: entry
@@ -147,19 +145,19 @@ class ControlLane:
         ask.end(result)
 
     def awaits(self, request_id: int) -> bool:
-        """Whether a reply to this request would be in time."""
+        """A reply to this request would be in time."""
         return request_id in self._in_flight
 
     @property
     def num_waiting(self) -> int:
-        """Asks that callers wait for."""
+        """Requests that callers wait for."""
         return sum(not ask.always for ask in self._asks)
 
     def check(self) -> None:
-        """Whatever is queued or in flight belongs to an ask that has not ended."""
+        """Assert that each message queued or in flight belongs to a request that has not ended."""
         waiting = [*self._queue, *self._in_flight.values()]
         assert all(ask.ended or ask in self._asks for ask, _ in waiting), waiting
-        assert all(not ask.ended for ask in self._asks), "an ask outlived its end"
+        assert all(not ask.ended for ask in self._asks), "an ended request is still listed"
         assert len(self._in_flight) <= self._max_in_flight, "too many in flight"
 
 
@@ -168,7 +166,7 @@ def _reason(error: KVFerryError) -> str:
 
 
 class Greeter:
-    """Joins the session, which knows what is due, and the control lane, which can send it."""
+    """Sends the hellos that the session has due over the control channel."""
 
     def __init__(
         self,
@@ -182,10 +180,10 @@ class Greeter:
         self._control = control
         self._clock = clock
 
-    def say_hello(self, now: float) -> None:
+    def send_hellos(self, now: float) -> None:
         """Send the hellos that are due."""
         for declaration in self._session.due(now):
-            self._session.asked(declaration)
+            self._session.hello_sent(declaration)
             end = partial(self._ended, declaration)
             ask = requests.hello(
                 declaration, self._config.client_name, self._config.hello_timeout_s, end

@@ -1,4 +1,4 @@
-"""Gets that have not ended: their queue, and what all transports do with them."""
+"""Get channel: the queue of gets that have not ended, and the steps common to all transports."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -35,20 +35,20 @@ class GetQueue:
         return len(self._transfers)
 
     def add(self, transfer: GetTransfer, now: float) -> None:
-        """It waits from `now` on, behind all others."""
+        """Append it; its wait begins at `now`."""
         transfer.order = next(self._orders)
         transfer.progress = now
         self._transfers[transfer.order] = transfer
         self.num_bytes += transfer.total_bytes
 
     def remove(self, transfer: GetTransfer) -> None:
-        """It is about to end."""
+        """Remove it; it is about to end."""
         del self._transfers[transfer.order]
         self.num_bytes -= transfer.total_bytes
         self._pass_on(transfer)
 
     def progressed(self, transfer: GetTransfer, now: float) -> None:
-        """Something came for it, whether or not it is still here."""
+        """Record that bytes came for it. It may have ended already."""
         transfer.progress = now
         if transfer.ended:
             self._pass_on(transfer)
@@ -65,29 +65,28 @@ class GetQueue:
             yield transfer, progress + transfer.stall_s
 
     def late(self, now: float) -> Iterator[tuple[GetTransfer, bool]]:
-        """The gets that have waited long enough, and whether it is because nothing comes."""
+        """The gets that have waited long enough; True with those whose stall limit has passed."""
         for transfer, stalls_at in self._stall_times():
             if stalls_at <= now or transfer.deadline <= now:
                 yield transfer, stalls_at <= now
 
     def wake_at(self) -> float:
-        """When the next one may be late."""
+        """Time at which the next one may be late."""
         times = (min(get.deadline, stalls_at) for get, stalls_at in self._stall_times())
         return min(times, default=inf)
 
     def check(self) -> None:
-        """Nobody who ended is here, and the bytes add up."""
-        assert not any(transfer.ended for transfer in self), "a get outlived its end"
+        """Assert that no get here has ended and that the bytes add up."""
+        assert not any(transfer.ended for transfer in self), "an ended get is still listed"
         assert self.num_bytes == sum(transfer.total_bytes for transfer in self)
 
 
-# When nothing at all has come for this long, what ended gets still hold of the window is taken
-# back.
+# Silence after which the share of the window that ended gets still hold is taken back.
 ABANDON_S = 1.0
 
 
 class Window(Protocol):
-    """What was asked for and has not come, over all gets."""
+    """The blocks requested and not received, over all gets."""
 
     @property
     def batches(self) -> Sized: ...
@@ -99,40 +98,40 @@ class Window(Protocol):
 
 
 class GetLane(ABC):
-    """All gets of one client that travel one way, oldest first."""
+    """All gets of one client over one transport, oldest first."""
 
     _window: Window
 
     def __init__(self, wiring: Wiring) -> None:
-        """Whoever inherits sets `_window`."""
+        """A subclass sets `_window`."""
         self._session = wiring.session
         self._config = wiring.config
         self._counters = wiring.counters
         self._next_request_id = wiring.next_request_id
         self._queue = GetQueue()
-        self._last_heard = 0.0
+        self._last_reply_at = 0.0
         self.wake_at = inf
 
-    # ── special to the way ───────────────────────────────────────────────────────────────
+    # ── per transport ────────────────────────────────────────────────────────────────────
 
     @abstractmethod
     def _require_way(self) -> None:
-        """Raises `ServerUnavailable` when a get that comes now could not be asked for."""
+        """Raises `ServerUnavailable` when a get that comes now cannot be requested."""
 
     @abstractmethod
     def _ask_next(self, transfer: GetTransfer) -> list[int]:
-        """Ask for the next of `to_ask` and give them; none when that must wait."""
+        """Request the next blocks of `to_ask` and return them; none when that must wait."""
 
     @abstractmethod
     def _take_back(self) -> None:
-        """What ended gets still hold of the window will never come."""
+        """Release the share of the window that ended gets hold: its blocks will never come."""
 
-    # ── taking over, and asking ──────────────────────────────────────────────────────────
+    # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def accept(self, transfer: GetTransfer, now: float) -> None:
-        """Take over `transfer`; it ends at once when it cannot be asked for."""
+        """Take over `transfer`. It ends at once when it cannot be requested."""
         try:
-            declaration = self._session.declaration(transfer.namespace)
+            declaration = self._session.declarations[transfer.namespace]
             rows = check_rows(transfer.keys, transfer.rows, declaration.block_bytes, writable=True)
             self._session.require(transfer.namespace)
             self._require_way()
@@ -152,7 +151,7 @@ class GetLane(ABC):
         self.wake_at = min(self.wake_at, transfer.deadline, now + transfer.stall_s)
 
     def pump(self, now: float) -> None:
-        """Ask for as much as the window allows, oldest get first."""
+        """Request as much as the window allows, oldest get first."""
         for transfer in self._queue:
             while transfer.to_ask:
                 silent = not self._window.batches
@@ -160,31 +159,31 @@ class GetLane(ABC):
                 if not num_asked:
                     return
                 if silent:
-                    self._last_heard = now  # silence counts from here
+                    self._last_reply_at = now  # silence counts from here
                 for _ in range(num_asked):
                     transfer.to_ask.popleft()
                 transfer.num_asked += num_asked
 
-    # ── answers ──────────────────────────────────────────────────────────────────────────
+    # ── replies ──────────────────────────────────────────────────────────────────────────
 
     def _refused(
         self, transfer: GetTransfer, reply: protocol.Error, indices: Sequence[int] = ()
     ) -> None:
-        """The server refused a batch, of which `indices` have no fate yet."""
+        """The server refused a batch, of which `indices` have no outcome yet."""
         if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
             self._session.forgotten(transfer.namespace)
         if transfer.ended:
             return
         self._counters["refused"] += 1
         transfer.error = RequestRefused(reply.code, reply.message)
-        # What was refused now would be refused again: ask for no more of it.
+        # The rest would be refused as well: request no more of it.
         for index in (*indices, *transfer.to_ask):
             transfer.settle(index, GetOutcome.REFUSED)
         transfer.to_ask.clear()
 
     def _answered(self, transfer: GetTransfer, now: float) -> None:
-        """Something came for it, and what that means for its blocks is settled."""
-        self._session.answered()
+        """Record progress after a reply, and end the get when every block is settled."""
+        self._session.breaker.answered()
         self._queue.progressed(transfer, now)
         self._end_if_settled(transfer)
 
@@ -195,12 +194,12 @@ class GetLane(ABC):
             self._end(transfer, None, GetOutcome.MISS)
 
     def _end(self, transfer: GetTransfer, error: KVFerryError | None, outcome: GetOutcome) -> None:
-        """End it with what has landed; every other key gets `outcome`."""
+        """End it with the blocks that have landed; every other key gets `outcome`."""
         self._queue.remove(transfer)
         transfer.end(error, outcome)
 
     def expire(self, now: float) -> None:
-        """End the gets that waited long enough, and take back what nobody will ever send."""
+        """End the late gets, and take back the window's share of blocks that will never come."""
         if now < self.wake_at:
             return
         for transfer, stalled in self._queue.late(now):
@@ -209,22 +208,22 @@ class GetLane(ABC):
                 self._session.timed_out(now, transfer.stall_s)
             why = f"nothing came for {transfer.stall_s:g} s" if stalled else "deadline passed"
             self._end(transfer, DeadlineExceeded(f"get: {why}"), GetOutcome.LATE)
-        if self.has_leftovers and self._last_heard + ABANDON_S <= now:
+        if self.has_leftovers and self._last_reply_at + ABANDON_S <= now:
             self._take_back()
         self._set_wake_at()
 
     def _set_wake_at(self) -> None:
         self.wake_at = self._queue.wake_at()
         if self.has_leftovers:
-            self.wake_at = min(self.wake_at, self._last_heard + ABANDON_S)
+            self.wake_at = min(self.wake_at, self._last_reply_at + ABANDON_S)
 
     def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
-        """End every get. What is still on its way goes nowhere."""
+        """End every get. Blocks still on their way are discarded when they come."""
         for transfer in self._queue:
             self._end(transfer, error, outcome)
         self._set_wake_at()
 
-    # ── what it answers ──────────────────────────────────────────────────────────────────
+    # ── state ────────────────────────────────────────────────────────────────────────────
 
     @property
     def queued_bytes(self) -> int:
@@ -238,10 +237,10 @@ class GetLane(ABC):
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether what gets that ended had asked for is still on its way."""
+        """Blocks that ended gets had requested are still on their way."""
         return self._window.has_leftovers
 
     def check(self) -> None:
-        """Nobody who ended is here, and every block without a fate is in exactly one place."""
+        """Assert that no get here has ended and that every open block is in exactly one place."""
         self._queue.check()
         self._window.check(self._queue)

@@ -1,19 +1,62 @@
-"""Gets on their way: the callers' transfers, the batches asked for them, and the window.
+"""Gets in transit: the callers' transfers, their batches, and the window.
 
-The window counts what was asked for and has not come, over all gets. A batch whose get has
-ended keeps its share until its bytes have come: they are still on the wire, whoever wants them.
+The window counts blocks requested and not received, over all gets. A batch of an ended get keeps
+its share until its bytes have come, because they are still on the wire.
 """
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import islice
 from math import inf
 
-from remote_server.client.get_times import GetStopwatch
-from remote_server.client.results import ClientConfig, GetOutcome, GetResult, resolve
+from remote_server import protocol
+from remote_server.client.results import ClientConfig, GetOutcome, GetResult, GetTimes, resolve
 from remote_server.errors import KVFerryError, without_frames
+
+
+class GetStopwatch:
+    """Timestamps of one get. `RemoteClient.get` makes it; then only the I/O thread uses it."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
+        self._began = clock()
+        self._sent: dict[int, float] = {}
+        self._landing_s: dict[int, float] = {}
+        self.times: GetTimes | None = None
+        """None until a message with the server's times has come."""
+
+    def sending(self, request_id: int) -> None:
+        """Record that a batch goes to ZeroMQ. Call it before the send: the server may have the
+        batch before this thread runs again."""
+        self._sent[request_id] = self.clock()
+
+    def landed(self, reply: protocol.Got | protocol.Blocks, came: float) -> None:
+        """Record that `reply`, whose header was read at `came`, has been processed."""
+        now, sent = self.clock(), self._sent.get(reply.request_id)
+        if sent is None:
+            return
+        before_s = self._landing_s.get(reply.request_id, 0.0)
+        self._landing_s[reply.request_id] = before_s + now - came
+        if reply.server_us:
+            self.times = self._split(sent, came, now, before_s, reply)
+
+    def _split(
+        self, sent: float, came: float, now: float, before_s: float,
+        reply: protocol.Got | protocol.Blocks,
+    ) -> GetTimes:  # fmt: skip
+        """The path of one message is the request's, the server's time, and its own way back. The
+        message may have waited here while earlier blocks landed, `before_s` in all."""
+        server_s = min(reply.server_us / 1e6, came - sent)
+        storage_s = min(reply.storage_us / 1e6, server_s)
+        on_the_way_s = came - sent - server_s
+        waited_s = min(before_s, on_the_way_s)
+        return GetTimes(
+            began=self._began, ended=now, serialize_s=sent - self._began,
+            network_s=on_the_way_s - waited_s, server_s=server_s - storage_s, storage_s=storage_s,
+            deserialize_s=waited_s + now - came,
+        )  # fmt: skip
 
 
 @dataclass(slots=True, eq=False)
@@ -26,20 +69,20 @@ class GetTransfer:
     rows: list[memoryview]
     stall_s: float
     timeout_s: float
-    """From when the I/O thread takes it over."""
+    """Counts from when the I/O thread takes it over."""
     deadline: float = inf
 
     stopwatch: GetStopwatch | None = None
-    """Of a `timed` get."""
+    """Present for a `timed` get."""
     offsets: list[int] = field(default_factory=list)
-    """Where its rows begin in the registered region; empty when they come over tcp."""
+    """Offsets of its rows in the registered region; empty over tcp."""
     order: int = 0
-    """Position among all gets; whoever was asked earlier comes first on the wire."""
+    """Position among all gets; an earlier get comes first on the wire."""
     progress: float = 0.0
-    """When a byte last came for it, or for a get asked before it."""
+    """Time at which a byte last came for it, or for a get before it."""
     to_ask: deque[int] = field(default_factory=deque)
     twins: dict[int, list[int]] = field(default_factory=dict)
-    """The same key asked again: filled from the first one's row once that has landed."""
+    """Further indices of the same key: copied from the first one's row once that has landed."""
     outcomes: list[GetOutcome | None] = field(default_factory=list)
     num_open: int = 0
     num_asked: int = 0
@@ -49,7 +92,7 @@ class GetTransfer:
     ended: bool = False
 
     def prepare(self, rows: list[memoryview]) -> None:
-        """Set out with `rows` checked and nothing asked yet."""
+        """Start with checked `rows` and nothing requested yet."""
         self.rows = rows
         self.total_bytes = sum(row.nbytes for row in rows)
         self.outcomes = [None] * len(self.keys)
@@ -63,7 +106,7 @@ class GetTransfer:
                 self.twins.setdefault(first, []).append(index)
 
     def next_blocks(self, most_bytes: int, most_blocks: int) -> tuple[list[int], int]:
-        """What to ask for next, at least one block of `to_ask`, and how many bytes that is."""
+        """Indices of the next batch, at least one block of `to_ask`, and its size in bytes."""
         indices: list[int] = []
         num_bytes = 0
         for index in islice(self.to_ask, most_blocks):
@@ -75,7 +118,7 @@ class GetTransfer:
         return indices, num_bytes
 
     def settle(self, index: int, outcome: GetOutcome) -> None:
-        """One key's fate is known, and with it that of the places that ask for the same key."""
+        """Record one key's outcome, also for the other indices of the same key."""
         row = self.rows[index]
         for twin in (index, *self.twins.get(index, ())):
             fate = outcome
@@ -102,7 +145,7 @@ class GetTransfer:
         self.bytes += num_bytes
 
     def end(self, error: KVFerryError | None, outcome: GetOutcome) -> None:
-        """Let the caller have its rows back. Keys without a fate get `outcome`."""
+        """Resolve `future` and give the rows back. Keys without an outcome get `outcome`."""
         if self.ended:
             return
         self.ended = True
@@ -115,10 +158,10 @@ class GetTransfer:
         resolve(self.future, GetResult(landed, outcomes, self.bytes, self.error, times))
 
     def check(self, asked: list[int]) -> None:
-        """Every block without a fate is among those `asked` for, once, or waits to be."""
+        """Assert that every block without an outcome is in `asked`, once, or in `to_ask`."""
         waiting = {index for index, outcome in enumerate(self.outcomes) if outcome is None}
         firsts = sorted(waiting.difference(*self.twins.values()))
-        assert sorted([*asked, *self.to_ask]) == firsts, "a block lost or asked for twice"
+        assert sorted([*asked, *self.to_ask]) == firsts, "a block lost or requested twice"
 
 
 @dataclass(slots=True, eq=False)
@@ -132,7 +175,7 @@ class GetBatch:
     """Positions that have not come yet."""
 
     def row(self, position: int) -> memoryview | None:
-        """Where the block at `position` belongs; None when nobody waits for it (any more)."""
+        """Row for the block at `position`; None when it is not expected (any more)."""
         if self.transfer.ended or position not in self.open:
             return None
         return self.transfer.rows[self.indices[position]]
@@ -148,21 +191,21 @@ class GetWindow:
         self.num_blocks = 0
 
     def has_room(self, num_bytes: int, num_blocks: int) -> bool:
-        """Whether that much more may be asked for. Something always may when nothing is."""
+        """The window has space for that much more. An empty window has space for anything."""
         return not self.batches or (
             self.num_bytes + num_bytes <= self._config.get_window_bytes
             and self.num_blocks + num_blocks <= self._config.get_window_blocks
         )
 
     def add(self, request_id: int, transfer: GetTransfer, indices: list[int]) -> None:
-        """These were asked for."""
+        """Record a batch as requested."""
         sizes = [transfer.rows[index].nbytes for index in indices]
         self.batches[request_id] = GetBatch(transfer, indices, sizes, set(range(len(indices))))
         self.num_bytes += sum(sizes)
         self.num_blocks += len(sizes)
 
     def close(self, batch: GetBatch, position: int, outcome: GetOutcome) -> None:
-        """Nothing more is expected for this block."""
+        """Record one block's outcome and release its share of the window."""
         batch.open.remove(position)
         self.num_bytes -= batch.sizes[position]
         self.num_blocks -= 1
@@ -170,22 +213,22 @@ class GetWindow:
             batch.transfer.settle(batch.indices[position], outcome)
 
     def close_rest(self, batch: GetBatch, outcome: GetOutcome) -> None:
-        """Nothing more is expected for any block of it."""
+        """`close` every block of the batch that has not come."""
         for position in list(batch.open):
             self.close(batch, position, outcome)
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether gets that ended still hold a share."""
+        """Ended gets still hold a share."""
         return any(batch.transfer.ended for batch in self.batches.values())
 
     def clear(self) -> None:
-        """Nothing that was asked for will come."""
+        """Drop all batches: none of their blocks will come."""
         self.batches.clear()
         self.num_bytes = self.num_blocks = 0
 
     def check(self, transfers: Iterable[GetTransfer]) -> None:
-        """The window is exactly what open batches wait for, and `transfers` wait for no more."""
+        """Assert that the window equals the open batches, and that each get's blocks add up."""
         sizes = [batch.sizes[i] for batch in self.batches.values() for i in batch.open]
         assert self.num_bytes == sum(sizes), (self.num_bytes, sizes)
         assert self.num_blocks == len(sizes), (self.num_blocks, sizes)

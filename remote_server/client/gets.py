@@ -1,4 +1,4 @@
-"""Gets over ZeroMQ: blocks received into their rows."""
+"""Gets over tcp: blocks received into their rows."""
 
 import logging
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ class Landing:
         self._integrity = wiring.config.integrity
 
     def take(self, batch: GetBatch, reply: protocol.Blocks) -> None:
-        """Land what `reply` announces. Frames it says nothing about are left unreceived.
+        """Receive the blocks that `reply` announces, and no other frames.
 
         Raises `RemoteProtocolError`, nothing received, when the header contradicts itself.
         """
@@ -42,19 +42,19 @@ class Landing:
             else:
                 bad += self._land_packed(batch, group, reply)
         if not reply.more:
-            # Found, and gone before it was their turn.
+            # Found, and evicted before they were sent.
             self._window.close_rest(batch, GetOutcome.MISS)
         if bad and not batch.transfer.ended:
             transfer = batch.transfer
             self._verify(transfer.namespace, [transfer.keys[batch.indices[i]] for i in bad])
 
     def _land_one(self, batch: GetBatch, number: int, reply: protocol.Blocks) -> list[int]:
-        """A block that has a frame to itself goes straight into its row."""
+        """Receive a block with a frame of its own straight into its row."""
         position = reply.indices[number]
         row = batch.row(position)
         if row is None:
             self._connection.discard_frame()
-            self._nobody_waits(batch, position)
+            self._not_expected(batch, position)
             return []
         num_bytes = self._connection.frame_into(row)
         announced = reply.lengths[number]
@@ -63,7 +63,7 @@ class Landing:
         return self._announce(batch, position, row, reply.checksums[number])
 
     def _land_packed(self, batch: GetBatch, group: range, reply: protocol.Blocks) -> list[int]:
-        """Several blocks in one frame are received aside and copied row by row."""
+        """Receive several blocks in one frame aside, and copy them row by row."""
         frame = self._connection.frame()
         announced = sum(reply.lengths[number] for number in group)
         if frame.nbytes != announced:
@@ -77,7 +77,7 @@ class Landing:
             offset += length
             row = batch.row(position)
             if row is None:
-                self._nobody_waits(batch, position)
+                self._not_expected(batch, position)
             elif row.nbytes != length:
                 bad += self._mark_wrong(batch, [position], "wrong_lengths")
             else:
@@ -88,7 +88,7 @@ class Landing:
     def _announce(
         self, batch: GetBatch, position: int, row: memoryview, expected: int
     ) -> list[int]:
-        """The row is full: verify it. Returns the position when it does not hold the block."""
+        """Verify a row that is full. Returns the position when it does not hold the block."""
         transfer = batch.transfer
         self._counters["bytes_in"] += row.nbytes
         if self._integrity:
@@ -102,14 +102,14 @@ class Landing:
         return []
 
     def _mark_wrong(self, batch: GetBatch, positions: Sequence[int], counter: str) -> list[int]:
-        """These came with the wrong number of bytes, or with none at all."""
+        """Mark blocks that came with the wrong number of bytes, or with none."""
         wrong = sorted(batch.open.intersection(positions))
         for position in wrong:
             self._counters[counter] += 1
             self._window.close(batch, position, GetOutcome.CORRUPT)
         return wrong
 
-    def _nobody_waits(self, batch: GetBatch, position: int) -> None:
+    def _not_expected(self, batch: GetBatch, position: int) -> None:
         if position in batch.open:
             self._window.close(batch, position, GetOutcome.LATE)
         else:
@@ -117,46 +117,45 @@ class Landing:
 
 
 def _reason(num_bytes: int, announced: int) -> str:
-    """The counter for a frame that does not hold what its row does."""
+    """The counter for a frame that does not fit its row."""
     return "short_blocks" if num_bytes < announced else "wrong_lengths"
 
 
 logger = logging.getLogger(__name__)
 
-# Received before the other connections get their turn: about a millisecond.
+# Limits of one turn, before the other connections are read: about a millisecond.
 _TURN_BYTES = 4 << 20
 _TURN_MESSAGES = 64
 
 
 class TcpGets(GetLane):
-    """All gets of one client whose blocks come over tcp, oldest first."""
+    """All gets of one client over tcp, oldest first."""
 
     def __init__(self, connection: Connection, wiring: Wiring) -> None:
         super().__init__(wiring)
         self._connection = connection
-        self._heard = wiring.heard
+        self._on_reply = wiring.on_reply
         self._window: GetWindow = GetWindow(wiring.config)
         self._landing = Landing(connection, self._window, wiring)
         self._batch_blocks = max(1, wiring.config.get_window_blocks // 4)
         self.blocked = False
-        """The connection would not take a message; try again shortly."""
+        """The connection refused a message; try again shortly."""
 
-    # ── asking ───────────────────────────────────────────────────────────────────────────
+    # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def _require_way(self) -> None:
         if not (self._connection.connected or self._connection.reopening):
             raise ServerUnavailable("the connection for gets is down")
 
     def pump(self, now: float) -> None:
-        """Ask for as much as the window allows, oldest get first."""
+        """Request as much as the window allows, oldest get first."""
         self.blocked = False
         super().pump(now)
 
     def _ask_next(self, transfer: GetTransfer) -> list[int]:
-        """Ask for one batch, once the window has room for all of it.
+        """Request one batch, once the window has space for all of it.
 
-        Waiting for that keeps a busy window from degrading into one small request per landed
-        block.
+        Waiting for that keeps a busy window from degrading into one small request per landed block.
         """
         most_blocks = min(self._batch_blocks, self._session.limits.max_keys)
         indices, num_bytes = transfer.next_blocks(self._config.batch_bytes, most_blocks)
@@ -168,7 +167,7 @@ class TcpGets(GetLane):
             keys=[transfer.keys[index] for index in indices],
             timed=transfer.stopwatch is not None,
         )
-        # The summary, a message for each block at most, and one that ends them.
+        # The summary, at most one message per block, and one that ends them.
         num_replies = len(indices) + 2
         frames = protocol.encode(message)
         if transfer.stopwatch is not None:
@@ -182,7 +181,7 @@ class TcpGets(GetLane):
     # ── receiving ────────────────────────────────────────────────────────────────────────
 
     def receive(self, now: float) -> None:
-        """Take what is here, up to a turn's worth."""
+        """Process the replies that have come, up to one turn's limit."""
         if not self._window.batches and not self._connection.readable:
             return
         enough = self._counters["bytes_in"] + _TURN_BYTES
@@ -191,7 +190,7 @@ class TcpGets(GetLane):
                 reply = self._connection.receive()
                 if reply is None:
                     return
-                if self._heard(reply):
+                if self._on_reply(reply):
                     self._take(reply, now)
             except RemoteProtocolError as error:
                 self._counters["protocol_errors"] += 1
@@ -202,7 +201,7 @@ class TcpGets(GetLane):
                 return
 
     def _take(self, reply: protocol.Reply, now: float) -> None:
-        self._last_heard = now
+        self._last_reply_at = now
         batch = self._window.batches.get(reply.request_id)
         if batch is None or batch.transfer.ended:
             self._counters["late_replies"] += 1
@@ -229,18 +228,18 @@ class TcpGets(GetLane):
     def _take_summary(self, batch: GetBatch, reply: protocol.Got) -> None:
         found = set(reply.found)
         if len(found) != len(reply.found) or not found <= set(range(len(batch.indices))):
-            raise RemoteProtocolError("a get's summary names blocks that were not asked for")
+            raise RemoteProtocolError("a get's summary names blocks that were not requested")
         for position in batch.open - found:
             self._window.close(batch, position, GetOutcome.MISS)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
     def _take_back(self) -> None:
-        """With a new connection, so that their bytes cannot come after all."""
+        """Open a new connection, so that their bytes cannot come later."""
         self.reset()
 
     def reset(self) -> None:
-        """A new connection and an empty window. Gets that still wait are asked for again."""
+        """Open a new connection with an empty window. Gets that still wait are requested again."""
         self._counters["get_resets"] += 1
         self._connection.reopen()
         for batch in reversed(self._window.batches.values()):
@@ -252,6 +251,6 @@ class TcpGets(GetLane):
         self._window.clear()
 
     def lost(self) -> None:
-        """The connection broke: nothing that was asked for on it will come."""
+        """End every get: the connection broke, and no reply will come."""
         self._window.clear()
         self.end_all(ServerUnavailable("the connection for gets broke"), GetOutcome.UNAVAILABLE)

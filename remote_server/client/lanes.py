@@ -1,7 +1,7 @@
-"""The client's lanes: who sends what over which connection, and all of them at once.
+"""Channels of a client, each with its connection, and the operations over all of them.
 
-Small requests, gets and puts have a connection each, so that a lookup never waits behind
-somebody's megabytes. A fourth carries the messages of shared memory once a region is registered.
+Small requests, gets and puts have a connection each, so that a lookup never waits behind megabytes.
+A fourth carries the messages of shared memory once a region is registered.
 """
 
 from collections.abc import Callable, Container, Iterator
@@ -13,8 +13,8 @@ from remote_server.client.connection import Connection
 from remote_server.client.control import ControlLane
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.gets import TcpGets
+from remote_server.client.put_lane import TcpPuts
 from remote_server.client.put_transfer import PutTransfer
-from remote_server.client.puts import TcpPuts
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.requests import Ask
 from remote_server.client.results import GetOutcome
@@ -25,8 +25,8 @@ from remote_server.keys import read_client_keys
 
 
 class Lanes:
-    """Built once; `register` adds the one for shared memory. Used by the I/O thread, but for
-    the properties that say otherwise."""
+    """All channels of one client; `register` adds the one for shared memory. Used by the I/O thread
+    only, except for the properties marked otherwise."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Lanes:
         )
 
     def register(self, region: RegisteredRegion) -> None:
-        """Add the lane for rows in `region`. Raises `OSError`, and then nothing has changed."""
+        """Add the channel for rows in `region`. Raises `OSError`, and then nothing has changed."""
         try:
             connection = self._connect()
         except zmq.ZMQError as error:
@@ -74,7 +74,7 @@ class Lanes:
             raise
         self.connections = (*self.connections, connection)
 
-    # ── all of them ──────────────────────────────────────────────────────────────────────
+    # ── state ────────────────────────────────────────────────────────────────────────────
 
     def __iter__(self) -> Iterator[ControlLane | TcpGets | TcpPuts | SharedLane]:
         yield self.control
@@ -82,14 +82,13 @@ class Lanes:
 
     @property
     def _for_rows(self) -> tuple[TcpGets | TcpPuts | SharedLane, ...]:
-        """Those with rows in transit, in the order of their connections, which begin with the
-        control connection."""
+        """The channels with rows in transit, in the order of `connections[1:]`."""
         shared = () if self.shared is None else (self.shared,)
         return (self.gets, self.puts, *shared)
 
     @property
     def ready(self) -> bool:
-        """Whether every connection that is needed is there. Any thread may ask."""
+        """Every required connection is up. Any thread may read it."""
         if not all(one.connected or one.reopening for one in self._needed):
             return False
         only_shared = self.shared is not None and self._config.transport == "shm"
@@ -97,18 +96,18 @@ class Lanes:
 
     @property
     def transport(self) -> str:
-        """How rows in the registered region travel now. Any thread may ask."""
+        """Transport of rows in the registered region now. Any thread may read it."""
         return "shm" if self.shared is not None and self.shared.in_use else "tcp"
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of the rows of all transfers that have not ended. Any thread may ask."""
+        """Bytes of the rows of all transfers that have not ended. Any thread may read it."""
         shared = self.shared.queued_bytes if self.shared is not None else 0
         return self.gets.queued_bytes + self.puts.queued_bytes + shared
 
     @property
     def wake_at(self) -> float:
-        """When something of them may be late, due or stuck."""
+        """Time at which something of them may be late, due or stuck."""
         return min(
             *(lane.wake_at for lane in self),
             *(connection.stuck_at for connection in self.connections),
@@ -116,18 +115,18 @@ class Lanes:
 
     @property
     def has_more(self) -> bool:
-        """The next turn has something to do, whether or not anything comes."""
+        """The next turn has work, whether or not anything comes."""
         return self.puts.has_more or (self.shared is not None and self.shared.has_more)
 
     @property
-    def look_again(self) -> bool:
-        """Something may have changed that libzmq tells nobody."""
+    def poll_again(self) -> bool:
+        """A state may have changed that libzmq reports by no event."""
         return self.puts.is_settling or any(lane.blocked for lane in self)
 
     # ── one turn ─────────────────────────────────────────────────────────────────────────
 
     def accept(self, request: Ask | GetTransfer | PutTransfer, now: float) -> None:
-        """Take over `request`, on the lane it belongs to."""
+        """Take over `request`, on its channel."""
         shared = self.shared
         request.deadline = now + request.timeout_s
         if isinstance(request, Ask):
@@ -143,9 +142,9 @@ class Lanes:
             self.puts.accept(request)
 
     def copy_on(self) -> bool:
-        """Go on copying, when that is all there is to do: the rest of a turn takes a tenth of
-        the time of its copy. False when it is not, or is not any more: the end of a lease makes
-        room in the window, and whoever waits for that must be asked for in this very turn."""
+        """Copy one more step when nothing else is due: the rest of a turn takes a tenth of the time
+        of its copy. Returns False when a full turn is due: the end of a lease frees space in the
+        window, and the next blocks must be requested in this turn."""
         shared = self.shared
         if shared is None or not shared.gets.in_the_middle:
             return False
@@ -157,7 +156,7 @@ class Lanes:
         return shared.gets.in_the_middle
 
     def receive(self, now: float, readable: Container[object]) -> None:
-        """Take what has come."""
+        """Process what has come."""
         self.control.receive(now)
         self.gets.receive(now)
         self.puts.receive()
@@ -165,7 +164,7 @@ class Lanes:
             self.shared.receive(now, readable)
 
     def notice_losses(self, now: float) -> None:
-        """End what relied on a connection that broke. The control connection is the loop's."""
+        """End the requests of connections that broke. The loop handles the control connection."""
         for connection, lane in zip(self.connections[1:], self._for_rows, strict=True):
             if False in connection.changes(now):
                 self._counters["disconnects"] += 1
@@ -175,7 +174,7 @@ class Lanes:
                 connection.reopen()
 
     def expire(self, now: float) -> None:
-        """Give up what is late, and end what libzmq has let go of."""
+        """End what is late, and the puts whose rows libzmq has released."""
         self.puts.settle()
         for lane in self:
             lane.expire(now)
@@ -191,7 +190,7 @@ class Lanes:
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 
     def ends(self, error: KVFerryError, outcome: GetOutcome) -> list[Callable[[], None]]:
-        """The steps to end every put and get, each to be taken whatever becomes of the others."""
+        """The steps that end every put and get. Each must run even if another one fails."""
         steps = [partial(self.gets.end_all, error, outcome), partial(self.puts.end_all, error)]
         if self.shared is not None:
             steps.append(partial(self.shared.end_all, error, outcome))
@@ -203,17 +202,17 @@ class Lanes:
             step()
 
     def resets(self) -> list[Callable[[], None]]:
-        """The steps to new connections, with nothing attached, once everything has ended."""
+        """The steps that open new connections, with nothing attached. All requests have ended."""
         return [self.connections[0].reopen, *(lane.reset for lane in self._for_rows)]
 
     def close(self) -> None:
-        """Leave. Everything has ended, but for puts that wait for libzmq."""
+        """Close all connections. All requests have ended, except puts that wait for libzmq."""
         for connection in self.connections:
             connection.close()
         if self.shared is not None:
             self.shared.close()
 
     def check(self) -> None:
-        """The accounts agree, and at rest nothing is held."""
+        """Assert that the books balance."""
         for lane in self:
             lane.check()

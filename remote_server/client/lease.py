@@ -1,4 +1,4 @@
-"""Leases of the server's arena: one get's, and the window of all."""
+"""Leases of blocks in the server's arena: one lease, and the window over all leases."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -8,8 +8,7 @@ from operator import add
 
 from remote_server import protocol
 from remote_server.client.get_window import GetTransfer
-from remote_server.client.region import RegisteredRegion
-from remote_server.client.shm_views import WORD_BYTES, ArenaView
+from remote_server.client.region import WORD_BYTES, ArenaView, RegisteredRegion
 from remote_server.errors import RemoteProtocolError
 from remote_server.fault_points import Pause, Point
 from remote_server.protocol import Leased
@@ -18,7 +17,7 @@ from remote_server.shm.copying import copy_and_hash_group, copy_group, group_blo
 
 @dataclass(slots=True)
 class Copied:
-    """What became of the blocks that one step copied: indices into the transfer's keys."""
+    """Outcome of one copy step: indices into the transfer's keys."""
 
     good: list[int] = field(default_factory=list)
     corrupt: list[int] = field(default_factory=list)
@@ -41,8 +40,8 @@ class Lease:
         *,
         integrity: bool,
     ) -> None:
-        """`indices` are the transfer's blocks that were asked for; `num_bytes` is their share
-        of the window. Raises `RemoteProtocolError` when `reply` contradicts itself."""
+        """`indices` are the transfer's blocks that were requested; `num_bytes` is their share of
+        the window. Raises `RemoteProtocolError` when `reply` contradicts itself."""
         _check(reply, len(indices), arena.num_bytes, integrity=integrity)
         self.number = reply.lease
         self.transfer = transfer
@@ -57,7 +56,7 @@ class Lease:
             for index, length in zip(found, reply.lengths, strict=True)
             if rows[index].nbytes != length
         ]
-        """Blocks that are not as long as their rows; they are not copied."""
+        """Blocks whose length differs from their rows'; they are not copied."""
         keep = list(range(len(found)))
         if self.short:
             keep = [at for at in keep if rows[found[at]].nbytes == reply.lengths[at]]
@@ -83,10 +82,9 @@ class Lease:
         return self.indices[self._next :]
 
     def step(self, num_bytes: int, clock: Callable[[], float], gate: Pause) -> Copied:
-        """Copy blocks until `num_bytes` are reached or the deadline of their get has passed,
-        and say what has become of them."""
+        """Copy blocks until `num_bytes` are reached or the deadline of their get has passed."""
         if not self._arena.mapped:
-            raise RuntimeError("a lease outlived its arena")
+            raise RuntimeError("a lease is copied after its arena was unmapped")
         copied = Copied()
         first = self._next
         bad: list[int] = []
@@ -109,7 +107,7 @@ class Lease:
     # ── copying ──────────────────────────────────────────────────────────────────────────
 
     def _copy_and_hash(self, group: slice, bad: list[int], gate: Pause) -> None:
-        """Copy a group and note in `bad` which of its blocks are not what they should be."""
+        """Copy a group and add to `bad` the blocks with a wrong checksum."""
         transfer, indices = self.transfer, self.indices[group]
         computed = copy_and_hash_group(
             self._targets[group],
@@ -124,7 +122,7 @@ class Lease:
             bad += [at for at, (is_now, should_be) in pairs if is_now != should_be]
 
     def _sort(self, first: int, bad: list[int], copied: Copied) -> None:
-        """Read the generation words, after everything else, and judge what was copied."""
+        """Read the generation words, after all else, and sort the copied blocks by outcome."""
         words, span = self._arena.words, slice(first, self._next)
         generations = [words[number] for number in self._words[span]]
         if generations == self._generations[span] and not bad:
@@ -151,20 +149,20 @@ def _check(reply: Leased, num_asked: int, arena_bytes: int, *, integrity: bool) 
     if not found:
         return
     if len(set(found)) != len(found) or max(found) >= num_asked:
-        raise RemoteProtocolError("a lease names blocks that were not asked for")
+        raise RemoteProtocolError("a lease names blocks that were not requested")
     if max(map(add, reply.offsets, reply.lengths)) > arena_bytes:
         raise RemoteProtocolError("a lease names bytes outside the arena")
     if max(reply.words) + WORD_BYTES > arena_bytes or any(at % WORD_BYTES for at in reply.words):
         raise RemoteProtocolError("a lease names no generation words")
 
 
-# A server of many clients must find something to evict while they are all reading.
+# A server must find blocks to evict while many clients read.
 SHARE_OF_ARENA = 16
 
 
 @dataclass(slots=True, eq=False)
 class LeaseBatch:
-    """One GetShared message without an answer yet."""
+    """One GetShared message without a reply yet."""
 
     transfer: GetTransfer
     indices: list[int]
@@ -172,7 +170,7 @@ class LeaseBatch:
 
 
 class LeaseWindow:
-    """Batches that wait for their lease, leases being copied, and those to be given back."""
+    """Batches that wait for their lease, leases being copied, and leases to release."""
 
     def __init__(self, most_bytes: int) -> None:
         self._wanted_bytes = self._most_bytes = most_bytes
@@ -183,76 +181,76 @@ class LeaseWindow:
         self.to_release: deque[int] = deque()
 
     def limit(self, arena_bytes: int) -> None:
-        """Of an arena this large; what is held already stays."""
+        """Bound the window by the size of the arena. Leases already held stay."""
         self._most_bytes = min(self._wanted_bytes, arena_bytes // SHARE_OF_ARENA)
 
     @property
     def next_bytes(self) -> int:
-        """About how much to ask for now.
+        """Size of the next request, approximately.
 
-        Half of the window: the server answers for one while we copy the other. When nothing is
-        under way, an eighth of that, to have something to copy soon.
+        Half of the window: the server prepares one half while we copy the other. An eighth of that
+        when nothing is in flight, to begin copying soon.
         """
         nothing = not self.batches and not self.leases
         return max(1, self._most_bytes // (16 if nothing else 2))
 
     def has_room(self, num_bytes: int) -> bool:
-        """Whether that much more may be asked for. Something always may when nothing is."""
+        """The window has space for that much more. An empty window has space for anything."""
         nothing = not self.batches and not self.leases
         return nothing or self._num_bytes + num_bytes <= self._most_bytes
 
     def ask(self, request_id: int, batch: LeaseBatch) -> None:
-        """It was asked for."""
+        """Record a batch as requested."""
         self.batches[request_id] = batch
         self._num_bytes += batch.num_bytes
 
     def forget(self, request_id: int) -> None:
-        """It will not be leased, or nobody wants it any more."""
+        """Drop a batch: no lease will come, or its get has ended."""
         self._num_bytes -= self.batches.pop(request_id).num_bytes
 
     def hold(self, request_id: int, lease: Lease) -> None:
-        """It was leased: its share is the lease's from here on."""
+        """Replace a batch by its lease, which takes over its share."""
         del self.batches[request_id]
         self.leases.append(lease)
 
     def drop(self, lease: Lease) -> None:
-        """Nothing more will be copied of it."""
+        """Remove a lease of which nothing more is copied, and release it."""
         self.leases.remove(lease)
         self._num_bytes -= lease.num_bytes
         self.give_back(lease.number)
 
     def drop_all_of(self, transfer: GetTransfer) -> None:
-        """It is about to end."""
+        """`drop` the leases of a get that is about to end."""
         for lease in [lease for lease in self.leases if lease.transfer is transfer]:
             self.drop(lease)
 
     def give_back(self, number: int) -> None:
-        """The server is to be told that this lease is over; 0 is none."""
+        """Queue the release of this lease for the server; 0 is no lease."""
         if number:
             self.to_release.append(number)
 
     @property
     def has_leftovers(self) -> bool:
-        """Whether gets that have ended still hold a share for what they asked."""
+        """Ended gets still hold a share for their requests."""
         return any(batch.transfer.ended for batch in self.batches.values())
 
     def forget_leftovers(self) -> None:
-        """No lease will come for those."""
+        """Drop the batches of ended gets."""
         for number in [number for number, one in self.batches.items() if one.transfer.ended]:
             self.forget(number)
 
     def clear(self) -> None:
-        """Hold nothing, whatever was held."""
+        """Drop everything without releasing it."""
         self.batches.clear()
         self.leases.clear()
         self.to_release.clear()
         self._num_bytes = 0
 
     def check(self, transfers: Iterable[GetTransfer]) -> None:
-        """Every block of `transfers` without a fate is asked for once, or leased, or waits."""
+        """Assert that every open block of `transfers` is requested once, leased or waiting."""
         held: list[LeaseBatch | Lease] = [*self.batches.values(), *self.leases]
         assert self._num_bytes == sum(one.num_bytes for one in held), self._num_bytes
-        assert not any(lease.transfer.ended for lease in self.leases), "a lease outlived its get"
+        assert not any(lease.transfer.ended for lease in self.leases), "a lease of an ended get"
         assert not any(lease.done for lease in self.leases), "a finished lease was kept"
         for transfer in transfers:
             own = [one for one in held if one.transfer is transfer]

@@ -1,12 +1,10 @@
-"""The client's one thread: it owns every socket, every row in transit and every future's end.
+"""I/O thread of a client. It alone owns every socket, every row in transit and every open future.
 
-Callers only append to a queue and wake it. One turn of the loop, `_turn`, is the whole story:
-wait, take over what callers asked, receive, notice what broke, give up what is late, send.
+Other threads only append to a queue and wake it. One turn of the loop, `_turn`: wait, take over
+submitted requests, receive, handle lost connections, end what is late, send.
 
-Receiving comes before giving up, so that an answer that is already here counts even when this
-thread was kept from running until after its deadline.
-
-What is sent and received, and on which connection, is the lanes' business (`lanes.py`).
+Receiving precedes expiry, so that a reply that has come counts even when this thread did not run
+until after the deadline. `lanes.py` decides which connection carries a request.
 """
 
 import logging
@@ -36,12 +34,12 @@ UNAVAILABLE = GetOutcome.UNAVAILABLE
 
 VERIFY_TIMEOUT_S = 5.0
 
-# libzmq tells nobody when it lets go of a row or can take a message again; look this often.
-_LOOK_AGAIN_S = 0.001
+# Poll interval for states that libzmq reports by no event: a row released, space in a queue.
+_POLL_AGAIN_S = 0.001
 
 _LONGEST_WAIT_MS = 3_600_000
 
-# After an unexpected exception: long enough that a bug met on every turn does not burn a core.
+# Pause after an unexpected exception: a bug met on every turn must not use a whole core.
 _RECOVERY_PAUSE_S = 0.05
 
 
@@ -60,11 +58,13 @@ class Loop:
         self._stopping = False
         self._restarted = False
         self._had_readable = False
-        self._farewells: list[tuple[list[PutTransfer], threading.Event]] = []
+        self._cancels: list[tuple[list[PutTransfer], threading.Event]] = []
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            wiring = Wiring(config, self.session, self.counters, clock, self._heard, self._verify)
+            wiring = Wiring(
+                config, self.session, self.counters, clock, self._on_reply, self._verify
+            )
             self.lanes = Lanes(self._context, self._poller, wiring)
         except BaseException:
             self.mailbox.close()
@@ -82,7 +82,7 @@ class Loop:
         return self.session.ready and self.lanes.ready and not self._stopping
 
     def stop(self) -> None:
-        """Begin the end: every request ends, then the thread does."""
+        """Start the shutdown: every request ends, then the thread."""
         self._stopping = True
         self.mailbox.wake()
 
@@ -104,8 +104,8 @@ class Loop:
             try:
                 self._turn()
             except BaseException as error:
-                # Anything here is a bug of ours. Whatever it is, callers must not wait for a
-                # thread that is gone: end what is in flight, start afresh, and say so.
+                # Any exception here is a bug of ours. Callers must not wait for a dead thread: end
+                # all requests in flight, open new connections, and log it.
                 logger.exception("client: unexpected error; all requests in flight end")
                 self._recover(error)
         try:
@@ -117,32 +117,32 @@ class Loop:
         readable = self._wait()
         if not readable and not self.mailbox and self.lanes.copy_on():
             return
-        looked_at = now = self._clock()
+        polled_at = now = self._clock()
         if self.mailbox or self.mailbox.fileno() in readable:
             self._take_over(now)
         self.lanes.receive(now, readable)
         now = self._clock()
         self._notice_changes(now)
-        # Not by `now`: between the last look at the sockets and it, this thread may have been
-        # kept from running, and what came meanwhile has not been received.
-        self.lanes.expire(looked_at)
-        self._greeter.say_hello(now)
+        # Not by `now`: this thread may not have run between the last poll and `now`, and replies
+        # that came meanwhile have not been received.
+        self.lanes.expire(polled_at)
+        self._greeter.send_hellos(now)
         self.lanes.pump(now)
-        self._bid_farewell()
+        self._finish_cancels()
 
     def _wait(self) -> Container[object]:
-        """Until something is to be done. Gives the sockets that something has come from."""
+        """Wait until there is work. Returns the sockets with something to receive."""
         timeout_s = 0.0
         if not self.mailbox and not self.lanes.has_more:
             timeout_s = max(0.0, min(self.session.wake_at(), self.lanes.wake_at) - self._clock())
-            if self.lanes.look_again:
-                timeout_s = min(timeout_s, _LOOK_AGAIN_S)
+            if self.lanes.poll_again:
+                timeout_s = min(timeout_s, _POLL_AGAIN_S)
         # A poll counts in milliseconds; rounding down would spin through the last one.
         wait_ms = None if timeout_s == inf else min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS)
         readable = dict(self._poller.poll(wait_ms))
         if readable or self._had_readable:
             for connection in self.lanes.connections:
-                connection.look(readable)
+                connection.note_poll(readable)
         self._had_readable = bool(readable)
         return readable
 
@@ -151,7 +151,7 @@ class Loop:
             try:
                 self._accept(submission, now)
             except Exception as error:
-                # It may be in no lane, where `_recover` could find it.
+                # `_recover` does not find a request that is in no channel.
                 if not isinstance(submission, Call):
                     turn_away(submission, ServerUnavailable(f"internal error: {error!r}"))
                 raise
@@ -163,7 +163,7 @@ class Loop:
             self.lanes.accept(submission, now)
 
     def register(self, region: RegisteredRegion) -> None:
-        """On the I/O thread: rows in `region` go through shared memory where that is possible."""
+        """On the I/O thread: rows in `region` use shared memory where that is possible."""
         if self.mailbox.closed:
             return
         try:
@@ -173,12 +173,12 @@ class Loop:
 
     # ── the server ───────────────────────────────────────────────────────────────────────
 
-    def _heard(self, reply: protocol.Reply) -> bool:
-        """Whether `reply` is worth reading: it comes from the server as it is now."""
+    def _on_reply(self, reply: protocol.Reply) -> bool:
+        """Whether to process `reply`: it comes from the server's current boot."""
         welcome = isinstance(reply, protocol.Welcome) and self.lanes.control.awaits(
             reply.request_id
         )
-        match self.session.heard(reply.epoch, welcome=welcome):
+        match self.session.on_epoch(reply.epoch, welcome=welcome):
             case Epoch.CURRENT:
                 return True
             case Epoch.STALE:
@@ -186,7 +186,7 @@ class Loop:
                 return False
             case Epoch.NEW:
                 self._restarted = True
-                # A welcome was said to this very connection; all else answers the dead.
+                # A welcome answers this connection; every other reply is the previous boot's.
                 return welcome
 
     def _notice_changes(self, now: float) -> None:
@@ -194,8 +194,8 @@ class Loop:
         changes = control.changes(now)
         if control.turned_away != self.session.turned_away:
             self.session.was_turned_away(control.turned_away)
-        if control.nobody_there:
-            self.session.nobody_there()
+        if control.connect_failed:
+            self.session.on_connect_failed()
         for connected in changes:
             if connected:
                 self.session.came_up()
@@ -216,13 +216,13 @@ class Loop:
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 
     def _end_everything(self, error: KVFerryError, now: float) -> None:
-        """End every request and let nothing that was asked for come after all."""
+        """End every request and keep late replies to them from being processed."""
         self.lanes.control.end_all(error)
         self.lanes.end_transfers(error, UNAVAILABLE)
         if self.lanes.gets.has_leftovers:
             self.lanes.gets.reset()
         if self.lanes.shared is not None:
-            self.lanes.shared.tend(now)
+            self.lanes.shared.poll(now)
 
     def cancel_all(self, done: threading.Event) -> None:
         """On the I/O thread: end every request taken over so far, then set `done`."""
@@ -233,13 +233,13 @@ class Loop:
         self.counters["cancelled"] += sum(lane.num_waiting for lane in self.lanes)
         self.lanes.control.end_all(error, hellos=False)
         self.lanes.end_transfers(error, GetOutcome.LATE)
-        self._farewells.append((self.lanes.puts.leaving(), done))
+        self._cancels.append((self.lanes.puts.settling(), done))
 
-    def _bid_farewell(self) -> None:
-        for farewell in list(self._farewells):
-            puts, done = farewell
+    def _finish_cancels(self) -> None:
+        for cancel in list(self._cancels):
+            puts, done = cancel
             if all(put.ended for put in puts):
-                self._farewells.remove(farewell)
+                self._cancels.remove(cancel)
                 done.set()
 
     def _recover(self, cause: BaseException) -> None:
@@ -261,16 +261,16 @@ class Loop:
             partial(self.lanes.control.end_all, error),
         )
         _do_each(*self.lanes.ends(error, UNAVAILABLE), self.lanes.close)
-        # However long that takes: a row given back too early would be sent with other bytes.
+        # Without a limit: a row given back too early would be sent with other bytes.
         while self.lanes.puts.is_settling:
             self.lanes.puts.settle()
-            time.sleep(_LOOK_AGAIN_S)
-        self._bid_farewell()
+            time.sleep(_POLL_AGAIN_S)
+        self._finish_cancels()
         self._context.destroy(linger=0)
 
 
 def _do_each(*steps: Callable[[], None]) -> None:
-    """Take every step, whatever becomes of the others."""
+    """Run every step, even if another one fails."""
     for step in steps:
         try:
             step()

@@ -1,7 +1,8 @@
-"""Where callers leave requests for the I/O thread, without a lock and without waiting.
+"""Mailbox: a queue of requests for the I/O thread, without a lock on its contents and without
+waiting.
 
 Appending to and popping from a deque are atomic in CPython, and an event descriptor wakes the
-thread. What is left behind when the thread has gone is answered by whoever finds it.
+thread. Requests that remain after the thread has ended are ended by the next caller.
 """
 
 import contextlib
@@ -21,15 +22,15 @@ from remote_server.errors import KVFerryError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
 
-# Called with the GIL, which a write by way of Python lets go of: the thread that was woken would
-# take it, and an engine's scheduler would get it back when that thread has nothing more to do.
+# Holds the GIL, which a write by way of Python releases: the woken thread would take it, and an
+# engine's scheduler would get it back only when that thread has no more work.
 _ring = ctypes.PyDLL(None).eventfd_write
 _ring.argtypes = [ctypes.c_int, ctypes.c_uint64]
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """Something to be done on the I/O thread, in its turn among the requests."""
+    """A function to run on the I/O thread, in order with the requests."""
 
     run: Callable[[], None]
 
@@ -55,7 +56,7 @@ class Mailbox:
         return self._bell
 
     def submit(self, submission: Submission) -> None:
-        """Hand over a request; when closed, end it here and now."""
+        """Queue a request. A closed mailbox ends it at once, on the calling thread."""
         self._waiting.append(submission)
         if self.closed:
             self._turn_all_away()
@@ -64,25 +65,25 @@ class Mailbox:
             self.wake()
 
     def wake(self) -> None:
-        """Let the taker look, whether or not there is something to take."""
+        """Wake the taker, whether or not there is something to take."""
         with self._bell_lock:  # or the number may be another file's by now
             if self._bell >= 0:
                 _ring(self._bell, 1)
 
     def take(self) -> Iterator[Submission]:
-        """What has been submitted so far, oldest first."""
+        """Yield what has been submitted so far, oldest first."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
-        # After the bell is silent, or one that rang meanwhile would be gone with it and nobody
-        # would ever wake us again; before looking, so that whoever submits from here on does.
+        # After the read, which would discard a later wake with this one; before the pops, so that
+        # every later `submit` wakes the thread again.
         self._woken = False
         for _ in range(len(self._waiting)):
             yield self._waiting.popleft()
 
     def close(self) -> None:
-        """End what waits, and from now on everything that is submitted."""
+        """End all queued requests, and from now on every request submitted."""
         self.closed = True
-        # Whoever appended before this line is found here; whoever does after it sees `closed`.
+        # Requests appended before this line are ended here; a later `submit` sees `closed`.
         self._turn_all_away()
         with self._bell_lock:
             if self._bell >= 0:
@@ -101,7 +102,7 @@ class Mailbox:
 
 
 def turn_away(submission: Submission, error: KVFerryError) -> None:
-    """End a request that nobody has taken over, unless it has ended."""
+    """End a request that was not taken over, unless it has ended."""
     match submission:
         case Ask():
             if not submission.ended:

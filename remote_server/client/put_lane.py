@@ -1,41 +1,29 @@
-"""What puts have in common, whatever carries their bytes: taken over, sent oldest first, and given
-up at their deadlines.
+"""Put channel: the steps of a put that all transports share, and the transport over tcp.
 
-A put is sent in batches, and the window bounds what was sent and not answered, over all puts. Its
-fate is settled when every batch was answered, or when it is given up.
+A put is sent in batches. The window bounds the bytes sent and not acknowledged, over all puts. A
+put is settled when every batch has its reply, or when it is given up.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 from math import inf
 
 from remote_server import protocol
-from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.connection import Connection
+from remote_server.client.put_transfer import PutBatch, PutTransfer
 from remote_server.client.results import Op
-from remote_server.client.wiring import Wiring
+from remote_server.client.wiring import Inbox, Wiring
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
     LocalProtocolError,
     RemoteProtocolError,
     RequestRefused,
+    ServerUnavailable,
 )
 
 
-@dataclass(slots=True, eq=False)
-class PutBatch:
-    """One message on its way."""
-
-    transfer: PutTransfer
-    part: range
-    lengths: list[int]
-    num_bytes: int
-    ticket: int = -1
-    """The word that says whose the rows are; none when they go over tcp."""
-
-
 class PutLane(ABC):
-    """All puts of one client that travel one way, oldest first."""
+    """All puts of one client over one transport, oldest first."""
 
     def __init__(self, wiring: Wiring, most_bytes: int) -> None:
         """`most_bytes` is the window."""
@@ -53,7 +41,7 @@ class PutLane(ABC):
         self.queued_bytes = 0
         """Bytes of the rows of all puts that have not ended."""
 
-    # ── special to the way ───────────────────────────────────────────────────────────────
+    # ── per transport ────────────────────────────────────────────────────────────────────
 
     @abstractmethod
     def _prepare(self, transfer: PutTransfer, block_bytes: int) -> None:
@@ -61,18 +49,18 @@ class PutLane(ABC):
 
     @abstractmethod
     def _require_way(self) -> None:
-        """Raises `ServerUnavailable` when a put that comes now could not be sent."""
+        """Raises `ServerUnavailable` when a put that comes now cannot be sent."""
 
     @abstractmethod
     def _send_batch(self, batch: PutBatch) -> int:
-        """Send it and give the request's id; 0 when that must wait, and then nothing is sent."""
+        """Send it and return the request's id; 0 when that must wait: nothing was sent then."""
 
-    # ── taking over, and sending ─────────────────────────────────────────────────────────
+    # ── sending ──────────────────────────────────────────────────────────────────────────
 
     def accept(self, transfer: PutTransfer) -> None:
-        """Take over `transfer`; it ends at once when it cannot be sent."""
+        """Take over `transfer`. It ends at once when it cannot be sent."""
         try:
-            declaration = self._session.declaration(transfer.namespace)
+            declaration = self._session.declarations[transfer.namespace]
             self._prepare(transfer, declaration.block_bytes)
             self._session.require(transfer.namespace)
             self._require_way()
@@ -91,7 +79,7 @@ class PutLane(ABC):
     def pump(self) -> None:
         """Send the next message if the window allows it, oldest put first.
 
-        One a turn: hashing a window's worth of small blocks would keep lookups waiting.
+        One a turn: hashing a window's worth of small blocks would delay lookups.
         """
         self.has_more = False
         for transfer in self._transfers:
@@ -117,14 +105,14 @@ class PutLane(ABC):
         self._counters["blocks_out"] += len(part)
         self.has_more = True
 
-    # ── answers ──────────────────────────────────────────────────────────────────────────
+    # ── replies ──────────────────────────────────────────────────────────────────────────
 
     def awaits(self, request_id: int) -> bool:
-        """Whether a reply to this request would be in time."""
+        """A reply to this request would be in time."""
         return request_id in self._batches
 
     def take(self, reply: protocol.Reply) -> None:
-        """The answer to a batch that is awaited. Raises `RemoteProtocolError` for no answer."""
+        """Process the reply to an awaited batch. Raises `RemoteProtocolError` for a wrong kind."""
         batch = self._batches[reply.request_id]
         transfer = batch.transfer
         if isinstance(reply, protocol.Stored):
@@ -137,21 +125,21 @@ class PutLane(ABC):
             transfer.to_send.clear()
         else:
             raise RemoteProtocolError(f"a put was answered with {type(reply).__name__}")
-        self._session.answered()
+        self._session.breaker.answered()
         self._forget(reply.request_id, answered=True)
         if transfer.settled:
-            self._leave(transfer)
+            self._retire(transfer)
 
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
     def _forget(self, request_id: int, *, answered: bool = False) -> None:
-        """Nothing more is expected for this batch."""
+        """Remove a batch: no further reply is expected."""
         batch = self._batches.pop(request_id)
         batch.transfer.num_in_flight -= 1
         self._window_bytes -= batch.num_bytes
 
-    def _leave(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
-        """Its fate is settled; `error` when it was given up."""
+    def _retire(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
+        """Retire a settled put; `error` when it was given up."""
         del self._transfers[transfer]
         transfer.error = transfer.error or error
         self._finish(transfer)
@@ -167,7 +155,7 @@ class PutLane(ABC):
                 self._forget(request_id)
         for transfer in transfers:
             transfer.to_send.clear()
-            self._leave(transfer, error)
+            self._retire(transfer, error)
 
     def expire(self, now: float) -> None:
         """Give up the puts whose deadline has passed."""
@@ -186,7 +174,7 @@ class PutLane(ABC):
         """Give up every put."""
         self._give_up(list(self._transfers), error)
 
-    # ── what it answers ──────────────────────────────────────────────────────────────────
+    # ── state ────────────────────────────────────────────────────────────────────────────
 
     @property
     def _waiting(self) -> list[PutTransfer]:
@@ -199,9 +187,134 @@ class PutLane(ABC):
         return len(self._waiting)
 
     def check(self) -> None:
-        """The window is exactly what the batches in flight carry, and so on down."""
+        """Assert that the window equals the batches in flight, and that the sums agree."""
         in_flight = [batch.num_bytes for batch in self._batches.values()]
         assert self._window_bytes == sum(in_flight), (self._window_bytes, in_flight)
         assert self.queued_bytes == sum(transfer.total_bytes for transfer in self._waiting)
         assert sum(transfer.num_in_flight for transfer in self._waiting) == len(self._batches)
-        assert not any(transfer.settled for transfer in self._transfers), "settled and kept"
+        assert not any(transfer.settled for transfer in self._transfers), "a settled put is listed"
+
+
+class TcpPuts(PutLane):
+    """All puts of one client over tcp, oldest first: rows are sent without a copy.
+
+    A batch is one `Put` message of about `batch_bytes`. libzmq sends large rows from where they
+    are, so a row is busy until libzmq releases its frame, even after the server's reply. A put
+    therefore ends in two steps: it is settled (every batch has its reply, or the put is given up),
+    and its future resolves when none of its rows is lent any more.
+
+    A put given up while libzmq holds its rows costs the connection: only closing it makes libzmq
+    release them. Other puts on it lose only time: their batches in flight are sent again, within
+    their own deadlines. A block that had arrived the first time then exists already.
+    """
+
+    def __init__(self, connection: Connection, wiring: Wiring) -> None:
+        super().__init__(wiring, wiring.config.put_window_bytes)
+        self._connection = connection
+        self._inbox = Inbox(connection, wiring, "puts")
+        self._settling: dict[PutTransfer, None] = {}
+        """Settled, and waiting for libzmq to release their rows."""
+        self.blocked = False
+        """The connection refused a message; try again shortly."""
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────
+
+    def _prepare(self, transfer: PutTransfer, block_bytes: int) -> None:
+        transfer.prepare(block_bytes, self._config.batch_bytes, self._session.limits)
+
+    def _require_way(self) -> None:
+        if not (self._connection.connected or self._connection.reopening):
+            raise ServerUnavailable("the connection for puts is down")
+
+    def pump(self) -> None:
+        """Send the next message if the window allows it, oldest put first."""
+        self.blocked = False
+        super().pump()
+
+    def _send_batch(self, batch: PutBatch) -> int:
+        if not self._connection.connected:
+            return 0
+        transfer, limits = batch.transfer, self._session.limits
+        request_id, checked = self._next_request_id(), self._config.integrity
+        message = transfer.message(batch.part, request_id, limits, checked=checked)
+        frames = transfer.frames(batch.part, message.blocks_per_frame)
+        if not self._connection.send(protocol.encode(message), frames):
+            self.blocked = True
+            return 0
+        return request_id
+
+    # ── replies ──────────────────────────────────────────────────────────────────────────
+
+    def receive(self) -> None:
+        """Process the replies that have come."""
+        if not self._batches and not self._connection.readable:
+            return
+        self._inbox.empty_into(self._take)
+
+    def _take(self, reply: protocol.Reply) -> None:
+        if self.awaits(reply.request_id):
+            self.take(reply)
+        else:
+            self._counters["late_replies"] += 1
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────
+
+    def _retire(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
+        """End it now, or as soon as libzmq has released its rows."""
+        del self._transfers[transfer]
+        transfer.error = transfer.error or error
+        if transfer.is_released():
+            self._finish(transfer)
+        else:
+            self._settling[transfer] = None
+
+    @property
+    def is_settling(self) -> bool:
+        """Puts wait for libzmq to release rows, which no event reports: poll again soon."""
+        return bool(self._settling)
+
+    def settle(self) -> None:
+        """End the puts whose rows libzmq has released since."""
+        for transfer in [transfer for transfer in self._settling if transfer.is_released()]:
+            del self._settling[transfer]
+            self._finish(transfer)
+
+    def expire(self, now: float) -> None:
+        """Give up the puts whose deadline has passed, including those that only wait for libzmq."""
+        super().expire(now)
+        if any(put.deadline <= now and not put.cut_off for put in self._settling):
+            self.reset()
+
+    def end_all(self, error: KVFerryError) -> None:
+        """Give up every put, including those that only wait for libzmq."""
+        super().end_all(error)
+        if any(not put.cut_off for put in self._settling):
+            self.reset()
+
+    def lost(self) -> None:
+        """End every put: the connection broke, and no reply will come."""
+        self.end_all(ServerUnavailable("the connection for puts broke"))
+
+    def reset(self) -> None:
+        """Open a new connection. Puts that wait are sent again."""
+        self._counters["put_resets"] += 1
+        self._connection.reopen()
+        for request_id, batch in reversed(list(self._batches.items())):
+            self._counters["batches_resent"] += 1
+            batch.transfer.to_send.appendleft(batch.part)
+            self._forget(request_id)
+        for transfer in self._waiting:
+            transfer.cut_off = True
+
+    def settling(self) -> list[PutTransfer]:
+        """The settled puts that only wait for libzmq."""
+        return list(self._settling)
+
+    @property
+    def _waiting(self) -> list[PutTransfer]:
+        return [*self._transfers, *self._settling]
+
+    def check(self) -> None:
+        """Also assert that puts that only wait for libzmq have no other work."""
+        super().check()
+        assert all(transfer.settled for transfer in self._settling), "it is not settled"

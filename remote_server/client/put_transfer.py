@@ -1,4 +1,4 @@
-"""One caller's put: cut into messages, packed into frames, counted up from the answers."""
+"""One caller's put: cut into messages, packed into frames, summed up from the replies."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from remote_server.client.results import PutResult, resolve
 from remote_server.client.session import Limits
 from remote_server.errors import KVFerryError, RemoteProtocolError
 
-# Smaller rows are packed, several to a frame: a frame of its own costs tens of microseconds on
-# both sides, which is more than copying the row does.
+# Smaller rows are packed, several to a frame: a frame of its own costs tens of microseconds on both
+# sides, which is more than copying the row.
 _PACK_BELOW_BYTES = 256 << 10
 _PACKED_FRAME_BYTES = 1 << 20
 
-# What a Stored reply counts, and a PutResult sums up.
+# Counts of a Stored reply, which a PutResult sums up.
 _COUNTS = ("total", "created", "existed", "forced", "duplicate")
 
 _OUTCOMES = tuple(protocol.PutOutcome)  # in the order of their values, from 0
@@ -37,16 +37,16 @@ class PutTransfer:
     deferred: bool
     force: bool
     timeout_s: float
-    """From when the I/O thread takes it over."""
+    """Counts from when the I/O thread takes it over."""
     deadline: float = inf
     offsets: list[int] = field(default_factory=list)
-    """Where its rows begin in the registered region; empty when they go over tcp."""
+    """Offsets of its rows in the registered region; empty over tcp."""
     to_send: deque[range] = field(default_factory=deque)
     num_in_flight: int = 0
     lent: "list[ref[memoryview]]" = field(default_factory=list)
-    """One for each row that was handed to libzmq; dead when libzmq has let go of it."""
+    """One for each row passed to libzmq; dead when libzmq has released the row."""
     cut_off: bool = False
-    """The socket that held its rows was closed; they come free without more being done."""
+    """The socket that held its rows was closed: libzmq releases them by itself."""
     outcomes: list[protocol.PutOutcome | None] = field(default_factory=list)
     counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_COUNTS, 0))
     declined: dict[str, int] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class PutTransfer:
     def prepare(
         self, block_bytes: int, batch_bytes: int, limits: Limits, first_bytes: int | None = None
     ) -> None:
-        """Set out with nothing sent yet; see `cut`. Raises `LocalProtocolError`."""
+        """Start with nothing sent yet; see `cut`. Raises `LocalProtocolError`."""
         self.rows = check_rows(self.keys, self.rows, block_bytes, writable=False)
         self.outcomes = [None] * len(self.keys)
         sizes = [row.nbytes for row in self.rows]
@@ -83,34 +83,34 @@ class PutTransfer:
         )
 
     def checksums(self, part: range) -> list[int]:
-        """Those of the blocks of `part`, as their rows are now."""
+        """Checksums of the blocks of `part`, as their rows are now."""
         span = slice(part.start, part.stop)
         return protocol.checksums(self.namespace, self.keys[span], self.rows[span])
 
     def frames(self, part: range, per_frame: int) -> list[zmq.Frame]:
-        """The payload: rows as they lie, noted in `lent`, or copies when packed."""
+        """The payload: the rows themselves, recorded in `lent`, or copies when packed."""
         rows = [self.rows[index] for index in part]
         if per_frame > 1:
             return [
                 zmq.Frame(b"".join(rows[first : first + per_frame]), copy=False)
                 for first in range(0, len(rows), per_frame)
             ]
-        # pyzmq keeps a view for as long as libzmq may read it, and nobody else has this one. Its
-        # own trackers say the same, at the price of a lock and an event for each frame.
+        # pyzmq keeps the only reference to each view for as long as libzmq may read it. Its own
+        # trackers give the same information, at the price of a lock and an event per frame.
         views = [memoryview(row) for row in rows]
         self.lent += map(ref, views)
         self.cut_off = False
         return [zmq.Frame(view, copy=False) for view in views]
 
     def add(self, part: range, reply: protocol.Stored) -> None:
-        """Count the answer to `part`. Raises `RemoteProtocolError` when it does not fit."""
+        """Add the reply to `part`. Raises `RemoteProtocolError` when it does not fit."""
         try:
             outcomes = [_OUTCOMES[outcome] for outcome in reply.outcomes]
         except IndexError as error:
             raise RemoteProtocolError(f"a put's outcomes: {error}") from error
         counts = {name: getattr(reply, name) for name in _COUNTS}
         if len(outcomes) != len(part) or min((*counts.values(), *reply.declined.values())) < 0:
-            raise RemoteProtocolError("a put's answer does not fit what was sent")
+            raise RemoteProtocolError("a put's reply does not fit its request")
         self.outcomes[part.start : part.stop] = outcomes
         for name, number in counts.items():
             self.counts[name] += number
@@ -119,16 +119,16 @@ class PutTransfer:
 
     @property
     def settled(self) -> bool:
-        """Nothing more is to be sent and no answer is awaited."""
+        """Nothing remains to be sent and no reply is awaited."""
         return not self.to_send and not self.num_in_flight
 
-    def let_go(self) -> bool:
-        """Whether libzmq holds none of its rows any more."""
+    def is_released(self) -> bool:
+        """libzmq holds none of its rows any more."""
         self.lent = [view for view in self.lent if view() is not None]
         return not self.lent
 
     def resolve(self) -> None:
-        """Let the caller have its rows back."""
+        """Resolve `future`; the rows are the caller's again."""
         if self.ended:
             return
         assert not self.lent
@@ -144,10 +144,22 @@ class PutTransfer:
         resolve(self.future, result)
 
     def abandon(self, error: KVFerryError) -> None:
-        """End before anything was sent."""
+        """End it before anything was sent."""
         self.error = error
         self.outcomes = [None] * len(self.keys)
         self.resolve()
+
+
+@dataclass(slots=True, eq=False)
+class PutBatch:
+    """One message in flight."""
+
+    transfer: PutTransfer
+    part: range
+    lengths: list[int]
+    num_bytes: int
+    ticket: int = -1
+    """Index of the ticket that fences its rows; none over tcp."""
 
 
 def cut(
@@ -155,8 +167,8 @@ def cut(
 ) -> list[range]:
     """Consecutive runs of blocks, each about a batch and within the server's limits.
 
-    The first is about `first_bytes`, and each twice the one before until it is a batch: so the
-    server begins soon, and is seldom disturbed.
+    The first is about `first_bytes`, and each is twice the one before until it is a batch: the
+    server begins soon, and is seldom interrupted.
     """
     most_bytes = min(batch_bytes, limits.max_message_bytes)
     enough = min(first_bytes or most_bytes, most_bytes)

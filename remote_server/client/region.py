@@ -1,24 +1,31 @@
-"""The caller's memory: registered regions, and the rows of a request."""
+"""Memory of a client: registered regions, tickets, its map of the server's arena; and checks of the
+rows, keys and namespace of a request."""
 
 import ctypes
 import fcntl
 import mmap
 import os
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import count
 from operator import attrgetter
 
 import numpy as np
 
 from remote_server import protocol
 from remote_server.errors import ConfigError, LocalProtocolError
+from remote_server.shm.mapping import ReadOnlyMap
+from remote_server.shm.region import TICKETS_BYTES, check_file
+
+WORD_BYTES = 8
 
 _from_buffer = ctypes.c_char.from_buffer
 _address_of = ctypes.addressof
 
 
 class SharedRegion:
-    """`num_bytes` of anonymous shared memory, sealed so that nobody can be killed reading it.
+    """`num_bytes` of anonymous shared memory, sealed so that reading it cannot kill a process.
 
     For rows that a client registers. `view` is all of it, writable; `fd` is its file.
     """
@@ -35,7 +42,7 @@ class SharedRegion:
         self.view = memoryview(self._map)
 
     def close(self) -> None:
-        """Give the memory back, with its last row: rows that still exist keep it mapped."""
+        """Close the file and unmap the memory, which stays mapped while a row of it exists."""
         if self._map.closed:
             return
         self.view.release()
@@ -47,10 +54,10 @@ class SharedRegion:
 
 
 class RegisteredRegion:
-    """A region as its client sees it: where it lies, and which rows lie in it."""
+    """A registered region: its address, and the rows inside it."""
 
     def __init__(self, view: memoryview, fd: int) -> None:
-        """Raises `ConfigError` when the two cannot belong together."""
+        """Raises `ConfigError` when `view` does not map all of `fd`."""
         if not view.c_contiguous or not view.nbytes:
             raise ConfigError("region: the view must be contiguous and hold something")
         try:
@@ -67,11 +74,11 @@ class RegisteredRegion:
         self._view = memoryview(view)  # keeps it mapped
 
     def close(self) -> None:
-        """Nothing will be transferred from or to it any more."""
+        """Release the region: no transfer from or to it will follow."""
         self._view.release()
 
     def offsets_of(self, rows: Sequence[memoryview]) -> list[int] | None:
-        """Where each row begins in the region; None unless all of them lie in it."""
+        """Offset of each row in the region; None unless all of them are inside it."""
         base = self.address
         try:
             lengths = [row.nbytes for row in rows]
@@ -80,18 +87,94 @@ class RegisteredRegion:
             except TypeError:  # one of them is read-only
                 offsets = [_address(row) - base for row in rows]
         except (AttributeError, TypeError, ValueError, BufferError):
-            return None  # no rows at all; who transfers them says so
+            return None  # no rows at all; the transfer reports it
         if not offsets or min(offsets) < 0:
             return None
         end = max(offset + length for offset, length in zip(offsets, lengths, strict=True))
         return offsets if end <= self.num_bytes else None
 
 
+class Tickets:
+    """`MAX_TICKETS` words in a file of their own, which the server maps for reading.
+
+    While a word holds the value that a put was sent with, the server may keep what it reads.
+    Changing the word withdraws the put at once, even during the server's copy: the server reads the
+    word again after its copy. No value is ever used twice.
+    """
+
+    def __init__(self) -> None:
+        """Raises `OSError`."""
+        self.fd = sealed_file(TICKETS_BYTES, "kvferry-tickets")
+        self._words = memoryview(mmap.mmap(self.fd, TICKETS_BYTES)).cast("Q")
+        # Oldest first: a word stays unused for as long as possible.
+        self._free = deque(range(protocol.MAX_TICKETS))
+        self._values = count(1)
+
+    @property
+    def num_used(self) -> int:
+        return protocol.MAX_TICKETS - len(self._free)
+
+    def take(self) -> tuple[int, int]:
+        """An unused word, and the value that it holds from now on."""
+        ticket, value = self._free.popleft(), next(self._values)
+        self._words[ticket] = value
+        return ticket, value
+
+    def give_back(self, ticket: int) -> None:
+        """Free the word of a put that has its reply."""
+        self._free.append(ticket)
+
+    def withdraw(self, ticket: int) -> None:
+        """Withdraw a put without a reply: its rows are the caller's from now on."""
+        self._words[ticket] = 0
+        self._free.append(ticket)
+
+    def close(self) -> None:
+        """Close the file. No put is in flight."""
+        self._words = memoryview(b"").cast("Q")
+        os.close(self.fd)
+
+
+class ArenaView:
+    """The arena behind a descriptor of the server. Used by the I/O thread only.
+
+    The server may change the bytes at any time: bytes read are valid only if the block's generation
+    word is still the same afterwards.
+    """
+
+    def __init__(self, fd: int, num_bytes: int, server: int) -> None:
+        """Map a file of user `server`; `fd` stays the caller's. Raises `NotAttachable`,
+        `OSError`."""
+        check_file(fd, num_bytes, server, "arena")
+        self._map = ReadOnlyMap(fd, num_bytes)
+        self.mapped = True
+        """True until `close`. A read after that would kill the process."""
+        self.num_bytes = num_bytes
+        self.address = self._map.address
+        words = (ctypes.c_uint64 * (num_bytes // WORD_BYTES)).from_address(self.address)
+        self.words = memoryview(words).cast("B").cast("Q").toreadonly()
+
+    def close(self) -> None:
+        """Unmap it. No copy from it may be under way or begin."""
+        self.mapped = False
+        self.words.release()
+        self._map.close()
+
+    @property
+    def unmapped(self) -> bool:
+        """The unmapping is complete."""
+        return self._map.unmapped
+
+    def join(self) -> None:
+        """Wait until it is unmapped."""
+        self._map.join()
+
+
 def sealed_file(num_bytes: int, name: str) -> int:
-    """A memfd of this user that can neither shrink nor grow, whoever holds it. Raises `OSError`."""
+    """A memfd of this user that can neither shrink nor grow. Raises `OSError`."""
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        os.fchmod(fd, 0o600)  # it is made for everybody to open
+        os.fchmod(fd, 0o600)  # its default mode lets every user open it
         os.ftruncate(fd, num_bytes)
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
@@ -102,14 +185,14 @@ def sealed_file(num_bytes: int, name: str) -> int:
 
 
 def _address(row: memoryview) -> int:
-    """Also of memory that cannot be written, which ctypes refuses to look at."""
+    """The address of `row`, also of read-only memory, which ctypes refuses."""
     flat = np.frombuffer(memoryview(row).cast("B"), np.uint8)
     return int(flat.__array_interface__["data"][0])
 
 
 def check_keys(keys: Sequence[bytes]) -> None:
-    """Raise `LocalProtocolError` when one of `keys` is nothing the protocol can name."""
-    # A pass over each in C: most keys of most requests are like all others.
+    """Raise `LocalProtocolError` when the protocol cannot carry one of `keys`."""
+    # A pass over all in C: most requests have uniform keys.
     if {*map(type, keys)} <= {bytes}:
         lengths = {*map(len, keys)}
         if not lengths or 0 < min(lengths) <= max(lengths) <= protocol.MAX_KEY_BYTES:
@@ -122,7 +205,7 @@ def check_keys(keys: Sequence[bytes]) -> None:
 
 
 def check_namespace(namespace: str) -> None:
-    """Raise `LocalProtocolError` when `namespace` is nothing the protocol can name."""
+    """Raise `LocalProtocolError` when the protocol cannot carry `namespace`."""
     try:
         fits = 0 < len(namespace) <= protocol.MAX_NAMESPACE_CHARS
         namespace.encode()
@@ -165,7 +248,7 @@ _WRITABLE, _READ_ONLY = ("B", 1, True, False), ("B", 1, True, True)
 
 
 def _are_flat(rows: Sequence[memoryview], block_bytes: int, *, writable: bool) -> bool:
-    """Whether all rows are fit to be transferred as they are. Looks at each in C."""
+    """Whether all rows can be transferred as they are. Checks each in C."""
     if not {*map(type, rows)} <= {memoryview}:
         return False
     try:

@@ -1,4 +1,4 @@
-"""The public face: ask what is there, put blocks, get them back, never wait.
+"""RemoteClient: lookups, puts and gets of blocks on one server, none of which waits.
 
     client = RemoteClient(ClientConfig("tcp://10.0.0.7:5757"))
     client.declare("my-model", block_bytes=1 << 20)
@@ -7,16 +7,15 @@
         found = client.lookup("my-model", keys).result()
         done = client.get("my-model", keys[: found.prefix], rows).result()
 
-Every request returns a `concurrent.futures.Future` at once and ends by its deadline, exactly
-once, whatever the server does. A `timeout_s` counts from when the I/O thread takes the request
-over: at once, unless another thread holds the interpreter, and that time is not the server's.
-Requests that cannot be sent now end at once: losing the server
-costs nothing but the blocks. A time that is no number (nan) raises `ValueError` at once.
+Every request returns a `concurrent.futures.Future` at once and ends by its deadline, exactly once,
+whatever the server does. A `timeout_s` counts from when the I/O thread takes the request over: at
+once, unless another thread holds the interpreter. A request that cannot be sent now ends at once: a
+lost server costs only its blocks. A time that is nan raises `ValueError` at once.
 
-One I/O thread does all the work (`loop.py`). Futures end on it, so their callbacks run
-on it too: they must be quick, and must not wait for another request of the same client. A
-request submitted after `close` ends on the submitting thread. `Future.cancel` does nothing:
-only an ended future gives its rows back, and `cancel_all` is the way to get there sooner.
+One I/O thread does all the work (`loop.py`). Futures end on it and run their callbacks on it: a
+callback must be quick, and must not wait for another request of the same client. A request
+submitted after `close` ends on the submitting thread. `Future.cancel` does nothing: only an ended
+future gives its rows back, and `cancel_all` ends all of them sooner.
 """
 
 import time
@@ -31,22 +30,21 @@ from typing import TypeVar
 from remote_server import protocol
 from remote_server.client import requests
 from remote_server.client.breaker import BreakerState
-from remote_server.client.declarations import Declaration
-from remote_server.client.get_times import GetStopwatch
-from remote_server.client.get_window import GetTransfer
+from remote_server.client.get_window import GetStopwatch, GetTransfer
 from remote_server.client.loop import Loop
 from remote_server.client.mailbox import Call
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.results import ClientConfig, GetResult, PutResult
+from remote_server.client.session import Declaration
 from remote_server.errors import ConfigError
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 
 T = TypeVar("T")
 
 
 class RemoteClient:
-    """One process's face of one server. Every method may be called from any thread."""
+    """A client of one server. Every method may be called from any thread."""
 
     def __init__(
         self, config: ClientConfig, *, clock: Callable[[], float] = time.monotonic
@@ -60,9 +58,9 @@ class RemoteClient:
         self._declaring = Lock()
         self._registered = False
         self._num_undeclared = 0
-        """Namespaces and regions the I/O thread has not seen: until it has, `ready` would be
-        too early."""
-        # For a client that is dropped without `close`, and for the interpreter's exit.
+        """Namespaces and regions not yet processed by the I/O thread: not `ready` until zero."""
+        # Stops the thread of a client that is dropped without `close`, and at the interpreter's
+        # exit.
         self._finalizer = weakref.finalize(self, self._loop.stop)
 
     # ── the server ───────────────────────────────────────────────────────────────────────
@@ -73,10 +71,10 @@ class RemoteClient:
         block_bytes: int,
         fingerprint: Mapping[str, str] = {},
     ) -> None:
-        """Say that blocks of `namespace` hold at most `block_bytes`.
+        """Declare that blocks of `namespace` hold at most `block_bytes`.
 
-        Remembered, and said again to every server this client connects to. Again with the same
-        name replaces, with another name adds. Raises `ConfigError` for what no server accepts.
+        Repeated to every server this client connects to. A second call with the same name replaces
+        the first. Raises `ConfigError` for values that no server accepts.
         """
         if not 0 < len(namespace) <= protocol.MAX_NAMESPACE_CHARS:
             raise ConfigError(
@@ -95,22 +93,23 @@ class RemoteClient:
         )
 
     def forget(self, namespace: str) -> None:
-        """Stop declaring `namespace`: it is over, as with the weights it was computed from.
+        """Stop declaring `namespace`, for example after a change of weights.
 
-        The server keeps its blocks until they are evicted. Requests about it still under way
-        end as they would; later ones end with `LocalProtocolError`.
+        The server keeps its blocks until they are evicted. Requests for it in flight end as usual;
+        later ones end with `LocalProtocolError`.
         """
         self._call(lambda: self._loop.session.forget(namespace))
 
     def register(self, view: memoryview, fd: int) -> None:
-        """Say that rows inside `view` are also reachable through `fd`, which is all of its file.
+        """Declare that rows inside `view` are also reachable through `fd`, whose whole file `view`
+        maps.
 
-        A server on this host then reads them there for a put, and lends its own memory for a
-        get, when `fd` is a memfd sealed against shrinking, as `SharedRegion` makes it; any other
-        file it refuses, which is said once, and tcp is used. Transfers whose rows do not all lie
-        in `view` are not affected. The server is given `fd`; it only ever reads.
+        When `fd` is a memfd sealed against shrinking, such as `SharedRegion` makes, a server on
+        this host reads rows there for a put and lends its own memory for a get. It refuses any
+        other file, which is logged once, and tcp is used. Transfers whose rows do not all lie in
+        `view` are not affected. The server receives `fd` and only reads from it.
 
-        Once per client. `view` and `fd` stay the caller's, who keeps both until `close` has
+        Once per client. `view` and `fd` stay the caller's and must remain valid until `close` has
         returned. Raises `ConfigError` when they do not belong together.
         """
         region = RegisteredRegion(view, fd)
@@ -122,7 +121,7 @@ class RemoteClient:
             self._declare(lambda: self._loop.register(region))
 
     def _declare(self, run: Callable[[], object]) -> None:
-        """Have the I/O thread do it; `ready` waits for that."""
+        """Run it on the I/O thread; `ready` is false until then."""
         with self._declaring:
             self._num_undeclared += 1
 
@@ -137,34 +136,34 @@ class RemoteClient:
 
     @property
     def transport(self) -> str:
-        """How rows in the registered region travel now: "shm" or "tcp". All others use tcp."""
+        """Transport of rows in the registered region now: "shm" or "tcp". All other rows use
+        tcp."""
         return self._loop.lanes.transport
 
     @property
     def ready(self) -> bool:
-        """Connected, every declared namespace welcome, breaker closed. Costs nothing to ask.
+        """Connected, every declared namespace welcome, breaker closed. Costs next to nothing.
 
         With `transport` set to "shm" and a region registered, attached as well. True is no
-        promise: a request may still find the server gone.
+        guarantee: the server may be gone when a request comes.
         """
-        # In this order: the other way round, what is declared between the two looks would be
-        # ready although nobody has greeted the server for it.
+        # In this order: otherwise a declaration made between the two reads would count as ready
+        # before its hello was sent.
         return not self._num_undeclared and self._loop.ready
 
     @property
     def absent(self) -> bool:
-        """An attempt to connect was turned down before anything had ever answered: nobody
-        listens there, or did not when this client was made."""
+        """An attempt to connect failed before any reply: no server listened there."""
         return self._loop.session.absent
 
     @property
     def breaker(self) -> BreakerState:
-        """Whether requests flow, or are answered "unavailable" without being sent."""
+        """The breaker's state: requests are sent, or end as "unavailable" unsent."""
         return self._loop.session.breaker.state
 
     @property
     def epoch(self) -> str | None:
-        """The boot of the server last heard from: another one, and what it held may be gone."""
+        """Boot of the server that replied last. A change may mean the loss of all blocks."""
         return self._loop.session.epoch
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
@@ -172,10 +171,10 @@ class RemoteClient:
     def lookup(
         self, namespace: str, keys: Sequence[bytes], *, timeout_s: float = 0.05
     ) -> "Future[protocol.Found]":
-        """Ask which of `keys` are there: one state per key, and the readable prefix.
+        """Query which of `keys` are there: one state per key, and the readable prefix.
 
-        Raises, through the future, `ServerUnavailable`, `DeadlineExceeded`, `RequestRefused`,
-        or `LocalProtocolError` for keys or a namespace that cannot be asked for. So do `touch`,
+        Raises, through the future, `ServerUnavailable`, `DeadlineExceeded`, `RequestRefused`, or
+        `LocalProtocolError` for keys or a namespace that the protocol cannot carry. So do `touch`,
         `stats`, `clear` and `keep`.
         """
         future = _future(protocol.Found)
@@ -196,8 +195,8 @@ class RemoteClient:
     ) -> "Future[PutResult]":
         """Offer the blocks in `rows`, each exactly as long as its block.
 
-        The rows are read until the future ends and must not change before. It never raises:
-        see `PutResult.error`. `deferred` and `force` are explained at `protocol.Put`.
+        The rows are read until the future ends and must not change before. The future never raises:
+        see `PutResult.error`. `protocol.Put` explains `deferred` and `force`.
         """
         future = _future(PutResult)
         self._loop.mailbox.submit(
@@ -225,11 +224,11 @@ class RemoteClient:
     ) -> "Future[GetResult]":
         """Fill `rows`, each exactly as long as its block, in the order of `keys`.
 
-        The rows are written until the future ends and not after. It never raises: see
-        `GetResult.outcomes`. Keys that have not landed are given up after `stall_s` without
-        anything coming for this get or one submitted before it, or after `timeout_s`. A row
-        whose outcome is not HIT may hold anything. `timed` measures where the time goes, see
-        `GetResult.times`, for some microseconds on either side.
+        The rows are written until the future ends and not after. The future never raises: see
+        `GetResult.outcomes`. Keys that have not landed are given up after `timeout_s`, or after
+        `stall_s` in which no bytes came for this get or one submitted before it. A row whose
+        outcome is not HIT may hold anything. `timed` measures the parts of the time, see
+        `GetResult.times`, at a cost of some microseconds on either side.
         """
         future = _future(GetResult)
         self._loop.mailbox.submit(
@@ -248,7 +247,7 @@ class RemoteClient:
     def touch(
         self, namespace: str, keys: Sequence[bytes], *, timeout_s: float = 1.0
     ) -> "Future[int]":
-        """Mark blocks as recently used; gives how many of them were there."""
+        """Mark blocks as recently used; returns how many of them were there."""
         future = _future(int)
         self._loop.mailbox.submit(
             requests.touch(future, namespace, list(keys), _seconds(timeout_s))
@@ -258,8 +257,8 @@ class RemoteClient:
     def stats(
         self, *, fingerprints: bool = False, timeout_s: float = 1.0
     ) -> "Future[protocol.StatsReply]":
-        """Ask for the server's occupancy and counters. With `fingerprints` for what engines
-        declared as well, which is most of the reply."""
+        """Query the server's occupancy and counters. `fingerprints` adds what engines declared,
+        which is most of the reply."""
         future = _future(protocol.StatsReply)
         ask = requests.stats(future, _seconds(timeout_s), fingerprints=fingerprints)
         self._loop.mailbox.submit(ask)
@@ -268,11 +267,11 @@ class RemoteClient:
     def clear(
         self, namespace: str | None = None, *, forget: bool = False, timeout_s: float = 5.0
     ) -> "Future[protocol.Cleared]":
-        """Remove every block of `namespace`, or of all, from memory and disk; gives how many
-        left each.
+        """Remove every block of `namespace`, or of all, from memory and disk; returns how many from
+        each.
 
-        `forget` ends the namespace on the server too. Call `forget` of this client first, or it
-        will be declared again.
+        `forget` ends the namespace on the server too. Call `forget` of this client first, or the
+        client declares it again.
         """
         future = _future(protocol.Cleared)
         self._loop.mailbox.submit(
@@ -288,11 +287,11 @@ class RemoteClient:
         keep: bool = True,
         timeout_s: float = 5.0,
     ) -> "Future[protocol.Kept]":
-        """Keep `keys`, or all blocks of `namespace`, that are in the server's memory from
-        eviction; with `keep` false, let them go.
+        """Pin `keys`, or all blocks of `namespace`, that are in the server's memory; with `keep`
+        false, unpin them.
 
-        Gives how many, what they take of the memory, and how many were beyond half of it. They
-        are kept until they are let go, removed or too old, or the server ends.
+        Returns how many, their bytes of memory, and how many exceeded half of it. Blocks stay
+        pinned until they are unpinned, removed or too old, or the server ends.
         """
         future = _future(protocol.Kept)
         names = None if keys is None else list(keys)
@@ -309,24 +308,24 @@ class RemoteClient:
         return self._loop.lanes.queued_bytes
 
     def counters(self) -> dict[str, int]:
-        """Everything this client counted since it was made; they only grow."""
+        """All counters of this client since it was made; they only grow."""
         return dict(self._loop.counters)
 
     def cancel_all(self, timeout_s: float) -> bool:
         """End every request submitted so far; their rows are free when this returns True.
 
-        Gets end as LATE with what has landed, the others with `DeadlineExceeded`. False when it
-        took longer, or when called from a future's callback; it still goes on then.
+        Gets end as LATE with the blocks that have landed, the others with `DeadlineExceeded`. False
+        when it took longer, or when called from a future's callback; the requests still end then.
         """
         done = Event()
         self._call(partial(self._loop.cancel_all, done))
         return not self._loop.is_current_thread and done.wait(timeout_s)
 
     def close(self, timeout_s: float = 1.0) -> None:
-        """End every request and the thread. Safe to repeat, and from a callback.
+        """End every request and the thread. Idempotent, and safe to call from a callback.
 
-        Returns after `timeout_s` at the latest. Requests have ended by then, but for puts whose
-        rows libzmq has not let go of: those still wait for that, and for nothing else.
+        Returns after `timeout_s` at the latest. All requests have ended by then, except puts whose
+        rows libzmq has not released yet.
         """
         self._finalizer.detach()
         self._loop.stop()
@@ -334,7 +333,7 @@ class RemoteClient:
 
     @property
     def closed(self) -> bool:
-        """Closed to the end: every request has ended, and nothing here touches a row again."""
+        """Fully closed: every request has ended, and this client does not touch a row again."""
         return self._loop.mailbox.closed
 
     def check(self, timeout_s: float = 1.0) -> None:
@@ -357,7 +356,7 @@ class RemoteClient:
 
 
 def _seconds(number: float) -> float:
-    """Raises `ValueError` for what is no number: no time is later than that, and nothing ends."""
+    """Raises `ValueError` for nan: no time is later than it, so nothing would end."""
     if isnan(number):
         raise ValueError("a time of nan seconds")
     return number
@@ -365,5 +364,5 @@ def _seconds(number: float) -> float:
 
 def _future(_: type[T]) -> "Future[T]":
     future: Future[T] = Future()
-    future.set_running_or_notify_cancel()  # from here on `cancel` answers False
+    future.set_running_or_notify_cancel()  # from here on `cancel` returns False
     return future

@@ -1,4 +1,4 @@
-"""The small requests: what each sends, which replies fit it, and what its caller gets."""
+"""Small requests: the messages of each, the replies that fit it, and its result."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -8,9 +8,9 @@ from math import inf
 from typing import Any
 
 from remote_server import protocol
-from remote_server.client.declarations import Declaration
 from remote_server.client.region import check_keys, check_namespace
 from remote_server.client.results import Counters, Op, fail, resolve
+from remote_server.client.session import Declaration
 from remote_server.errors import ConfigError, KVFerryError, RemoteProtocolError
 
 Build = Callable[..., protocol.Request]
@@ -26,17 +26,17 @@ class Ask:
     """The messages to send, each with at most the given number of keys."""
 
     fits: Callable[[protocol.Reply, Build], bool]
-    """Whether a reply is a possible answer to that message; another one counts as none."""
+    """Whether a reply is a possible one to that message; any other is ignored."""
 
     end: Callable[[list[Any] | KVFerryError], None]
-    """Receives the replies in the order of the messages, or why there are none."""
+    """Receives the replies in the order of the messages, or the error."""
 
     timeout_s: float
-    """From when the I/O thread takes the request over."""
+    """Counts from when the I/O thread takes the request over."""
 
     namespace: str | None = None
     always: bool = False
-    """Sent whether or not the session is ready: hellos are what makes it so."""
+    """Sent even when the session is not ready: hellos make it ready."""
 
     parts: list[Build] = field(default_factory=list)
     replies: list[protocol.Reply | None] = field(default_factory=list)
@@ -52,22 +52,21 @@ def hello(
     timeout_s: float,
     end: Callable[[list[protocol.Welcome] | KVFerryError], None],
 ) -> Ask:
-    """Declare a namespace; `end` gets the welcome."""
+    """Declare a namespace; `end` receives the welcome."""
     build = _hello(declaration, client_name)
     fits = _is(protocol.Welcome)
     return Ask(Op.HELLO, lambda _: [build], fits, end, timeout_s, always=True)
 
 
 def check_hello(declaration: Declaration, client_name: str) -> None:
-    """Raise `ConfigError` when its hello cannot be sent: it would fail again and again, and
-    every other request with it."""
+    """Raise `ConfigError` when its hello cannot be sent: it would fail for ever."""
     try:
         protocol.encode(_hello(declaration, client_name)(request_id=1))
     except (TypeError, ValueError, OverflowError) as error:
         raise ConfigError(f"namespace {declaration.namespace!r:.80}: {error}") from error
     try:
         protocol.check_names(declaration.namespace, client_name, declaration.fingerprint)
-    except (RemoteProtocolError, AttributeError, TypeError) as error:  # the two: it is no text
+    except (RemoteProtocolError, AttributeError, TypeError) as error:  # the two: not text
         raise ConfigError(str(error)) from error
 
 
@@ -85,7 +84,7 @@ def _hello(declaration: Declaration, client_name: str) -> Build:
 def lookup(
     future: "Future[protocol.Found]", namespace: str, keys: Sequence[bytes], timeout_s: float
 ) -> Ask:
-    """`future` gets one `Found` for all of `keys`, however many messages that took."""
+    """`future` receives one `Found` for all of `keys`, from any number of messages."""
 
     def fits(reply: protocol.Reply, part: Build) -> bool:
         return (
@@ -96,7 +95,7 @@ def lookup(
 
     def merge(replies: list[protocol.Found]) -> protocol.Found:
         states = b"".join(reply.states for reply in replies)
-        # Counted here rather than taken from the replies: a prefix must not outrun its states.
+        # Computed here, not taken from the replies: a prefix must not exceed its states.
         prefix = len(states) - len(states.lstrip(bytes([protocol.KeyState.READABLE])))
         last = replies[-1] if replies else protocol.Found(
             request_id=0, epoch="", prefix=0, states=b""
@@ -110,7 +109,7 @@ def lookup(
 
 
 def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], timeout_s: float) -> Ask:
-    """`future` gets how many blocks were there to be touched."""
+    """`future` receives the number of blocks that were there."""
 
     def merge(replies: list[protocol.Touched]) -> int:
         return sum(reply.touched for reply in replies)
@@ -122,7 +121,7 @@ def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], timeout_
 
 
 def stats(future: "Future[protocol.StatsReply]", timeout_s: float, *, fingerprints: bool) -> Ask:
-    """`future` gets the server's own account of itself."""
+    """`future` receives the server's stats."""
 
     def merge(replies: list[protocol.StatsReply]) -> protocol.StatsReply:
         return replies[0]
@@ -139,7 +138,7 @@ def clear(
     *,
     forget: bool = False,
 ) -> Ask:
-    """`future` gets how many blocks were removed. Any namespace, declared here or not."""
+    """`future` receives the numbers of removed blocks. Any namespace, declared here or not."""
 
     def merge(replies: list[protocol.Cleared]) -> protocol.Cleared:
         return replies[0]
@@ -160,7 +159,7 @@ def keep(
     *,
     keep: bool,
 ) -> Ask:
-    """`future` gets the sum of what each message did. Any namespace, declared here or not."""
+    """`future` receives the sum of the replies. Any namespace, declared here or not."""
 
     def merge(replies: list[protocol.Kept]) -> protocol.Kept:
         return protocol.Kept(
@@ -183,7 +182,7 @@ def keep(
 
 
 def verify(namespace: str, keys: Sequence[bytes], timeout_s: float, counters: Counters) -> Ask:
-    """Tell the server that its copies of `keys` came out wrong here; nobody waits for it."""
+    """Report to the server that its copies of `keys` came out wrong here. No caller waits."""
 
     def end(result: list[Any] | KVFerryError) -> None:
         for reply in result if isinstance(result, list) else ():

@@ -7,13 +7,12 @@ from enum import StrEnum, auto
 from typing import TypeVar
 
 from remote_server.address import check_endpoint
-from remote_server.client.get_times import GetTimes
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import PutOutcome
 
 
 class Op(StrEnum):
-    """Every request is of one of these kinds, whatever messages it takes on the wire."""
+    """Kinds of requests, independent of the messages on the wire."""
 
     HELLO = auto()
     LOOKUP = auto()
@@ -27,7 +26,7 @@ class Op(StrEnum):
 
     @property
     def timeouts(self) -> str:
-        """Name of the counter of those that were not answered in time."""
+        """Name of the counter of those that had no reply in time."""
         return f"timeouts_{self}"
 
 
@@ -53,8 +52,8 @@ def fail(future: "Future[T]", error: Exception) -> None:
 
 
 def _log() -> None:
-    # The future has ended: `concurrent.futures` logs what a callback raises, but for SystemExit and
-    # its like. That would end the I/O thread, and every other future would stay open.
+    # The future has ended: `concurrent.futures` logs exceptions of callbacks, except SystemExit and
+    # its like. Those would end the I/O thread, and no other future would end.
     logger.exception("client: a callback of a request raised what ends a thread")
 
 
@@ -65,7 +64,7 @@ TRANSPORTS = ("auto", "tcp", "shm")
 
 @dataclass(frozen=True)
 class ClientConfig:
-    """Where the server is and how much may be on the way to and from it at once."""
+    """Address of the server, and limits of the traffic to and from it."""
 
     endpoint: str
     """`tcp://host:port`. The server need not exist yet."""
@@ -77,12 +76,12 @@ class ClientConfig:
     """Shown by the server's stats next to the namespaces this client declared."""
 
     transport: str = "auto"
-    """How rows in the registered region travel. `auto`: through shared memory when the server
-    is on this host and takes it, else over tcp. `shm`: through shared memory or not at all.
-    `tcp`: as if nothing was registered. All other rows go over tcp anyway."""
+    """Transport of rows in the registered region. `auto`: shared memory when the server is on this
+    host and accepts the region, else tcp. `shm`: shared memory only. `tcp`: as if nothing was
+    registered. All other rows use tcp."""
 
     get_window_bytes: int = 16 * MiB
-    """Asked for and not yet here, over all gets over tcp. Nothing else bounds what waits in the
+    """Limit of bytes requested and not received, over all gets over tcp. Nothing else bounds the
     client's socket queue (`socket_options.py`); a slow reader's other bytes wait in the server's
     store."""
 
@@ -90,38 +89,38 @@ class ClientConfig:
     """The same in blocks, each of which may be a message."""
 
     put_window_bytes: int = 32 * MiB
-    """Sent and not yet answered, over all puts over tcp."""
+    """Limit of bytes sent and not acknowledged, over all puts over tcp."""
 
     batch_bytes: int = 4 * MiB
-    """About how much one Get or Put message covers over tcp; at least one block."""
+    """Approximate size of one Get or Put over tcp; at least one block."""
 
     shared_window_bytes: int = 64 * MiB
-    """Over shared memory: leased and not yet copied by us, and as much again offered and not yet
-    copied by the server, but no more than a sixteenth of the server's memory each, because it can
-    evict none of these blocks meanwhile. Nothing travels, so it only has to be large: a message
-    costs as much as copying one or two MiB, and covers a half of this or a quarter."""
+    """Limit over shared memory of bytes leased and not copied yet, and again of bytes offered and
+    not copied by the server yet. Each is at most a sixteenth of the server's memory, because the
+    server cannot evict these blocks meanwhile. A message costs as much as copying one or two MiB,
+    and covers half of this (get) or a quarter (put)."""
 
     max_control_in_flight: int = 64
-    """Lookups and other small requests on the wire at once; more wait here, deadline running."""
+    """Small requests in flight at once; further ones wait here, with their deadlines running."""
 
     integrity: bool = True
     """Hash every row before it is put, so that the server can check what landed, and every block
-    that landed before announcing it. Off is for measuring what that costs."""
+    received before it is a hit. Turn it off only to measure its cost."""
 
     quiet: bool = False
-    """Log the server's coming and going for debugging only: its owner says what matters."""
+    """Log the server's availability at debug level only: the owner logs it instead."""
 
     keep_freed_memory: bool = True
-    """Let this process reuse the memory it frees (`malloc.py`): gets of large blocks are two to
-    three times as fast, and up to 256 MiB stay with the process after a burst."""
+    """Let this process reuse the memory it frees (`process_limits.py`): gets of large blocks are
+    two to three times as fast, and up to 256 MiB stay with the process after a burst."""
 
     breaker_timeouts: int = 3
-    """This many timeouts in a row, and the server is taken to be away."""
+    """Timeouts in a row after which the server counts as unavailable."""
 
     breaker_backoff_s: float = 0.25
     breaker_longest_backoff_s: float = 2.0
-    """With `hello_timeout_s` and `longest_reconnect_s` it bounds how late a server that is back is
-    noticed."""
+    """With `hello_timeout_s` and `longest_reconnect_s` it bounds the delay until a returned server
+    is used."""
 
     hello_timeout_s: float = 1.0
 
@@ -131,8 +130,7 @@ class ClientConfig:
     longest_reconnect_s: float = 1.0
 
     heartbeat_s: float = 2.0
-    """Pause between two ZMTP pings on a connection that brings no blocks; four without an answer
-    end it."""
+    """Pause between two ZMTP pings on a connection without blocks; four without a reply end it."""
 
     def __post_init__(self) -> None:
         for name in (
@@ -150,14 +148,45 @@ class ClientConfig:
 
 
 class GetOutcome(StrEnum):
-    """How one key of a get ended. Only `HIT` promises anything about the row's bytes."""
+    """Outcome of one key of a get. Only `HIT` guarantees the row's bytes."""
 
     HIT = auto()  # the row holds the block, verified
     MISS = auto()  # the server does not have it (any more)
-    CORRUPT = auto()  # what came was not the block; the server was asked to verify its copy
+    CORRUPT = auto()  # the bytes were not the block; the server was asked to verify its copy
     LATE = auto()  # the deadline, a stall or the caller ended the wait
-    REFUSED = auto()  # the server, or this client before sending, said no; `error` says why
-    UNAVAILABLE = auto()  # no server to ask, or it went away meanwhile
+    REFUSED = auto()  # by the server, or by this client before sending; `error` has the reason
+    UNAVAILABLE = auto()  # no server, or it was lost meanwhile
+
+
+@dataclass(frozen=True)
+class GetTimes:
+    """Parts of the time from `began` to `ended`, in seconds by the client's clock, which add up to
+    it.
+
+    They belong to the batch whose last message came last: a get of up to `ClientConfig.batch_bytes`
+    is one batch. With several batches `serialize_s` includes the wait for space in the window.
+    """
+
+    began: float
+    """Time of the call of `RemoteClient.get`."""
+
+    ended: float
+    """Time at which the last block had been verified."""
+
+    serialize_s: float
+    """Until the request was encoded and passed to ZeroMQ."""
+
+    network_s: float
+    """In the network, both ways, and in the queues of both sockets."""
+
+    server_s: float
+    """In the server, without its storage, until the last message was passed to ZeroMQ."""
+
+    storage_s: float
+    """In the server's store: to find and read the blocks."""
+
+    deserialize_s: float
+    """Receiving and verifying blocks, except while the server was busy with this get."""
 
 
 @dataclass(frozen=True)
@@ -165,10 +194,10 @@ class GetResult:
     """A get that has ended: nothing writes into its rows any more."""
 
     landed: list[int]
-    """Indices into the keys asked, ascending, whose rows now hold verified bytes."""
+    """Ascending indices of the keys whose rows now hold verified bytes."""
 
     outcomes: list[GetOutcome]
-    """One per key asked."""
+    """One per key."""
 
     bytes: int = 0
     """Sum of the landed rows' sizes."""
@@ -177,16 +206,15 @@ class GetResult:
     """Why some keys were LATE, REFUSED or UNAVAILABLE. Misses and bad blocks are no error."""
 
     times: GetTimes | None = None
-    """Of a `timed` get. None of others, over shared memory, and from a server that does not
-    measure."""
+    """Of a `timed` get over tcp from a server that measures; else None."""
 
 
 @dataclass(frozen=True)
 class PutResult:
     """A put that has ended: nothing reads its rows any more.
 
-    The counts are the server's (`Stored`), summed over the batches it answered; `total` is
-    less than the number of keys when some batches were not answered.
+    The counts are the server's (`Stored`), summed over the batches with a reply; `total` is less
+    than the number of keys when some batches had none.
     """
 
     total: int = 0
@@ -198,10 +226,10 @@ class PutResult:
     """Reason to count; the reasons are `protocol.Declined`'s values."""
 
     outcomes: list[PutOutcome | None] = field(default_factory=list)
-    """One per key; None where no answer came, and then `error` says why."""
+    """One per key; None where no reply came, and then `error` has the reason."""
 
     bytes_sent: int = 0
-    """Bytes of blocks handed to the wire, a batch sent again counted again."""
+    """Bytes of blocks sent; a batch sent again counts again."""
 
     error: KVFerryError | None = None
 
@@ -209,10 +237,10 @@ class PutResult:
 _COUNTERS = (
     # traffic
     "bytes_in", "bytes_out", "blocks_in", "blocks_out",
-    # the quiet "no", by reason
+    # misses and refusals, by reason
     "unavailable", "local_errors", "refused", "unknown_namespace", "cancelled",
     *(op.timeouts for op in Op),
-    # what came back wrong
+    # bad replies
     "checksum_failures", "short_blocks", "wrong_lengths", "misplaced_blocks", "stale_epochs",
     "protocol_errors", "late_replies",
     "verify_sent", "verify_removed", "verify_intact",
@@ -228,5 +256,5 @@ Counters = dict[str, int]
 
 
 def new_counters() -> Counters:
-    """Every counter there is, at zero: a snapshot names them all, and a typo is a KeyError."""
+    """Every counter, at zero: a snapshot names them all, and a typo is a KeyError."""
     return dict.fromkeys(_COUNTERS, 0)

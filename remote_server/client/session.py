@@ -1,34 +1,109 @@
-"""What the client knows of its server: reachable, which boot, which namespaces are welcome.
+"""Session: the client's view of its server: reachable, its boot, which namespaces are welcome.
 
     DISCONNECTED ──handshake──▶ HELLO sent for every namespace ──welcomes──▶ READY
          ▲                                   │ no answer                       │ timeouts
          └──────── connection lost ──────────┴──▶ breaker open, probe later ◀──┘
 
-No socket, no clock, no thread: the loop tells it what happened and asks what to do.
+No socket, no clock, no thread: the loop reports events and queries what is due.
 """
 
 import logging
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 
 from remote_server import protocol
 from remote_server.client.breaker import Breaker, BreakerState
-from remote_server.client.declarations import Declaration, Declarations, Standing
 from remote_server.client.results import ClientConfig, Counters
-from remote_server.errors import KVFerryError, ServerUnavailable
+from remote_server.errors import KVFerryError, LocalProtocolError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
 
-# A namespace the server refused is offered again this often: someone may have cleared it.
+# Pause before a refused namespace is declared again: an operator may have cleared it.
 REFUSED_RETRY_S = 5.0
+
+
+class Standing(Enum):
+    """The standing of one namespace with the connected server."""
+
+    DUE = auto()  # a hello must be sent
+    ASKED = auto()  # a hello is on its way
+    WELCOME = auto()
+    REFUSED = auto()
+
+
+@dataclass(slots=True)
+class Declaration:
+    namespace: str
+    block_bytes: int
+    fingerprint: Mapping[str, str]
+    standing: Standing = Standing.DUE
+    retry_at: float = inf
+    refusal: str = ""
+
+    @property
+    def is_welcome(self) -> bool:
+        return self.standing is Standing.WELCOME
+
+
+class Declarations:
+    """Every namespace that was declared and not forgotten, by name."""
+
+    def __init__(self) -> None:
+        self._declared: dict[str, Declaration] = {}
+
+    def __len__(self) -> int:
+        return len(self._declared)
+
+    def __iter__(self) -> Iterator[Declaration]:
+        return iter(self._declared.values())
+
+    def __getitem__(self, namespace: str) -> Declaration:
+        """Raises `LocalProtocolError` when `namespace` was never declared."""
+        try:
+            return self._declared[namespace]
+        except (KeyError, TypeError):
+            raise LocalProtocolError(f"namespace {namespace!r} was not declared") from None
+
+    def get(self, namespace: str) -> Declaration | None:
+        return self._declared.get(namespace)
+
+    def add(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> bool:
+        """Add a namespace. False when it was declared with the same values before."""
+        known = self._declared.get(namespace)
+        if known and (known.block_bytes, known.fingerprint) == (block_bytes, fingerprint):
+            return False
+        self._declared[namespace] = Declaration(namespace, block_bytes, fingerprint)
+        return True
+
+    def remove(self, namespace: str) -> bool:
+        """Remove a namespace. False when it was not declared."""
+        return self._declared.pop(namespace, None) is not None
+
+    def start_over(self) -> None:
+        """Make a hello due for every namespace."""
+        for declaration in self:
+            declaration.standing, declaration.retry_at = Standing.DUE, inf
+
+    def due(self, now: float) -> list[Declaration]:
+        """The declarations whose hello is due, those refused long enough ago included."""
+        declared = self._declared.values()
+        for declaration in declared:
+            if declaration.retry_at <= now:
+                declaration.standing, declaration.retry_at = Standing.DUE, inf
+        return [declaration for declaration in declared if declaration.standing is Standing.DUE]
+
+    @property
+    def retry_at(self) -> float:
+        """Time at which the next refused namespace becomes due."""
+        return min((declaration.retry_at for declaration in self._declared.values()), default=inf)
 
 
 @dataclass(slots=True)
 class Limits:
-    """What a Welcome allows; until one came, what the protocol allows."""
+    """Limits of a Welcome; before the first one, those of the protocol."""
 
     max_keys: int = protocol.MAX_KEYS_PER_MESSAGE
     max_frame_bytes: int = protocol.MAX_FRAME_BYTES
@@ -36,16 +111,16 @@ class Limits:
 
 
 class Epoch(Enum):
-    """How a reply's epoch compares with the server we believe we talk to."""
+    """How a reply's epoch compares with the current server's."""
 
     CURRENT = auto()
-    STALE = auto()  # said by a server that has restarted since, or by nobody we know
-    NEW = auto()  # the server restarted: whatever is in flight went to the old one
+    STALE = auto()  # from a boot that has ended, or from an unknown server
+    NEW = auto()  # the server restarted: requests in flight went to the old one
 
 
 @dataclass(slots=True)
 class Session:
-    """The state above. Only the I/O thread calls it; `ready` and `epoch` anyone may read."""
+    """The state drawn above. For the I/O thread only, except `ready`, `epoch` and `absent`."""
 
     config: ClientConfig
     counters: Counters
@@ -53,19 +128,19 @@ class Session:
     limits: Limits = field(default_factory=Limits)
     epoch: str | None = None
     local_socket: str | None = None
-    """Where the server we are connected to takes shared memory; empty when it does not."""
+    """The server's socket for shared memory; empty when it has none."""
     local_secret: bytes = b""
-    """What to say there."""
+    """Secret to present there."""
     breaker: Breaker = field(init=False)
     connected: bool = False
     ready: bool = False
     """Connected, breaker closed, every declared namespace welcome. Any thread may read it."""
     _past_epochs: deque[str] = field(default_factory=lambda: deque(maxlen=8))
-    _said_ready: bool = False
+    _logged_ready: bool = False
     turned_away: str = ""
-    """Why the server does not let us in; empty when it does, or says nothing."""
+    """Why the server refuses the connection; empty when it does not, or gives no reason."""
     absent: bool = False
-    """An attempt to connect failed before anything had ever answered. Any thread may read it."""
+    """An attempt to connect failed before any reply. Any thread may read it."""
 
     def __post_init__(self) -> None:
         self.breaker = Breaker(
@@ -74,18 +149,14 @@ class Session:
             self.config.breaker_longest_backoff_s,
         )
 
-    # ── what it answers ──────────────────────────────────────────────────────────────────
-
-    def declaration(self, namespace: str) -> Declaration:
-        """Raises `LocalProtocolError` when `namespace` was never declared."""
-        return self.declarations[namespace]
+    # ── queries ──────────────────────────────────────────────────────────────────────────
 
     def require(self, namespace: str | None = None) -> None:
         """Return when a request about `namespace` may be sent now; else raise the reason.
 
         `ServerUnavailable`, or `LocalProtocolError` for a namespace that was never declared.
         """
-        declaration = None if namespace is None else self.declaration(namespace)
+        declaration = None if namespace is None else self.declarations[namespace]
         if not self.connected:
             why = f": {self.turned_away}" if self.turned_away else ""
             raise ServerUnavailable(f"no connection to {self.config.endpoint}{why}")
@@ -98,32 +169,32 @@ class Session:
         raise ServerUnavailable(f"namespace {namespace!r} is not welcomed yet")
 
     def due(self, now: float) -> list[Declaration]:
-        """The namespaces to say hello for now."""
+        """The namespaces whose hello is due."""
         if self.breaker.open_if_due(now):
             self._breaker_opened()
         if self.breaker.retry_at <= now:
-            self._say_hello_again()
+            self._renew_hellos()
         due = self.declarations.due(now)
         return due if self.connected and self.breaker.state is not BreakerState.OPEN else []
 
     def wake_at(self) -> float:
-        """When `due` may have something new to say."""
+        """Time at which `due` may return more."""
         if not self.connected:
             return inf
         return min(self.breaker.opens_at, self.breaker.retry_at, self.declarations.retry_at)
 
-    # ── what it is told ──────────────────────────────────────────────────────────────────
+    # ── events ───────────────────────────────────────────────────────────────────────────
 
-    def nobody_there(self) -> None:
-        """An attempt to connect failed. Worth a line once, and only before the first success:
-        that a server has gone is said when it goes."""
+    def on_connect_failed(self) -> None:
+        """An attempt to connect failed. Logged once, and only before the first success: `went_down`
+        logs the loss of a server."""
         if self.epoch is None and not self.absent:
             self.absent = True
             self._warn("no server there yet; every block is a miss until it answers")
 
     def was_turned_away(self, reason: str) -> None:
-        """The server was there and did not let us in, because of `reason`; or, if that is empty,
-        does so now. Somebody must change a key file, so it is said whenever it changes."""
+        """The server refused the connection because of `reason`; if that is empty, it accepts it
+        now. Logged at every change, because a key file must be changed."""
         self.turned_away = reason
         if reason:
             self.counters["turned_away"] += 1
@@ -131,34 +202,34 @@ class Session:
             self._warn("%s; every block is a miss until it does", reason)
 
     def forget(self, namespace: str) -> None:
-        """Stop declaring a namespace. Requests about it are refused from now on."""
+        """Stop declaring a namespace. Requests for it are refused from now on."""
         if self.declarations.remove(namespace):
             self._refresh()
 
     def declare(self, namespace: str, block_bytes: int, fingerprint: Mapping[str, str]) -> None:
-        """Remember a namespace; the same words again change nothing."""
+        """Declare a namespace; a repetition changes nothing."""
         if self.declarations.add(namespace, block_bytes, fingerprint):
             self._refresh()
 
     def came_up(self) -> None:
-        """The control connection is there. A new connection is worth a probe at once."""
+        """The control connection is up. A new connection is probed at once."""
         self.connected = True
         self.counters["connects"] += 1
-        self._say_hello_again()
+        self._renew_hellos()
 
     def went_down(self, reason: str) -> None:
-        """The control connection is gone, or is being replaced because of `reason`."""
-        if self._said_ready:
+        """The control connection is lost, or is being replaced because of `reason`."""
+        if self._logged_ready:
             self._warn("%s; every block is a miss until it is back", reason)
-        self._said_ready = self.connected = self.ready = False
+        self._logged_ready = self.connected = self.ready = False
         self.local_socket = None
         self.declarations.start_over()
 
-    def heard(self, epoch: str, *, welcome: bool) -> Epoch:
-        """Some reply said `epoch`; `welcome` when it answers a hello that is on its way.
+    def on_epoch(self, epoch: str, *, welcome: bool) -> Epoch:
+        """Compare a reply's `epoch`; `welcome` when it answers a hello in flight.
 
-        Only a welcome is believed about a new epoch. Anything else that names one costs a hello
-        and what is in flight, but cannot talk us out of the epoch we are in.
+        Only a welcome establishes a new epoch. Any other reply that names one costs a hello and the
+        requests in flight, but does not change the current epoch.
         """
         if epoch == self.epoch:
             return Epoch.CURRENT
@@ -171,17 +242,17 @@ class Session:
             self.counters["server_restarts"] += 1
         elif epoch in self._past_epochs or not any(one.is_welcome for one in self.declarations):
             return Epoch.STALE
-        self._say_hello_again()
+        self._renew_hellos()
         return Epoch.NEW
 
-    def asked(self, declaration: Declaration) -> None:
+    def hello_sent(self, declaration: Declaration) -> None:
         """A hello for it is being sent."""
         declaration.standing = Standing.ASKED
         self.counters["hellos"] += 1
         self.breaker.probe()
 
     def welcomed(self, declaration: Declaration, welcome: protocol.Welcome) -> None:
-        """The server holds the namespace and says what it allows."""
+        """The server accepted the namespace; adopt its limits."""
         declaration.standing, declaration.refusal = Standing.WELCOME, ""
         self.local_socket, self.local_secret = welcome.local_socket, welcome.local_secret
         self.limits.max_keys = min(max(1, welcome.max_keys), protocol.MAX_KEYS_PER_MESSAGE)
@@ -191,12 +262,12 @@ class Session:
         )
         self.breaker.close()
         self._refresh()
-        if self.ready and not self._said_ready:
-            self._said_ready = True
+        if self.ready and not self._logged_ready:
+            self._logged_ready = True
             self._log(logging.INFO, "ready, epoch %s", self.epoch)
 
     def not_welcomed(self, declaration: Declaration, error: KVFerryError, now: float) -> None:
-        """The server answered a hello with a refusal. It is well; the namespace is not."""
+        """The server refused a hello. The server is well; the namespace is not."""
         if declaration.refusal != str(error):
             declaration.refusal = str(error)
             self._warn("namespace %s refused: %s", declaration.namespace, error)
@@ -206,38 +277,30 @@ class Session:
         self._refresh()
 
     def hello_ended(self, declaration: Declaration) -> None:
-        """A hello was given up before it was answered; another is due."""
+        """A hello was given up before its reply; another is due."""
         if declaration.standing is Standing.ASKED:
             declaration.standing = Standing.DUE
 
     def probe_failed(self, declaration: Declaration, now: float) -> None:
-        """A hello got no answer in time."""
+        """A hello had no reply in time."""
         self.hello_ended(declaration)
         if self.breaker.state is not BreakerState.OPEN and self.breaker.trip(now):
             self._breaker_opened()
 
     def forgotten(self, namespace: str) -> None:
-        """The server said it does not know `namespace`, which it once welcomed."""
+        """The server does not know `namespace`, which it once welcomed."""
         self.counters["unknown_namespace"] += 1
         declaration = self.declarations.get(namespace)
         if declaration and declaration.is_welcome:
             declaration.standing = Standing.DUE
             self._refresh()
 
-    def answered(self) -> None:
-        """Some request got its answer in time."""
-        self.breaker.answered()
-
-    def answered_late(self, waited_s: float) -> None:
-        """Some request got its answer so long after it was sent, and too late."""
-        self.breaker.answered_late(waited_s)
-
     def timed_out(self, now: float, waited_s: float) -> None:
-        """Some request was sent and got no answer for so long."""
+        """A request was sent and had no reply for `waited_s`."""
         if self.breaker.timed_out(now, waited_s):
             self._breaker_opened()
 
-    # ── its own ──────────────────────────────────────────────────────────────────────────
+    # ── private ──────────────────────────────────────────────────────────────────────────
 
     def _warn(self, message: str, *about: object) -> None:
         self._log(logging.WARNING, message, *about)
@@ -248,10 +311,10 @@ class Session:
 
     def _breaker_opened(self) -> None:
         self.counters["breaker_opened"] += 1
-        self._said_ready = self.ready = False
+        self._logged_ready = self.ready = False
         self._warn("stopped answering; every block is a miss until it is back")
 
-    def _say_hello_again(self) -> None:
+    def _renew_hellos(self) -> None:
         if not self.declarations:
             self.breaker.close()  # nothing to probe with: the next request finds out
         self.breaker.probe()

@@ -1,11 +1,10 @@
-"""Shared memory as one more lane of the loop: a connection for its messages, which are small,
-the attachment that makes it possible, and its puts and gets.
+"""Shared-memory channel: a connection for its small messages, the attachment, its puts and gets.
 
-Rows that do not lie in the registered region never come here. Those that do come here when the
-server holds the region, or when nothing else is allowed (`ClientConfig.transport`).
+Rows outside the registered region never come here. Rows inside it do when the server has attached
+the region, or when no other transport is allowed (`ClientConfig.transport`).
 """
 
-from collections.abc import Container
+from collections.abc import Callable, Container
 from functools import partial
 
 import zmq
@@ -14,20 +13,107 @@ from remote_server import protocol
 from remote_server.client.attachment import Attachment
 from remote_server.client.connection import Connection
 from remote_server.client.get_window import GetTransfer
-from remote_server.client.inbox import Inbox
-from remote_server.client.put_transfer import PutTransfer
-from remote_server.client.region import RegisteredRegion
+from remote_server.client.lease import SHARE_OF_ARENA
+from remote_server.client.put_lane import PutLane
+from remote_server.client.put_transfer import PutBatch, PutTransfer
+from remote_server.client.region import RegisteredRegion, Tickets
 from remote_server.client.results import GetOutcome
 from remote_server.client.shared_gets import SharedGets
-from remote_server.client.shared_puts import SharedPuts
-from remote_server.client.shm_views import Tickets
-from remote_server.client.wiring import Wiring
+from remote_server.client.wiring import Inbox, Wiring
 from remote_server.errors import KVFerryError, ServerUnavailable
-from remote_server.protocol import ErrorCode, Leased, Release
+from remote_server.fault_points import Pause, Point, no_pause
+from remote_server.protocol import ErrorCode, Leased, PutShared, Release
+
+
+class SharedPuts(PutLane):
+    """All puts of one client whose rows are in its region, oldest first.
+
+    The server copies the rows itself while their ticket is valid. A batch is one `PutShared`
+    message for a quarter of the window, with the offsets of the rows.
+
+    Nothing in this process holds a row, so a put ends at once: every batch has its reply, or the
+    tickets of the others are withdrawn. The server may be reading a row then, and may read what its
+    next owner writes there; it discards what it has read.
+    """
+
+    def __init__(
+        self,
+        tickets: Tickets,
+        wiring: Wiring,
+        require: Callable[[], int],
+        send: Callable[[protocol.Request], bool],
+    ) -> None:
+        """`require` returns the server's number for our region, or raises why there is none."""
+        super().__init__(wiring, wiring.config.shared_window_bytes)
+        self._tickets = tickets
+        self._require = require
+        self._send = send
+        self.gate: Pause = no_pause
+
+    def limit(self, arena_bytes: int) -> None:
+        """Bound the window by the size of the arena. Batches in flight are not affected."""
+        self._most_bytes = min(self._config.shared_window_bytes, arena_bytes // SHARE_OF_ARENA)
+
+    # ── sending ──────────────────────────────────────────────────────────────────────────
+
+    def _prepare(self, transfer: PutTransfer, block_bytes: int) -> None:
+        batch_bytes = max(1, self._most_bytes // 4)
+        # An idle server receives its first batch soon.
+        first_bytes = None if self._batches else batch_bytes // 8
+        transfer.prepare(block_bytes, batch_bytes, self._session.limits, first_bytes)
+
+    def _require_way(self) -> None:
+        self._require()
+
+    def _send_batch(self, batch: PutBatch) -> int:
+        if self._tickets.num_used == protocol.MAX_TICKETS:
+            return 0
+        transfer, part = batch.transfer, batch.part
+        self.gate(Point.BEFORE_HASH)
+        checksums = transfer.checksums(part) if self._config.integrity else []
+        batch.ticket, ticket_value = self._tickets.take()
+        self.gate(Point.TICKET_SET)
+        message = PutShared(
+            request_id=self._next_request_id(),
+            namespace=transfer.namespace,
+            keys=transfer.keys[part.start : part.stop],
+            region=self._require(),
+            offsets=transfer.offsets[part.start : part.stop],
+            lengths=batch.lengths,
+            checksums=checksums,
+            ticket=batch.ticket,
+            ticket_value=ticket_value,
+            deferred=transfer.deferred,
+            force=transfer.force,
+        )
+        if not self._send(message):
+            self._tickets.withdraw(batch.ticket)
+            return 0
+        self.gate(Point.SENT)
+        self._counters["shm_bytes_out"] += batch.num_bytes
+        return message.request_id
+
+    # ── ending ───────────────────────────────────────────────────────────────────────────
+
+    def _forget(self, request_id: int, *, answered: bool = False) -> None:
+        """Give the rows back: the reply frees them, or else the withdrawal of their ticket."""
+        ticket = self._batches[request_id].ticket
+        if answered:
+            self._tickets.give_back(ticket)
+        else:
+            self._tickets.withdraw(ticket)
+            self._counters["withdrawn_puts"] += 1
+        super()._forget(request_id, answered=answered)
+
+    def check(self) -> None:
+        """Also assert that each batch in flight has one ticket."""
+        super().check()
+        tickets = {batch.ticket for batch in self._batches.values()}
+        assert len(tickets) == len(self._batches) == self._tickets.num_used, "shared tickets"
 
 
 class SharedLane:
-    """Everything about one registered region. Used by the I/O thread only."""
+    """The transfers of one registered region. Used by the I/O thread only."""
 
     def __init__(
         self,
@@ -49,17 +135,17 @@ class SharedLane:
         self.gets = SharedGets(region, wiring, self._require, self._send)
         self.puts = SharedPuts(self._tickets, wiring, self._require, self._send)
         self.blocked = False
-        """The connection would not take a message; try again shortly."""
+        """The connection refused a message; try again shortly."""
 
-    # ── what it answers ──────────────────────────────────────────────────────────────────
+    # ── state ────────────────────────────────────────────────────────────────────────────
 
     @property
     def in_use(self) -> bool:
-        """Whether rows in the region travel through shared memory now. Any thread may ask."""
+        """Rows in the region travel through shared memory now. Any thread may read it."""
         return self._attached and self._connection.connected
 
     def takes(self, transfer: PutTransfer | GetTransfer) -> bool:
-        """Whether `transfer` is for this lane; it knows its offsets then."""
+        """Whether `transfer` belongs to this channel; sets its offsets then."""
         if not self.in_use and self._config.transport != "shm":
             return False
         offsets = self._region.offsets_of(transfer.rows)
@@ -70,12 +156,12 @@ class SharedLane:
 
     @property
     def wake_at(self) -> float:
-        """When something of it may be late or due."""
+        """Time at which something of it may be late or due."""
         return min(self.gets.wake_at, self.puts.wake_at, self._attachment.wake_at)
 
     @property
     def has_more(self) -> bool:
-        """The next turn has something to do."""
+        """The next turn has work."""
         return self.gets.has_more or (self.in_use and self.puts.has_more)
 
     @property
@@ -91,20 +177,20 @@ class SharedLane:
     # ── one turn ─────────────────────────────────────────────────────────────────────────
 
     def receive(self, now: float, readable: Container[object]) -> None:
-        """Take the replies that are here, see to the attachment, and copy a turn's worth.
+        """Process the replies that have come, poll the attachment, and copy one turn's worth.
 
-        In this order: what was leased by a server that has hung up must not be read.
+        In this order: a lease of a server that has disconnected must not be read.
         """
-        # While there is something to copy, that is enough to do without looking twice.
+        # While blocks remain to be copied, an extra poll is not worth its cost.
         if self._connection.readable or not self.gets.has_more:
             self._inbox.empty_into(partial(self._take, now=now))
-        self.tend(now, readable)
+        self.poll(now, readable)
         self.gets.copy()
 
     def _take(self, reply: protocol.Reply, now: float) -> None:
         arena = self._attachment.arena
         if isinstance(reply, protocol.Error) and reply.code == ErrorCode.UNKNOWN_REGION:
-            # Its local connection has ended, whether or not we have seen it.
+            # The local connection has ended, whether or not this side has noticed.
             self._attachment.fail("the server does not know the region any more", now)
         elif self.puts.awaits(reply.request_id):
             self.puts.take(reply)
@@ -115,10 +201,10 @@ class SharedLane:
             if isinstance(reply, Leased):
                 self.gets.release(reply)
 
-    def tend(self, now: float, readable: Container[object] = ()) -> None:
-        """See to the attachment; when it has ended, so has everything that relied on it."""
+    def poll(self, now: float, readable: Container[object] = ()) -> None:
+        """Poll the attachment; when it has ended, end all transfers that relied on it."""
         session = self._session
-        self._attachment.tend(
+        self._attachment.poll(
             now, session.local_socket, session.epoch, readable, session.local_secret
         )
         arena = self._attachment.arena
@@ -167,25 +253,25 @@ class SharedLane:
         self.puts.end_all(error)
 
     def lost(self) -> None:
-        """The connection broke: nothing that was asked for on it will be answered."""
+        """End every transfer: the connection broke, and no reply will come."""
         error = ServerUnavailable("the connection for shared memory broke")
         self.gets.lost(error, detached=False)
         self.puts.end_all(error)
 
     def reset(self) -> None:
-        """Begin again: a new connection, nothing attached. Everything has ended."""
+        """Open a new connection, with nothing attached. Everything has ended."""
         self.gets.reset()
         self._connection.reopen()
         self._attachment.hang_up("internal error")
         self._attached = False
 
     def close(self) -> None:
-        """Everything has ended: let go of the region, and of all that is the server's."""
+        """Release the region and all memory of the server. Everything has ended."""
         self._attachment.close()
         self._tickets.close()
         self._region.close()
 
     def check(self) -> None:
-        """The accounts agree, and at rest nothing is held."""
+        """Assert that the books balance."""
         self.gets.check()
         self.puts.check()

@@ -1,11 +1,11 @@
-"""Gets over shared memory: leases asked for within the window, and copied between deadlines.
+"""Gets over shared memory: leases requested within a window, and blocks copied under them.
 
-A get is asked for in batches, each one `GetShared` message for half the window. The window
-counts what was asked for and not copied or given up yet, over all gets: blocks that the server
-keeps for us. Several leases are always under way, so that the server looks up while we copy.
+A get is requested in batches, each one `GetShared` message for half the window. The window counts
+bytes requested and not copied or given up, over all gets: blocks that the server holds for us.
+Several leases are usually in flight, so that the server looks up while we copy.
 
-The I/O thread is the only one that writes into a row, a bounded number of bytes a turn, so a get
-ends by being forgotten, between two blocks, and its leases are released.
+Only the I/O thread writes into rows, a bounded number of bytes a turn. A get therefore ends between
+two blocks, without waiting, and its leases are released.
 """
 
 from collections.abc import Callable
@@ -14,20 +14,19 @@ from remote_server import protocol
 from remote_server.client.get_lane import GetLane
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.lease import Lease, LeaseBatch, LeaseWindow
-from remote_server.client.region import RegisteredRegion
+from remote_server.client.region import ArenaView, RegisteredRegion
 from remote_server.client.results import GetOutcome
-from remote_server.client.shm_views import ArenaView
 from remote_server.client.wiring import Wiring
 from remote_server.errors import KVFerryError, RemoteProtocolError
 from remote_server.fault_points import Pause, no_pause
 from remote_server.protocol import GetShared, Leased, Release
 
-# Copied before the sockets get their turn: half a millisecond. Looking at them takes 20 µs.
+# Bytes copied before the sockets are polled: half a millisecond. A poll takes 20 µs.
 TURN_BYTES = 8 << 20
 
 
 class SharedGets(GetLane):
-    """All gets of one client whose rows lie in its region, oldest first."""
+    """All gets of one client whose rows are in its region, oldest first."""
 
     def __init__(
         self,
@@ -36,7 +35,7 @@ class SharedGets(GetLane):
         require: Callable[[], int],
         send: Callable[[protocol.Request], bool],
     ) -> None:
-        """`require` gives the server's name for our region, or raises why there is none."""
+        """`require` returns the server's number for our region, or raises why there is none."""
         super().__init__(wiring)
         self._region = region
         self._clock = wiring.clock
@@ -48,28 +47,28 @@ class SharedGets(GetLane):
 
     @property
     def has_more(self) -> bool:
-        """The next turn has something to copy."""
+        """The next turn has blocks to copy."""
         return bool(self._window.leases)
 
     @property
     def in_the_middle(self) -> bool:
-        """There is something to copy, and nothing to be said to the server before that."""
+        """Blocks remain to be copied, and no release has to be sent before."""
         return bool(self._window.leases) and not self._window.to_release
 
     def limit(self, arena_bytes: int) -> None:
-        """From an arena this large."""
+        """Bound the window by the size of the arena."""
         self._window.limit(arena_bytes)
 
-    # ── asking ───────────────────────────────────────────────────────────────────────────
+    # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def _require_way(self) -> None:
         self._require()
 
     def pump(self, now: float) -> None:
-        """Ask for as much as the window allows, oldest get first, and release what was copied."""
+        """Request as much as the window allows, oldest get first, and release finished leases."""
         super().pump(now)
         to_release = self._window.to_release
-        while to_release:  # a lease that no question could take back on its way
+        while to_release:  # a lease that no request could carry
             if not self._send(Release(request_id=self._next_request_id(), lease=to_release[0])):
                 return
             self._released(1)
@@ -80,7 +79,7 @@ class SharedGets(GetLane):
         self._counters["released_leases"] += number
 
     def _ask_next(self, transfer: GetTransfer) -> list[int]:
-        """Ask for one batch, once the window has room for all of it."""
+        """Request one batch, once the window has space for all of it."""
         most_bytes, most_blocks = self._window.next_bytes, self._session.limits.max_keys
         indices, num_bytes = transfer.next_blocks(most_bytes, most_blocks)
         if not self._window.has_room(num_bytes):
@@ -99,19 +98,19 @@ class SharedGets(GetLane):
         self._window.ask(message.request_id, LeaseBatch(transfer, indices, num_bytes))
         return indices
 
-    # ── answers ──────────────────────────────────────────────────────────────────────────
+    # ── replies ──────────────────────────────────────────────────────────────────────────
 
     def awaits(self, request_id: int) -> bool:
-        """Whether a reply to this request would be in time."""
+        """A reply to this request would be in time."""
         return request_id in self._window.batches
 
     def release(self, reply: Leased) -> None:
-        """Nobody wants what `reply` offers."""
+        """Release the lease of a late `reply`."""
         self._window.give_back(reply.lease)
 
     def take(self, reply: protocol.Reply, arena: ArenaView, now: float) -> None:
-        """The answer to a batch that is awaited. Raises `RemoteProtocolError` for no answer."""
-        self._last_heard = now
+        """Process the reply to an awaited batch. Raises `RemoteProtocolError` for a wrong kind."""
+        self._last_reply_at = now
         batch = self._window.batches[reply.request_id]
         transfer = batch.transfer
         if isinstance(reply, Leased):
@@ -150,7 +149,7 @@ class SharedGets(GetLane):
     # ── copying ──────────────────────────────────────────────────────────────────────────
 
     def copy(self) -> None:
-        """Copy a turn's worth of what is leased, oldest lease first."""
+        """Copy one turn's worth of leased blocks, oldest lease first."""
         num_bytes = TURN_BYTES
         leases = self._window.leases
         while leases and num_bytes > 0:
@@ -170,7 +169,7 @@ class SharedGets(GetLane):
             if copied.num_bytes:
                 self._queue.progressed(transfer, self._clock())
             if not lease.done:
-                return  # a turn's worth, or a get that is late and about to end
+                return  # a turn's worth is copied, or the get is late and about to end
             self._window.drop(lease)
             self._end_if_settled(transfer)
 
@@ -183,16 +182,16 @@ class SharedGets(GetLane):
     # ── ending ───────────────────────────────────────────────────────────────────────────
 
     def _end(self, transfer: GetTransfer, error: KVFerryError | None, outcome: GetOutcome) -> None:
-        """As any get; and its leases are given back."""
+        """Release its leases, then end it."""
         self._window.drop_all_of(transfer)
         super()._end(transfer, error, outcome)
 
     def _take_back(self) -> None:
-        """A lease that comes after all is released unread."""
+        """Forget the requests; a lease that comes later is released unread."""
         self._window.forget_leftovers()
 
     def lost(self, error: KVFerryError, *, detached: bool) -> None:
-        """Nothing that was asked for will come; when `detached`, the leases are over as well."""
+        """End every get: no lease will come; when `detached`, the held leases are over too."""
         for request_id in list(self._window.batches):
             self._window.forget(request_id)
         self.end_all(error, GetOutcome.UNAVAILABLE)
@@ -200,5 +199,5 @@ class SharedGets(GetLane):
             self._window.to_release.clear()
 
     def reset(self) -> None:
-        """Hold nothing, whatever was held. Every get has ended."""
+        """Drop everything. Every get has ended."""
         self._window.clear()

@@ -1,22 +1,22 @@
-"""Options of the client's sockets, all of which are set here.
+"""Options of the client's sockets.
 
 There is no receive mark (ZMQ_RCVHWM 0). At its mark libzmq stops reading a connection. When the
-peer resets a connection in that state, libzmq ends the process: its next heartbeat, or one of the
-peer's that is queued, fails the assertion `!_io_error`. The process is an engine, and the state is
-reached whenever its interpreter is held while blocks come.
+peer resets a connection in that state, libzmq ends the process: its next heartbeat, or a queued one
+of the peer's, fails the assertion `!_io_error`. The process is an engine, and the state is reached
+whenever its interpreter is held while blocks come.
 
-What is queued instead of the mark's messages is bounded by what was asked for:
+The requests bound the queue instead of a mark:
 
-- Blocks come on one connection, and its window (`get_window.py`) bounds the bytes that were asked
-  for and have not come, those of ended gets included.
-- Every other reply is one header of at most 4 MiB, usually of less than a kilobyte, and answers
-  one request. The windows of puts and of shared memory, and the number of small requests in
-  flight, bound how many there are.
-- A server that sends what was not asked for loses the connection when the client has seen 1,000
-  such replies (`connection.py`), and one that sends a frame larger than may come there at once.
+- Blocks come on one connection. Its window (`get_window.py`) bounds the bytes requested and not
+  received, those of ended gets included.
+- Every other reply is one header of at most 4 MiB, usually less than a kilobyte, and answers one
+  request. The windows of puts and of shared memory, and the limit of small requests in flight,
+  bound their number.
+- A server that sends unrequested replies loses the connection after 1,000 of them
+  (`connection.py`), and one that sends too large a frame loses it at once.
 
-ZeroMQ knows no bound in bytes. A false server can fill memory as fast as the network carries bytes
-while the interpreter is held, or with one message of endless frames; so it could with any mark.
+ZeroMQ has no bound in bytes. A hostile server can fill memory as fast as the network carries bytes
+while the interpreter is held, or with one message of endless frames; a mark would not change that.
 """
 
 from math import ceil
@@ -38,14 +38,15 @@ def set_options(
     *,
     brings_blocks: bool,
 ) -> None:
-    """Before `socket` is connected. `brings_blocks` when replies have payload frames."""
+    """Set all options of `socket` before it connects. `brings_blocks`: replies have payload
+    frames."""
     most_bytes = protocol.MAX_FRAME_BYTES if brings_blocks else protocol.MAX_HEADER_BYTES
     options: dict[int, int] = {
         zmq.LINGER: 0,
-        # Not for names: libzmq would look for their IPv6 addresses alone.
+        # Not for names: libzmq would resolve only their IPv6 addresses.
         zmq.IPV6: "[" in config.endpoint,
         zmq.IMMEDIATE: 1,
-        # The windows bound what is queued; a mark on top could only fail a send half-way.
+        # The windows bound the queue; a mark could only fail a send half-way.
         zmq.SNDHWM: 0,
         zmq.RCVHWM: 0,
         zmq.MAXMSGSIZE: most_bytes if keys is None else most_bytes + CURVE_FRAME_BYTES,
@@ -65,19 +66,19 @@ def set_options(
 
 
 def _heartbeats(config: ClientConfig) -> dict[int, int]:
-    """For connections on which headers alone come.
+    """For connections that carry headers alone.
 
-    Nothing else ends such a connection when the network swallows it, or when a damaged length
-    makes ZeroMQ wait for bytes that never come: a request that is given up changes nothing there.
+    Only heartbeats end such a connection when the network drops its packets, or when a damaged
+    length makes ZeroMQ wait for bytes that never come: a request that times out does not close it.
 
-    The connection for gets needs none: when nothing has come for a second, it is replaced
-    (`get_lane.py`). And it must have none: it is the one that is replaced while messages pour in,
-    and a socket that is being closed takes no message, as at a mark.
+    The connection for gets needs none: it is replaced after a second of silence (`get_lane.py`). It
+    must have none: it may be replaced while messages pour in, and a socket that is being closed
+    takes no message, as at a mark.
     """
     timeout_ms = ceil(4 * config.heartbeat_s * 1e3)
     return {
         zmq.HEARTBEAT_IVL: ceil(config.heartbeat_s * 1e3),
         zmq.HEARTBEAT_TIMEOUT: timeout_ms,
-        # The server forgets a client that vanished after this time.
+        # The server forgets a vanished client after this time.
         zmq.HEARTBEAT_TTL: timeout_ms,
     }

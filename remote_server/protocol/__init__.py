@@ -1,12 +1,12 @@
 """The wire: message types, limits and the codec. No socket, no clock, no copy.
 
 A message is a list of ZeroMQ frames: `MAGIC`, a MessagePack header, then payload frames of raw
-block bytes. The header is a map whose `type` names one of the structs below. PROTOCOL.md says
-the same for people who write a client in another language; the golden bytes in
-`tests/remote_server/test_protocol.py` keep both from drifting.
+block bytes. The header is a map whose `type` names one of the structs below. PROTOCOL.md specifies
+the same for clients in other languages; the golden bytes in `tests/remote_server/test_protocol.py`
+keep both equal.
 
-Client and server share these files, so a message cannot mean two things: `limits`, then
-`requests` and `replies` with `names`, `local` for the socket on one host, and `codec`.
+Client and server share these files: `limits`, then `requests` and `replies`, `local` for the socket
+on one host, and `codec`.
 """
 
 from remote_server.protocol.codec import (

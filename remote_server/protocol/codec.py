@@ -1,6 +1,6 @@
-"""Frames in, message and payload views out: no socket, no clock, no copy.
+"""Codec: frames to messages and views of their payload, and back. No socket, no clock, no copy.
 
-The idea of a codec that is a pure function comes from h11.
+The design as pure functions comes from h11.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ class _RequestIdOnly(msgspec.Struct):
     request_id: RequestId = 0
 
 
-# msgspec lets two of Python's own errors through: text that is not UTF-8, and nesting without end.
+# msgspec passes on two of Python's errors: for text that is not UTF-8, and for endless nesting.
 _UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 _encoder = msgspec.msgpack.Encoder()
@@ -40,7 +40,7 @@ def encode(message: Request | Reply) -> list[bytes]:
 
 
 def decode_request(header: bytes | memoryview) -> Request:
-    """Read a header that a client sent. Raises `RemoteProtocolError` saying what is wrong."""
+    """Decode a client's header. Raises `RemoteProtocolError` with the reason."""
     try:
         return _request_decoder.decode(header)
     except _UNREADABLE as error:
@@ -56,7 +56,7 @@ def request_id_of(header: bytes | memoryview) -> int:
 
 
 def decode_reply(header: bytes | memoryview) -> Reply:
-    """Read a header that a server sent. Raises `RemoteProtocolError` saying what is wrong."""
+    """Decode a server's header. Raises `RemoteProtocolError` with the reason."""
     try:
         return _reply_decoder.decode(header)
     except _UNREADABLE as error:
@@ -64,12 +64,12 @@ def decode_reply(header: bytes | memoryview) -> Reply:
 
 
 def encode_local(message: LocalMessage) -> bytes:
-    """What is sent over the local socket: the header alone, no magic and no frames."""
+    """The bytes for the local socket: the header alone, no magic and no frames."""
     return _encoder.encode(message)
 
 
 def decode_local(data: bytes) -> LocalMessage:
-    """Read what came over the local socket. Raises `RemoteProtocolError`."""
+    """Decode bytes from the local socket. Raises `RemoteProtocolError`."""
     try:
         return _local_decoder.decode(data)
     except _UNREADABLE as error:
@@ -77,7 +77,7 @@ def decode_local(data: bytes) -> LocalMessage:
 
 
 def is_complete(data: bytes) -> bool:
-    """False while `data` is the beginning of a MessagePack value whose rest has yet to come."""
+    """False while `data` is the incomplete beginning of a MessagePack value."""
     try:
         msgspec.msgpack.decode(data)
     except _UNREADABLE as error:
@@ -92,10 +92,10 @@ def identities(namespace: str, keys: Sequence[bytes]) -> list[int]:
 
 
 def checksum(namespace: str, key: bytes, block: bytes | memoryview) -> int:
-    """XXH3-64 of the block's bytes, seeded with the XXH3-64 of whose bytes they are.
+    """XXH3-64 of the block's bytes, seeded with the XXH3-64 of its namespace and key.
 
-    Seeding binds bytes to identity: another key's intact block fails here as a damaged one
-    does, and so does a short one. Costs about 11 µs a MiB and releases the GIL.
+    The seed binds bytes to identity: another key's intact block fails here as a damaged or short
+    one does. Costs about 11 µs a MiB and releases the GIL.
     """
     identity = xxhash.xxh3_64_intdigest(namespace.encode() + b"\0" + key)
     return xxhash.xxh3_64_intdigest(block, seed=identity)

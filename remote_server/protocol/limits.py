@@ -1,4 +1,4 @@
-"""Limits of the wire, and which names it carries."""
+"""Limits of the wire, its enumerations, and the names it carries."""
 
 from collections.abc import Mapping
 from enum import IntEnum, StrEnum, auto
@@ -10,12 +10,12 @@ from remote_server.errors import RemoteProtocolError
 from remote_server.plain_text import forbidden_in, plain
 
 MAGIC = b"KVF1"
-"""First frame of every message. A peer that speaks something else is told so at once."""
+"""First frame of every message. A peer that sends another one gets an error at once."""
 
 PROTOCOL_VERSION = 1
 
-# A 128k-token prompt at 16 tokens a block is 8,192 keys; twice that leaves room. Clients split
-# longer requests, so this only bounds what a broken peer can make us allocate.
+# A 128k-token prompt at 16 tokens a block is 8,192 keys; twice that allows for growth. Clients
+# split longer requests, so this only bounds the memory that a broken peer can make us allocate.
 MAX_KEYS_PER_MESSAGE = 16_384
 
 # vLLM's key is a 32-byte block hash and a 4-byte cache group; other hashes reach 64.
@@ -24,23 +24,24 @@ MAX_KEY_BYTES = 128
 MAX_NAMESPACE_CHARS = 128
 
 MAX_FINGERPRINT_BYTES = 16 << 10
-"""Of the client's name and all names and values of a fingerprint, as UTF-8. Ours has 2 KiB."""
+"""Limit of the client's name and all names and values of a fingerprint, in bytes of UTF-8; ours has
+2 KiB."""
 
 SELF_TESTS = "kvferry/"
-"""What the namespaces of self-tests begin with: the canary's, `bench`'s and `doctor`'s. Their
-blocks are kept in memory alone."""
+"""Prefix of the namespaces of self-tests: the canary's, `bench`'s and `doctor`'s. Their blocks are
+kept in memory only."""
 
 # A full list of keys, lengths and checksums takes 2.4 MiB.
 MAX_HEADER_BYTES = 4 << 20
 
-# One frame holds at most this much: 16 blocks of 4 MiB. A larger frame closes the connection
-# inside libzmq (ZMQ_MAXMSGSIZE) before any of it is kept.
+# Limit of one frame: 16 blocks of 4 MiB. A larger frame closes the connection inside libzmq
+# (ZMQ_MAXMSGSIZE) before any of it is kept.
 MAX_FRAME_BYTES = 64 << 20
 
-# All payload frames of one put or whole get together.
+# Limit of all payload frames of one put or whole get together.
 MAX_MESSAGE_BYTES = 256 << 20
 
-# Puts over shared memory that one client may have under way: one word each in its tickets file.
+# Puts over shared memory that one client may have in flight: one word each in its tickets file.
 MAX_TICKETS = 1024
 
 BlockKey = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
@@ -55,54 +56,54 @@ ShortText = Annotated[str, Meta(max_length=1024)]
 
 
 class KeyState(IntEnum):
-    """What `Found.states` says of one key, one byte each."""
+    """State of one key in `Found.states`, one byte each."""
 
     ABSENT = 0
-    PENDING = 1  # being written, or perhaps found after a restart; ask again shortly
+    PENDING = 1  # being written, or perhaps found after a restart; query again shortly
     READABLE = 2
 
 
 class PutOutcome(IntEnum):
-    """What `Stored.outcomes` says of one key, one byte each."""
+    """Outcome of one key in `Stored.outcomes`, one byte each."""
 
     CREATED = 0
-    EXISTED = 1  # readable or being written already: left as it is, either copy serves
-    FORCED = 2  # existed and is replaced, because `force` asked for it
+    EXISTED = 1  # readable or being written already, and unchanged: either copy serves
+    FORCED = 2  # existed and is replaced, because of `force`
     DUPLICATE = 3  # the same key came earlier in this message
     DECLINED = 4  # not kept; `Stored.declined` counts the reasons
 
 
 class Declined(StrEnum):
-    """Why a block was not kept: normal, quiet, and counted."""
+    """Why a block was not kept: a normal event, which is counted."""
 
     NO_SLOT = auto()  # every slot it could take is pinned by a transfer in flight
     CHECKSUM = auto()  # the bytes that landed are not the bytes that were announced
-    DRAINING = auto()  # the server is on its way out
-    WITHDRAWN = auto()  # shared memory: the sender took its rows back while they were being read
+    DRAINING = auto()  # the server is shutting down
+    WITHDRAWN = auto()  # shared memory: the sender withdrew its rows while they were being read
     QUOTA = auto()  # its namespace is at its quota, and everything in it is pinned
 
 
 class ErrorCode(StrEnum):
-    """Why a whole request was refused. Nothing was changed by it, but for `DISK_FAILED`."""
+    """Why a whole request was refused. It changed nothing, except with `DISK_FAILED`."""
 
     BAD_MAGIC = auto()
     BAD_MESSAGE = auto()  # not decodable, or not a message that a client sends
     BAD_REQUEST = auto()  # decodable, but its fields contradict each other or the payload
     UNSUPPORTED_PROTOCOL = auto()
-    UNKNOWN_NAMESPACE = auto()  # put before hello, or the server restarted: say hello again
+    UNKNOWN_NAMESPACE = auto()  # put before hello, or the server restarted: send hello again
     UNKNOWN_REGION = auto()  # shared memory: the local connection it was attached on has ended
     BLOCK_BYTES_MISMATCH = auto()  # the namespace holds blocks of another size
-    FORBIDDEN_NAMESPACE = auto()  # the tenant whose key this is may not name it
+    FORBIDDEN_NAMESPACE = auto()  # the key's tenant may not use this name
     REVOKED_KEY = auto()  # the key was good when the connection was made
-    TOO_MUCH_IN_FLIGHT = auto()  # of blocks on their way to this client, or to all
+    TOO_MUCH_IN_FLIGHT = auto()  # too many bytes in flight to this client, or to all
     TOO_LARGE = auto()
-    DISK_FAILED = auto()  # of a clear: it holds for this server, and may not for the next one
+    DISK_FAILED = auto()  # of a clear: valid for this boot, perhaps not for the next one
     INTERNAL = auto()
 
 
 def check_name(what: str, text: str) -> None:
-    """Raise `RemoteProtocolError` when `text` has a character that no name may have: people read
-    names in terminals and logs, which such characters control. `what` begins the message."""
+    """Raise `RemoteProtocolError` when `text` has a character that no name may have: terminals and
+    logs show names, and such characters control them. `what` begins the message."""
     if wrong := forbidden_in(text):
         raise RemoteProtocolError(
             f"{what} {plain(text)!r:.80} has the character {wrong}: control and format characters "
@@ -111,7 +112,7 @@ def check_name(what: str, text: str) -> None:
 
 
 def check_names(namespace: str, client: str, fingerprint: Mapping[str, str]) -> None:
-    """`check_name` for all that a hello names, which must not be too much either."""
+    """`check_name` for all texts of a hello, whose total size is limited too."""
     texts = [client, *fingerprint, *fingerprint.values()]
     num_bytes = sum(len(text.encode(errors="surrogatepass")) for text in texts)
     if num_bytes > MAX_FINGERPRINT_BYTES:
@@ -126,7 +127,7 @@ def check_names(namespace: str, client: str, fingerprint: Mapping[str, str]) -> 
 
 
 def read_key(text: str) -> bytes:
-    """The key that `text` has in hexadecimal. Raises `ValueError`, saying what is wrong."""
+    """The key that `text` holds in hexadecimal. Raises `ValueError` with the reason."""
     try:
         key = bytes.fromhex(text)
     except ValueError:

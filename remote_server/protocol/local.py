@@ -1,4 +1,4 @@
-"""What is said on the local socket, once, with file descriptors beside it."""
+"""Messages of the local socket, each sent once, with file descriptors beside it."""
 
 from typing import Annotated
 
@@ -11,10 +11,10 @@ from remote_server.protocol.limits import (
 
 
 class Attach(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attach"):
-    """A client on the same host offers its region. With it come two descriptors (SCM_RIGHTS):
-    the region's file and the tickets file, `MAX_TICKETS` words of 64 bits. Both must be memfds
-    sealed against shrinking, so that the server cannot die reading them. `secret` is what the
-    `Welcome` said: it shows that this is a client of the tenant whose socket it is."""
+    """A client on the same host offers its region. With it come two descriptors (SCM_RIGHTS): the
+    region's file and the tickets file, `MAX_TICKETS` words of 64 bits. Both must be memfds sealed
+    against shrinking, so that reading them cannot kill the server. `secret` is that of the
+    `Welcome`: it proves a client of the tenant whose socket this is."""
 
     protocol: int
     client: ShortText
@@ -23,9 +23,9 @@ class Attach(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="a
 
 
 class Attached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attached"):
-    """The region is mapped and named `region`, a number nobody else can guess. With it comes one
-    descriptor: the arena, which can only be mapped for reading. Regions and leases end with
-    this connection."""
+    """The region is mapped and named `region`, a number that no other client can guess. With it
+    comes one descriptor: the arena, which can only be mapped for reading. Regions and leases end
+    with this connection."""
 
     epoch: str
     region: int
@@ -33,7 +33,7 @@ class Attached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=
 
 
 class NotAttached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="not_attached"):
-    """Shared memory cannot be used, and why; everything works over TCP."""
+    """Shared memory cannot be used, and the reason; all transfers use TCP."""
 
     reason: ShortText
 

@@ -1,7 +1,6 @@
-"""Why two engines share no block: the fields in which what they declared differs.
+"""Differences of declared fields that keep two engines from sharing blocks.
 
-Pure: it reads what the server's stats say. Used by `kvferry why` and by the engine, which says
-it in its own log.
+Pure functions over the server's stats. Used by `kvferry why` and by the engine for its own log.
 """
 
 import re
@@ -11,33 +10,33 @@ from typing import NamedTuple
 from remote_server.plain_text import plain
 from remote_server.protocol import NamespaceStats
 
-# An engine that differs in more fields than this runs something else altogether, and nobody
-# expects its blocks to be usable. A different dtype alone changes three or four.
+# An engine that differs in more fields runs something else altogether, and sharing its blocks is
+# not expected. A different dtype alone changes three or four.
 MOST_FIELDS = 5
 
-# Fields that keep no two engines apart: two folders, for one, may hold the same model.
+# Fields that do not separate engines: two folders, for one, may hold the same model.
 FOR_PEOPLE = ("model_name",)
 
 _DIGEST = re.compile(r"[0-9a-f]{16,}")
 
 
 class Gap(NamedTuple):
-    """`here` finds nothing of what `there` stored, because of `fields`."""
+    """`here` finds no block that `there` stored, because of `fields`."""
 
     here: str
     there: str
-    """Engines, by the name that they gave."""
+    """Engines, by the name that they declared."""
     namespace: str
     other: str
     """Their namespaces; the same one when only the keys differ, as with another hash seed."""
     fields: dict[str, tuple[str, str]]
     """By name: the value here and the value there, empty where one side has none."""
     blocks: int
-    """What `other` holds, in memory and on disk."""
+    """Number of blocks of `other`, in memory and on disk."""
 
     def line(self) -> str:
-        """For a person: one line, what can be read first. Of two digests it is only worth
-        knowing that they differ; mostly they do because of what was named before."""
+        """One line for people, readable values first. Of two digests only the difference matters;
+        it mostly follows from the fields named before."""
         readable, digests = [], []
         for name, (here, there) in sorted(self.fields.items()):
             if _DIGEST.fullmatch(here) and _DIGEST.fullmatch(there):
@@ -46,8 +45,8 @@ class Gap(NamedTuple):
                 readable.append(
                     f"{name} is {here or 'not set'} here and {there or 'not set'} there"
                 )
-        told = ", ".join(readable + digests)
-        return plain(f"{self.here or 'this engine'} cannot use the blocks of {self._whose}: {told}")
+        diff = ", ".join(readable + digests)
+        return plain(f"{self.here or 'this engine'} cannot use the blocks of {self._whose}: {diff}")
 
     @property
     def _whose(self) -> str:
@@ -57,7 +56,7 @@ class Gap(NamedTuple):
 
 
 def compare(here: Mapping[str, str], there: Mapping[str, str]) -> dict[str, tuple[str, str]]:
-    """The fields in which two fingerprints differ, with both values; not those for people."""
+    """The fields in which two fingerprints differ, with both values, without `FOR_PEOPLE`."""
     return {
         name: (here.get(name, ""), there.get(name, ""))
         for name in {**here, **there}
@@ -71,8 +70,8 @@ def gaps_of(
     fingerprint: Mapping[str, str],
     known: Mapping[str, NamespaceStats],
 ) -> list[Gap]:
-    """What keeps `engine` from blocks that nearly are its own: in its own namespace another way
-    of making keys, and of the other namespaces with blocks the one that differs least."""
+    """Differences that keep `engine` from similar blocks: in its own namespace another way of
+    making keys, and of the other namespaces with blocks the one that differs least."""
     found = []
     if (own := known.get(namespace)) is not None:
         for other, differs in own.engines.items():
@@ -86,7 +85,7 @@ def gaps_of(
 
 
 def all_gaps(known: Mapping[str, NamespaceStats]) -> list[Gap]:
-    """The gaps of the engine that declared each namespace last."""
+    """The differences of the engine that declared each namespace last."""
     return [
         gap
         for namespace, stats in known.items()

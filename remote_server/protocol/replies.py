@@ -1,4 +1,4 @@
-"""What the server answers."""
+"""Replies of the server."""
 
 import msgspec
 
@@ -11,7 +11,7 @@ from remote_server.protocol.requests import Message
 
 
 class _Reply(Message, frozen=True):
-    """`epoch` changes with every start of the server: what it said before then is void."""
+    """`epoch` changes with every start of the server and voids all earlier replies."""
 
     epoch: str
 
@@ -26,19 +26,19 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
     max_message_bytes: int
     transports: list[str]
     draining: bool = False
-    local_socket: str = ""  # name of an abstract Unix socket; who reaches it shares this host
-    local_secret: bytes = b""  # to be said there
+    local_socket: str = ""  # an abstract Unix socket; a client that reaches it shares this host
+    local_secret: bytes = b""  # to be sent there
 
 
 class Found(_Reply, frozen=True, tag="found"):
-    """One `KeyState` byte per key asked, and how many keys from the first are readable."""
+    """One `KeyState` byte per key, and how many keys from the first are readable."""
 
     prefix: int
     states: bytes
 
 
 class Stored(_Reply, frozen=True, tag="stored"):
-    """The fate of a put. `total` is the sum of the other counts and of `declined`'s values."""
+    """The outcome of a put. `total` is the sum of the other counts and of `declined`'s values."""
 
     total: int
     created: int
@@ -52,9 +52,9 @@ class Stored(_Reply, frozen=True, tag="stored"):
 class Got(_Reply, frozen=True, tag="got"):
     """The summary of a get, always its first message.
 
-    `found` are indices into the keys asked, in that order, a key asked twice named once.
-    Streamed, `Blocks` messages follow until all of `found` has come; whole, the payload frames
-    and their lengths and checksums are in this message.
+    `found` are indices into the request's keys, in that order, a repeated key named once. Streamed,
+    `Blocks` messages follow until all of `found` has come; whole, the payload frames and their
+    lengths and checksums are in this message.
     """
 
     total: int
@@ -73,8 +73,8 @@ class Blocks(_Reply, frozen=True, tag="blocks"):
     """Some blocks of a streamed get. `more` is false in the last message of the get.
 
     `server_us`, here and in `Got`, are the microseconds from the arrival of a get with `timed`
-    until this message was made, and `storage_us` those of them in which its blocks were looked
-    for and read. Both are 0, and not sent, without `timed`.
+    until this message was made, and `storage_us` those of them spent on finding and reading its
+    blocks. Both are 0, and not sent, without `timed`.
     """
 
     indices: Counts
@@ -87,12 +87,12 @@ class Blocks(_Reply, frozen=True, tag="blocks"):
 
 
 class Leased(_Reply, frozen=True, tag="leased"):
-    """Where the blocks of a `GetShared` lie in the server's arena, for `lease_ms` from now.
+    """Positions of the blocks of a `GetShared` in the server's arena, for `lease_ms` from now.
 
     A block is evicted only after the lease has ended: by `Release`, by its time, or with the
-    connection to the server's local socket. `words` are where each block's generation word
-    lies, `generations` what it holds. A reader that finds another value there after its copy
-    was too late, and what it copied is not the block. `lease` is 0 when nothing was found.
+    connection to the server's local socket. `words` are the positions of the blocks' generation
+    words, `generations` their values. A reader that finds another value after its copy was too
+    late: the bytes are not the block. `lease` is 0 when nothing was found.
     """
 
     lease: int
@@ -114,8 +114,8 @@ class Touched(_Reply, frozen=True, tag="touched"):
 
 
 class Kept(_Reply, frozen=True, tag="kept"):
-    """`kept` blocks are kept now, or were let go, and take `bytes` of memory; `declined` were
-    there as well, and beyond what may be kept."""
+    """`kept` blocks are now pinned, or were unpinned, and take `bytes` of memory; `declined` were
+    there as well, beyond the limit of pins."""
 
     kept: int
     bytes: int
@@ -123,7 +123,7 @@ class Kept(_Reply, frozen=True, tag="kept"):
 
 
 class Verified(_Reply, frozen=True, tag="verified"):
-    """`removed` blocks were really bad; the others hash as they should (the wire was at fault)."""
+    """`removed` blocks were bad; the others hash as they should (the wire was at fault)."""
 
     removed: int
     intact: int
@@ -139,12 +139,12 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     pinned: int
     free_slabs: int
     kept: int = 0
-    """Those of `pinned` that an operator keeps."""
+    """Those of `pinned` that an operator pinned."""
 
 
 class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """`blocks` and `used_bytes` are those in memory. `fingerprint` and `engines` are there when
-    they are asked for; a server of before sends them to everybody."""
+    """`blocks` and `used_bytes` are those in memory. `fingerprint` and `engines` are present when
+    requested; an older server always sends them."""
 
     block_bytes: int
     blocks: int
@@ -154,13 +154,13 @@ class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
     client: str
     fingerprint: dict[str, str]
     engines: dict[str, dict[str, str]] = {}
-    """Who declared it, the last one last: where each differs from `fingerprint`."""
+    """The engines that declared it, the last one last: their differences from `fingerprint`."""
     forgotten: bool = False
-    """It was declared, and the server no longer knows with what and by whom."""
+    """It was declared, and the server no longer knows the values and the engines."""
 
 
 class StatsReply(_Reply, frozen=True, tag="stats_reply"):
-    """`counters` only ever grow within an epoch; their names are listed in PROTOCOL.md."""
+    """`counters` only grow within an epoch; PROTOCOL.md lists their names."""
 
     server: str
     uptime_s: float
@@ -168,11 +168,12 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     namespaces: dict[str, NamespaceStats]
     counters: dict[str, int]
     time_s: float = 0.0
-    """The server's wall clock, in seconds since 1970; 0 from a server that does not say."""
+    """The server's wall clock, in seconds since 1970; 0 from an older server."""
 
 
 class Cleared(_Reply, frozen=True, tag="cleared"):
-    """How many blocks left memory, and how many left the disk: one that was in both is in both."""
+    """Numbers of blocks removed from memory and from the disk; one that was in both counts
+    twice."""
 
     removed: int
     disk_removed: int = 0

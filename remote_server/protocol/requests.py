@@ -1,4 +1,4 @@
-"""What a client sends."""
+"""Requests of a client."""
 
 from typing import Annotated
 
@@ -18,13 +18,13 @@ from remote_server.protocol.limits import (
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
-    """Unknown fields are ignored, so that a newer peer may say more."""
+    """Unknown fields are ignored, so that a newer peer may send more."""
 
     request_id: RequestId
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """Declare a namespace and the largest block it will hold. Safe to repeat; also the ping."""
+    """Declare a namespace and the size of its largest block. Idempotent; also the ping."""
 
     protocol: int
     namespace: Namespace
@@ -34,18 +34,18 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Lookup(Message, frozen=True, tag="lookup"):
-    """Ask what is there. Changes nothing, not even recency."""
+    """Query which blocks are there. Changes nothing, not even recency."""
 
     namespace: Namespace
     keys: Keys
 
 
 class Put(Message, frozen=True, tag="put"):
-    """Keep copies of the blocks in the payload frames, one length and checksum per key.
+    """Store copies of the blocks in the payload frames, one length and checksum per key.
 
-    `deferred` asks for the reply as soon as the sender's memory is free to be reused; without
-    it the reply comes when the blocks are readable. `force` replaces blocks that exist.
-    Without `checksums` nothing is checked: for measuring what checking costs.
+    With `deferred` the reply comes as soon as the sender's memory can be reused; without it, when
+    the blocks are readable. `force` replaces blocks that exist. Without `checksums` nothing is
+    checked: for measuring the cost of checks.
     """
 
     namespace: Namespace
@@ -58,9 +58,9 @@ class Put(Message, frozen=True, tag="put"):
 
 
 class Get(Message, frozen=True, tag="get"):
-    """Ask for the bytes of `keys`: streamed block by block, or whole in one message.
+    """Request the bytes of `keys`: streamed block by block, or whole in one message.
 
-    `timed` asks for `server_us` and `storage_us` in the replies. A server that does not know the
+    With `timed` the replies have `server_us` and `storage_us`. A server that does not know the
     field ignores it.
     """
 
@@ -78,16 +78,16 @@ class Touch(Message, frozen=True, tag="touch"):
 
 
 class Verify(Message, frozen=True, tag="verify"):
-    """A reader saw a bad checksum: hash these again and remove those that really are bad."""
+    """A reader found a bad checksum: hash these again and remove those that are bad."""
 
     namespace: Namespace
     keys: Keys
 
 
 class Keep(Message, frozen=True, tag="keep"):
-    """Keep blocks in memory, whatever else comes: `keys`, or all that are there now when absent.
+    """Pin blocks in memory: `keys`, or all that are there now when absent.
 
-    Without `keep`, let them go again.
+    Without `keep`, unpin them.
     """
 
     namespace: Namespace
@@ -96,14 +96,14 @@ class Keep(Message, frozen=True, tag="keep"):
 
 
 class PutShared(Message, frozen=True, tag="put_shared"):
-    """A put whose bytes stay where they are: the server copies them from the sender's region.
+    """A put whose bytes stay in place: the server copies them from the sender's region.
 
-    `region` is what `Attached` said; `offsets` are where each block begins in it. The rows are
-    the sender's again when the reply has come, or when it has withdrawn the put by setting its
-    ticket (the word number `ticket` of its tickets file) to anything but `ticket_value`: the
-    server looks at the ticket after its copy and keeps nothing of a withdrawn put.
+    `region` is that of `Attached`; `offsets` are the beginnings of the blocks in it. The rows are
+    the sender's again when the reply has come, or when the sender has withdrawn the put by setting
+    its ticket (the word number `ticket` of its tickets file) to anything but `ticket_value`: the
+    server reads the ticket after its copy and keeps nothing of a withdrawn put.
 
-    Without `checksums` nothing is checked: for measuring what checking costs.
+    Without `checksums` nothing is checked: for measuring the cost of checks.
     """
 
     namespace: Namespace
@@ -119,10 +119,10 @@ class PutShared(Message, frozen=True, tag="put_shared"):
 
 
 class GetShared(Message, frozen=True, tag="get_shared"):
-    """Ask for a lease on blocks, to be copied from the server's arena. Answered by `Leased`.
+    """Request a lease on blocks, to be copied from the server's arena. The reply is `Leased`.
 
-    `checked` wants their checksums; without it there are none in the reply. `release` are leases
-    that end with this, as if each had been sent with `Release` before.
+    With `checked` the reply has their checksums. `release` are leases that end with this, as if a
+    `Release` had been sent for each before.
     """
 
     namespace: Namespace
@@ -139,8 +139,8 @@ class Release(Message, frozen=True, tag="release"):
 
 
 class Stats(Message, frozen=True, tag="stats"):
-    """Ask for occupancy and counters. `fingerprints` asks for what namespaces were declared with
-    as well, and by whom."""
+    """Query occupancy and counters. With `fingerprints` also the declared fields of namespaces, and
+    the engines that declared them."""
 
     fingerprints: bool = False
 
@@ -148,7 +148,7 @@ class Stats(Message, frozen=True, tag="stats"):
 class Clear(Message, frozen=True, tag="clear"):
     """Remove every block of one namespace, or of all when `namespace` is absent.
 
-    `forget` ends the namespace as well, as if nobody had declared it.
+    `forget` also undoes the namespace's declarations.
     """
 
     namespace: Namespace | None = None

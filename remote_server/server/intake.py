@@ -9,7 +9,7 @@ import zmq
 
 from remote_server import protocol
 from remote_server.errors import ConfigError, RequestRefused
-from remote_server.open_files import backlog
+from remote_server.process_limits import backlog
 from remote_server.protocol import ErrorCode
 from remote_server.server.auth import Door
 from remote_server.server.send_queue import SEND_HIGH_WATER_MARK

@@ -17,7 +17,7 @@ import zmq
 from remote_server.fault_points import Gate
 from remote_server.guard import Guard
 from remote_server.keys import read_server_keys
-from remote_server.open_files import check_file_sizes, named_when_missing, warn_if_too_few
+from remote_server.process_limits import check_file_sizes, named_when_missing, warn_if_too_few
 from remote_server.protocol import TierStats
 from remote_server.server.auth import Door
 from remote_server.server.config import ServerConfig, check_memory_fits

@@ -1,1 +1,1 @@
-"""Memory that a server and the clients on its host share."""
+"""Memory shared by a server and the clients on its host."""

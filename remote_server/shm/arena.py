@@ -15,26 +15,25 @@ log = logging.getLogger(__name__)
 
 _F_SEAL_FUTURE_WRITE = 0x10  # Linux 5.1; the fcntl module does not name it
 
-# There is one generation word for so many bytes, so this is also the smallest slot. The words
-# add 1.6 % to the file, of which only the pages in use become memory.
+# Bytes per generation word, and so the smallest slot. The words add 1.6 % to the file, of which
+# only the pages in use become memory.
 BYTES_PER_WORD = 512
 WORD_BYTES = 8
 
 
 class Arena:
-    """`num_bytes` of anonymous shared memory: a sealed memfd, mapped once. And behind them the
-    generation words, by which a client that reads blocks in place can tell whose they are.
+    """`num_bytes` of anonymous shared memory, a sealed memfd mapped once, followed by the
+    generation words, by which a client that reads blocks in place detects reuse.
 
-    A memfd rather than a file in /dev/shm: it has no name, so nothing is left behind however
-    this process ends, and the size of /dev/shm does not limit it (it does count as this
-    process's memory, and against its cgroup). It is shared memory, rather than plain anonymous
-    memory, so that clients on this host can read blocks in place, through `open_read_only`.
-    The seals promise them that it will never shrink under a mapping of theirs, and promise us
-    that nobody but this process will ever write to it, whatever descriptor they get hold of.
+    A memfd has no name, so nothing remains after this process, however it ends, and the size of
+    /dev/shm does not limit it (it counts as this process's memory, and against its cgroup). It is
+    shared so that clients on this host can read blocks in place, through `open_read_only`. The
+    seals guarantee them that it never shrinks under their mappings, and guarantee us that no other
+    process ever writes to it, whatever descriptor it holds.
 
-    `view` is the region for blocks, writable; `words` the table of words. Pages appear when
-    first touched, which is slow (1.8 GB/s against 19 once touched), so a `Population` touches
-    those of the blocks from a background thread and start-up time does not depend on `num_bytes`.
+    `view` is the region for blocks, writable; `words` the table of words. The first touch of a page
+    is slow (1.8 GB/s against 19 once touched), so a `Population` touches those of the blocks from a
+    background thread, and start-up time does not depend on `num_bytes`.
     """
 
     def __init__(self, num_bytes: int) -> None:
@@ -43,7 +42,7 @@ class Arena:
         self.file_bytes = self.words_offset + num_bytes // BYTES_PER_WORD * WORD_BYTES
         self.fd = os.memfd_create("kvferry-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.fchmod(self.fd, 0o600)  # a memfd is made for everybody to open
+            os.fchmod(self.fd, 0o600)  # a memfd's default mode lets every user open it
             os.ftruncate(self.fd, self.file_bytes)
             self._map = mmap.mmap(self.fd, self.file_bytes)
             self._seal()
@@ -64,24 +63,24 @@ class Arena:
         return os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def _seal(self) -> None:
-        """After our own mapping, the only one that may ever write."""
+        """Seal the file after our own mapping, the only one that may ever write."""
         seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
         try:
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals | _F_SEAL_FUTURE_WRITE)
         except OSError:
-            # An old kernel: the receiver of the read-only descriptor could reopen it for writing
-            # on purpose, if it is this user or root. The mode keeps other users from that.
+            # An old kernel: a process of this user or of root that holds the read-only descriptor
+            # could reopen it for writing. The mode prevents that for other users.
             fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, seals)
         fcntl.fcntl(self.fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL)
 
     @property
     def populated_bytes(self) -> int:
-        """How far `populate_some` has come; equals `num_bytes` when it is done."""
+        """Bytes that `populate_some` has touched; equals `num_bytes` at the end."""
         return self._populated_bytes
 
     def populate_some(self) -> bool:
-        """Touch some more pages, gently, on any thread but one at a time. Contents do not change.
-        Whether there is more to do: not when the arena is closed meanwhile."""
+        """Touch some more pages, on any thread but one at a time. Contents do not change. Returns
+        whether pages remain: False once the arena is closed."""
         with self._stepping:
             if self.closed:
                 return False
@@ -93,7 +92,7 @@ class Arena:
     def close(self) -> None:
         """Stop populating and give the memory back.
 
-        A view that someone still holds keeps the mapping alive until they let go of it.
+        The mapping stays alive until the last view of it is released.
         """
         self.closed = True
         self._stop.set()
@@ -107,14 +106,14 @@ class Arena:
                 view.release()
             self._map.close()
         except BufferError:
-            log.debug("the arena is still in use; its memory goes with its last user")
+            log.debug("the arena is still in use; its memory is freed with the last view")
 
 
 def warn_if_dev_shm_is_small(memory: int, folder: str = "/dev/shm") -> bool:
-    """Warn, once, when engines on this host will run out of /dev/shm; says whether it did.
+    """Log a warning when /dev/shm is too small for engines on this host; returns whether it did.
 
-    The server does not need it, and our engines' pools do not either, but vLLM itself does, and
-    its own offloading keeps its pool there; a container gets 64 MiB unless told otherwise.
+    The server does not need it, nor do our engines' pools, but vLLM does, and its own offloading
+    keeps its pool there; a container has 64 MiB by default.
     """
     try:
         stats = os.statvfs(folder)
@@ -132,13 +131,13 @@ def warn_if_dev_shm_is_small(memory: int, folder: str = "/dev/shm") -> bool:
 
 
 class Population:
-    """Touches the pages of `arenas`, a step of each in turn, on one daemon thread that starves
-    nobody. Ends by itself when all are done or closed."""
+    """Touches the pages of `arenas`, a step of each in turn, on one daemon thread that yields to
+    others. Ends by itself when all are done or closed."""
 
     def __init__(self, arenas: Sequence[Arena]) -> None:
         self._arenas = [*arenas]
         self.failed = False
-        """It has ended before it was done, and nothing stopped it."""
+        """It ended with an error before it was done."""
         self._thread = threading.Thread(target=self._run, name="populate", daemon=True)
         self._thread.start()
 

@@ -1,7 +1,7 @@
-"""Blocks from one map into another, and their checksums where they landed.
+"""Copies of blocks from one map into another, with checksums of the copied bytes.
 
-The server copies puts this way, on its loop thread, and the client gets, on its I/O thread. Both do
-it a group at a time: blocks that together stay in the core's own cache, or one that is larger.
+The server copies puts this way, on its loop thread, and the client gets, on its I/O thread, one
+group at a time: blocks that together fit the core's own cache, or one that is larger.
 """
 
 import ctypes
@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 
 import xxhash
 
-# What is copied before it is hashed: small enough to be still in the core's own cache. Hashing
-# a message after copying all of it costs 1.6 times a plain copy, hashing piece by piece 1.1. It
-# is also the fastest size to copy in.
+# Bytes copied before they are hashed: small enough to be still in the core's own cache. Hashing a
+# message after copying all of it costs 1.6 times a plain copy, hashing piece by piece 1.1. It is
+# also the fastest size to copy in.
 PIECE_BYTES = 256 << 10
 
-# Letting go of the GIL costs more than copying this much, when another thread then takes it.
+# Releasing the GIL costs more than copying this much, when another thread then takes it.
 _HOLD_GIL_BELOW_BYTES = 128 << 10
 
 _copy_holding_the_gil = ctypes.PyDLL(None).memmove
@@ -27,7 +27,7 @@ _copy_without_the_gil.restype = None
 
 
 def group_blocks(largest: int) -> int:
-    """How many blocks of at most `largest` bytes make a group."""
+    """Number of blocks of at most `largest` bytes in a group."""
     return max(1, PIECE_BYTES // largest)
 
 
@@ -47,9 +47,9 @@ def copy_and_hash_group(
     seeds: Sequence[int],
     before_checksum: Callable[[], None] = lambda: None,
 ) -> list[int]:
-    """`copy_group`, and then the checksum of each block. `landed` are the bytes at `targets`.
+    """`copy_group`, then the checksum of each block. `landed` are the bytes at `targets`.
 
-    `before_checksum` is called when all is copied, and not all is hashed.
+    `before_checksum` is called when all is copied and not all is hashed.
     """
     if landed[0].nbytes <= PIECE_BYTES:
         copy_group(targets, sources, [view.nbytes for view in landed])

@@ -10,8 +10,8 @@ from operator import add
 
 import numpy as np
 
-# What is faulted in between two looks at whether to go on: about 2 ms. Numpy lets go of the GIL
-# for as many pages, and would not for half of them.
+# Bytes faulted in before the next check for the end: about 2 ms. Numpy releases the GIL for this
+# many pages, and not for half of them.
 STEP_BYTES = 1024 * mmap.PAGESIZE
 
 _UNMAP_BYTES = 16 << 20
@@ -30,9 +30,10 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def map_read_only(fd: int, num_bytes: int) -> int:
-    """Map the first `num_bytes` of `fd`, shared, and say where. The descriptor may be closed.
+    """Map the first `num_bytes` of `fd`, shared, and return the address. The descriptor may be
+    closed.
 
-    Who holds the address must call `unmap` once. Raises `OSError`.
+    The caller must call `unmap` once. Raises `OSError`.
     """
     address: int | None = _libc.mmap(None, num_bytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
     if address is None or address == _MAP_FAILED:
@@ -42,16 +43,16 @@ def map_read_only(fd: int, num_bytes: int) -> int:
 
 
 def unmap(address: int, num_bytes: int) -> None:
-    """Undo `map_read_only`. Nobody may touch these addresses from here on."""
-    # In pieces: for as long as one takes, no other thread of this process gets memory mapped.
+    """Undo `map_read_only`. No thread may touch these addresses from here on."""
+    # In pieces: during each call no other thread of this process can map memory.
     for start in range(0, num_bytes, _UNMAP_BYTES):
         _libc.munmap(address + start, min(_UNMAP_BYTES, num_bytes - start))
 
 
 def has_pages(address: int, num_bytes: int) -> bool:
-    """Whether every page of a part of a map exists, and lies in memory: reading it allocates none.
+    """Whether every page of a part of a map is in memory: reading it allocates none.
 
-    Of a file of another user the kernel always says yes, unless this process is root's. Costs 2
+    For a file of another user the kernel always returns yes, unless this process is root's. Costs 2
     to 3 µs, and as much for each MiB.
     """
     first = address // mmap.PAGESIZE
@@ -63,24 +64,25 @@ def has_pages(address: int, num_bytes: int) -> bool:
 
 
 def touch(address: int, num_bytes: int) -> None:
-    """Fault in a part of a map, which begins on a page, by reading a byte of each page: writing
-    could race with whoever fills it. In shared memory a page that is read exists from then on.
+    """Fault in a part of a map, which begins on a page, by reading a byte of each page: a write
+    could race with the writer of the page. In shared memory a page that is read exists from then
+    on.
 
-    Not by MADV_POPULATE_READ or _WRITE: they hold the lock of the whole address space until they
-    are done, also while their thread is kept from its core, and every mmap of the process waits
-    for it. Python and malloc call that when they need memory, so now and then a server's loop
-    stood still for a second. A page fault takes the lock of its own map.
+    MADV_POPULATE_READ and _WRITE hold the lock of the whole address space until they are done, even
+    while their thread waits for a core, and every mmap of the process waits for it. Python and
+    malloc call mmap when they need memory, so a server's loop stood still for up to a second. A
+    page fault takes the lock of its own map only.
     """
     part = (ctypes.c_char * num_bytes).from_address(address)
     np.frombuffer(memoryview(part).cast("B"), np.uint8)[:: mmap.PAGESIZE].max()
 
 
 def touch_gently(address: int, num_bytes: int, over: threading.Event) -> bool:
-    """`touch`, and then rest for as long as others kept this thread from its core meanwhile.
-    Whether to go on: not when `over` is set.
+    """`touch`, then sleep for as long as this thread waited for a core meanwhile. Returns False
+    when `over` is set.
 
-    For a thread that shall starve nobody. Not by a lower priority: when it holds the interpreter
-    or a lock and is kept from its core, so is whoever waits for that.
+    For a thread that must not starve others. A lower priority would not do: while it waits for a
+    core with the interpreter or a lock, every thread that needs that waits too.
     """
     began, busy = time.monotonic(), time.thread_time()
     touch(address, num_bytes)
@@ -88,19 +90,19 @@ def touch_gently(address: int, num_bytes: int, over: threading.Event) -> bool:
     return not over.wait(max(0.0, kept_waiting))
 
 
-# The owner faults its own memory in while we do; we follow it this long.
+# The owner faults its own memory in at the same time; it is followed for this long.
 _POPULATE_PASSES = 60
 _POPULATE_PASS_S = 1.0
 
-# Parts that lie within so much are looked at by one call.
+# Parts within this distance are checked by one call.
 _NEAR_BYTES = 32 << 20
 
 
 class ReadOnlyMap:
     """`num_bytes` of a file at `address`, until `close`.
 
-    A thread of its own faults the map in, so that the first copy from each page does not have
-    to, and unmaps it in the end: both may take long.
+    A thread of its own faults the map in, so that the first copies do not have to, and unmaps it at
+    the end: both may take long.
     """
 
     def __init__(self, fd: int, num_bytes: int) -> None:
@@ -122,15 +124,15 @@ class ReadOnlyMap:
 
     def has_pages(self, starts: Sequence[int], lengths: Sequence[int]) -> bool:
         """Whether all of these parts, from `starts` in the file, can be read from the map without
-        allocating a page. Until the owner punches a hole, which it can at any time."""
+        allocating a page. Valid until the owner punches a hole, which it can at any time."""
         first, end = min(starts), max(map(add, starts, lengths))
         if end - first <= _NEAR_BYTES and has_pages(self.address + first, end - first):
             return True
         return all(map(has_pages, [self.address + start for start in starts], lengths))
 
     def read_into(self, target: memoryview, start: int) -> None:
-        """Copy from `start` in the file without the map: a hole is read as zeros and stays one.
-        It takes up to 1.6 times as long as from the map. Raises `OSError`."""
+        """Copy from `start` in the file without the map: a hole is read as zeros and stays one. It
+        takes up to 1.6 times as long as from the map. Raises `OSError`."""
         done = 0
         while done < target.nbytes:
             read = os.preadv(self._fd, [target[done:]], start + done)
@@ -139,16 +141,16 @@ class ReadOnlyMap:
             done += read
 
     def close(self) -> None:
-        """Nobody reads at `address` any more: unmap it, soon. Safe to repeat."""
+        """Unmap it, soon. No thread reads at `address` any more. Idempotent."""
         self._over.set()
 
     def join(self) -> None:
-        """Wait until what `close` began is done."""
+        """Wait until the unmapping is complete."""
         self._keeper.join()
 
     @property
     def unmapped(self) -> bool:
-        """What `close` began is done."""
+        """The unmapping is complete."""
         return not self._keeper.is_alive()
 
     def _keep(self) -> None:
@@ -161,9 +163,9 @@ class ReadOnlyMap:
         os.close(self._fd)
 
     def _populate(self) -> None:
-        """Fault in the pages that exist. Only those: reading a page that its owner has never
-        touched would allocate it, at the expense of this process and its cgroup. Each is looked at
-        again right before, because the owner may have punched a hole."""
+        """Fault in the pages that exist, and only those: reading a page that its owner has never
+        touched would allocate it, charged to this process and its cgroup. Each is checked again
+        right before, because the owner may have punched a hole."""
         done = 0
         for _ in range(_POPULATE_PASSES):
             for start, end in self._extents(done):
@@ -180,11 +182,11 @@ class ReadOnlyMap:
                 return
 
     def _extents(self, start: int) -> Iterator[tuple[int, int]]:
-        """Where the file has pages, from `start` on."""
+        """The ranges of the file with pages, from `start` on."""
         while start < self.num_bytes:
             try:
                 first = os.lseek(self._fd, start, os.SEEK_DATA)
                 start = os.lseek(self._fd, first, os.SEEK_HOLE)
-            except OSError:  # nothing but a hole from here to the end
+            except OSError:  # only a hole from here to the end
                 return
             yield first, start

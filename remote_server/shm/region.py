@@ -1,4 +1,4 @@
-"""One client's memory on this host, mapped so that its puts can be copied from where they lie."""
+"""A client's memory on this host, mapped so that the server copies its puts from where they are."""
 
 import ctypes
 import fcntl
@@ -12,21 +12,22 @@ from remote_server import protocol
 from remote_server.errors import KVFerryError
 from remote_server.shm.mapping import ReadOnlyMap
 
-# No client has more memory than its machine. Above it there may be sparse files, swap and plans.
+# Largest region, in multiples of the machine's memory; more than one allows for sparse files and
+# swap.
 MAX_REGION_MEMORIES = 4
 
 TICKETS_BYTES = protocol.MAX_TICKETS * ctypes.sizeof(ctypes.c_uint64)
 
 
 class NotAttachable(KVFerryError):
-    """What a client offered cannot be mapped safely. Everything works over TCP instead."""
+    """The offered memory cannot be mapped safely. All transfers use TCP instead."""
 
 
 class Region:
     """A client's memory and its tickets, mapped read-only until the client is gone.
 
-    `token` names it in requests; whoever knows it was told so over the local socket, and thus
-    shares this host. Only the loop thread reads what is mapped, and none of it after `end`.
+    `token` names it in requests. A client learns it over the local socket only, and so shares this
+    host. Only the loop thread reads the maps, and not after `end`.
     """
 
     def __init__(self, region_fd: int, region_bytes: int, tickets_fd: int, client: int) -> None:
@@ -53,7 +54,7 @@ class Region:
         self._tickets = words.from_address(self._tickets_map.address)
 
     def has_pages(self, offsets: Sequence[int], lengths: Sequence[int]) -> bool:
-        """Whether blocks at `offsets` can be copied from `address` without allocating anything."""
+        """Whether blocks at `offsets` can be copied from `address` without allocating memory."""
         return self._map.has_pages(offsets, lengths)
 
     def read_into(self, target: memoryview, offset: int) -> None:
@@ -61,32 +62,32 @@ class Region:
         self._map.read_into(target, offset)
 
     def ticket(self, number: int) -> int:
-        """What the client's ticket says now."""
+        """The present value of the client's ticket."""
         return self._tickets[number]
 
     def end(self) -> None:
-        """The client is gone: its memory is unmapped, soon."""
+        """Unmap the memory, soon: the client is gone."""
         self.live = False
         for mapped in (self._map, self._tickets_map):
             mapped.close()
 
     @property
     def unmapped(self) -> bool:
-        """What `end` began is done."""
+        """The unmapping is complete."""
         return self._map.unmapped and self._tickets_map.unmapped
 
     def close(self) -> None:
-        """`end`, and wait until it is so."""
+        """`end`, and wait until the unmapping is complete."""
         self.end()
         for mapped in (self._map, self._tickets_map):
             mapped.join()
 
 
 def check_file(fd: int, num_bytes: int, client: int, what: str) -> None:
-    """Raise `NotAttachable` unless a map of `fd` can be read without ever being killed by it.
+    """Raise `NotAttachable` unless reading a map of `fd` can never kill this process.
 
-    A sealed memfd cannot shrink, so reading it cannot raise SIGBUS. A memfd of huge pages can,
-    when the machine has none left. Any other file may be on a disk, or on another machine.
+    A sealed memfd cannot shrink, so reading it cannot raise SIGBUS. A memfd of huge pages can, when
+    the machine has none left. Any other file may be on a disk, or on another machine.
     """
     status = os.fstat(fd)
     if not stat.S_ISREG(status.st_mode):

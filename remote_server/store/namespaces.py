@@ -9,8 +9,7 @@ from sys import getsizeof
 import msgspec
 
 from remote_server.errors import RequestRefused
-from remote_server.log_limit import FewLines
-from remote_server.plain_text import plain
+from remote_server.plain_text import FewLines, plain
 from remote_server.protocol import ErrorCode, NamespaceStats
 from remote_server.protocol.namespace_diff import compare
 from remote_server.sizes import MiB, format_bytes

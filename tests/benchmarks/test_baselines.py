@@ -147,7 +147,7 @@ def test_sigterm_keeps_what_a_run_has_measured(tmp_path: Path):
         finally:
             run.kill()
     assert run.returncode == 130
-    assert "interrupted: only what was measured until then" in errors
+    assert "interrupted: only the trials before it are shown" in errors
     record = json.loads(file.read_text())
     assert record["interrupted"]
     rows = {(row["operation"], row["transport"], row["integrity"]): row for row in record["rows"]}

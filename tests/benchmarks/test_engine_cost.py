@@ -149,7 +149,7 @@ def test_a_variant_that_failed_is_one_row_that_says_so():
 def test_warm_ups_and_interrupted_trials_are_left_out():
     made = trials(4, 0.1)
     sample = Sample(values=[1.0, 1.0], warm_ups=[1.0])
-    assert engine_cost.measured(made, sample) == made[1:3]
+    assert sample.timed(made) == made[1:3]
 
 
 def test_without_room_for_an_engine_the_row_is_skipped_with_the_reason(tmp_path: Path):

@@ -122,7 +122,7 @@ def test_a_page_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, capsy
 
 def test_who_stops_reading_gets_no_traceback_and_changes_no_exit_status():
     code = (
-        "from benchmarks.harness.printing import to_whom_it_concerns as to\n"
+        "from benchmarks.harness.printing import tolerate_closed_pipe as to\n"
         "with to(): print('x' * 1_000_000)\n"
         "raise SystemExit(3)"
     )

@@ -199,13 +199,13 @@ def test_a_source_stands_in_the_section_of_its_benchmark_with_what_is_wrong_in_i
     assert 'id="a"' in before and "source's own" not in before
     assert "The source's own figures" in after
     for expected in ("<cite>A &lt;study&gt;</cite>", "a &amp; b", ">1.5<",
-                     "It says: <em>x &lt; y</em>", "x &gt; y."):  # fmt: skip
+                     "It states: <em>x &lt; y</em>", "x &gt; y."):  # fmt: skip
         assert expected in after, expected
 
 
 def test_a_benchmark_of_which_only_a_source_reports_is_there_and_says_so():
     text = page.page([], [], {"benchmarks.b": "How?"}, [DOCUMENT])
-    assert "Nothing of it is recorded" in text and "no run" in text and ">1.5<" in text
+    assert "No record of it is here" in text and "no run" in text and ">1.5<" in text
     assert "section" not in page.page([], [], {}, [DOCUMENT]), "nobody here asks that"
 
 

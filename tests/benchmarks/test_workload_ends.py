@@ -51,7 +51,7 @@ def test_ctrl_c_or_sigterm_keeps_what_was_measured_and_leaves_no_folder(tmp_path
         process.send_signal(number)
         out, error = process.communicate(timeout=60)
     assert process.returncode == 130, error
-    assert "Interrupted: only what was measured until then" in out and "Traceback" not in error
+    assert "Interrupted: only the results until then" in out and "Traceback" not in error
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
     written = json.loads((tmp_path / "run.json").read_text())
     assert written["interrupted"] is True and written["summary"]["total_requests"] > 0
@@ -78,7 +78,7 @@ def test_a_signal_before_anything_is_measured_is_130_without_a_traceback(capsys,
     before = signal.getsignal(signal.SIGTERM)
     assert storage_workload.main(QUICK) == 130
     said = capsys.readouterr().err
-    assert said.startswith("interrupted") and "nothing of it is written" in said
+    assert said.startswith("interrupted") and "no result is written" in said
     assert signal.getsignal(signal.SIGTERM) is before
 
 

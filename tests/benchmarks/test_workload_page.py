@@ -151,7 +151,7 @@ def test_a_page_has_the_verdict_the_command_every_chart_and_every_section(worklo
     assert '<h1>Storage workload: <span class="PASS">PASS</span></h1>' in text
     assert [*re.findall(r"<h2>(.*?)</h2>", text)] == HEADERS
     assert text.count("<svg ") == 5 and "<b>not bold</b>" not in text
-    assert "--rag-num-docs" in text and "interrupted: only what was measured" in text
+    assert "--rag-num-docs" in text and "interrupted: only the results until then" in text
     for criterion in found["verdict"]["criteria"]:
         assert criterion["name"].replace("<", "&lt;").replace(">", "&gt;") in text
     assert "prefers-color-scheme: dark" in text and "color-scheme: light dark" in text

@@ -251,7 +251,7 @@ def test_a_run_whose_server_is_killed_writes_what_was_measured_and_says_why_it_f
     *progress, line = printed.err.splitlines()
     assert all(one == "storing documents" or " users, " in one for one in progress)
     assert line.startswith(f"server: {endpoint} went away during the run: ")
-    assert line.endswith(f"; what was measured until then is in {output}")
+    assert line.endswith(f"; the results until then are in {output}")
     assert "OVERALL PERFORMANCE" in printed.out
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     found = json.loads(output.read_text())

@@ -133,7 +133,7 @@ def test_a_server_that_is_not_there_is_one_line_that_says_what_to_do():
 
 def test_a_server_that_says_nothing_is_given_up(server: OpenAIFake):
     server.answers = [[chunk(), OpenAIFake.HOLD]]
-    with pytest.raises(EndpointError, match=r"says nothing for 0\.2 s"):
+    with pytest.raises(EndpointError, match=r"sent nothing for 0\.2 s"):
         Endpoint(server.url, timeout_s=0.2).first_token("the-model", "x")
 
 

@@ -35,7 +35,7 @@ def server() -> Iterator[OpenAIFake]:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "whom to ask? --url http://127.0.0.1:8000 for a server that runs, or --start"),
+        ([], "no target: give --url http://127.0.0.1:8000 for a running server, or --start"),
         (["--url", "http://x", "--start"], "not both"),
         (["--start", "--model", "m"], "--model goes with --url, not with --start"),
         (["--start", "--cache-server", "tcp://x:1"], "--cache-server goes with --url"),

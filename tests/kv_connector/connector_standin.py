@@ -12,19 +12,19 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.v1.outputs import KVConnectorOutput
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
-from kv_connector.introduction import Introduction
-from kv_connector.resets import Resets
-from kv_connector.token_sources import Traffic
-from kv_connector.worker_report import (
+from kv_connector.introduction import (
     FerryWorkerMetadata,
+    Introduction,
     Reporter,
     Reports,
     WorkerReport,
-    with_heard,
+    with_received,
 )
+from kv_connector.metrics import Traffic
+from kv_connector.resets import Resets
 
 NOTHING = OffloadingConnectorMetadata({}, {}, set())
 
@@ -57,7 +57,7 @@ class Connector:
         made._remote = self.engine.tier
         made.connector_scheduler.config.num_workers = 2
         made._resets = Resets(made.scheduler, self.engine.tier)
-        made._watch, made._look = None, None
+        made._watch, made._sample_request = None, None
         made._reports, made._reporter = Reports(2), Reporter(0)
         made._introduction = Introduction(self.engine.tier, made._reports, "m", {}, [])
         made.connector_scheduler.build_connector_meta.side_effect = lambda _: NOTHING
@@ -71,7 +71,7 @@ class Connector:
             "num_external_tokens": 5,
             "scheduler_output": MagicMock(total_num_scheduled_tokens=1),
             "connector_output": output_of(told, replace(told, rank=1)),
-            "connector_metadata": with_heard(NOTHING, {}),
+            "connector_metadata": with_received(NOTHING, {}),
             "kv_caches": {},
             "metadata": {(0, 0): MagicMock()},
         }

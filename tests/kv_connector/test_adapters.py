@@ -9,8 +9,8 @@ import pytest
 from modelless_engine import TOKENS, Make, ModellessEngine, modelless_engines, right
 from vllm.lora.request import LoRARequest
 
-from kv_connector import adapters
-from kv_connector.adapters import Adapters, AdapterState
+from kv_connector import kept_back
+from kv_connector.kept_back import Adapters, AdapterState
 
 SAME, CHANGED, UNKNOWN = AdapterState.SAME, AdapterState.CHANGED, AdapterState.UNKNOWN
 
@@ -134,22 +134,22 @@ def test_every_way_to_replace_an_adapter_is_seen_and_counts_for_good(change: Any
     write(folder, "one")
     (tmp_path / "link").symlink_to("v1")
     lora, known = LoRARequest("mine", 1, str(tmp_path / "link")), Adapters()
-    assert [known.look_at(lora) for _ in range(2)] == [SAME, SAME]
+    assert [known.check(lora) for _ in range(2)] == [SAME, SAME]
     (folder / "README.md").write_text("what training left behind")
-    assert known.look_at(lora) is SAME
+    assert known.check(lora) is SAME
     change(folder)
-    assert [known.look_at(lora) for _ in range(2)] == [CHANGED, CHANGED]
+    assert [known.check(lora) for _ in range(2)] == [CHANGED, CHANGED]
     write(folder, "one")
-    assert known.look_at(lora) is CHANGED, "the engine may hold either"
+    assert known.check(lora) is CHANGED, "the engine may hold either"
 
 
 def test_an_adapter_is_known_by_name_and_path_as_keys_are(tmp_path: Path):
     known = Adapters()
     lora = write(tmp_path / "lora", "one")
-    known.look_at(lora)
+    known.check(lora)
     write(tmp_path / "lora", "two")
-    assert known.look_at(LoRARequest("another", 1, lora.lora_path)) is SAME
-    assert known.look_at(lora) is CHANGED
+    assert known.check(LoRARequest("another", 1, lora.lora_path)) is SAME
+    assert known.check(lora) is CHANGED
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "nobody/nothing", "s3://bucket/lora", "empty"])
@@ -159,23 +159,23 @@ def test_an_adapter_that_cannot_be_seen_keeps_away(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     known = Adapters()
-    assert known.look_at(LoRARequest("mine", 1, path)) is UNKNOWN
-    assert known.look_at(LoRARequest("mine", 1, path)) is not SAME
+    assert known.check(LoRARequest("mine", 1, path)) is UNKNOWN
+    assert known.check(LoRARequest("mine", 1, path)) is not SAME
 
 
 def test_an_adapter_that_comes_back_after_it_could_not_be_seen_may_be_another(tmp_path: Path):
     lora, known = write(tmp_path / "lora", "one"), Adapters()
-    known.look_at(lora)
+    known.check(lora)
     (tmp_path / "lora").rename(tmp_path / "away")
-    assert known.look_at(lora) is UNKNOWN
+    assert known.check(lora) is UNKNOWN
     (tmp_path / "away").rename(tmp_path / "lora")
-    assert known.look_at(lora) is CHANGED
+    assert known.check(lora) is CHANGED
 
 
 def test_adapters_beyond_what_is_remembered_keep_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(adapters, "MOST_ADAPTERS", 1)
+    monkeypatch.setattr(kept_back, "MOST_ADAPTERS", 1)
     known, first = Adapters(), write(tmp_path / "lora", "one")
     second = LoRARequest("second", 2, first.lora_path)
-    assert [known.look_at(one) for one in (first, second, first)] == [SAME, UNKNOWN, SAME]
+    assert [known.check(one) for one in (first, second, first)] == [SAME, UNKNOWN, SAME]

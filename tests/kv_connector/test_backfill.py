@@ -9,7 +9,7 @@ from tiered_engine import TieredEngine, block_of, key_of
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.tiering.example.manager import ExampleSecondaryTierManager
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.backfill import (
     LONGEST_HELD_BACK_S,
     MOST_ATTEMPTS,
@@ -17,8 +17,8 @@ from kv_connector.backfill import (
     Backfill,
     Backlog,
 )
+from kv_connector.metrics import TierCounters
 from kv_connector.request_options import BYPASS_KEY, Bypass
-from kv_connector.tier_metrics import TierCounters
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import KeyState
 

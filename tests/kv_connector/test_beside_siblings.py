@@ -13,8 +13,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import (
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
+from kv_connector.introduction import Reporter, with_received
 from kv_connector.request_options import apply_request_options, keep_to_pool
-from kv_connector.worker_report import Reporter, with_heard
 
 
 def beside(ours: Connector, *, first: bool) -> MultiConnector:
@@ -58,7 +58,7 @@ def step(scheduler: MultiConnector, workers: list[MultiConnector]) -> list[int]:
     for _ in range(2):
         down = MultiKVConnectorMetadata(
             tuple(
-                with_heard(NOTHING, ours._reports.heard) if c is ours else SiblingMetadata()
+                with_received(NOTHING, ours._reports.received) if c is ours else SiblingMetadata()
                 for c in scheduler._connectors
             )
         )

@@ -4,9 +4,9 @@ import pytest
 from scripted_client import ScriptedClient
 from tiered_engine import TieredEngine
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.request_options import PREFETCH_KEY
-from kv_connector.tier_transfers import OVERDUE_AFTER_LOOKS, OVERDUE_AFTER_S
+from kv_connector.tier_transfers import OVERDUE_AFTER_CHECKS, OVERDUE_AFTER_S
 from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState
@@ -151,7 +151,7 @@ def test_an_engine_that_was_stopped_for_an_hour_keeps_its_server(engine: TieredE
     engine.compute("a", range(3))
     engine.step()
     engine.clock.now += 3600.0
-    for _ in range(OVERDUE_AFTER_LOOKS):
+    for _ in range(OVERDUE_AFTER_CHECKS):
         engine.step()
     engine.client.last("lookup").found(*[READABLE] * 3)
     step_for(engine, 2 * OVERDUE_AFTER_S)

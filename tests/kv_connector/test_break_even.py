@@ -5,7 +5,7 @@ from unittest.mock import MagicMock
 import pytest
 from scripted_client import BLOCK_BYTES, TOKENS_PER_BLOCK, Clock, Engine
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.break_even import (
     KEPT_SAMPLES,
     LEAST_SAMPLES,
@@ -14,10 +14,10 @@ from kv_connector.break_even import (
     BreakEven,
     EngineSpeed,
     LinkSpeed,
+    Patience,
     Recent,
     worth_loading,
 )
-from kv_connector.patience import Patience
 from kv_connector.request_options import PREFETCH_KEY
 from remote_server.protocol import KeyState
 

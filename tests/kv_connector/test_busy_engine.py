@@ -4,8 +4,7 @@ import pytest
 from scripted_client import Engine
 from tiered_engine import TieredEngine
 
-from kv_connector import lookups
-from kv_connector import tier_metrics as metrics
+from kv_connector import lookups, metrics
 from kv_connector.waiting import MOST_LOADS_OF_A_KEY
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import KeyState

@@ -13,7 +13,7 @@ import pytest
 import torch
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-from kv_connector.canary import CANARY_S, Outcome, Report, fly
+from kv_connector.canary import CANARY_S, Outcome, Report, run_canary
 from kv_connector.canary_stage import Part, Stage
 from kv_connector.host_worker import HostWorker, Region
 from kv_connector.namespace import namespace_of
@@ -106,7 +106,7 @@ def to(server: Server, **settings: object) -> ClientConfig:
 def test_a_canary_that_comes_back_passes_and_leaves_nothing_on_the_server(
     server: Server, make_host: Callable[..., Host], transport: str, settings: dict[str, int]
 ):
-    report = fly(make_host(**settings).stage, to(server, transport=transport))
+    report = run_canary(make_host(**settings).stage, to(server, transport=transport))
     assert report == Report(Outcome.PASSED, "over tcp" if transport == "tcp" else "over shm")
     assert server.store.namespaces == {}
     deadline = time.monotonic() + 5
@@ -124,7 +124,7 @@ def test_a_canary_takes_no_file_on_the_servers_disk(make_host: Callable[..., Hos
         disk_bytes=16 * MiB,
     )  # fmt: skip
     with Server(config) as server:
-        assert fly(make_host().stage, to(server, transport="tcp")).outcome is Outcome.PASSED
+        assert run_canary(make_host().stage, to(server, transport="tcp")).outcome is Outcome.PASSED
         assert server.store.all_counters()["disk_segments_made"] == 0
 
 
@@ -134,7 +134,7 @@ def test_what_was_in_the_blocks_and_rows_before_is_there_again(
     host = make_host()
     host.cache[:] = 7
     host.region.memory.view[:] = b"\x07" * host.region.memory.num_bytes
-    assert fly(host.stage, to(server)).outcome is Outcome.PASSED
+    assert run_canary(host.stage, to(server)).outcome is Outcome.PASSED
     assert (host.cache == 7).all()
     assert bytes(host.region.memory.view) == b"\x07" * host.region.memory.num_bytes
     host.cache[:] = 0
@@ -167,7 +167,7 @@ def test_a_copy_that_mixes_up_layers_fails_the_canary(
     fault: Callable[[pytest.MonkeyPatch], None], layers: int,
 ):  # fmt: skip
     fault(monkeypatch)
-    report = fly(make_host().stage, to(server))
+    report = run_canary(make_host().stage, to(server))
     assert report.outcome is Outcome.FAILED
     assert report.detail.startswith(f"{layers} of 4 layers differ")
     assert report.miscopied, "the pool is wrong, with or without a server"
@@ -190,7 +190,7 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
         return found
 
     monkeypatch.setattr(server.store, "find", damaged)
-    report = fly(make_host().stage, to(server, transport="tcp", integrity=integrity))
+    report = run_canary(make_host().stage, to(server, transport="tcp", integrity=integrity))
     assert report.outcome is Outcome.FAILED and not report.miscopied
     expected = "failed its checksum" if integrity else "with 1 of 384 bytes changed, from 5"
     assert expected in report.detail
@@ -200,7 +200,7 @@ def test_a_server_that_receives_other_bytes_fails_the_canary(
     server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("remote_server.server.put.copy_in", lambda *_: False)
-    report = fly(make_host().stage, to(server, transport="tcp"))
+    report = run_canary(make_host().stage, to(server, transport="tcp"))
     assert report == Report(Outcome.FAILED, "the server received other bytes than were put")
 
 
@@ -210,7 +210,7 @@ def test_a_server_that_is_not_there_is_no_failure_and_costs_nothing(
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         endpoint = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
     began = time.monotonic()
-    report = fly(make_host().stage, ClientConfig(endpoint))
+    report = run_canary(make_host().stage, ClientConfig(endpoint))
     assert report == Report(Outcome.SKIPPED, "no server there yet")
     assert time.monotonic() - began < CANARY_S / 2, "it waited for nobody"
     assert not [r for r in caplog.records if r.name.startswith("remote_server") and r.levelno > 10]
@@ -221,7 +221,7 @@ def test_a_server_that_never_answers_costs_a_second_at_most(make_host: Callable[
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
-        report = fly(make_host().stage, ClientConfig(endpoint))
+        report = run_canary(make_host().stage, ClientConfig(endpoint))
         took = time.monotonic() - began
     assert report == Report(Outcome.SKIPPED, "the server did not answer in time")
     assert took < CANARY_S + 0.5, "half a second for a busy machine"
@@ -232,7 +232,7 @@ def test_a_server_that_stops_in_the_middle_is_no_failure(
 ):
     """The put lands and its copy never ends: the rows are given back all the same."""
     with server.copy_gate.shut():
-        report = fly(make_host().stage, to(server, transport="tcp"))
+        report = run_canary(make_host().stage, to(server, transport="tcp"))
     assert report.outcome is Outcome.SKIPPED
     assert "the put did not end well" in report.detail
 
@@ -242,7 +242,7 @@ def test_a_cache_too_small_to_borrow_from_is_left_alone(
 ):
     host = make_host()
     host.kv_caches.tensors[0].tensor = host.cache[0, :1]
-    report = fly(host.stage, to(server))
+    report = run_canary(host.stage, to(server))
     assert report.outcome is Outcome.SKIPPED and "too little to borrow from" in report.detail
     assert server.store.all_counters()["put_total"] == 0
 
@@ -251,7 +251,7 @@ def test_a_block_that_no_server_takes_is_left_to_the_tier_to_tell(
     server: Server, make_host: Callable[..., Host]
 ):
     host = make_host()
-    report = fly(lambda: _with_blocks_of(host.stage(), 1 << 40), to(server))
+    report = run_canary(lambda: _with_blocks_of(host.stage(), 1 << 40), to(server))
     assert report.outcome is Outcome.SKIPPED and "use smaller blocks" in report.detail
 
 
@@ -264,7 +264,7 @@ def test_a_bug_in_the_canary_reaches_nobody(server: Server):
     def broken() -> Stage:
         raise TypeError("a bug")
 
-    assert fly(broken, to(server)).outcome is Outcome.BROKEN
+    assert run_canary(broken, to(server)).outcome is Outcome.BROKEN
 
 
 def test_no_real_namespace_is_a_canarys(server: Server, make_host: Callable[..., Host]):
@@ -277,7 +277,7 @@ def test_no_real_namespace_is_a_canarys(server: Server, make_host: Callable[...,
             declare(self, namespace, *args)
 
     for _ in range(2):
-        fly(make_host().stage, to(server), client_factory=Watched)
+        run_canary(make_host().stage, to(server), client_factory=Watched)
     assert seen[0] != seen[1], "two engines that start together would meet"
     for name in seen:
         label = name.partition("@")[0]
@@ -292,7 +292,7 @@ def test_two_workers_fly_over_parts_of_the_same_rows(
     around = np.frombuffer(host.region.memory.view, np.int8).reshape(ROWS, STRIDE)
     around[:, : host.start] = 3
     around[:, host.start + host.num_bytes :] = 4
-    assert fly(host.stage, to(server)).outcome is Outcome.PASSED
+    assert run_canary(host.stage, to(server)).outcome is Outcome.PASSED
     assert (around[:, : host.start] == 3).all()
     assert (around[:, host.start + host.num_bytes :] == 4).all()
     around[:] = 0
@@ -325,7 +325,7 @@ def test_each_of_the_workers_that_share_a_row_flies_at_once_over_rows_of_its_own
 ):
     stages = share_rows([make_host(groups=2) for _ in range(2)])
     with ThreadPoolExecutor(len(stages)) as pool:
-        reports = list(pool.map(lambda stage: fly(stage, to(server)), stages))
+        reports = list(pool.map(lambda stage: run_canary(stage, to(server)), stages))
     assert [report.outcome for report in reports] == [Outcome.PASSED] * 2
     rows = [number for stage in stages for number in rows_of(stage())]
     assert len(set(rows)) == len(rows) == 2 * 2 * 2
@@ -348,7 +348,7 @@ def test_a_damaged_load_is_seen_by_the_worker_whose_it_is(
         return copy(self, run, store=store or id(self) in ours)
 
     monkeypatch.setattr(Region, "copy", damaged)
-    reports = [fly(stage, to(server)) for stage in stages]
+    reports = [run_canary(stage, to(server)) for stage in stages]
     failed = [Outcome.FAILED if turn == bad else Outcome.PASSED for turn in range(3)]
     assert [report.outcome for report in reports] == failed
 
@@ -357,5 +357,5 @@ def test_a_pool_with_too_few_rows_for_all_workers_is_left_alone(
     server: Server, make_host: Callable[..., Host]
 ):
     stages = share_rows([make_host(groups=4) for _ in range(2)])
-    report = fly(stages[1], to(server))
+    report = run_canary(stages[1], to(server))
     assert report.outcome is Outcome.SKIPPED and "4 KV cache groups of 2 workers" in report.detail

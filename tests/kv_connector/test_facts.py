@@ -175,7 +175,7 @@ def test_a_class_that_takes_weights_from_elsewhere_is_a_reason_not_to_share(
         ModelRegistry.models, "Qwen2ForCausalLM", ModelRegistry.models["UltravoxModel"]
     )
     _, unknown = engine_facts(built.config, built.cache)
-    assert unknown and "takes weights from more places" in unknown[0]
+    assert unknown and "reads weights from outside its" in unknown[0]
 
 
 def test_a_draft_whose_kv_is_not_known_is_a_reason_not_to_share(engine: Factory):
@@ -185,7 +185,7 @@ def test_a_draft_whose_kv_is_not_known_is_a_reason_not_to_share(engine: Factory)
     )
     object.__setattr__(built.config, "speculative_config", custom)
     _, unknown = engine_facts(built.config, built.cache)
-    assert unknown == ["draft_weights is not known: whether my.Proposer keeps KV of its own"]
+    assert unknown == ["draft_weights is not known: whether my.Proposer has KV of its own"]
 
 
 def test_a_server_takes_all_facts_of_an_engine_and_what_is_too_much_still_decides(

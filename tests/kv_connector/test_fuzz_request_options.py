@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_connector, request_of
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.connector import KVFerryConnector
 from kv_connector.kept_back import Reason
 from kv_connector.request_options import Bypass, bypass_of

@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.group_bytes import Piece, RestOfRows, rest_of_rows
+from kv_connector.pool_rows import Piece, RestOfRows, rest_of_rows
 from remote_server.errors import ConfigError
 
 WINDOW = SlidingWindowSpec(
@@ -226,7 +226,7 @@ def test_rows_of_several_blocks_are_refused_where_vllm_would_store_them_incomple
         model, tmp_path / "e", monkeypatch, [group_of(0, FULL), group_of(1, spec)],
         server=None, blocks_per_row=4,
     )  # fmt: skip
-    with pytest.raises(ConfigError, match=f"blocks_per_row=4.*{type(spec).__name__}.*remove it"):
+    with pytest.raises(ConfigError, match=f"blocks_per_row=4.*{type(spec).__name__}.*remove the"):
         KVFerryConnector(config, role, cache)
 
 

@@ -19,7 +19,7 @@ from vllm.v1.kv_offload.base import (
     RequestOffloadingContext,
 )
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.connector import KVFerryConnector
 from kv_connector.host_worker import HostWorker
 from kv_connector.remote_tier import RemoteTier

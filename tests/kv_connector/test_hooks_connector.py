@@ -10,18 +10,18 @@ from connector_standin import Connector, output_of
 from hook_list import Broken, hooks_of
 
 from kv_connector import connector as connector_module
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
-from kv_connector.request_options import BYPASS_KEY
-from kv_connector.worker_report import (
+from kv_connector.introduction import (
     WorkerReport,
 )
+from kv_connector.request_options import BYPASS_KEY
 
 CONNECTOR_FAULTS = [
     *("_traffic", "_remote", "_config", "_introduction", "_reports", "_reporter", "_resets"),
     "_watch",
-    *("namespace.worker_facts", "apply_request_options", "fly", "client_config"),
+    *("namespace.worker_facts", "apply_request_options", "run_canary", "client_config"),
 ]
 
 
@@ -30,7 +30,7 @@ def quiet_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker does at its start, without an engine to do it to."""
     monkeypatch.setattr(connector_module.namespace, "worker_facts", lambda *_: {"attention": "x"})
     monkeypatch.setattr(connector_module, "client_config", lambda *_: None)
-    monkeypatch.setattr(connector_module, "fly", lambda *_: Report(Outcome.PASSED))
+    monkeypatch.setattr(connector_module, "run_canary", lambda *_: Report(Outcome.PASSED))
 
 
 @pytest.mark.parametrize("fault", [None, *CONNECTOR_FAULTS])
@@ -55,7 +55,7 @@ def test_nothing_leaves_a_hook_of_the_connector(
         assert ours.errors == 0 and tracebacks() == 0
         return
     if hook == "build_connector_meta":
-        healthy, *answers = (replace(answer, look=None) for answer in (healthy, *answers))
+        healthy, *answers = (replace(answer, sample_request=None) for answer in (healthy, *answers))
     if hook in ("get_num_new_matched_tokens", "build_connector_meta"):
         assert answers == [healthy] * 3, "what vLLM computed is passed on all the same"
     if fault != "_remote":
@@ -115,7 +115,7 @@ def test_what_fails_in_a_worker_is_reported(quiet_world: None, monkeypatch: pyte
     for _ in range(3):
         worker.call("register_kv_caches")
     sent = worker.call("build_connector_worker_meta")
-    assert sent.reports[0].failed_hooks == ("_look_around",), "each hook once"
+    assert sent.reports[0].failed_hooks == ("_take_facts",), "each hook once"
     assert sent.reports[0].facts is None
     assert sent.reports[0].canary == Report(Outcome.PASSED)
 
@@ -129,4 +129,4 @@ def test_the_scheduler_declares_when_the_last_worker_was_heard(quiet_world: None
         ours.call("update_connector_output")
     assert len(ours.engine.client.declared) == declared + 1
     assert ours.engine.tier.totals()[metrics.CANARIES, "passed"] == 2
-    assert ours.call("build_connector_meta").heard == {0: 1, 1: 1}
+    assert ours.call("build_connector_meta").received == {0: 1, 1: 1}

@@ -6,10 +6,9 @@ import pytest
 from scripted_client import Engine
 
 from kv_connector import introduction as introduction_module
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.canary import Outcome, Report
-from kv_connector.introduction import MOST_STEPS, Introduction
-from kv_connector.worker_report import Reports, WorkerReport
+from kv_connector.introduction import MOST_STEPS, Introduction, Reports, WorkerReport
 
 PASSED = Report(Outcome.PASSED)
 
@@ -28,7 +27,7 @@ class Introduced:
             monkeypatch.setattr(f"{logger}.error", lambda m, *a: self.said.append(m % a))
 
     def hear(self, *reports: WorkerReport) -> None:
-        self.introduction.heard(self.reports.take(reports))
+        self.introduction.on_reports(self.reports.take(reports))
 
     @property
     def declared(self) -> list[dict[str, str]]:
@@ -63,7 +62,7 @@ def test_nothing_is_declared_before_the_last_worker_was_heard(ours: Introduced):
     assert ours.declared == []
     ours.hear(heard(0, isa="amx"))
     assert ours.declared == [{"dtype": "half", "user": "", "isa": "amx"}]
-    ours.hear(WorkerReport(0, 2, {"isa": "amx"}, PASSED, ("_fly_canary",)))
+    ours.hear(WorkerReport(0, 2, {"isa": "amx"}, PASSED, ("_run_canary",)))
     assert len(ours.declared) == 1, "what comes later is no new introduction"
 
 
@@ -145,7 +144,7 @@ def test_a_worker_that_is_never_heard_is_named_and_not_waited_for(ours: Introduc
 @pytest.mark.parametrize(
     ("report", "why"),
     [
-        (WorkerReport(1, 1, None, PASSED), "worker 1 could not say what it runs on"),
+        (WorkerReport(1, 1, None, PASSED), "worker 1 could not establish its facts"),
         (heard(1, Report(Outcome.FAILED, "3 layers differ")), "worker 1 failed: 3 layers differ"),
     ],
 )
@@ -193,12 +192,12 @@ def test_a_reset_before_the_introduction_counts_as_one_after_it(ours: Introduced
 
 
 def test_what_workers_report_is_counted_once(ours: Introduced):
-    broken = WorkerReport(0, 1, {}, Report(Outcome.BROKEN, "bug"), ("_look_around",))
+    broken = WorkerReport(0, 1, {}, Report(Outcome.BROKEN, "bug"), ("_take_facts",))
     ours.hear(broken)
-    ours.hear(WorkerReport(0, 2, {}, broken.canary, ("_look_around", "later")))
+    ours.hear(WorkerReport(0, 2, {}, broken.canary, ("_take_facts", "later")))
     totals = ours.engine.tier.totals()
     errors = {label for (name, label) in totals if name == metrics.HOOK_ERRORS}
-    assert errors == {"canary", "_look_around", "later"}
+    assert errors == {"canary", "_take_facts", "later"}
     assert all(totals[metrics.HOOK_ERRORS, label] == 1 for label in errors)
     assert totals[metrics.CANARIES, "broken"] == 1
     ours.hear(heard(1))

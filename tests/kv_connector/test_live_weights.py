@@ -152,7 +152,7 @@ def test_weights_that_are_not_watched_have_a_new_name_after_every_reset(make: Ma
 def test_weights_are_touched_in_steps_only_that_the_engine_is_awake_in(engine: ModellessEngine):
     """A step that computes nothing may be one of an engine that sleeps."""
     used(engine, "one", PROMPT)
-    look = lambda: engine.schedule().kv_connector_metadata.look  # type: ignore[union-attr]  # noqa: E731
+    look = lambda: engine.schedule().kv_connector_metadata.sample_request  # type: ignore[union-attr]  # noqa: E731
     assert look() is None
     engine.reset()
     assert look() is None

@@ -3,8 +3,8 @@
 import pytest
 from scripted_client import Clock, Engine
 
-from kv_connector import tier_metrics as metrics
-from kv_connector.patience import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupPause
+from kv_connector import metrics
+from kv_connector.break_even import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupPause
 from remote_server.client.breaker import ONE_STALL_S
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState
@@ -126,11 +126,11 @@ def test_pauses_grow_to_a_limit_and_late_answers_meanwhile_change_nothing():
     clock = Clock()
     pause = LookupPause(clock)
     for _ in range(LATE_IN_A_ROW):
-        pause.ended(in_time=False, asked_s=clock.now - 1)
+        pause.ended(in_time=False, sent_s=clock.now - 1)
     lengths = []
     for _ in range(6):
         began = clock.now
-        pause.ended(in_time=False, asked_s=clock.now - 1)
+        pause.ended(in_time=False, sent_s=clock.now - 1)
         while not pause.take_probe():
             clock.now += FIRST_PAUSE_S / 2
         lengths.append(clock.now - began)

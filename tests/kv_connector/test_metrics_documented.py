@@ -4,7 +4,7 @@ from pathlib import Path
 
 from prometheus_client import Counter, Gauge, Histogram
 
-from kv_connector.tier_metrics import METRICS
+from kv_connector.metrics import METRICS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "METRICS.md"
 

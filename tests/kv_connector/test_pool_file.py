@@ -147,6 +147,6 @@ def test_a_dead_pool_that_belongs_to_another_user_stops_nobody(
 def test_a_name_whose_maker_has_died_is_refused_and_not_removed(region_name: str):
     """Another worker may be about to use it: what is removed by one is mapped by another."""
     pool_path(region_name).symlink_to("/proc/4194303/fd/7")
-    with pytest.raises(ConfigError, match="has died; remove that name"):
+    with pytest.raises(ConfigError, match="has died; remove that file"):
         offer_sealed_file(region_name, 4096)
     assert os.path.lexists(pool_path(region_name))

@@ -1,6 +1,6 @@
 """Prompts that wait for the engine fill the pool in turn, and none waits for ever."""
 
-from kv_connector.pool_rows import LOOKS_WITHOUT_PROGRESS, PoolRoom, Room
+from kv_connector.waiting import LOOKUPS_WITHOUT_PROGRESS, PoolRoom, Room
 
 GRANTED, WAIT, NEVER = Room
 
@@ -51,9 +51,9 @@ def test_a_request_gives_up_when_nothing_becomes_free_for_longer_than_a_load_may
     take(room, ("stuck", 10), step=0)
     answers = [
         room.ask("b", 5, now_s=0.25 * step, step=step)
-        for step in range(1, LOOKS_WITHOUT_PROGRESS + 2)
+        for step in range(1, LOOKUPS_WITHOUT_PROGRESS + 2)
     ]
-    assert answers == [WAIT] * LOOKS_WITHOUT_PROGRESS + [NEVER]
+    assert answers == [WAIT] * LOOKUPS_WITHOUT_PROGRESS + [NEVER]
 
 
 def test_every_release_is_progress_also_one_that_is_too_small():

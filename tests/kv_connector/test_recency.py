@@ -8,7 +8,7 @@ from scripted_client import BLOCK_BYTES, Clock, Engine
 from tiered_engine import TieredEngine
 
 from examples.processes import RemoteServer
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.recency import (
     BATCH_S,
     MOST_KEYS_OF_A_BATCH,

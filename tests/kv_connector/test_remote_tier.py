@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scripted_client import BLOCK_BYTES, ROW_BYTES, Engine
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.request_options import BYPASS_KEY, Bypass
 from remote_server.client import BreakerState
 from remote_server.client.results import new_counters

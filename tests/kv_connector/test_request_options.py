@@ -10,7 +10,7 @@ from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_co
 from scripted_client import Engine
 from vllm.v1.kv_offload.base import ReqContext
 
-from kv_connector import tier_metrics as metrics
+from kv_connector import metrics
 from kv_connector.connector import KVFerryConnector
 from kv_connector.request_options import (
     BYPASS_KEY,

@@ -14,10 +14,16 @@ from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniP
 
 from kv_connector import pool_file
 from kv_connector.connector import KVFerryConnector, PoolNotShared
-from kv_connector.executors import engine_core_pid
-from kv_connector.pool_file import MARK_BYTES, PoolFile, pool_file_of, pool_name, pool_path
+from kv_connector.introduction import WorkerReport
+from kv_connector.pool_file import (
+    MARK_BYTES,
+    PoolFile,
+    engine_core_pid,
+    pool_file_of,
+    pool_name,
+    pool_path,
+)
 from kv_connector.spec import FerrySpec
-from kv_connector.worker_report import WorkerReport
 from remote_server.errors import ConfigError
 
 Start = Callable[[FerrySpec], FerrySpec]

@@ -1,7 +1,7 @@
 """The minute line says where prompt tokens came from, and only what is new."""
 
-from kv_connector import tier_metrics as metrics
-from kv_connector.token_sources import Traffic
+from kv_connector import metrics
+from kv_connector.metrics import Traffic
 
 
 class Clock:

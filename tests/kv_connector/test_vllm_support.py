@@ -11,8 +11,7 @@ import pytest
 
 from kv_connector import TESTED_VLLM, vllm_support
 from kv_connector.vllm_names import NAMES
-from kv_connector.vllm_source import missing_names
-from kv_connector.vllm_support import judge
+from kv_connector.vllm_support import judge, missing_names
 from remote_server.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,7 +12,7 @@ ABSENT, PENDING, READABLE = (bytes([state]) for state in KeyState)
 def asked(*keys: bytes, budget_s: float = 0.1) -> Waiting:
     """A request that asked for `keys` in step 0, at second 0."""
     wait = Waiting(budget_s=budget_s)
-    wait.look(now_s=0.0, step=0)
+    wait.looked_up(now_s=0.0, step=0)
     wait.states = dict.fromkeys(keys)
     wait.sent(0.0)
     return wait
@@ -29,7 +29,7 @@ def test_a_question_costs_its_round_trip_however_long_the_step_was():
     wait = asked(A)
     wait.answered([A], READABLE, 0.002)
     for step in (1, 2, 3):
-        wait.look(now_s=5.0 * step, step=step)
+        wait.looked_up(now_s=5.0 * step, step=step)
     assert wait.owed_s == pytest.approx(0.002)
     assert not wait.out_of_time
 
@@ -37,11 +37,11 @@ def test_a_question_costs_its_round_trip_however_long_the_step_was():
 def test_a_block_that_is_being_written_costs_the_time_in_which_the_engine_asked_for_it():
     wait = asked(A)
     wait.answered([A], PENDING, 0.01)
-    wait.look(now_s=0.06, step=1)
+    wait.looked_up(now_s=0.06, step=1)
     assert wait.owed_s == pytest.approx(0.06)
     wait.sent(0.06)
     wait.answered([A], PENDING, 0.07)
-    wait.look(now_s=0.12, step=2)
+    wait.looked_up(now_s=0.12, step=2)
     assert wait.owed_s == pytest.approx(0.12)
     assert wait.out_of_time
 
@@ -50,7 +50,7 @@ def test_steps_in_which_the_engine_did_not_look_cost_nothing():
     wait = asked(A)
     wait.answered([A], PENDING, 0.01)
     for step in (7, 20, 31):
-        wait.look(now_s=float(step), step=step)
+        wait.looked_up(now_s=float(step), step=step)
     assert wait.owed_s == pytest.approx(0.01)
     assert not wait.out_of_time
 
@@ -65,7 +65,7 @@ def test_a_question_without_an_answer_costs_its_time_also_while_the_engine_is_bu
 def test_an_engine_with_long_steps_can_ask_again_before_the_budget_counts():
     wait = asked(A)
     wait.answered([A], PENDING, 0.001)
-    wait.look(now_s=0.5, step=1)
+    wait.looked_up(now_s=0.5, step=1)
     assert wait.owed_s > wait.budget_s
     assert not wait.out_of_time
 
@@ -90,25 +90,25 @@ def test_a_preempted_request_knows_only_which_loads_failed():
     wait = asked(A, B, C)
     wait.answered([A, B, C], READABLE + ABSENT + PENDING, 0.09)
     wait.load_failed([A])
-    wait.ask_again()
+    wait.restart()
     assert wait.states == {A: Missed.LOAD_FAILED}
-    assert (wait.owed_s, wait.asked, wait.judged) == (0.0, False, False)
+    assert (wait.owed_s, wait.queried, wait.judged) == (0.0, False, False)
 
 
 def test_what_was_forgotten_has_another_generation():
     wait = asked(A)
     before = wait.generation
     wait.forget_answers()
-    assert wait.generation != before and not wait.questions
+    assert wait.generation != before and not wait.queries
 
 
 def test_the_wait_is_the_time_between_looks_that_deferred_the_request():
     wait = asked(A)
     wait.deferred(0.0)
-    wait.look(now_s=0.3, step=1)
+    wait.looked_up(now_s=0.3, step=1)
     wait.deferred(0.3)
-    wait.look(now_s=0.4, step=2)  # and this one admits it
-    wait.look(now_s=9.0, step=30)  # the engine had no room until now
+    wait.looked_up(now_s=0.4, step=2)  # and this one admits it
+    wait.looked_up(now_s=9.0, step=30)  # the engine had no room until now
     assert wait.waited_s == pytest.approx(0.4)
     assert wait.waited_steps == 2
 

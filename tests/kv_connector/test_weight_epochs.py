@@ -1,17 +1,17 @@
 """An epoch has the name of its weights as soon as all workers have answered, and not before."""
 
+from kv_connector.introduction import WorkerReport
 from kv_connector.resets import MOST_REMEMBERED, WeightEpochs
-from kv_connector.worker_report import WorkerReport
 
 
 def told(rank: int, weights: str, look: int, at_start: str = "start") -> WorkerReport:
     return WorkerReport(
-        rank, facts={}, weights_at_start=at_start, weights=weights, look=look
+        rank, facts={}, weights_at_start=at_start, weights=weights, sample_request=look
     )  # fmt: skip
 
 
 def hear(epochs: WeightEpochs, *reports: WorkerReport) -> list[bool]:
-    return [epochs.heard(report) for report in reports]
+    return [epochs.on_report(report) for report in reports]
 
 
 def test_the_weights_of_the_start_need_no_name():

@@ -192,7 +192,7 @@ def test_weights_that_cannot_be_seen_are_not_guessed(tmp_path: Path):
     reasons = {
         "object store": ("s3://bucket/model", "auto"),
         "no folder": ("s3://bucket/model", "runai_streamer"),
-        "nothing here": (checkpoint(tmp_path / "one"), "tensorizer"),
+        "cannot be identified": (checkpoint(tmp_path / "one"), "tensorizer"),
         "Cannot find any model weights": (tmp_path, "auto"),
         "header": (damaged(tmp_path / "damaged"), "auto"),
         "shorter than its header": (truncated(tmp_path / "truncated"), "auto"),

@@ -13,14 +13,14 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
-from kv_connector.worker_report import (
+from kv_connector.introduction import (
     FerryMetadata,
     FerryWorkerMetadata,
     Reporter,
     Reports,
     WorkerReport,
     reports_in,
-    with_heard,
+    with_received,
     with_report,
 )
 
@@ -69,13 +69,13 @@ def test_the_reports_of_all_workers_of_a_step_arrive_with_their_completed_jobs(m
 def test_a_worker_reports_in_every_step_until_it_was_heard():
     worker, scheduler = reporter(1, isa="amx"), Reports(2)
     for _ in range(3):
-        worker.bound(with_heard(NOTHING, scheduler.heard))
+        worker.bound(with_received(NOTHING, scheduler.received))
         sent = worker.due
         assert sent is not None
     news = scheduler.take([sent])
     assert [report.facts for _, report in news] == [{"isa": "amx"}]
     assert scheduler.take([sent]) == [], "a report on its way twice is news once"
-    worker.bound(with_heard(NOTHING, scheduler.heard))
+    worker.bound(with_received(NOTHING, scheduler.received))
     assert worker.due is None
 
 
@@ -86,21 +86,21 @@ def test_a_step_without_a_report_carries_the_jobs_alone_and_without_either_nothi
 
 def test_another_workers_report_that_was_heard_silences_nobody_else():
     worker = reporter(0, isa="amx")
-    worker.bound(with_heard(NOTHING, {1: worker.report.revision}))
+    worker.bound(with_received(NOTHING, {1: worker.report.revision}))
     assert worker.due is not None
 
 
 def test_what_changes_is_reported_again_with_what_it_replaces():
     worker, scheduler = reporter(0, isa="amx"), Reports(1)
     scheduler.take([worker.report])
-    worker.bound(with_heard(NOTHING, scheduler.heard))
+    worker.bound(with_received(NOTHING, scheduler.received))
     worker.change(facts={"isa": "amx"})
     assert worker.due is None, "the same again is no change"
-    worker.change(failed_hooks=("fly",))
+    worker.change(failed_hooks=("run_canary",))
     assert worker.due is not None
     ((before, after),) = scheduler.take([worker.due])
     assert before is not None and before.failed_hooks == ()
-    assert after.failed_hooks == ("fly",) and after.facts == {"isa": "amx"}
+    assert after.failed_hooks == ("run_canary",) and after.facts == {"isa": "amx"}
 
 
 def test_an_old_report_that_comes_late_replaces_nothing():
@@ -127,5 +127,5 @@ def test_metadata_of_others_is_no_report_and_silences_no_worker():
 
 def test_what_was_heard_travels_with_the_jobs_of_the_step():
     step = OffloadingConnectorMetadata({1: "load"}, {2: "store"}, {3})
-    sent = pickle.loads(pickle.dumps(with_heard(step, {0: 4})))
+    sent = pickle.loads(pickle.dumps(with_received(step, {0: 4})))
     assert sent == FerryMetadata({1: "load"}, {2: "store"}, {3}, {0: 4})

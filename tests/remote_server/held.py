@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 from fake_server import PATIENCE_S
 
+from remote_server.client.shared import SharedPuts
 from remote_server.client.shared_gets import SharedGets
-from remote_server.client.shared_puts import SharedPuts
 from remote_server.fault_points import Point, no_pause
 
 

@@ -170,7 +170,7 @@ def test_where_no_socket_can_be_made_rows_travel_over_tcp_and_no_request_ends(
     monkeypatch.setattr("remote_server.client.attachment.socket.socket", none_left)
     with caplog.at_level(logging.INFO):
         client = make_client(near.endpoint, transport="auto")
-        eventually(lambda: "no socket can be made" in caplog.text)
+        eventually(lambda: "cannot create a socket" in caplog.text)
     monkeypatch.undo()
     assert client.transport == "tcp"
     assert_works(client, near)

@@ -123,7 +123,7 @@ def test_a_client_above_the_limit_of_connections_says_so_and_comes_in_when_there
     for peer in (first, *others):
         peer.stats()
     client = connect(make_client, tenancy, "b", wait=False)
-    told(client, "the server has as many connections as it may")
+    told(client, "the server is at its limit of connections")
     assert first.stats().counters["peers_refused_connections"] > 0
     for peer in (first, *others):
         peer.socket.close()

@@ -336,6 +336,6 @@ def test_what_happens_to_a_connection_is_read_without_keeping_anything(fake, mak
     client = make_client(fake.endpoint)
     members = len(zmq.Event._value2member_map_)
     fake.close()
-    eventually(lambda: client._loop.lanes.connections[0].nobody_there)
+    eventually(lambda: client._loop.lanes.connections[0].connect_failed)
     assert client.counters()["disconnects"]
     assert len(zmq.Event._value2member_map_) == members

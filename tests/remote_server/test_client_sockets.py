@@ -150,7 +150,7 @@ def test_where_no_file_can_be_opened_a_connection_is_made_again_later(
         patch.setattr(one, "_context", _NoFiles() if what == "socket" else _NoMonitor(context))
         one.stuck_at = 0.0
         client._loop.mailbox.wake()
-        eventually(lambda: "no connection can be made" in caplog.text)
+        eventually(lambda: "cannot open a connection" in caplog.text)
         eventually(lambda: client.counters()["disconnects"] == 1)
         assert not client.ready
         if connection == "control":

@@ -335,7 +335,7 @@ def test_a_put_past_its_deadline_frees_its_rows_before_it_ends(large, fake, cloc
     seen = []
 
     def look(_):
-        seen.append((large.counters()["put_resets"], list(large._loop.lanes.puts.leaving())))
+        seen.append((large.counters()["put_resets"], list(large._loop.lanes.puts.settling())))
         for row in rows:
             row[:] = bytes(MiB)  # ours again: if a byte of this is sent, its checksum is wrong
 
@@ -426,7 +426,7 @@ def test_an_answer_does_not_end_a_put_whose_rows_are_still_being_sent(large, fak
             fake.send(first, stored)
 
     fake.do(answer_all)
-    eventually(lambda: large._loop.lanes.puts.leaving(), "all batches answered")
+    eventually(lambda: large._loop.lanes.puts.settling(), "all batches answered")
     turn(large)
     assert not future.done()
     clock.advance(5.1)

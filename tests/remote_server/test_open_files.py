@@ -15,10 +15,10 @@ from fake_server import eventually
 from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, memfd, open_fds
 from wire_peer import Peer
 
-from remote_server import log_limit, open_files, protocol
+from remote_server import plain_text, process_limits, protocol
 from remote_server.errors import ConfigError
-from remote_server.log_limit import FewLines
-from remote_server.open_files import KEPT_BACK, Entrance, check_file_sizes, warn_if_too_few
+from remote_server.plain_text import FewLines
+from remote_server.process_limits import KEPT_BACK, Entrance, check_file_sizes, warn_if_too_few
 from remote_server.protocol import Attach, NotAttached
 from remote_server.server.shm_endpoint import BACKLOG
 from remote_server.sizes import GiB, MiB
@@ -121,9 +121,9 @@ def test_an_entrance_drops_who_comes_and_takes_who_waits(monkeypatch):
                 accepted, _ = listener.accept()
                 accepted.close()
                 waiting.close()
-            monkeypatch.setattr(open_files, "num_open", lambda: soft)
+            monkeypatch.setattr(process_limits, "num_open", lambda: soft)
             assert not entrance.open_again()
-            monkeypatch.setattr(open_files, "num_open", lambda: 10)
+            monkeypatch.setattr(process_limits, "num_open", lambda: 10)
             assert entrance.open_again()
             assert resource.getrlimit(resource.RLIMIT_NOFILE) == (soft, hard)
             socket.create_connection(address, timeout=5).close()
@@ -133,7 +133,7 @@ def test_an_entrance_drops_who_comes_and_takes_who_waits(monkeypatch):
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one_but_for_what_is_kept_back():
-    code = "from remote_server.open_files import *; raise_limit(); print(may_open(), backlog())"
+    code = "from remote_server.process_limits import *; raise_limit(); print(may_open(), backlog())"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=30,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)),
@@ -144,7 +144,7 @@ def test_the_soft_limit_is_raised_to_the_hard_one_but_for_what_is_kept_back():
 
 
 def test_what_does_not_fit_is_said_once_with_what_would(caplog, monkeypatch):
-    monkeypatch.setattr(open_files, "may_open", lambda: 1024)
+    monkeypatch.setattr(process_limits, "may_open", lambda: 1024)
     assert not warn_if_too_few(512, 512)
     assert warn_if_too_few(4096, 300)
     (record,) = caplog.records
@@ -186,19 +186,19 @@ def test_those_who_are_refused_again_and_again_fill_no_log(server, peer, caplog)
         assert isinstance(connection.receive()[0], NotAttached)
         connection.close()
     lines = [one for one in caplog.records if "stays on TCP" in one.getMessage()]
-    assert len(lines) <= log_limit.LINES
+    assert len(lines) <= plain_text.LINES
     assert peer.stats().counters["regions_refused"] == 50
 
 
 def test_lines_that_are_left_out_are_counted_in_the_next(caplog):
     now = [0.0]
     lines = FewLines(logging.getLogger("x"), lambda: now[0])
-    for _ in range(log_limit.LINES + 1000):
+    for _ in range(plain_text.LINES + 1000):
         lines.say(logging.WARNING, "%s knocks", "he")
-    now[0] += log_limit.EVERY_S
+    now[0] += plain_text.EVERY_S
     lines.say(logging.WARNING, "%s knocks", "he")
     assert [one.getMessage() for one in caplog.records] == [
-        *(["he knocks"] * log_limit.LINES), "he knocks (and 1,000 lines like it before)"
+        *(["he knocks"] * plain_text.LINES), "he knocks (and 1,000 lines like it before)"
     ]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
-"""How fast blocks can move at all: in memory, over sockets, and through a server.
+"""Baselines: the speed of blocks in memory, over sockets, and through a server.
 
-The modules named `test_…` are benchmarks with the names that the source document gave them. pytest
+The modules named `test_…` are benchmarks with the source document's names. pytest
 does not collect them; their tests are in `tests/benchmarks/`.
 """

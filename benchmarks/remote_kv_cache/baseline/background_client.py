@@ -1,7 +1,7 @@
-"""A second client in the engine's process, moving blocks of 1 MiB both ways in the background.
+"""A second client in the engine's process that moves 1 MiB blocks both ways in the background.
 
-It has an I/O thread of its own, as the engine's client has, so interpreter lock, cores and server
-are shared as they would be with that one; the engine's own blocks are too few to keep it busy.
+It has an I/O thread of its own, as the engine's client has, so it shares interpreter lock, cores
+and server in the same way; the engine's own blocks are too few to load the client.
 """
 
 import threading
@@ -23,13 +23,13 @@ BLOCK_BYTES = MiB
 NAMESPACE = "background"
 NUM_BLOCKS = 24
 PIECE_BLOCKS = 6
-"""Put, or got, at once at full speed: what the demo's engine stores after a step of 512 tokens."""
+"""Bytes of one put or get at full speed: those that the demo's engine stores after 512 tokens."""
 
-NUM_OUTSTANDING = 2  # pieces of each direction on their way at full speed
+NUM_OUTSTANDING = 2  # pieces in flight in each direction at full speed
 
 
 class Moved(NamedTuple):
-    """What went through the client, both ways together."""
+    """The traffic of the client, both ways together."""
 
     num_bytes: int
     seconds: float
@@ -39,10 +39,10 @@ NOTHING = Moved(0, 0.0)
 
 
 class BackgroundClient:
-    """Puts a pool's blocks and gets them back, again and again. Owns neither client nor server."""
+    """Puts a pool's blocks and gets them back in a loop. Owns neither client nor server."""
 
     def __init__(self, client: RemoteClient, source: SharedPool, target: SharedPool) -> None:
-        """Puts the blocks that will be got; the pools hold `NUM_BLOCKS` blocks of 1 MiB."""
+        """Put the blocks for the gets; the pools hold `NUM_BLOCKS` blocks of 1 MiB."""
         self._client = client
         self._target = target
         self._source = source
@@ -59,7 +59,7 @@ class BackgroundClient:
         _check_put(kept.result())
 
     def start(self, bytes_per_s: float | None) -> None:
-        """Begin: so many bytes a second each way, or as fast as it goes."""
+        """Begin at `bytes_per_s` each way; None: at full speed."""
         assert self._thread is None, "it already runs"
         blocks.poison(self._target.pool)
         self._stopping.clear()
@@ -69,7 +69,7 @@ class BackgroundClient:
         self._thread.start()
 
     def stop(self) -> Moved:
-        """End, and verify every block that came. Raises what went wrong; nothing if not running."""
+        """End, and verify every block received. Raises the thread's error. No effect when idle."""
         if self._thread is None:
             return NOTHING
         self._stopping.set()
@@ -83,7 +83,7 @@ class BackgroundClient:
         return Moved(self._num_bytes, seconds)
 
     def close(self) -> None:
-        """Stop, and let go of the pools, whatever it was doing."""
+        """Stop in any state, and release the pools."""
         self._stopping.set()
         if self._thread is not None:
             self._thread.join()
@@ -92,7 +92,7 @@ class BackgroundClient:
     def _run(self, pause_s: float | None) -> None:
         try:
             self._move(pause_s)
-        except Exception as error:  # whoever stops it is told
+        except Exception as error:  # raised again by `stop`
             self._error = error
 
     def _move(self, pause_s: float | None) -> None:
@@ -111,7 +111,7 @@ class BackgroundClient:
             self._num_bytes += waiting.popleft()()
 
     def _submit(self, piece: slice) -> list[Callable[[], int]]:
-        """A put and a get of a piece; each returned call waits for one and gives its bytes."""
+        """Submit a put and a get of a piece; each returned call awaits one, for its bytes."""
         put = self._client.put(
             NAMESPACE, self._put_keys[piece], self._from[piece], force=True, timeout_s=PATIENCE_S
         )
@@ -132,7 +132,7 @@ class BackgroundClient:
 
 
 def _check_put(result: PutResult) -> int:
-    """The bytes of a put. Blocks that are being written just now count: their bytes were sent."""
+    """The bytes of a put. Blocks still being written count: their bytes were sent."""
     if result.error is not None or result.declined:
         raise WrongBytes(f"not all blocks went: {result.declined}, {result.error}")
     return len(result.outcomes) * BLOCK_BYTES

@@ -1,8 +1,8 @@
 """Pools of blocks with known bytes, and the order in which the source document moves them.
 
-A pool is one array of (blocks, bytes). Block i goes to another place than i, both drawn at random,
-so that neither side is read from front to back: 8 batches of 64 blocks, 16 tokens a block, which is
-a prompt of 8,192 tokens.
+A pool is one array of (blocks, bytes). Source and target places of each block are drawn at random,
+so that neither side is accessed from front to back: 8 batches of 64 blocks, 16 tokens a block, a
+prompt of 8,192 tokens.
 """
 
 import argparse
@@ -39,7 +39,7 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True)
 class Work:
-    """What all variants of one model move: the same blocks in the same order."""
+    """The work of all variants of one model: the same blocks in the same order."""
 
     model: Model
     batches: list[Batch]
@@ -85,7 +85,7 @@ def _models(text: str) -> list[Model]:
 
 
 def plan(model: Model, num_batches: int, blocks_per_batch: int = BLOCKS_PER_BATCH) -> Work:
-    """The same for every run: seed 0, as in the source."""
+    """The same work in every run: seed 0, as in the source."""
     draws = np.random.default_rng(0)
     num_blocks = num_batches * blocks_per_batch
     source, target = draws.permutation(num_blocks), draws.permutation(num_blocks)
@@ -95,7 +95,7 @@ def plan(model: Model, num_batches: int, blocks_per_batch: int = BLOCKS_PER_BATC
 
 
 def total_bytes(models: Sequence[Model], num_batches: int) -> int:
-    """What all of them amount to."""
+    """The bytes of all `models` together."""
     num_blocks = num_batches * BLOCKS_PER_BATCH
     return sum(num_blocks * model.block_bytes(BLOCK_SIZE) for model in models)
 
@@ -119,14 +119,14 @@ class SharedPool:
         self.pool.fill(_POISON)
 
     def close(self) -> None:
-        """Give the memory back. Views that somebody still holds keep it until they are gone."""
+        """Free the memory, at the latest with the last view of it."""
         self.pool = np.empty((0, 0), np.uint8)
-        with contextlib.suppress(BufferError):  # its memory goes with the last view
+        with contextlib.suppress(BufferError):  # the memory is freed with the last view
             self.region.close()
 
 
 def shared_pools(num_blocks: int, block_bytes: int) -> tuple[SharedPool, SharedPool]:
-    """Two pools of rows, in one region: a client registers one."""
+    """Two pools of rows in one region, because a client registers only one."""
     region = SharedRegion(2 * num_blocks * block_bytes, "kvferry-benchmark")
     first, second = (
         SharedPool(region, first, num_blocks, block_bytes) for first in (0, num_blocks)
@@ -134,8 +134,19 @@ def shared_pools(num_blocks: int, block_bytes: int) -> tuple[SharedPool, SharedP
     return first, second
 
 
+def filled_pools(
+    stack: contextlib.ExitStack, num_blocks: int, block_bytes: int
+) -> tuple[SharedPool, SharedPool]:
+    """As `shared_pools`, the first one filled. Both are closed with `stack`."""
+    source, target = shared_pools(num_blocks, block_bytes)
+    stack.callback(source.close)
+    stack.callback(target.close)
+    fill(source.pool)
+    return source, target
+
+
 def fill(pool: Pool) -> None:
-    """Noise that is the same in every process and different in every block and place."""
+    """Fill with noise that is equal in every process and differs by block and place."""
     num_blocks, block_bytes = pool.shape
     if block_bytes % 8:
         raise ValueError(f"blocks of {block_bytes} bytes are no whole number of words")
@@ -147,7 +158,7 @@ def fill(pool: Pool) -> None:
 
 
 def poison(pool: Pool) -> None:
-    """Forget what an earlier trial left, so that only this trial can make the bytes right."""
+    """Overwrite an earlier trial's bytes, so that only this trial can make them right."""
     pool.fill(_POISON)
 
 
@@ -162,7 +173,7 @@ def verify(source: Pool, target: Pool, moved: Batch) -> None:
 
 
 def copy_naive(source: Pool, target: Pool, work: Work) -> None:
-    """The source's fastest: one plain copy per block. What all ratios here are relative to."""
+    """The source's fastest way: one plain copy per block. The base of all ratios here."""
     for batch in work.batches:
         for first, second in zip(batch.source, batch.target, strict=True):
             target[second, ...] = source[first, ...]

@@ -1,9 +1,9 @@
-"""Blocks to a disk and back, by the disk tier and by what else one might use.
+"""Blocks to a disk and back, by the disk tier and by its alternatives.
 
-Each is an object with `write` and `read`, which move all blocks, and `make_cold`, after which no
-block is in the page cache. All of them hand the bytes to the device before `write` returns: the
-tier and the raw loop because they pass by the page cache, the others by a sync at the end. None
-asks the device to empty its own cache.
+Each way is an object with `write` and `read`, which move all blocks, and `make_cold`, which drops
+all blocks from the page cache. `write` returns after the bytes are handed to the device: the tier
+and the raw loop bypass the page cache, the others end with a sync. None flushes the device's own
+cache.
 """
 
 import mmap
@@ -31,7 +31,7 @@ from remote_server.store.disk.tier import DiskTier
 
 Blocks = npt.NDArray[np.uint8]
 
-# Blocks asked for at once, as a client's window would.
+# Bytes of blocks requested at once, as in a client's window.
 WINDOW_BYTES = 32 * MiB
 
 NAMESPACE = "benchmark"
@@ -57,7 +57,7 @@ def aligned(num_blocks: int, block_bytes: int) -> Blocks:
 
 
 class RawLoop:
-    """Positioned reads and writes of whole blocks in one preallocated file: the wall."""
+    """Positioned reads and writes of whole blocks in one preallocated file: the upper bound."""
 
     def __init__(self, folder: Path, num_blocks: int, block_bytes: int, threads: int) -> None:
         if not Folder(folder).direct:
@@ -75,7 +75,7 @@ class RawLoop:
         self._each(partial(self._write_one, blocks), len(blocks))
 
     def make_cold(self) -> None:
-        """Nothing of it is ever in the page cache."""
+        """Does nothing: the file is never in the page cache."""
 
     def read(self, blocks: Blocks) -> None:
         self._each(partial(self._read_one, blocks), len(blocks))
@@ -102,7 +102,7 @@ class RawLoop:
 
 
 class Tier:
-    """The disk tier as a server would drive it. A full one: each round evicts the last one's."""
+    """The disk tier, driven as by a server. It is full: each round evicts the last one's blocks."""
 
     def __init__(self, folder: Path, num_blocks: int, block_bytes: int) -> None:
         slots = -(-num_blocks // 4)
@@ -142,7 +142,7 @@ class Tier:
             self._wait()
 
     def make_cold(self) -> None:
-        """O_DIRECT: nothing of it is in the page cache. Elsewhere there is no cold read."""
+        """With O_DIRECT no block is in the page cache. Without it there is no cold read."""
         if not self._files.direct:
             raise Skipped("the file system does not offer O_DIRECT")
 
@@ -184,7 +184,7 @@ class Tier:
 
 
 class FilePerBlock:
-    """What a first version would do; through the page cache."""
+    """The simplest design, one file a block; through the page cache."""
 
     def __init__(self, folder: Path, num_blocks: int, block_bytes: int) -> None:
         self._paths = [folder / f"{number}.block" for number in range(num_blocks)]
@@ -205,7 +205,7 @@ class FilePerBlock:
                 require_all(file.readinto(memoryview(block)), blocks.shape[1])
 
     def close(self) -> None:
-        """The folder goes as a whole."""
+        """Does nothing: the folder is removed as a whole."""
 
 
 class MappedFile:
@@ -228,7 +228,7 @@ class MappedFile:
         self._mapped.flush()
 
     def make_cold(self) -> None:
-        del self._rows  # pages that somebody maps are not dropped
+        del self._rows  # mapped pages are not dropped
         self._mapped.close()
         drop_from_cache(self._path)
         self._map()

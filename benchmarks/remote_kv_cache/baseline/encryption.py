@@ -1,8 +1,8 @@
-"""What keys cost: the same blocks over tcp through a server without keys and one with, in turns.
+"""The cost of keys: blocks over tcp through a server without keys and one with, in turns.
 
-Both are real processes on this machine, one client each, checksums on, every byte verified. What
-encrypts and decrypts is libzmq, on a thread of its own on either side; shared memory is not touched
-by it, since no block crosses the socket there.
+Both are real processes on this machine, one client each, checksums on, every byte verified. libzmq
+encrypts and decrypts on a thread of its own on either side. Shared memory is unaffected, since no
+block crosses the socket there.
 """
 
 import tempfile

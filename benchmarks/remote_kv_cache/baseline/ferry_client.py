@@ -1,4 +1,4 @@
-"""kvferry's own client doing the source's work: put all blocks, get them back, ask for them."""
+"""kvferry's own client on the source's work: put all blocks, get them back, look them up."""
 
 import time
 from collections import deque
@@ -14,12 +14,12 @@ from remote_server.client import ClientConfig, GetResult, PutResult, RemoteClien
 from remote_server.sizes import MiB
 
 NUM_OUTSTANDING = 2
-"""Batches asked for before the first has come. With one, each batch would wait for a round trip."""
+"""Batches in flight. With one, each batch would wait for a round trip."""
 
 TRANSPORTS = ("tcp", "shm")
 
 PATIENCE_S = 60.0
-"""Deadline of every request here: a benchmark reports that something was slow."""
+"""Deadline of every request here; long, because a benchmark reports slowness as a time."""
 
 _READY_S = 5.0
 _POLL_S = 0.0005
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 def server_for(num_bytes: int, block_bytes: int, args: Sequence[str] = ()) -> RemoteServer:
-    """A server that holds this much without evicting: a quarter more, for what slabs waste."""
+    """A server that holds `num_bytes` without evicting: a quarter more, for the waste of slabs."""
     memory = max(num_bytes + num_bytes // 4 + 64 * MiB, 16 * (block_bytes + 4096))
     return RemoteServer(memory=str(memory), args=args)
 
@@ -43,7 +43,7 @@ def connect(
     rows: Sequence[SharedPool] = (),
     keys: str = "",
 ) -> RemoteClient:
-    """A client that is ready. `rows` is the shared memory that its blocks lie in.
+    """A client that is ready. `rows` is the shared memory of its blocks.
 
     Raises `Skipped` when this client, or this host, cannot use `transport`.
     """
@@ -65,14 +65,14 @@ def connect(
 
 
 def key_of(number: int) -> bytes:
-    """As long as vLLM's keys: a hash of 32 bytes and a cache group of 4."""
+    """A key as long as vLLM's: a hash of 32 bytes and a cache group of 4."""
     return b"block-%030d" % number
 
 
 class FerryWork:
     """One client's side of the work. Block i is put from `source[i]` under key i.
 
-    Everything here waits for its result and raises unless all blocks made it.
+    Every method waits for its result and raises unless all blocks arrived.
     """
 
     def __init__(self, client: RemoteClient, namespace: str, work: Work) -> None:
@@ -86,7 +86,7 @@ class FerryWork:
         self.client.clear(self._namespace, timeout_s=PATIENCE_S).result()
 
     def put(self, source: Pool, *, deferred: bool) -> None:
-        """Until every put is answered: `deferred`, that is before the blocks are readable."""
+        """Put all blocks until the replies. With `deferred` a reply precedes readability."""
 
         def submit(keys: list[bytes], batch: Batch) -> Future[PutResult]:
             rows = [memoryview(source[place]) for place in batch.source]
@@ -100,7 +100,7 @@ class FerryWork:
             raise AssertionError(f"{created} of {self._work.num_blocks} created: {results}")
 
     def put_until_readable(self, source: Pool) -> None:
-        """A deferred put, until its blocks can be read."""
+        """Put all blocks deferred, and wait until they are readable."""
         self.put(source, deferred=True)
         self.wait_until_readable()
 
@@ -116,7 +116,7 @@ class FerryWork:
         return found.prefix
 
     def get(self, target: Pool) -> None:
-        """A streamed get of everything."""
+        """Get all blocks, streamed."""
 
         def submit(keys: list[bytes], batch: Batch) -> Future[GetResult]:
             rows = [memoryview(target[place]) for place in batch.target]
@@ -129,20 +129,20 @@ class FerryWork:
                 raise AssertionError(f"not all blocks came: {result.outcomes}, {result.error}")
 
     def contains(self) -> None:
-        """A lookup per batch, one after the other; every key must be there."""
+        """Look up batch after batch; every key must be present."""
         for keys in self._keys:
             found = self.client.lookup(self._namespace, keys, timeout_s=PATIENCE_S).result()
             if found.prefix != len(keys):
                 raise AssertionError(f"{found.prefix} of {len(keys)} keys found")
 
     def make_present(self, source: Pool) -> None:
-        """For gets: put what a put's trial has cleared."""
+        """Before gets: put the blocks that a put's trial cleared."""
         if self.num_readable() < self._work.num_blocks:
             self.clear()
             self.put(source, deferred=False)
 
     def verify_kept(self, source: Pool, target: Pool) -> None:
-        """Read everything back and compare each byte with what was put."""
+        """Read all blocks back and compare each byte with the source."""
         self.wait_until_readable()
         blocks.poison(target)
         self.get(target)

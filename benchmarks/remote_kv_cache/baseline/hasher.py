@@ -1,6 +1,6 @@
-"""A process that hashes blocks that no cache holds, again and again, until it is ended.
+"""A process that hashes uncached blocks in a loop until it is ended.
 
-It stands for the other side of a checked put: while the server copies and hashes one message, the
+It models the other side of a checked put: while the server copies and hashes one message, the
 client hashes the next, and both read from the same memory.
 
 python -m … NUM_BYTES
@@ -19,7 +19,7 @@ from remote_server.sizes import MiB
 
 
 class Hasher(LoggedProcess):
-    """That process, stopped but for the time of `beside`."""
+    """That process; it runs only during `beside`."""
 
     name = "hasher"
 
@@ -36,7 +36,7 @@ class Hasher(LoggedProcess):
         return self
 
     def stop(self, kill: bool = True, grace_s: float = 0.0) -> None:
-        """Who is stopped cannot be asked to leave."""
+        """End it by a kill: a stopped process does not handle SIGTERM."""
         super().stop(kill=True, grace_s=grace_s)
 
     def beside(self, run: Callable[[], object]) -> None:
@@ -49,17 +49,17 @@ class Hasher(LoggedProcess):
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Says `ready` when every block has been hashed once."""
+    """Prints `ready` when every block has been hashed once."""
     (num_bytes,) = map(int, sys.argv[1:] if argv is None else argv)
     pool = blocks.allocate(max(1, num_bytes // MiB), MiB)
     blocks.fill(pool)
-    said = False
+    announced = False
     while True:
         for block in pool:
             xxhash.xxh3_64_intdigest(block)
-        if not said:
+        if not announced:
             print("ready", flush=True)
-            said = True
+            announced = True
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How long one thread spends in which of several owners' methods, nested calls told apart."""
+"""A timer of the methods of several owners on one thread, nested calls kept apart."""
 
 import functools
 import time
@@ -11,18 +11,18 @@ class Spent(NamedTuple):
 
     by_owner: dict[str, float]
     waiting: float
-    """Of all of them together, what the thread did not run: it waited for the interpreter lock,
-    for a core or for a lock."""
+    """The part of all of them in which the thread did not run: it waited for the interpreter lock,
+    a core or a lock."""
 
     calls: dict[str, int]
-    """Of timed methods, by owner: each was charged what timing itself costs."""
+    """Calls of timed methods, by owner: each was charged the cost of timing."""
 
 
 class HookTimer:
-    """Times methods of living objects, without their knowing.
+    """Times methods of existing objects without changes to them.
 
-    A method's own time is charged to its owner: what it spends in another timed method belongs to
-    that one. All timed methods must be called on one thread.
+    A method's own time is charged to its owner: its time in another timed method belongs to that
+    one. All timed methods must be called on one thread.
     """
 
     def __init__(
@@ -36,12 +36,13 @@ class HookTimer:
         self._calls: dict[str, int] = {}
         self._running = 0
         self._nested = False
-        self._inside = 0  # nanoseconds of timed calls that ended within the one that runs now
+        self._inside = 0  # nanoseconds of timed calls that ended within the present one
 
     def wrap(self, target: object, names: Iterable[str], owner: str) -> None:
-        """From now on, time `target`'s methods of these names. Those it does not have are left out.
+        """From now on, time `target`'s methods of these names. Names that it lacks are ignored.
 
-        Only calls through `target` itself are seen: not `super()`, not a bound method taken before.
+        Only calls through `target` itself are timed: not `super()`, not a bound method taken
+        before.
         """
         self._spent.setdefault(owner, 0)
         self._calls.setdefault(owner, 0)
@@ -54,7 +55,7 @@ class HookTimer:
         return self._spent[owner] / 1e9, self._calls[owner]
 
     def take(self) -> Spent:
-        """What was spent since the last call."""
+        """The times since the last call."""
         by_owner = {owner: spent / 1e9 for owner, spent in self._spent.items()}
         waiting = max(0.0, sum(by_owner.values()) - self._running / 1e9)
         calls = self._calls
@@ -76,7 +77,7 @@ class HookTimer:
 
         @functools.wraps(method)
         def outermost(*args: Any, **kwargs: Any) -> Any:
-            # Asking for the thread's own time is a system call, too dear for every nested call.
+            # The thread's own time takes a system call, too expensive for every nested call.
             if self._nested:
                 return timed(*args, **kwargs)
             self._nested = True
@@ -91,7 +92,7 @@ class HookTimer:
 
 
 class _Hooks:
-    """A hook that does nothing, called as one that is called for every key of a prompt."""
+    """A hook that does nothing, called once for every key of a prompt."""
 
     def __init__(self, calls: int) -> None:
         self._calls = calls
@@ -104,9 +105,9 @@ class _Hooks:
 
 
 def cost_of_timing(calls: int = 20_000) -> float:
-    """Seconds that timing adds to one nested call, measured here and now.
+    """Seconds that timing adds to one nested call, measured now.
 
-    Nearly all of a step's timed calls are nested: a prompt is looked up key by key.
+    Nearly all timed calls of a step are nested: a prompt is looked up key by key.
     """
     plain, timed = _Hooks(calls), _Hooks(calls)
     HookTimer().wrap(timed, ["ask", "ask_all"], "nobody")
@@ -121,8 +122,8 @@ def cost_of_timing(calls: int = 20_000) -> float:
 def charged_by_timing(
     calls: int = 20_000, clock: Callable[[], int] = time.perf_counter_ns
 ) -> float:
-    """Seconds that one nested call of a hook that does nothing is charged to its owner. The rest
-    of what timing costs is charged to the caller's."""
+    """Seconds that one nested call of an empty hook is charged to its owner. The rest of the cost
+    of timing is charged to the caller's owner."""
     hooks, timer = _Hooks(calls), HookTimer(clock)
     timer.wrap(hooks, ["ask"], "callee")
     timer.wrap(hooks, ["ask_all"], "caller")

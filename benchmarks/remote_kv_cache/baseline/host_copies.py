@@ -1,6 +1,6 @@
 """The copies that need torch or vLLM: index operations, the host worker, and a GPU's swaps.
 
-Imported late, so that the other copies can be measured where neither is installed.
+Imported late, so that the other copies can be measured without torch and vLLM.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from kv_connector.host_worker import HostWorker
 
 def index_copies(source: Pool, target: Pool, work: Work) -> dict[str, Callable[[], None]]:
     """Torch's two ways to move many blocks in one call, on the 16-bit numbers of a KV cache."""
-    torch.set_num_threads(1)  # as all other variants here
+    torch.set_num_threads(1)  # as in all other variants here
     from_pool = torch.from_numpy(source.view(np.int16))
     to_pool = torch.from_numpy(target.view(np.int16))
     ids = [(torch.from_numpy(b.source), torch.from_numpy(b.target)) for b in work.batches]
@@ -41,7 +41,7 @@ def index_copies(source: Pool, target: Pool, work: Work) -> dict[str, Callable[[
 class HostWorkerCopies:
     """The connector's own worker between engine blocks (layer by layer) and pool rows.
 
-    `engine` and `rows` are the same amount of memory in the two layouts. The worker copies on its
+    `engine` and `rows` are equal amounts of memory in the two layouts. The worker copies on its
     own thread; a trial lasts until all its jobs are finished.
     """
 
@@ -65,7 +65,7 @@ class HostWorkerCopies:
         self._run(store=False)
 
     def verify(self) -> None:
-        """Every byte of both layouts."""
+        """Compare every byte of both layouts."""
         page = self.engine.shape[2]
         for batch in self._work.batches:
             for block, row in zip(batch.source, batch.target, strict=True):
@@ -93,7 +93,7 @@ class HostWorkerCopies:
 
 
 class _Region:
-    """Stands in for vLLM's shared region: the same row layout, in memory of this benchmark."""
+    """A stand-in for vLLM's shared region: the same row layout, in this benchmark's memory."""
 
     def __init__(self, rows: Pool) -> None:
         self._rows = torch.from_numpy(rows.view(np.int8))
@@ -151,7 +151,7 @@ class GpuSwaps:
         torch.cuda.synchronize()
 
     def verify(self, work: Work) -> None:
-        """Every byte, after either direction."""
+        """Compare every byte, after either direction."""
         cache = self.cache.cpu()
         for batch in work.batches:
             for block, row in zip(batch.source, batch.target, strict=True):

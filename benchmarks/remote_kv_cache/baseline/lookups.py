@@ -1,4 +1,4 @@
-"""How long does it take to ask what a server holds?"""
+"""Lookups of many keys: latency and throughput of kvferry and of Redis."""
 
 import tempfile
 import time
@@ -24,16 +24,16 @@ from remote_server.protocol import Found
 NUM_KEYS = 1_000  # a prompt of 16,000 tokens at 16 a block
 BATCH_KEYS = 512
 OUTSTANDING = 4
-"""Lookups on their way at once, for throughput: that of an engine whose requests come together."""
+"""Lookups in flight, for throughput, as from an engine whose requests arrive together."""
 
 _BLOCK_BYTES = 4096
 _NAMESPACE = "lookups"
 
 
 def measure(runner: Runner) -> list[Figure]:
-    """One key per block that is really there; the first round is the warm-up."""
+    """Every key has a block; the first round is the warm-up."""
     round_trips = 60 * runner.trials
-    runner.say(f"lookups: {round_trips} round trips of {NUM_KEYS} keys")
+    runner.show(f"lookups: {round_trips} round trips of {NUM_KEYS} keys")
     keys = [key_of(number) for number in range(NUM_KEYS)]
     with ExitStack() as stack:
         server = stack.enter_context(server_for(NUM_KEYS * _BLOCK_BYTES, _BLOCK_BYTES))
@@ -46,7 +46,7 @@ def measure(runner: Runner) -> list[Figure]:
             _latency(f"lookup of {NUM_KEYS:,} keys", lambda: _lookup(client, keys), round_trips),
             _rate(client, keys[:BATCH_KEYS], round_trips),
         ]
-        runner.say("lookups: Redis")
+        runner.show("lookups: Redis")
         return [*figures, *_redis(stack, keys[:BATCH_KEYS], round_trips)]
 
 
@@ -68,7 +68,7 @@ def _latency(name: str, ask: Callable[[], None], count: int) -> Figure:
 
 
 def _rate(client: RemoteClient, keys: list[bytes], count: int) -> Figure:
-    """With one batch at a time and with several on their way."""
+    """With one batch in flight and with several."""
     values = {}
     for outstanding in (1, OUTSTANDING):
         waiting: deque[Future[Found]] = deque()
@@ -85,12 +85,12 @@ def _rate(client: RemoteClient, keys: list[bytes], count: int) -> Figure:
 
 
 def _redis(stack: ExitStack, keys: list[bytes], count: int) -> list[Figure]:
-    """`MGET` of values of one byte: Redis has no command that asks for many keys and says which."""
+    """`MGET` of values of one byte: Redis has no command that lists which of many keys exist."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))
     try:
         server = stack.enter_context(redis_work.RedisServer(folder))
     except Skipped:
-        return []  # the rows of the transfers say so
+        return []  # the rows of the transfers have the reason
     plain = redis_work.PlainRedis(server.unix)
     stack.callback(plain.close)
     for key in keys:

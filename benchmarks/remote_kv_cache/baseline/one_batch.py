@@ -1,8 +1,8 @@
-"""One batch outstanding: how long until it is acknowledged, readable, begun to come, all there?
+"""One batch outstanding: times to its acknowledgement, readability, first block and last block.
 
-This is how the source measured its deferred set and its streamed get. With two batches outstanding,
-as everywhere else here, one hides what the other waits for; here nothing hides. Each value is the
-sum over the batches, each begun when the one before is over.
+The source measured its deferred set and its streamed get in this way. With two batches outstanding,
+as everywhere else here, one hides the waiting of the other; here nothing is hidden. Each value is
+the sum over the batches, each begun after the one before has ended.
 """
 
 import time
@@ -18,7 +18,7 @@ from benchmarks.harness import machine, table
 from benchmarks.harness.record import Record, Row
 from benchmarks.harness.runner import Case, Runner, Sample, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks, results, server_cases
-from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
     TRANSPORTS,
@@ -46,7 +46,7 @@ FirstBlocks = dict[Variant, list[float]]
 
 
 def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
-    """Every way with one batch outstanding, interleaved with a plain copy, into `record`."""
+    """Measure all ways with one batch outstanding, interleaved with a plain copy, into `record`."""
     work = replace(work, model=work.model._replace(name=work.model.name + SUFFIX))
     try:
         machine.skip_unless_fits(work.num_bytes * 6, memory)
@@ -54,10 +54,7 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> N
         record.rows += results.skipped_rows(work, STREAM_GET, str(reason))
         return
     with ExitStack() as stack:
-        source, target = shared_pools(work.num_blocks, work.block_bytes)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        blocks.fill(source.pool)
+        source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
         firsts: FirstBlocks = {}
         cases = server_cases.wall_cases(stack, source, target, work)
@@ -121,7 +118,7 @@ def _cases(
 
 
 class _OneBatch:
-    """kvferry's client, which is asked for a batch when the one before is over."""
+    """kvferry's client with one batch in flight."""
 
     def __init__(self, client: RemoteClient, namespace: str, work: Work) -> None:
         self._client = client
@@ -131,7 +128,7 @@ class _OneBatch:
         ]
 
     def put(self, source: Pool, *, deferred: bool, readable: bool = False) -> None:
-        """Until each batch is acknowledged; with `readable`, until a lookup finds all of it."""
+        """Put until each batch is acknowledged; with `readable`, until a lookup finds all of it."""
         for batch, keys in self._batches:
             rows = [memoryview(source[place]) for place in batch.source]
             result = self._client.put(
@@ -152,10 +149,10 @@ class _OneBatch:
                 raise AssertionError(f"not readable after {PATIENCE_S:g} s")
 
     def get(self, target: Pool) -> list[float]:
-        """Gives the seconds from each request until the first of its rows was filled.
+        """Return the seconds from each request until the first of its rows was filled.
 
-        The client hands all rows of a get out together, when it ends: what comes first gains
-        that its copy and its checksum overlap with what is still on the way.
+        The client delivers all rows of a get together, when it ends. Earlier arrival lets the copy
+        and the checksum of a block overlap with the transfer of the rest.
         """
         return [self._get(target, batch, keys) for batch, keys in self._batches]
 
@@ -173,7 +170,7 @@ class _OneBatch:
 
 
 def _seconds_to_first(target: Pool, batch: Batch, got: Future[GetResult], started: float) -> float:
-    """Until the last word of any row of `batch` is no longer the poison that lies there."""
+    """Wait until the last word of any row of `batch` is no longer the poison."""
     last_bytes = target[:, -8:]
     poisoned = last_bytes[batch.target[0]].copy()
     while not got.done():
@@ -184,7 +181,7 @@ def _seconds_to_first(target: Pool, batch: Batch, got: Future[GetResult], starte
 
 
 def _firsts_of(samples: Mapping[Hashable, Sample], firsts: FirstBlocks) -> dict[Hashable, Sample]:
-    """Samples of the first blocks, for the trials that were measured to their end."""
+    """Samples of the first blocks, for the complete trials."""
     found: dict[Hashable, Sample] = {}
     for variant, seconds in firsts.items():
         whole = samples[variant]
@@ -199,7 +196,7 @@ def _firsts_of(samples: Mapping[Hashable, Sample], firsts: FirstBlocks) -> dict[
 
 
 def describe(rows: list[Row]) -> str:
-    """Two tables in copies of the same bytes, and what each way gains; empty without rows."""
+    """Two tables in copies of the same bytes, with each way's gain; empty without rows."""
     mine = [row for row in rows if row.model.endswith(SUFFIX)]
     puts: list[list[table.Cell]] = []
     gets: list[list[table.Cell]] = []

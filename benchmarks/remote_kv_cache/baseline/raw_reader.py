@@ -1,11 +1,11 @@
-"""Reads files past the page cache and hashes what it read, at a given speed, when told to.
+"""A process that reads files with O_DIRECT and hashes their bytes at a given rate, on demand.
 
     python -m benchmarks.remote_kv_cache.baseline.raw_reader FILE...
 
-What a cache server's disk threads do, in a process that has nothing to do with the server: what a
-get is slowed by beside this is the machine's doing. As many threads, and pieces of the same size.
-A line on stdin, the bytes per second, starts it, and the next one stops it; it answers each with a
-line, the second time with how many bytes it read. Ends with stdin.
+It does the work of a cache server's disk threads without a server: a get's slowdown beside it is
+due to the machine. It has as many threads, and pieces of the same size. A line on stdin, the bytes
+per second, starts it, and the next line stops it. It answers each line with a line, the second time
+with the number of bytes read. It ends with stdin.
 """
 
 import mmap
@@ -28,7 +28,7 @@ _MODULE = "benchmarks.remote_kv_cache.baseline.raw_reader"
 
 
 class RawReader:
-    """Such a process, seen from outside."""
+    """A handle of such a process."""
 
     def __init__(self, paths: Sequence[Path]) -> None:
         self._command = [sys.executable, "-m", _MODULE, *map(str, paths)]
@@ -42,13 +42,13 @@ class RawReader:
         self._process.communicate()
 
     def start(self, bytes_per_s: float) -> None:
-        self._say(str(bytes_per_s))
+        self._send(str(bytes_per_s))
 
     def stop(self) -> int:
-        """How many bytes it read."""
-        return int(self._say("stop"))
+        """Stop it and return the number of bytes read."""
+        return int(self._send("stop"))
 
-    def _say(self, line: str) -> str:
+    def _send(self, line: str) -> str:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         print(line, file=stdin, flush=True)

@@ -1,9 +1,8 @@
-"""The near end of every socket: ask for blocks and put them into their rows, in several ways."""
+"""The receiving end of every socket: request blocks and fill their rows, in several ways."""
 
 import contextlib
 import socket
 from concurrent.futures import ThreadPoolExecutor
-from types import TracebackType
 from typing import Self
 
 import numpy as np
@@ -13,18 +12,18 @@ from benchmarks.harness.runner import Skipped, WrongBytes
 from benchmarks.remote_kv_cache.baseline import sender
 from benchmarks.remote_kv_cache.baseline.blocks import Batch, Pool, Work
 
-_PATIENCE_MS = 60_000  # a reply that takes longer never comes
+_PATIENCE_MS = 60_000  # a later reply counts as lost
 
 
 class ZmqReceiver:
-    """One DEALER socket. One request per batch, and the next one when it has arrived."""
+    """One DEALER socket. One request per batch; the next one follows the reply."""
 
     def __init__(
         self, context: "zmq.Context[zmq.Socket[bytes]]", endpoint: str, target: Pool, work: Work
     ) -> None:
         self._channel = context.socket(zmq.DEALER)
         self._channel.linger = 0
-        # Nothing else holds the sender back here. Neither side sends heartbeats, with which a mark
+        # The only limit on the sender. Neither side sends heartbeats; with them, a high-water mark
         # could end the process.
         self._channel.rcvhwm = 8
         self._channel.rcvtimeo = _PATIENCE_MS
@@ -33,7 +32,7 @@ class ZmqReceiver:
         self._work = work
 
     def copying(self) -> None:
-        """Every frame becomes a Python object, which is then copied: what the source measured."""
+        """Every frame becomes a Python object, which is then copied, as in the source."""
         for batch in self._work.batches:
             self._channel.send(sender.COPIED + batch.source.tobytes())
             frames = self._channel.recv_multipart()
@@ -41,7 +40,7 @@ class ZmqReceiver:
                 self._target[place] = np.frombuffer(frame, np.uint8)
 
     def zero_copy(self) -> None:
-        """Blocks are copied once, out of libzmq's own memory."""
+        """Every block is copied once, out of libzmq's own memory."""
         for batch in self._work.batches:
             self._channel.send(sender.REFERRED + batch.source.tobytes())
             frames = self._channel.recv_multipart(copy=False)
@@ -49,7 +48,7 @@ class ZmqReceiver:
                 self._target[place] = np.frombuffer(frame.buffer, np.uint8)
 
     def receive_into(self) -> None:
-        """libzmq itself copies each block into its row, while the next ones are on their way."""
+        """libzmq itself copies each block into its row while the next ones arrive."""
         if not hasattr(self._channel, "recv_into"):
             raise Skipped(f"pyzmq {zmq.__version__} has no recv_into; 26.4 does")
         for batch in self._work.batches:
@@ -64,7 +63,7 @@ class ZmqReceiver:
 
 
 class RawReceiver:
-    """The wall: `num_connections` plain sockets, a thread each, received straight into the rows.
+    """The upper bound: `num_connections` plain sockets, a thread each, that fill the rows directly.
 
     All requests are sent at once, so the sender never waits for one.
     """
@@ -89,14 +88,14 @@ class RawReceiver:
         ]  # fmt: skip
 
     def receive(self) -> None:
-        """All blocks of the work, over all connections."""
+        """Receive all blocks of the work, over all connections."""
         for done in self._threads.map(self._receive_share, self._connections, self._shares):
             assert done is None
 
     def close(self) -> None:
         for connection in self._connections:
             with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)  # wakes a thread that still receives
+                connection.shutdown(socket.SHUT_RDWR)  # wakes a thread blocked in a receive
         self._threads.shutdown()
         for connection in self._connections:
             connection.close()
@@ -104,12 +103,7 @@ class RawReceiver:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _receive_share(self, connection: socket.socket, share: Batch) -> None:

@@ -1,7 +1,7 @@
-"""The same work on a real Redis: what a user would otherwise pick.
+"""The same work on a real Redis, the usual alternative.
 
-Two clients. The plain one writes the protocol to a socket itself and receives straight into the
-rows, as fast as Redis can be driven from Python; redis-py is what most would use.
+Two clients. The plain one writes the protocol to a socket and receives straight into the rows, the
+fastest way to drive Redis from Python; redis-py is the usual client.
 """
 
 import socket
@@ -21,12 +21,11 @@ from examples.processes import LoggedProcess, free_port
 
 _PATIENCE_S = 60.0
 _WINDOW_BYTES = 16 << 20
-"""Asked for and not yet received. Redis copies every reply into its output buffer: more would only
-fill memory."""
+"""Gets in flight. Redis copies every reply into its output buffer: more would only use memory."""
 
 
 def find() -> Program:
-    """The program, on the PATH, beside this Python or among the peers.
+    """The program: on the PATH, beside this Python or among the peers.
 
     Raises `Skipped` when there is none.
     """
@@ -34,7 +33,7 @@ def find() -> Program:
 
 
 def version() -> str:
-    """As in `7.0.15`; raises `Skipped` when there is no Redis."""
+    """The version, as `7.0.15`; raises `Skipped` without Redis."""
     return peer_folder.version(find())
 
 
@@ -45,7 +44,7 @@ def redis_py() -> ModuleType:
 
 
 class RedisServer(LoggedProcess):
-    """A Redis of its own on a free loopback port and a unix socket, which keeps nothing on disk."""
+    """A Redis of its own on a free loopback port and a unix socket, without persistence."""
 
     name = "redis-server"
 
@@ -65,7 +64,7 @@ class RedisServer(LoggedProcess):
 
 
 class PlainRedis:
-    """One connection that speaks RESP, pipelined: the replies are read after a batch is sent."""
+    """One RESP connection, pipelined: the replies are read after a batch is sent."""
 
     def __init__(self, address: tuple[str, int] | str) -> None:
         family = socket.AF_UNIX if isinstance(address, str) else socket.AF_INET
@@ -77,7 +76,7 @@ class PlainRedis:
         self._replies = self._socket.makefile("rb")
 
     def ask(self, *words: bytes) -> bytes:
-        """One command with a one-line reply."""
+        """Send one command that has a one-line reply."""
         self._socket.sendall(_command(*words))
         return self._line()
 
@@ -87,7 +86,7 @@ class PlainRedis:
             self.set_rows(keys, [memoryview(source[number]) for number in batch.source])
 
     def set_rows(self, keys: Sequence[bytes], rows: Sequence[memoryview]) -> None:
-        """All of them are sent, then all replies are read."""
+        """Send all rows, then read all replies."""
         for key, row in zip(keys, rows, strict=True):
             self._socket.sendall(_command(b"SET", key, None, last_bytes=row.nbytes))
             self._socket.sendall(row)
@@ -102,7 +101,7 @@ class PlainRedis:
         self.get_rows(keys, [memoryview(target[place]) for place in everything.target])
 
     def get_rows(self, keys: Sequence[bytes], rows: Sequence[memoryview]) -> None:
-        """With a window of them on the way, received straight into `rows`."""
+        """Receive straight into `rows`, with a window of gets in flight."""
         window = max(2, _WINDOW_BYTES // rows[0].nbytes)
         commands = [_command(b"GET", key) for key in keys]
         self._socket.sendall(b"".join(commands[:window]))
@@ -116,13 +115,13 @@ class PlainRedis:
             self._line()
 
     def ask_bulk(self, *words: bytes) -> bytes:
-        """One command whose reply is one string."""
+        """Send one command whose reply is one string."""
         self._socket.sendall(_command(*words))
         length = int(self._line()[1:])
         return self._replies.read(length + 2)[:length]
 
     def mget(self, keys: Sequence[bytes]) -> int:
-        """How many of the keys are there; the values, one byte each, are read and dropped."""
+        """How many of the keys exist; the values, one byte each, are read and dropped."""
         self._socket.sendall(_command(b"MGET", *keys))
         count = int(self._line()[1:])
         found = 0
@@ -152,7 +151,7 @@ class PlainRedis:
 
 
 def set_with_redis_py(client: Any, source: Pool, work: Work) -> None:
-    """`MSET` of a batch: what redis-py offers for many values."""
+    """`MSET` of each batch, redis-py's command for many values."""
     for batch in work.batches:
         client.mset({key_of(number): memoryview(source[number]) for number in batch.source})
 
@@ -166,14 +165,14 @@ def get_with_redis_py(client: Any, target: Pool, work: Work) -> None:
 
 
 def verify_kept(plain: PlainRedis, source: Pool, target: Pool, work: Work) -> None:
-    """Read everything back and compare each byte with what was set."""
+    """Read all blocks back and compare each byte with the source."""
     blocks.poison(target)
     plain.get_all(target, work)
     blocks.verify(source, target, work.everything)
 
 
 def _command(*words: bytes | None, last_bytes: int = 0) -> bytes:
-    """A RESP array. None as the last word leaves its bytes, `last_bytes` of them, to the caller."""
+    """A RESP array. With None as the last word the caller sends its `last_bytes` bytes."""
     parts = [b"*%d\r\n" % len(words)]
     for word in words:
         parts.append(b"$%d\r\n" % (last_bytes if word is None else len(word)))

@@ -1,4 +1,4 @@
-"""From samples to rows and tables; the same for the three baselines."""
+"""Rows and tables from samples, shared by the three baselines."""
 
 import argparse
 from collections.abc import Container, Hashable, Mapping, Sequence
@@ -12,7 +12,7 @@ from benchmarks.remote_kv_cache.baseline.blocks import BLOCK_SIZE, BLOCKS_PER_BA
 
 
 class Variant(NamedTuple):
-    """The key of a case: what was done, over which transport, with checksums or without."""
+    """The key of a case: the operation, its transport, with checksums or without."""
 
     operation: str
     transport: str | None = None
@@ -32,7 +32,7 @@ def rows_of(
 ) -> list[Row]:
     """One row per variant, with its ratio to the run's own `memcpy`.
 
-    `walls` names, per transport, the variant that it cannot beat; `asking` the operations that
+    `walls` names, per transport, the variant that is its upper bound; `asking` the operations that
     move no block.
     """
     rows = [
@@ -58,12 +58,12 @@ def rows_of(
 
 
 def skipped_rows(work: Work, operation: str, reason: str) -> list[Row]:
-    """One row for a model that was not run at all."""
+    """One row for a model that was not run."""
     return [Row(work.model.name, operation, work.num_bytes, Sample(skipped=reason))]
 
 
 def details(rows: list[Row]) -> str:
-    """Every row with all that was found out about it."""
+    """A table of every row with all its values."""
     with_wall = any(row.wall for row in rows)
     lines: list[list[table.Cell]] = []
     for row in rows:
@@ -85,7 +85,7 @@ def details(rows: list[Row]) -> str:
 
 
 def chart(variants: Sequence[Variant], record: Record) -> plot.Chart:
-    """What each of `variants` cost, in memcpys of the same bytes: all of them would be a carpet."""
+    """The cost of `variants` in memcpys of the same bytes. A chart of all would be unreadable."""
     models = list(dict.fromkeys(row.model for row in record.rows))
     series = {
         str(variant): [
@@ -99,7 +99,7 @@ def chart(variants: Sequence[Variant], record: Record) -> plot.Chart:
 
 
 def describe_work(arguments: argparse.Namespace) -> str:
-    """The heading: what is moved."""
+    """The heading: the blocks that are moved."""
     num_blocks = arguments.batches * BLOCKS_PER_BATCH
     return (
         f"{num_blocks} blocks of {BLOCK_SIZE} tokens ({num_blocks * BLOCK_SIZE:,} tokens) in "

@@ -1,7 +1,7 @@
-"""What a get from memory costs while the server's disk threads read and hash at full speed.
+"""The cost of a get from memory while the server's disk threads read and hash at full speed.
 
-And what it costs while another process reads and hashes as much: that is the machine's doing,
-because cores, memory and the way to the device are shared; the difference is the server's.
+A second measurement runs beside another process that reads and hashes as much. Its slowdown is the
+machine's: cores, memory and the device's bus are shared. The difference is the server's.
 """
 
 import threading
@@ -27,19 +27,19 @@ from benchmarks.remote_kv_cache.baseline.raw_reader import RawReader
 from remote_server import protocol
 
 GOAL_PERCENT = 5.0
-"""Of a get's time, by which it may be slower then."""
+"""Goal: the most by which a get may be slower, in percent of its time."""
 
 ALONE, SATURATED, RAW = "alone", "disk saturated", "beside a raw reader"
 
 _HITS = "hits in memory"
-_NUM_OUTSTANDING = 2  # requests to verify that are under way at a time
+_NUM_OUTSTANDING = 2  # verify requests in flight
 _KEYS_PER_REQUEST = 32
 ROUNDS_PER_TRIAL = 8
 _PROBES = 6  # gets in each third of a round, after one that does not count
 
 
 class Saturation:
-    """Has a server read and hash, again and again, what only its disk holds. No block travels."""
+    """Makes a server read and hash blocks of its disk in a loop. No block is sent."""
 
     def __init__(self, endpoint: str, on_disk: Work) -> None:
         self._endpoint = endpoint
@@ -49,7 +49,7 @@ class Saturation:
         self._num_read = 0
 
     def start(self) -> None:
-        """Returns when the disk is busy."""
+        """Start, and return when the disk is busy."""
         self._stopping.clear()
         self._begun.clear()
         self._num_read = 0
@@ -59,7 +59,7 @@ class Saturation:
             raise AssertionError("the disk is never busy")
 
     def stop(self) -> int:
-        """Returns how many bytes it read, when it has nothing of this left to do."""
+        """Stop, wait for the outstanding work, and return the number of bytes read."""
         self._stopping.set()
         self._thread.join()
         return self._num_read
@@ -68,7 +68,8 @@ class Saturation:
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.linger = 0
-        socket.rcvhwm = 0  # a mark, a reset and the server's heartbeat would end the process
+        # A high-water mark with a reset and the server's heartbeat would end the process.
+        socket.rcvhwm = 0
         socket.connect(self._endpoint)
         num_sent = num_answered = 0
         while num_answered < num_sent or not self._stopping.is_set():
@@ -101,8 +102,8 @@ def measure(
 ) -> list[Figure]:
     """Gets of `some` from memory, alone and beside each load in turns, over each transport.
 
-    All of `on_disk` is on the server's disk, and nothing of it in its memory. `files` have as many
-    bytes on the same disk.
+    All of `on_disk` is only on the server's disk, not in its memory. `files` have as many bytes on
+    the same disk.
     """
     figures: list[Figure] = []
     source, target = shared_pools(some.num_blocks, some.block_bytes)
@@ -115,7 +116,7 @@ def measure(
             for transport in TRANSPORTS:
                 if runner.interrupted:
                     break
-                runner.say(f"beside the disk, {transport}")
+                runner.show(f"beside the disk, {transport}")
                 figures.append(_measure(runner, endpoint, some, transport, source, target, loads))
     finally:
         source.close()
@@ -149,8 +150,8 @@ def _measure(
 def _in_turns(
     num_rounds: int, loads: dict[str, Load | None], get: Callable[[], None]
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """The median get of each part of each round, and how fast each load read: the raw reader as
-    fast as the server did until then. The parts change places from round to round."""
+    """The median get of each part of each round, and the read rate of each load. The raw reader
+    takes the server's rate so far. The parts change places from round to round."""
     seconds: dict[str, list[float]] = {name: [] for name in loads}
     num_read = dict.fromkeys([name for name, load in loads.items() if load], 0)
     busy_s = dict.fromkeys(num_read, 0.0)
@@ -186,7 +187,7 @@ def _against(name: str, other: str) -> str:
 
 
 def verdicts(figure: Figure) -> list[str]:
-    """What one of `measure` says about the goal, and about whose doing it is."""
+    """Verdicts on a figure of `measure`: the goal, and the cause of a slowdown."""
     return [_verdict(figure, SATURATED, ALONE), _verdict(figure, SATURATED, RAW)]
 
 
@@ -196,12 +197,12 @@ def _verdict(figure: Figure, name: str, other: str) -> str:
     if key not in figure.values:
         return ""
     low, high = figure.values[f"{key}, low"], figure.values[f"{key}, high"]
-    said = "not certain: more --trials say more"
+    verdict = "not certain: use more --trials"
     if high <= GOAL_PERCENT:
-        said = "met"
+        verdict = "met"
     elif low > GOAL_PERCENT:
-        said = "NOT met"
+        verdict = "NOT met"
     return (
         f"{figure.name}, {figure.transport}, {name}: {figure.values[key]:+.0f} % to {other} "
-        f"({low:+.0f} to {high:+.0f} %); at most {GOAL_PERCENT:g} %: {said}"
+        f"({low:+.0f} to {high:+.0f} %); at most {GOAL_PERCENT:g} %: {verdict}"
     )

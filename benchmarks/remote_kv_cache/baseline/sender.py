@@ -1,9 +1,9 @@
-"""A process that holds blocks and sends them: the other end of every socket measured here.
+"""A process that holds blocks and sends them: the far end of every socket measured here.
 
-It answers on all transports at once, a thread each, and does nothing but send: no index, no
-checksum, no copy of its own. What it costs to receive from it is what the transport costs.
+It answers on all transports at once, a thread each, and only sends: no index, no checksum, no copy
+of its own. So the cost of receiving from it is the cost of the transport.
 
-A request is one byte for the way to answer, then the ids of the blocks, 64 bits each.
+A request is one byte for the kind of reply, then the ids of the blocks, 64 bits each.
 """
 
 import argparse
@@ -20,20 +20,20 @@ import zmq
 from benchmarks.remote_kv_cache.baseline import blocks
 from benchmarks.remote_kv_cache.baseline.blocks import Pool
 from examples.processes import LoggedProcess
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 
 MODULE = "benchmarks.remote_kv_cache.baseline.sender"
 
-COPIED = b"c"  # one message, a frame per block, each copied into it: what the source did
+COPIED = b"c"  # one message, a frame per block, each copied into it, as in the source
 REFERRED = b"r"  # one message, a frame per block, sent from the pool itself
 STREAMED = b"s"  # a message per block, sent from the pool itself
 
 _STREAM_MARK = 8
-"""Messages queued at most. More of them fall out of the cache before they are read."""
+"""Queued messages, at most. More of them leave the CPU cache before they are read."""
 
 
 def answer(channel: zmq.Socket[bytes], pool: Pool, request: bytes) -> None:
-    """Send what `request` asks for. Blocks while the reader is behind: a DEALER drops nothing."""
+    """Send the blocks of `request`. Waits for a slow reader: a DEALER drops nothing."""
     ids = np.frombuffer(request, np.int64, offset=1)
     rows = [memoryview(pool[number]) for number in ids]
     if request[:1] == STREAMED:
@@ -44,7 +44,7 @@ def answer(channel: zmq.Socket[bytes], pool: Pool, request: bytes) -> None:
 
 
 def serve_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, pool: Pool) -> str:
-    """Answer on a thread of its own until the context ends. Returns where, with the port."""
+    """Answer on a thread of its own until the context ends. Returns the address with the port."""
     channel = context.socket(zmq.DEALER)
     channel.sndhwm = _STREAM_MARK
     channel.linger = 0
@@ -61,7 +61,7 @@ def serve_zmq(context: zmq.Context[zmq.Socket[bytes]], endpoint: str, pool: Pool
 
 
 def serve_raw(listener: socket.socket, pool: Pool) -> None:
-    """Accept connections for ever, each answered on a thread of its own."""
+    """Accept connections without end, each answered on a thread of its own."""
 
     def serve(connection: socket.socket) -> None:
         with connection, contextlib.suppress(OSError), connection.makefile("rb") as requests:
@@ -79,11 +79,11 @@ def serve_raw(listener: socket.socket, pool: Pool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Fill a pool, listen everywhere, say so, and serve until a signal ends it."""
+    """Fill a pool, listen on all transports, print `ready` and serve until a signal."""
     parser = argparse.ArgumentParser(prog=f"python -m {MODULE}")
     parser.add_argument("--blocks", type=int, required=True)
     parser.add_argument("--block-bytes", type=int, required=True)
-    parser.add_argument("--folder", type=Path, required=True, help="for the unix sockets")
+    parser.add_argument("--folder", type=Path, required=True, help="folder of the unix sockets")
     parser.add_argument("--tuned", action="store_true", help="keep freed memory, as kvferry does")
     arguments = parser.parse_args(argv)
     if arguments.tuned:
@@ -104,7 +104,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 class Sender(LoggedProcess):
-    """The process, for a `with` block. `folder` is where its unix sockets are put."""
+    """The process, for a `with` block. Its unix sockets are in `folder`."""
 
     name = "block-sender"
 

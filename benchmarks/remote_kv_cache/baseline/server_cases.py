@@ -1,7 +1,7 @@
-"""Every way to move one model's blocks through a server, as cases for one interleaved run.
+"""Cases of all ways to move one model's blocks through a server, for one interleaved run.
 
-Each case brings the server into the state it needs by itself, so that their order is free, and has
-every byte verified after the timed part: puts by reading everything back over tcp with checksums.
+Each case brings the server into the state it needs, so that their order is free, and verifies every
+byte after the timed part: puts by reading all blocks back over tcp with checksums.
 """
 
 import tempfile
@@ -33,7 +33,7 @@ REDIS_PY_SET, REDIS_PY_GET = "redis-py MSET", "redis-py MGET"
 
 
 def wall_cases(stack: ExitStack, source: SharedPool, target: SharedPool, work: Work) -> list[Case]:
-    """What no server can beat: the copy itself, two bare connections, two shared maps."""
+    """Upper bounds of any server: the copy itself, two bare connections, two shared maps."""
     private = blocks.allocate(work.num_blocks, work.block_bytes)
     blocks.fill(private)
     private_target = blocks.allocate(work.num_blocks, work.block_bytes)
@@ -135,7 +135,7 @@ def _get(
 
 
 def redis_cases(stack: ExitStack, source: SharedPool, target: SharedPool, work: Work) -> list[Case]:
-    """A real Redis, or rows that say why there is none."""
+    """A real Redis, or rows with the reason for its absence."""
     variants = [Variant(operation, transport) for transport in ("tcp", "unix")
                 for operation in (REDIS_SET, REDIS_GET, REDIS_PY_SET, REDIS_PY_GET)]  # fmt: skip
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="kvferry-")))

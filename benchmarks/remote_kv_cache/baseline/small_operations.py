@@ -1,4 +1,4 @@
-"""Do small things stay fast: small blocks beside large, lookups beside other clients' streams?"""
+"""Small operations: small blocks beside large ones, lookups beside other clients' streams."""
 
 import sys
 import time
@@ -12,7 +12,6 @@ from benchmarks.harness.statistics import percentile
 from benchmarks.remote_kv_cache.baseline import blocks, results
 from benchmarks.remote_kv_cache.baseline.blocks import (
     Work,
-    shared_pools,
 )
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     PATIENCE_S,
@@ -60,7 +59,7 @@ def measure_block_sizes(
         samples = runner.measure("block sizes", cases)
     rows: list[Row] = []
     for work in works:
-        # The keys of these cases carry the model, because both sizes are in one measurement.
+        # The keys of these cases include the model, because one measurement has both sizes.
         mine = {key[1]: sample for key, sample in samples.items()
                 if isinstance(key, tuple) and key[0] == work.model.name}  # fmt: skip
         rows += results.rows_of(work, mine, Variant("b2b naive"))
@@ -69,10 +68,7 @@ def measure_block_sizes(
 
 def _size_cases(stack: ExitStack, work: Work) -> list[Case]:
     name = work.model.name
-    source, target = shared_pools(work.num_blocks, work.block_bytes)
-    stack.callback(source.close)
-    stack.callback(target.close)
-    blocks.fill(source.pool)
+    source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
     server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
     came = partial(blocks.verify, source.pool, target.pool, work.everything)
     poison = partial(blocks.poison, target.pool)
@@ -83,7 +79,7 @@ def _size_cases(stack: ExitStack, work: Work) -> list[Case]:
             client = connect(server.endpoint, name, work.block_bytes, transport=transport,
                              rows=(source, target))  # fmt: skip
         except Skipped:
-            continue  # the rows of the models say so
+            continue  # the rows of the models have the reason
         stack.callback(client.close)
         ferry = FerryWork(client, name, work)
 
@@ -119,7 +115,7 @@ def _shares(rows: list[Row]) -> list[Figure]:
 
 
 class StreamingClient(LoggedProcess):
-    """Another process that streams the same blocks again and again."""
+    """Another process that streams the same blocks in a loop."""
 
     name = "streaming-client"
 
@@ -141,7 +137,7 @@ def measure_fairness(runner: Runner, memory: int | None, num_bytes: int) -> list
     try:
         machine.skip_unless_fits(work.num_bytes * (3 + NUM_STREAMS), memory)
     except Skipped as reason:
-        runner.say(f"lookups beside streams: {reason}")
+        runner.show(f"lookups beside streams: {reason}")
         return []
     with ExitStack() as stack:
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
@@ -154,13 +150,13 @@ def measure_fairness(runner: Runner, memory: int | None, num_bytes: int) -> list
         keys = [key_of(number) for number in range(_PROBE_KEYS)]
 
         def probe(when: str) -> Figure:
-            runner.say(f"lookups {when}")
+            runner.show(f"lookups {when}")
             seconds = []
             for _ in range(probes):
                 started = time.perf_counter()
                 client.lookup(name, keys, timeout_s=PATIENCE_S).result()
                 seconds.append((time.perf_counter() - started) * 1000)
-                time.sleep(0.002)  # as an engine asks between its steps
+                time.sleep(0.002)  # an engine looks up between its steps
             values = {"median": percentile(seconds, 50), "p99": percentile(seconds, 99),
                       "max": max(seconds)}  # fmt: skip
             return Figure(f"lookup of {_PROBE_KEYS} keys, {when}", "ms", values, "tcp")

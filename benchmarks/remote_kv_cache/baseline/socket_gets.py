@@ -1,7 +1,7 @@
-"""Gets on one plain socket, one batch outstanding: answered in one message, or block by block.
+"""Gets on one plain socket, one batch outstanding: a reply in one message, or block by block.
 
-kvferry's client always streams, so this speaks the protocol itself. Both ways share all code but
-the flag, so that their difference is the server's way to answer.
+kvferry's client always streams, so this module implements the protocol itself. Both ways share all
+code but the flag, so that their difference is the server's kind of reply.
 """
 
 import time
@@ -18,7 +18,7 @@ _PATIENCE_MS = 60_000
 
 
 class SocketGets:
-    """One DEALER socket that asks for a batch at a time. `stream` chooses the way."""
+    """One DEALER socket that requests a batch at a time. `stream` chooses the way."""
 
     def __init__(
         self,
@@ -33,7 +33,8 @@ class SocketGets:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._channel = self._context.socket(zmq.DEALER)
         self._channel.linger = 0
-        self._channel.rcvhwm = 0  # a mark, a reset and the server's heartbeat would end the process
+        # A high-water mark with a reset and the server's heartbeat would end the process.
+        self._channel.rcvhwm = 0
         self._channel.rcvtimeo = _PATIENCE_MS
         self._channel.connect(endpoint)
         self._namespace = namespace
@@ -49,11 +50,11 @@ class SocketGets:
         ]
 
     def get(self) -> None:
-        """Everything, batch after batch, into the target's rows."""
+        """Get all blocks, batch after batch, into the target's rows."""
         self.get_and_time()
 
     def get_and_time(self) -> list[float]:
-        """As `get`; gives the seconds from each request to its first block in its row."""
+        """As `get`; returns the seconds from each request to its first block in its row."""
         return [self._get(part) for part in self._parts]
 
     def close(self) -> None:
@@ -92,16 +93,16 @@ class SocketGets:
         part: Batch,
         keys: list[bytes],
         indices: list[int],
-        told: protocol.Got | protocol.Blocks,
+        header: protocol.Got | protocol.Blocks,
         payload: list[zmq.Frame],
     ) -> float:
-        """Copy the blocks of a message into their rows. Gives when the first of them was there."""
+        """Copy the blocks of a message into their rows. Returns when the first was copied."""
         frames = [frame.buffer for frame in payload]
         first = None
         for index, block, announced in zip(
             indices,
-            protocol.split_frames(frames, told.lengths, told.blocks_per_frame),
-            told.checksums,
+            protocol.split_frames(frames, header.lengths, header.blocks_per_frame),
+            header.checksums,
             strict=True,
         ):
             row = memoryview(self._target[part.target[index]])

@@ -1,4 +1,4 @@
-"""From the steps of a prompt that comes back to rows, figures and a table: by length and phase."""
+"""Rows, figures and a table of the steps of a returning prompt, by length and phase."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -15,14 +15,14 @@ AGAIN = "looks again"
 LOADING = "load under way"
 ADMITS = "load in"
 PHASES = (ASKS, NO_ANSWER, ANSWERED, LOADING, AGAIN, ADMITS)
-"""Of a prompt's way into the engine, in order. vLLM walks over all keys in `ASKS`, `ANSWERED`,
-`AGAIN` and `ADMITS`. A short load is over before there is a step of `LOADING`, and one that comes
-as a whole has none of `AGAIN`."""
+"""The phases of a prompt's way into the engine, in order. vLLM walks over all keys in `ASKS`,
+`ANSWERED`, `AGAIN` and `ADMITS`. A short load ends before any step of `LOADING`, and a prompt that
+arrives in one load has no `AGAIN`."""
 
 WALKS_WITH_ANSWERS = (ANSWERED, AGAIN, ADMITS)
 
 GOAL_US = 1.5
-"""Our share of a walk must stay below, for each block, once the answers are in."""
+"""Goal: the most microseconds a block of our share of a walk, once the answers have arrived."""
 
 TIMER = "the timer itself, a nested call"
 
@@ -43,7 +43,7 @@ _A_BLOCK = (WALK, NET, VLLMS, RUNNING)  # in the table
 
 
 def by_phase(steps: Sequence[Step]) -> Trial:
-    """Sort the steps of one prompt, from its arrival to its admission."""
+    """Group the steps of one prompt by phase, from its arrival to its admission."""
     trial: dict[str, list[Step]] = {}
     for step in steps:
         if ASKS not in trial:
@@ -57,7 +57,7 @@ def by_phase(steps: Sequence[Step]) -> Trial:
 
 
 def rows_of(model: str, length: int, sample: Sample, trials: Sequence[Trial]) -> list[Row]:
-    """One row for each phase and time; one value a trial, which is the median of its steps.
+    """One row for each phase and time; one value a trial, the median of its steps.
 
     A length that failed or was skipped has one row with the reason.
     """
@@ -79,10 +79,10 @@ def operation(length: int, phase: str, what: str) -> str:
 def figures_of(
     length: int, sample: Sample, trials: Sequence[Trial], charged_s: float
 ) -> list[Figure]:
-    """Medians of the trials for each block of the prompt, and how many steps a phase took.
+    """Medians of the trials for each block of the prompt, and the number of steps of a phase.
 
-    `charged_s` is what each call of a hook of ours is charged for being timed; `NET` and `WALK` are
-    without. `WALK` is within `get_num_new_matched_tokens`, and so only our share of a walk.
+    `charged_s` is the cost of timing charged to each call of our hooks; `NET` and `WALK` exclude
+    it. `WALK` is inside `get_num_new_matched_tokens`, so it is only our share of a walk.
     """
     if not sample.measured:
         return []
@@ -107,7 +107,7 @@ def figures_of(
 
 
 def describe(record: Record, lengths: Sequence[int]) -> str:
-    """One line for each length and phase, the reasons for what is missing, and the goal."""
+    """One line for each length and phase, the reasons for missing rows, and the goal."""
     lines: list[list[table.Cell]] = []
     verdicts = []
     for length in lengths:

@@ -1,4 +1,4 @@
-"""From timed engine steps to rows, figures and a table."""
+"""Rows, figures and a table of timed engine steps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from remote_server.sizes import MiB
 IDLE = Variant("idle client")
 
 GOAL_MS = 1.0
-"""Our hooks' p99 must stay below, with the client at full speed."""
+"""Goal: the most milliseconds of our hooks' p99, with the client at full speed."""
 
 STEP, OURS, VLLMS = "engine step", "our hooks", "vLLM's hooks"
 RUNNING, WAITING = "running in hooks", "waiting in hooks"  # of both
@@ -32,7 +32,7 @@ _PERCENTILES = {"median": 50, "p99": 99}
 
 @dataclass
 class Trial:
-    """Consecutive steps, and what was moved meanwhile."""
+    """Consecutive steps, and the bytes moved meanwhile."""
 
     steps: list[Step]
     background: Moved = NOTHING
@@ -41,7 +41,7 @@ class Trial:
 
     @property
     def bytes_per_s(self) -> float:
-        """By the second client, both ways, and by the engine's from the server."""
+        """Bytes of the second client, both ways, and of the engine's client from the server."""
         rate = self.background.num_bytes / (self.background.seconds or 1.0)
         return rate + self.loaded_bytes / sum(step.seconds for step in self.steps)
 
@@ -49,7 +49,7 @@ class Trial:
 def rows_of(model: str, variant: Variant, sample: Sample, trials: Sequence[Trial]) -> list[Row]:
     """One row for the median and one for the p99 of each time; one value per trial.
 
-    A variant that failed or was skipped has one row, which says so.
+    A variant that failed or was skipped has one row with the reason.
     """
     if not sample.measured:
         return [Row(model, operation(variant, STEP, "median"), 0, sample, variant.transport)]
@@ -69,7 +69,7 @@ def operation(variant: Variant, what: str, percentile_name: str) -> str:
 
 
 def figures_of(variant: Variant, sample: Sample, trials: Sequence[Trial]) -> list[Figure]:
-    """The same of all steps of all trials together, and how much was moved meanwhile."""
+    """The same over all steps of all trials, and the bytes moved meanwhile."""
     if not sample.measured:
         return []
     steps = [step for trial in trials for step in trial.steps]
@@ -89,7 +89,7 @@ def figures_of(variant: Variant, sample: Sample, trials: Sequence[Trial]) -> lis
 
 
 def describe(record: Record) -> str:
-    """One line per variant, the reasons for what is missing, and whether the goal was met."""
+    """One line per variant, the reasons for missing rows, and whether the goal was met."""
     variants = _variants(record)
     lines: list[list[table.Cell]] = []
     for variant in variants:
@@ -132,7 +132,7 @@ def chart(record: Record) -> plot.Chart:
 
 
 def _variants(record: Record) -> list[Variant]:
-    """Those that were measured, in order."""
+    """The variants that were measured, in order."""
     suffix = f": {STEP}"
     return [
         Variant(figure.name.removesuffix(suffix), figure.transport)

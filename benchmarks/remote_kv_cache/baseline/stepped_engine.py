@@ -1,6 +1,6 @@
-"""A vLLM engine whose scheduler runs in this process, one step at a time, its hooks timed.
+"""A vLLM engine with its scheduler in this process, run step by step, its hooks timed.
 
-Needs vLLM; nothing is imported from it before an engine is made.
+Needs vLLM; nothing of it is imported before an engine is made.
 """
 
 import os
@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from benchmarks.harness.runner import Skipped
@@ -21,13 +20,13 @@ BLOCK_TOKENS = 32
 POOL_ROWS = 384
 MAX_MODEL_LEN = 6144
 CHUNK_TOKENS = 512
-"""Computed in one step: few enough that the puts of a prompt, which may pin a quarter of the pool,
-keep up with computing it."""
+"""Tokens computed in one step: few enough that the puts of a prompt, which may pin a quarter of the
+pool, keep pace with computing it."""
 
 OURS, VLLMS = "ours", "vLLM's"
 
-# Everything that vLLM's scheduler calls while requests run. On the connector the time is ours,
-# on the scheduler-side object that it hands over to it is vLLM's, on the tier ours again.
+# All methods that vLLM's scheduler calls while requests run. Time in the connector is ours, in the
+# scheduler-side object below it vLLM's, in the tier ours again.
 _CONNECTOR_HOOKS = (
     "on_new_request", "get_num_new_matched_tokens", "get_external_cache_hit_sources",
     "update_state_after_alloc", "build_connector_meta", "update_connector_output",
@@ -40,7 +39,7 @@ _TIER_HOOKS = (
     "get_stats", "take_events",
 )  # fmt: skip
 
-# A busy machine must not turn a hit into a prompt that is computed: that would be another step.
+# Long deadlines: on a busy machine a hit must not become a computed prompt, which is another step.
 _PATIENT = {
     "lookup_timeout_ms": 5_000, "load_stall_ms": 10_000, "load_timeout_ms": 20_000,
     "wait_budget_ms": 10_000, "break_even": False,
@@ -52,8 +51,8 @@ _IDLE_S = 30.0
 def time_hooks(
     connector: Any, tier: Any, clock: Callable[[], int] = time.perf_counter_ns
 ) -> HookTimer:
-    """A timer of everything that the scheduler calls: what is spent in the connector and the tier
-    (None where there is no server) is `OURS`, in the offloading below it `VLLMS`."""
+    """A timer of all methods that the scheduler calls: time in the connector and the tier (None
+    without a server) is `OURS`, in the offloading below it `VLLMS`."""
     timer = HookTimer(clock)
     timer.wrap(connector, _CONNECTOR_HOOKS, OURS)
     timer.wrap(connector.connector_scheduler, _CONNECTOR_HOOKS, VLLMS)
@@ -69,16 +68,16 @@ class Step(NamedTuple):
     ours: float
     vllms: float
     waiting: float
-    """Of both: waited for the interpreter lock, a core or a lock instead of running."""
+    """Of both: waiting for the interpreter lock, a core or a lock."""
 
     walks: int = 0
-    """How often vLLM walked over the keys of a request."""
+    """The number of vLLM's walks over the keys of a request."""
 
     admits: bool = False
     """Whether the last of these walks admitted its request."""
 
     calls: int = 0
-    """Of our hooks. Each was charged what timing itself costs."""
+    """Calls of our hooks. Each was charged the cost of timing."""
 
     walk_s: float = 0.0
     walk_calls: int = 0
@@ -88,7 +87,7 @@ class Step(NamedTuple):
 class SteppedEngine:
     """One engine with the connector. Close it: its worker is a process of its own.
 
-    Requests are of tokens, greedy, and end after exactly as many tokens as they were given.
+    Requests are token ids, greedy, and end after exactly `max_tokens` tokens.
     """
 
     def __init__(
@@ -102,15 +101,15 @@ class SteppedEngine:
         max_model_len: int = MAX_MODEL_LEN,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """Start it, with room for `num_blocks` blocks. Raises `Skipped` without vLLM.
+        """Start it with `num_blocks` blocks. Raises `Skipped` without vLLM.
 
-        `max_model_len` may be longer than the model's preset has it. `clock` times the hooks.
+        `max_model_len` may exceed that of the model's preset. `clock` times the hooks.
         """
         self._scratch = tempfile.TemporaryDirectory(prefix="kvferry-engine-")
         os.environ |= engine_environment() | {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
             "VLLM_LOGGING_LEVEL": "ERROR",
-            "VLLM_RPC_BASE_PATH": self._scratch.name,  # sockets that it leaves behind
+            "VLLM_RPC_BASE_PATH": self._scratch.name,  # vLLM does not remove its sockets
         }
         try:
             from vllm import LLM, SamplingParams
@@ -129,7 +128,7 @@ class SteppedEngine:
             max_num_batched_tokens=CHUNK_TOKENS,
             max_model_len=max_model_len,
             hf_overrides={"max_position_embeddings": max(max_model_len, shape.max_position)},
-            # Without this the worker would be this thread, whose steps would then be the model's.
+            # Without this the worker would be this thread, and the timer would see the model.
             distributed_executor_backend="mp",
             disable_log_stats=False,
             kv_transfer_config={
@@ -170,7 +169,7 @@ class SteppedEngine:
         self._core.step_fn = timed
 
     def _watch_walks(self) -> None:
-        """Where our connector knows the answer, it does not call vLLM's, which walks."""
+        """Count vLLM's walks. Our connector does not call it when it knows the result."""
         walk = self._vllms.get_num_new_matched_tokens
 
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -181,7 +180,7 @@ class SteppedEngine:
         self._vllms.get_num_new_matched_tokens = watched
 
     def _watch_our_walk(self, connector: Any) -> None:
-        """How much of a step was ours within `connector`'s hook that walks. It is timed already."""
+        """Measure our share of a step inside `connector`'s walking hook, which is timed already."""
         hook = connector.get_num_new_matched_tokens
 
         def watched_hook(*args: Any, **kwargs: Any) -> Any:
@@ -197,7 +196,7 @@ class SteppedEngine:
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def add(self, name: str, prompt: Sequence[int], max_tokens: int) -> None:
-        """Queue a request; names must differ among those since `empty`."""
+        """Queue a request; its name must be unique since `empty`."""
         sampling = self._sampling(
             temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
         )
@@ -205,7 +204,7 @@ class SteppedEngine:
         self._engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling)
 
     def step(self) -> Step:
-        """One step. Its hooks are those called since the last one, so arrivals in between count."""
+        """Run one step. Hooks called since the last one are included, such as those of arrivals."""
         self._walks, self._admits = 0, False
         self._walk_s, self._walk_calls = 0.0, 0
         self._engine.step()
@@ -217,7 +216,7 @@ class SteppedEngine:
 
     @property
     def num_running(self) -> int:
-        """Requests that are being computed, rather than waiting or loading."""
+        """Requests in computation, without those that wait or load."""
         return len(self._core.scheduler.running)
 
     @property
@@ -225,7 +224,7 @@ class SteppedEngine:
         return int(self._engine.get_num_unfinished_requests())
 
     def finish(self) -> None:
-        """Step until all requests have ended and nothing is left to do, transfers included."""
+        """Step until all requests and all transfers have ended."""
         deadline = time.monotonic() + _IDLE_S
         while self._core.scheduler.has_requests():
             self.step()
@@ -233,7 +232,7 @@ class SteppedEngine:
                 raise AssertionError(f"the engine is not idle after {_IDLE_S:g} s")
 
     def empty(self) -> None:
-        """Abort what has not ended, and `finish`."""
+        """Abort all requests, and `finish`."""
         self._engine.abort_request(self._names, internal=False)
         self._names = []
         self.finish()
@@ -241,8 +240,8 @@ class SteppedEngine:
     # ── the connector ────────────────────────────────────────────────────────────────────
 
     def wait_for_server(self) -> None:
-        """Return when the workers were heard, which takes a step, and the connector's client has
-        reached the server."""
+        """Return when the workers have reported, which takes a step, and the connector's client is
+        connected to the server."""
         deadline = time.monotonic() + _IDLE_S
         while not (self._tier._namespace and self._tier._client.ready):
             if time.monotonic() > deadline:
@@ -253,8 +252,8 @@ class SteppedEngine:
                 time.sleep(0.01)
 
     def keys_of(self, prompt: Sequence[int]) -> list[bytes]:
-        """The keys of the whole blocks of `prompt`. No other request may be there; nothing of
-        this one is looked up or computed."""
+        """The keys of the whole blocks of `prompt`. No other request may exist; nothing of this
+        one is looked up or computed."""
         self.add("keys", prompt, 1)
         (status,) = self._vllms._req_status.values()
         status.update_offload_keys()
@@ -263,28 +262,28 @@ class SteppedEngine:
         return keys
 
     def declare_to(self, client: RemoteClient) -> str:
-        """Declare this engine's namespace for `client`, and give its name."""
+        """Declare this engine's namespace for `client`, and return its name."""
         namespace: str | None = self._tier._namespace
-        assert namespace is not None, "the engine keeps away from the server"
+        assert namespace is not None, "the engine does not use the server"
         client.declare(namespace, self._tier._rows.block_bytes, self._tier._facts)
         return namespace
 
     def blocks_from_server(self) -> int:
-        """How many the server has ever given to this engine."""
-        from kv_connector.tier_metrics import LOADED_BLOCKS
+        """Blocks that this engine has received from the server since its start."""
+        from kv_connector.metrics import LOADED_BLOCKS
 
         return int(self._tier.totals().get((LOADED_BLOCKS, "hit"), 0))
 
     def misses(self) -> dict[str, int]:
-        """Blocks that were answered as a miss since the start, by reason."""
-        from kv_connector.tier_metrics import MISSED_BLOCKS
+        """Misses since the start, by reason."""
+        from kv_connector.metrics import MISSED_BLOCKS
 
         totals = self._tier.totals().items()
         return {label: count for (metric, label), count in totals if metric == MISSED_BLOCKS}
 
     def hook_errors(self) -> int:
-        """Exceptions of ours that were kept from the engine: there must be none."""
-        from kv_connector.tier_metrics import HOOK_ERRORS
+        """Our exceptions that the engine did not see: there must be none."""
+        from kv_connector.metrics import HOOK_ERRORS
 
         return sum(
             count for (metric, _), count in self._tier.totals().items() if metric == HOOK_ERRORS
@@ -299,10 +298,5 @@ class SteppedEngine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,4 +1,4 @@
-"""A process that streams the same blocks again and again, until it is ended.
+"""A process that streams the same blocks in a loop until it is ended.
 
 python -m … ENDPOINT NAMESPACE BLOCK_BYTES NUM_BLOCKS
 """
@@ -13,12 +13,12 @@ _AT_ONCE = 16
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Says `ready` when the first blocks have come."""
+    """Prints `ready` when the first blocks have arrived."""
     endpoint, namespace, *numbers = sys.argv[1:] if argv is None else argv
     block_bytes, num_blocks = map(int, numbers)
     client = connect(endpoint, namespace, block_bytes)
     rows = [memoryview(row) for row in blocks.allocate(_AT_ONCE, block_bytes)]
-    said = False
+    announced = False
     while True:
         for first in range(0, num_blocks, _AT_ONCE):
             keys = [key_of(number) for number in range(first, min(first + _AT_ONCE, num_blocks))]
@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> None:
             ).result()
             if len(result.landed) != len(keys):
                 sys.exit(f"not all blocks came: {result.outcomes}, {result.error}")
-            if not said:
+            if not announced:
                 print("ready", flush=True)
-                said = True
+                announced = True
 
 
 if __name__ == "__main__":

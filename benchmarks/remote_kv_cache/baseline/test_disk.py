@@ -1,9 +1,9 @@
-"""How fast do blocks get to a disk and back, cold, and how near is the disk tier to the device?
+"""Disk: how fast do blocks get there and back, cold, and how near is the disk tier to the device?
 
-The wall is one thread that reads or writes whole blocks past the page cache (O_DIRECT), one after
-another, in one preallocated file. The same with as many threads as the tier has is shown beside it.
-Every read is cold: past the page cache, or after the file was dropped from it. A hypervisor's or a
-device's own cache is beyond us, and the same for all.
+The upper bound is one thread that reads or writes whole blocks past the page cache (O_DIRECT), one
+after another, in one preallocated file. The same with the tier's number of threads is shown as
+well. Every read is cold: past the page cache, or after the file was dropped from it. The caches of
+a hypervisor or a device are out of our control, and the same for all.
 """
 
 import argparse
@@ -48,8 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = options.parser(MODULE, "how fast blocks get to a disk and back")
     parser.add_argument(
-        "--sizes", type=_sizes, default=[MiB, 2 * MiB, 4 * MiB], metavar="SIZES",
-        help="of blocks, as in 1MiB,4MiB (default: 1MiB,2MiB,4MiB)",
+        "--sizes", type=options.several(options.size), default="1MiB,2MiB,4MiB", metavar="SIZES",
+        help="sizes of blocks, as in 1MiB,4MiB (default: 1MiB,2MiB,4MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--total", type=options.size, default=256 * MiB, metavar="SIZE",
@@ -58,13 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR",
-        help="on the disk to measure; what is written there is removed (default: this one)",
+        help="a folder on the disk to measure; written files are removed (default: this one)",
     )  # fmt: skip
     return parser
-
-
-def _sizes(text: str) -> list[int]:
-    return [options.size(part) for part in text.split(",")]
 
 
 def measure(runner: Runner, arguments: argparse.Namespace, block_bytes: int) -> list[Row]:
@@ -111,13 +107,13 @@ def _samples(
             way.make_cold()
             blocks.poison(target)
 
-        # A round may begin in between: then what is read is what the round before wrote.
+        # A round may begin at a read: then it reads the blocks of the round before.
         cases += [
             Case(Variant(f"{way_name}: write"), partial(way.write, source)),
             Case(Variant(f"{way_name}: read"), partial(way.read, target), prepare, verify),
         ]
     for way in ways.values():
-        runner.say(f"{name}: first touch")
+        runner.show(f"{name}: first touch")
         way.write(source)
     try:
         return {**runner.measure(name, cases)}
@@ -142,7 +138,7 @@ def _charted(record: Record) -> list[Variant]:
 
 
 def show(record: Record, arguments: argparse.Namespace) -> None:
-    """GB/s of each way, then everything in detail."""
+    """Print GB/s of each way, then all details."""
     sizes = list(dict.fromkeys(row.model for row in record.rows))
     found = {(row.model, row.operation): row for row in record.rows}
     lines: list[list[table.Cell]] = []

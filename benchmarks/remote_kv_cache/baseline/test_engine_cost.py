@@ -1,9 +1,9 @@
-"""What do our hooks and our client cost the engine?
+"""Engine cost: what do our hooks and our client cost the engine?
 
 A real engine decodes a few requests, its scheduler in this process, while the client of a cache
-server does nothing, moves blocks at the demo's rate, or moves them as fast as it can, and while
-long prompts come back from that server. Every engine step is timed, and in it the time that the
-scheduler's thread spends in the connector: in our code and in vLLM's own offloading.
+server is idle, moves blocks at the demo's rate or at full speed, and while long prompts come back
+from that server. Every engine step is timed, and in it the time of the scheduler's thread in the
+connector: in our code and in vLLM's own offloading.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.engine.session import conduct
 from benchmarks.harness import options
 from benchmarks.harness.record import Figure, Record
-from benchmarks.harness.runner import Case, Runner, Sample, Skipped
+from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import step_results
 from benchmarks.remote_kv_cache.baseline.background_client import (
     BLOCK_BYTES,
@@ -24,7 +24,7 @@ from benchmarks.remote_kv_cache.baseline.background_client import (
     NUM_BLOCKS,
     BackgroundClient,
 )
-from benchmarks.remote_kv_cache.baseline.blocks import fill, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import filled_pools
 from benchmarks.remote_kv_cache.baseline.ferry_client import TRANSPORTS, connect
 from benchmarks.remote_kv_cache.baseline.hook_timer import cost_of_timing
 from benchmarks.remote_kv_cache.baseline.results import Variant
@@ -42,9 +42,9 @@ it takes 5 s on the machine of the README."""
 
 NUM_REQUESTS = 4
 PROMPT_TOKENS = 4109
-"""Of a prompt that comes back: 128 blocks, and 13 tokens to compute, as in the demo."""
+"""Tokens of a returning prompt: 128 blocks, and 13 tokens to compute, as in the demo."""
 
-NUM_PROMPTS = 5  # in turn: engine and CPU pool have room for less than four
+NUM_PROMPTS = 5  # used in turn: engine and CPU pool have room for less than four
 SETTLING_STEPS = 16
 _NEEDED = 3 * GiB
 
@@ -61,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )  # fmt: skip
     parser.add_argument(
         "--every", type=options.positive, default=50, metavar="STEPS",
-        help="a prompt comes back from the server so often (default: %(default)s)",
+        help="steps between two returning prompts (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--rate", type=options.size, default=DEMO_RATE, metavar="SIZE",
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runner = Runner(arguments.trials, arguments.warm_ups)
 
     def measure(stack: ExitStack) -> None:
-        runner.say("starting a server and an engine")
+        runner.show("starting a server and an engine")
         model = tiny_model.build(arguments.models / arguments.preset, arguments.preset)
         bench = EngineCost(stack, model, arguments.preset, arguments.steps, arguments.every)
         record.figures.append(
@@ -83,7 +83,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         samples = runner.measure(arguments.preset, bench.cases(stack, arguments.rate))
         for key, sample in samples.items():
             assert isinstance(key, Variant)
-            trials = measured(bench.trials[key], sample)
+            trials = sample.timed(bench.trials[key])
             record.rows += step_results.rows_of(arguments.preset, key, sample, trials)
             record.figures += step_results.figures_of(key, sample, trials)
 
@@ -97,18 +97,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return options.finish(record, runner)
 
 
-def measured(trials: Sequence[Trial], sample: Sample) -> Sequence[Trial]:
-    """Those that the sample's values are of: no warm-ups, nothing that was interrupted."""
-    return trials[len(sample.warm_ups) :][: len(sample.values)]
-
-
 class EngineCost:
-    """The engine, the server, and what goes on beside the steps. All of it ends with `stack`."""
+    """The engine, the server, and the load beside the steps. All of them end with `stack`."""
 
     def __init__(
         self, stack: ExitStack, model: Path, preset: str, num_steps: int, every: int
     ) -> None:
-        """Start everything, and have the prompts that come back on the server."""
+        """Start all processes, and put the returning prompts on the server."""
         self.trials: dict[Variant, list[Trial]] = {}
         self._num_steps = num_steps
         self._every = every
@@ -131,7 +126,7 @@ class EngineCost:
         self._engine.empty()
 
     def cases(self, stack: ExitStack, rate: float) -> list[Case]:
-        """Every variant, the ones this client's transports allow."""
+        """Every variant that this client's transports allow."""
         cases = [self._case(IDLE, None, None), self._case(Variant("prompts return"), None, None)]
         for transport in TRANSPORTS:
             try:
@@ -147,10 +142,7 @@ class EngineCost:
         return cases
 
     def _client(self, stack: ExitStack, transport: str) -> BackgroundClient:
-        source, target = shared_pools(NUM_BLOCKS, BLOCK_BYTES)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        fill(source.pool)
+        source, target = filled_pools(stack, NUM_BLOCKS, BLOCK_BYTES)
         client = connect(
             self._server.endpoint, NAMESPACE, BLOCK_BYTES,
             transport=transport, rows=(source, target),
@@ -175,11 +167,11 @@ class EngineCost:
     def _prepare(self, background: BackgroundClient | None, bytes_per_s: float | None) -> None:
         self._engine.empty()
         if background is not None:
-            with suppress(Exception):  # what a trial that failed has left running
+            with suppress(Exception):  # a failed trial may still run
                 background.stop()
             background.start(bytes_per_s)
         for number in range(NUM_REQUESTS):
-            # Of different lengths, so that their blocks are full in different steps.
+            # Different lengths, so that their blocks are full in different steps.
             prompt = tiny_model.prompt_tokens(64 + 8 * number, seed=next(self._seeds))
             self._engine.add(f"decode {number}", prompt, self._num_steps + 6 * BLOCK_TOKENS)
         while self._engine.num_running < NUM_REQUESTS:
@@ -191,7 +183,7 @@ class EngineCost:
         trial = Trial([])
         self._loaded_before = self._engine.blocks_from_server()
         for number in range(self._num_steps):
-            # One at a time: the pool has no room for many that are on their way at once.
+            # One at a time: the pool has no room for many loads at once.
             if every and number % every == 0 and self._engine.num_unfinished == NUM_REQUESTS:
                 prompt = self._prompts[next(self._turns)]
                 self._engine.add(f"returns {number}", prompt, 1)
@@ -209,7 +201,7 @@ class EngineCost:
             trial.background = background.stop()
         if self._engine.num_running < NUM_REQUESTS:
             raise AssertionError(f"{self._engine.num_running} of {NUM_REQUESTS} still decode")
-        while self._engine.num_unfinished > NUM_REQUESTS:  # a prompt is still on its way
+        while self._engine.num_unfinished > NUM_REQUESTS:  # a prompt is still loading
             self._engine.step()
         expected = trial.num_prompts * (PROMPT_TOKENS // BLOCK_TOKENS)
         if self._num_loaded() != expected:

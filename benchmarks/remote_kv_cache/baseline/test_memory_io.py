@@ -1,7 +1,7 @@
-"""How fast can blocks be copied in this machine's memory, and which way of copying is the fastest?
+"""Memory: how fast can blocks be copied in it, and which way of copying is the fastest?
 
-Every transfer of KV blocks ends in a copy, so this is the floor under all other numbers. One thread
-throughout. Ratios are to one flat memcpy of the same bytes.
+Every transfer of KV blocks ends in a copy, so this bounds all other figures. All copies are on one
+thread. Ratios are to one flat memcpy of the same bytes.
 """
 
 import ctypes
@@ -37,7 +37,7 @@ CHARTED = [*SOURCE_COLUMNS[:5], HOST_STORE, HOST_LOAD]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run, print, write. Returns the exit status."""
     argv = sys.argv[1:] if argv is None else argv
-    parser = options.parser(MODULE, "how fast blocks can be copied in memory, and by which way")
+    parser = options.parser(MODULE, "how fast blocks can be copied in memory, by each way")
     blocks.add_options(parser)
     arguments = parser.parse_args(argv)
     record = Record.begin(MODULE, argv)
@@ -60,7 +60,7 @@ def measure(runner: Runner, work: Work, memory: int | None) -> list[Row]:
         machine.skip_unless_fits(2 * work.num_bytes, memory)
     except Skipped as reason:
         return results.skipped_rows(work, MEMCPY.operation, str(reason))
-    runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
+    runner.show(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
     source = blocks.allocate(work.num_blocks, work.block_bytes)
     target = blocks.allocate(work.num_blocks, work.block_bytes)
     blocks.fill(source)
@@ -74,7 +74,7 @@ def measure(runner: Runner, work: Work, memory: int | None) -> list[Row]:
 
 
 def _plain_cases(source: Pool, target: Pool, work: Work) -> list[Case]:
-    """What needs nothing but numpy and the C library."""
+    """Cases that need only numpy and the C library."""
     num_layers, page = work.model.layers, work.model.page_bytes(BLOCK_SIZE)
     from_layers = source.reshape(num_layers, work.num_blocks, page)
     to_layers = target.reshape(num_layers, work.num_blocks, page)
@@ -116,7 +116,7 @@ def _plain_cases(source: Pool, target: Pool, work: Work) -> list[Case]:
 
 
 def _late_cases(source: Pool, target: Pool, work: Work) -> tuple[list[Case], Callable[[], None]]:
-    """What needs torch, vLLM or a GPU, each SKIPPED where that is missing; and how to end it."""
+    """Cases that need torch, vLLM or a GPU, SKIPPED without them; and a call that ends them."""
     try:
         from benchmarks.remote_kv_cache.baseline import host_copies
     except ImportError as error:
@@ -128,7 +128,7 @@ def _late_cases(source: Pool, target: Pool, work: Work) -> tuple[list[Case], Cal
         Case(Variant(name), copy, poison, verify)
         for name, copy in host_copies.index_copies(source, target, work).items()
     ]
-    # Each direction reads `source` and fills `target`: the layouts change places, not the bytes.
+    # Each direction reads `source` and fills `target`: the layouts swap, not the bytes.
     storing = host_copies.HostWorkerCopies(source, target, work)
     loading = host_copies.HostWorkerCopies(target, source, work)
     cases += [
@@ -153,7 +153,7 @@ def _late_cases(source: Pool, target: Pool, work: Work) -> tuple[list[Case], Cal
 
 
 def show(record: Record, heading: str) -> None:
-    """The source's table with its figures under ours, then everything in detail."""
+    """Print the source's table with its figures under ours, then all details."""
     lines: list[list[table.Cell]] = []
     for model in dict.fromkeys(row.model for row in record.rows):
         rows = [row for row in record.rows if row.model == model]

@@ -1,10 +1,10 @@
-"""Where does the time of a transfer go, at each size of block?
+"""Transfer profile: where does the time go, at each size of block?
 
     python -m benchmarks.remote_kv_cache.baseline.test_profile
 
 The same bytes in blocks of five sizes, put and got over both transports, with integrity and
-without; beside the time, what each thread on both sides ran meanwhile. All per MiB, so that one
-size compares with another and each with the plain copy.
+without; beside the time, the CPU time of each thread on both sides. All values are per MiB, so that
+sizes compare with each other and with the plain copy.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from benchmarks.harness import machine, options, plot, table
 from benchmarks.harness.record import Figure, Record
 from benchmarks.harness.runner import Case, Runner, Skipped
 from benchmarks.remote_kv_cache.baseline import blocks
-from benchmarks.remote_kv_cache.baseline.blocks import Pool, SharedPool, Work, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import Pool, SharedPool, Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import (
     TRANSPORTS,
     FerryWork,
@@ -30,7 +30,7 @@ from benchmarks.remote_kv_cache.baseline.hasher import Hasher
 from benchmarks.remote_kv_cache.baseline.server_cases import SET, STREAM_GET
 from benchmarks.remote_kv_cache.baseline.thread_times import WHO, ThreadTimes
 from benchmarks.remote_kv_cache.models import Model
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 from remote_server.shm.copying import copy_and_hash_group, group_blocks
 from remote_server.sizes import MiB, format_bytes
 
@@ -40,8 +40,8 @@ SIZES = (64 << 10, 512 << 10, MiB, 2 * MiB, 4 * MiB)
 COPY = "plain copy"
 COPY_AND_HASH = "copy and hash"
 BESIDE = "copy and hash, while another process hashes"
-"""The wall of a checked put over shared memory: what the server does for one message while the
-client hashes the next."""
+"""The bound of a checked put over shared memory: the server handles one message while the client
+hashes the next."""
 TIME = "time"
 
 _BATCH_BYTES = 16 * MiB  # two outstanding, at every size of block
@@ -49,7 +49,7 @@ _TOKENS_BYTES = 16 * 8 * 128 * 2 * 2  # a layer's part of a block of 16 tokens, 
 
 
 class Way(NamedTuple):
-    """What is timed. A plain copy has no transport."""
+    """A timed operation. A plain copy has no transport."""
 
     operation: str
     transport: str = ""
@@ -61,11 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = options.parser(MODULE, "where the time of a transfer goes")
     parser.add_argument("--sizes", type=_sizes, default=SIZES, metavar="SIZES",
-                        help="of blocks (default: 64KiB,512KiB,1MiB,2MiB,4MiB)")  # fmt: skip
+                        help="sizes of blocks (default: 64KiB,512KiB,1MiB,2MiB,4MiB)")  # fmt: skip
     parser.add_argument("--total", type=options.size, default=256 * MiB, metavar="SIZE",
-                        help="moved by each trial (default: 256MiB)")  # fmt: skip
+                        help="bytes moved by each trial (default: 256MiB)")  # fmt: skip
     arguments = parser.parse_args(argv)
-    keep_freed_memory()  # as every engine that has the client does
+    keep_freed_memory()  # as every engine with the client does
     record = Record.begin(MODULE, argv)
     total = float(arguments.total * len(arguments.sizes))
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
@@ -86,7 +86,7 @@ def work_of(block_bytes: int, total: int) -> Work:
 
 
 def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
-    """All ways of one size, interleaved, as figures of `record`."""
+    """Measure all ways at one size, interleaved, as figures of `record`."""
     name = work.model.name
     try:
         machine.skip_unless_fits(work.num_bytes * 4, memory)
@@ -94,10 +94,7 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None) -> N
         record.parameters[name] = f"skipped: {reason}"
         return
     with ExitStack() as stack:
-        source, target = shared_pools(work.num_blocks, work.block_bytes)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        blocks.fill(source.pool)
+        source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
         times: dict[Way, ThreadTimes] = {}
 
@@ -153,7 +150,7 @@ def _be_present(ferry: FerryWork, source: SharedPool, target: SharedPool) -> Non
 
 
 def _copy_and_hash(source: Pool, target: Pool, work: Work) -> None:
-    """As server and client do it, without either."""
+    """Copy and hash as server and client do, without them."""
     sources, targets = int(source.ctypes.data), int(target.ctypes.data)
     block_bytes, at_once = work.block_bytes, group_blocks(work.block_bytes)
     for batch in work.batches:
@@ -174,7 +171,7 @@ def _title(name: str, way: Way) -> str:
 
 
 def show(record: Record) -> None:
-    """One line a way: the time and who ran in it, in microseconds per MiB."""
+    """Print one line a way: the time and each thread's CPU time, in microseconds per MiB."""
     lines: list[list[table.Cell]] = []
     copies = {_size_of(figure): figure for figure in record.figures if _is_copy(figure)}
     for figure in record.figures:
@@ -189,7 +186,7 @@ def show(record: Record) -> None:
 
 
 def chart(record: Record) -> plot.Chart:
-    """Times to the plain copy, by size."""
+    """Times relative to the plain copy, by size."""
     sizes = list(dict.fromkeys(map(_size_of, record.figures)))
     ways = dict.fromkeys((figure.name.partition(": ")[2], figure.transport)
                          for figure in record.figures if not _is_copy(figure))  # fmt: skip

@@ -1,9 +1,9 @@
-"""How fast do blocks go through the server, compared with what no server could beat?
+"""Server: how fast do blocks go through it, compared with the bounds of any server?
 
-A real server process; one client; each model's blocks put, got and asked for, over each transport,
+A real server process; one client; each model's blocks put, got and looked up, over each transport,
 with checksums and without, every byte verified. In the same run: a plain copy, two bare TCP
 connections, a copy between two shared maps, and a real Redis. Then with one batch outstanding:
-to the acknowledgement, to the first block, to the last. Then what is small: lookups, small
+to the acknowledgement, to the first block, to the last. Then small operations: lookups, small
 blocks, and lookups while others stream. Ratios are to a plain copy of the same blocks.
 """
 
@@ -30,10 +30,10 @@ from benchmarks.remote_kv_cache.baseline import (
     small_operations,
     tiers,
 )
-from benchmarks.remote_kv_cache.baseline.blocks import Work, shared_pools
+from benchmarks.remote_kv_cache.baseline.blocks import Work
 from benchmarks.remote_kv_cache.baseline.ferry_client import server_for
 from benchmarks.remote_kv_cache.baseline.results import Variant
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 from remote_server.sizes import MiB
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_server"
@@ -57,18 +57,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     parser = options.parser(MODULE, "how fast blocks go through the server")
     blocks.add_options(parser)
-    parser.add_argument("--only", type=_sections, default=SECTIONS, metavar="PARTS",
+    parser.add_argument("--only", type=options.names(SECTIONS), default=SECTIONS, metavar="PARTS",
                         help=f"some of {','.join(SECTIONS)} (default: all)")  # fmt: skip
     parser.add_argument(
         "--sizes-bytes", type=options.size, default=_SIZES_BYTES, metavar="SIZE",
-        help="moved by each trial of `sizes`, `fairness`, `tiers` and `keys` (default: 128MiB)",
+        help="bytes of each trial of `sizes`, `fairness`, `tiers` and `keys` (default: 128MiB)",
     )  # fmt: skip
     parser.add_argument(
         "--directory", type=Path, default=Path(), metavar="DIR",
-        help="on the disk of `tiers`; what is written there is removed (default: this one)",
+        help="a folder on the disk of `tiers`; written files are removed (default: this one)",
     )  # fmt: skip
     arguments = parser.parse_args(argv)
-    keep_freed_memory()  # as every engine that has the client does
+    keep_freed_memory()  # as every engine with the client does
     record = Record.begin(MODULE, argv)
     record.versions |= peer_folder.versions("redis-py")
     record.parameters["memcpy"] = str(server_cases.NAIVE)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Skipped as reason:
         record.parameters["redis-server"] = str(reason)
     parts = len({"models", "one-batch"}.intersection(arguments.only))
-    total = parts * blocks.total_bytes(arguments.models, arguments.batches)  # all else is short
+    total = parts * blocks.total_bytes(arguments.models, arguments.batches)  # the rest is short
     with Runner(arguments.trials, arguments.warm_ups, total=total) as runner:
         _measure(runner, record, arguments)
     options.write(record, runner, arguments, partial(results.chart, CHARTED))
@@ -119,19 +119,16 @@ def _measure(runner: Runner, record: Record, arguments: argparse.Namespace) -> N
 
 
 def measure_model(runner: Runner, record: Record, work: Work, memory: int | None) -> None:
-    """Everything that moves one model's blocks, interleaved, into `record`."""
+    """Measure all ways to move one model's blocks, interleaved, into `record`."""
     try:
         # Two shared and two private pools here, one in the sender, the server's, and Redis's.
         machine.skip_unless_fits(work.num_bytes * 15 // 2, memory)
     except Skipped as reason:
         record.rows += results.skipped_rows(work, server_cases.STREAM_GET, str(reason))
         return
-    runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
+    runner.show(f"{work.model.name}: filling {work.num_bytes >> 20} MiB")
     with ExitStack() as stack:
-        source, target = shared_pools(work.num_blocks, work.block_bytes)
-        stack.callback(source.close)
-        stack.callback(target.close)
-        blocks.fill(source.pool)
+        source, target = blocks.filled_pools(stack, work.num_blocks, work.block_bytes)
         server = stack.enter_context(server_for(work.num_bytes, work.block_bytes))
         cases = [
             *server_cases.wall_cases(stack, source, target, work),
@@ -139,20 +136,20 @@ def measure_model(runner: Runner, record: Record, work: Work, memory: int | None
             *server_cases.redis_cases(stack, source, target, work),
         ]
         samples = runner.measure(work.model.name, cases, work.num_bytes)
-        # Here rather than after the servers have been stopped: that may be interrupted too.
+        # Before the servers are stopped, because the stop may be interrupted.
         record.rows += results.rows_of(
             work, samples, server_cases.NAIVE, server_cases.WALLS, {server_cases.CONTAINS}
         )
 
 
 def show(record: Record, heading: str) -> None:
-    """The source's table with its figures under ours, then everything in detail."""
+    """Print the source's table with its figures under ours, then all details."""
     operations = (*SOURCE_OPERATIONS, *OWN_OPERATIONS)
     lines: list[list[table.Cell]] = []
     for model in dict.fromkeys(row.model for row in record.rows):
         rows = [row for row in record.rows if row.model == model]
         if not any(row.operation == server_cases.SET_DEFERRED for row in rows):
-            continue  # not one of the source's
+            continue  # not a model of the source
         if model.endswith(one_batch.SUFFIX):
             continue  # with a table of its own
         ways = dict.fromkeys((row.transport, row.integrity) for row in rows
@@ -195,7 +192,7 @@ def show(record: Record, heading: str) -> None:
 
 
 def show_tiers(record: Record) -> None:
-    """GB/s of each tier, side by side."""
+    """Print GB/s of each tier, side by side."""
     speeds = {row.operation: row.gb_per_s for row in record.rows if row.model == tiers.TIERS.name}
     if speeds:
         lines: list[list[table.Cell]] = [
@@ -203,14 +200,6 @@ def show_tiers(record: Record) -> None:
             for operation in ("put", "get")
         ]
         print(f"\nGB/s over tcp, integrity on\n{table.render(['', *tiers.COLUMNS], lines)}")
-
-
-def _sections(text: str) -> list[str]:
-    chosen = text.split(",")
-    for section in chosen:
-        if section not in SECTIONS:
-            raise argparse.ArgumentTypeError(f"{section!r} is none of {', '.join(SECTIONS)}")
-    return chosen
 
 
 if __name__ == "__main__":

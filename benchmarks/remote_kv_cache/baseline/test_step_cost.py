@@ -1,9 +1,9 @@
-"""What does an engine step cost while a long prompt comes back from the server?
+"""Step cost: what does an engine step cost while a long prompt comes back from the server?
 
-A server holds all blocks of a prompt, and a real engine, its scheduler in this process, has never
-computed it. The prompt arrives while the server is stopped for a moment, so that some steps find
-no answer; then the server goes on. Every engine step is timed, and in it the time that the
-scheduler's thread spends in the connector: in our code and in vLLM's own offloading.
+A server holds all blocks of a prompt that a real engine, its scheduler in this process, has never
+computed. The prompt arrives while the server is stopped for a moment, so that some steps find no
+reply; then the server continues. Every engine step is timed, and in it the time of the scheduler's
+thread in the connector: in our code and in vLLM's own offloading.
 """
 
 import argparse
@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks.engine.session import conduct
 from benchmarks.harness import options
 from benchmarks.harness.record import Figure, Record
-from benchmarks.harness.runner import Case, Runner, Sample
+from benchmarks.harness.runner import Case, Runner
 from benchmarks.remote_kv_cache.baseline import step_cost_results as results
 from benchmarks.remote_kv_cache.baseline.ferry_client import PATIENCE_S, server_for
 from benchmarks.remote_kv_cache.baseline.hook_timer import charged_by_timing
@@ -36,14 +36,14 @@ MODULE = "benchmarks.remote_kv_cache.baseline.test_step_cost"
 PRESET = "small"
 LENGTHS = (8_192, 32_768, 131_072)
 NEW_TOKENS = 13
-"""Behind the blocks that the server holds: the engine computes at least one token."""
+"""Tokens behind the blocks of the server: the engine computes at least one."""
 
 CLOCKS = {"wall": time.perf_counter_ns, "cpu": time.thread_time_ns}
-"""The second is a system call, so it costs each key more than the first."""
+"""The second is a system call, so its cost for each key is higher."""
 
 _ENGINE_BYTES = 3 * GiB  # vLLM's two processes, without blocks
 _PUT_BLOCKS = 256  # in one message
-_POOL_SHARE = 0.75  # of its rows that one prompt may fill
+_POOL_SHARE = 0.75  # of its rows, for one prompt
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="steps while the server is stopped, after the first (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--clock", choices=sorted(CLOCKS), default="wall", help="what times the hooks: the clock, "
+        "--clock", choices=sorted(CLOCKS), default="wall", help="the hooks' clock: real time, "
         "or the thread's CPU time, which other programs do not stretch (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--models", type=Path, default=Path(".cache/models"), metavar="DIR")
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     runner = Runner(arguments.trials, arguments.warm_ups)
 
     def measure(stack: ExitStack) -> None:
-        runner.say("starting a server and an engine")
+        runner.show("starting a server and an engine")
         model = tiny_model.build(arguments.models / PRESET, PRESET)
         clock = CLOCKS[arguments.clock]
         bench = StepCost(stack, model, arguments.lengths, arguments.waits, clock)
@@ -78,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         samples = runner.measure(PRESET, bench.cases())
         for length in arguments.lengths:
             sample = samples[length]
-            trials = measured(bench.trials[length], sample)
+            trials = sample.timed(bench.trials[length])
             record.rows += results.rows_of(PRESET, length, sample, trials)
             record.figures += results.figures_of(length, sample, trials, charged_s)
 
@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def lengths(text: str) -> tuple[int, ...]:
-    """`8192,32768`: different prompt lengths in whole blocks."""
+    """`8192,32768`: prompt lengths in whole blocks, each once."""
     try:
         found = tuple(int(word) for word in text.split(","))
     except ValueError:
@@ -107,19 +107,14 @@ def lengths(text: str) -> tuple[int, ...]:
 
 
 def needed_bytes(longest: int) -> int:
-    """Of memory: vLLM itself, and the longest prompt in the engine, in the pool that one prompt
-    may fill to `_POOL_SHARE`, and on the server."""
+    """Bytes of memory: vLLM itself, and the longest prompt in the engine, in the pool (of which
+    one prompt fills at most `_POOL_SHARE`), and on the server."""
     prompt = longest * tiny_model.PRESETS[PRESET].kv_bytes_per_token
     return _ENGINE_BYTES + int(prompt * (1 + 1 / _POOL_SHARE + 1.25))
 
 
-def measured(trials: Sequence[Trial], sample: Sample) -> Sequence[Trial]:
-    """Those that the sample's values are of: no warm-ups, nothing that was interrupted."""
-    return trials[len(sample.warm_ups) :][: len(sample.values)]
-
-
 class StepCost:
-    """The engine, the server, and the prompts that it holds. All of it ends with `stack`."""
+    """The engine, the server, and the server's prompts. All of them end with `stack`."""
 
     def __init__(
         self,
@@ -129,7 +124,7 @@ class StepCost:
         num_waits: int,
         clock: Callable[[], int],
     ) -> None:
-        """Start everything. `num_waits` steps of each trial find a server that is stopped."""
+        """Start all processes. `num_waits` steps of each trial find a stopped server."""
         self.trials: dict[int, list[Trial]] = {length: [] for length in lengths}
         self._num_waits = num_waits
         self._seeds = itertools.count(1)
@@ -153,12 +148,12 @@ class StepCost:
         deadline = time.monotonic() + PATIENCE_S
         while not self._client.ready and time.monotonic() < deadline:
             time.sleep(0.01)
-        # Numbers below 1 in the model's format: attention over them is attention as usual.
+        # Numbers below 1 in the model's format, so that attention over them costs as usual.
         words = np.random.default_rng(0).integers(0x3C00, 0x3F00, block_bytes // 2, np.uint16)
         self._row: memoryview = words.data.cast("B")
 
     def cases(self) -> list[Case]:
-        """One for each length."""
+        """One case for each length."""
         return [
             Case(
                 length,
@@ -170,7 +165,7 @@ class StepCost:
         ]
 
     def _prepare(self, length: int) -> None:
-        """A prompt that is on the server and was never computed."""
+        """Put a prompt on the server that was never computed."""
         self._engine.empty()
         self._prompt = tiny_model.prompt_tokens(length + NEW_TOKENS, seed=next(self._seeds))
         keys = self._engine.keys_of(self._prompt)
@@ -186,7 +181,7 @@ class StepCost:
         self._loaded_before = self._engine.blocks_from_server()
 
     def _run(self, length: int) -> None:
-        """From the prompt's arrival to its admission."""
+        """Run the steps from the prompt's arrival to its admission."""
         self._stop()
         try:
             self._engine.add("returns", self._prompt, 1)
@@ -202,7 +197,7 @@ class StepCost:
                 raise AssertionError(f"the prompt is not admitted after {len(self._steps)} steps")
 
     def _stop(self) -> None:
-        """Have the server stand still when this returns."""
+        """Stop the server's process; it is stopped when this returns."""
         self._server.send_signal(signal.SIGSTOP)
         stat = Path(f"/proc/{self._server.pid}/stat")
         while stat.read_text().rpartition(")")[2].split()[0] != "T":

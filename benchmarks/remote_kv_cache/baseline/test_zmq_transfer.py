@@ -1,8 +1,8 @@
-"""What does it cost to receive blocks through ZeroMQ, and how far is that from the bare sockets?
+"""ZeroMQ: what does it cost to receive blocks through it, and how far is that from bare sockets?
 
-Another process holds the blocks (for inproc, another thread) and answers one request per batch of
-64. Three ways to receive, and raw TCP and unix sockets beside them: nothing that goes through the
-kernel's loopback is faster than those. Ratios are to a plain copy of the same blocks.
+Another process (for inproc, another thread) holds the blocks and answers one request per batch of
+64. Three ways to receive, and raw TCP and unix sockets: the bounds of everything that goes through
+the kernel's loopback. Ratios are to a plain copy of the same blocks.
 """
 
 import sys
@@ -22,7 +22,7 @@ from benchmarks.remote_kv_cache.baseline import blocks, results, sender
 from benchmarks.remote_kv_cache.baseline.blocks import Pool, Work
 from benchmarks.remote_kv_cache.baseline.receivers import RawReceiver, ZmqReceiver
 from benchmarks.remote_kv_cache.baseline.results import Variant
-from remote_server.malloc import keep_freed_memory
+from remote_server.process_limits import keep_freed_memory
 
 MODULE = "benchmarks.remote_kv_cache.baseline.test_zmq_transfer"
 
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def measure(runner: Runner, record: Record, work: Work, memory: int | None, tuned: bool) -> None:
-    """All transports for one model, interleaved, into `record`."""
+    """Measure all transports for one model, interleaved, into `record`."""
     batch_bytes = work.num_bytes // len(work.batches)
     try:
         # Two pools here and one in the sender, and a batch as sent, as queued and as received.
@@ -73,7 +73,7 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None, tune
     except Skipped as reason:
         record.rows += results.skipped_rows(work, NAIVE.operation, str(reason))
         return
-    runner.say(f"{work.model.name}: filling {work.num_bytes >> 20} MiB on both sides")
+    runner.show(f"{work.model.name}: filling {work.num_bytes >> 20} MiB on both sides")
     source = blocks.allocate(work.num_blocks, work.block_bytes)
     target = blocks.allocate(work.num_blocks, work.block_bytes)
     blocks.fill(source)
@@ -82,14 +82,14 @@ def measure(runner: Runner, record: Record, work: Work, memory: int | None, tune
         there = stack.enter_context(sender.Sender(work.num_blocks, work.block_bytes, folder, tuned))
         cases = _cases(stack, there, source, target, work)
         samples = runner.measure(work.model.name, cases, work.num_bytes)
-        # Here rather than after the sender has been stopped: that may be interrupted too.
+        # Before the sender is stopped, because the stop may be interrupted.
         record.rows += results.rows_of(work, samples, NAIVE, WALLS)
 
 
 def _cases(
     stack: ExitStack, there: sender.Sender, source: Pool, target: Pool, work: Work
 ) -> list[Case]:
-    """Connections live as long as `stack`: connecting is not what is measured."""
+    """Connections live as long as `stack`: connecting is not measured."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     stack.callback(context.term)
     endpoints = {
@@ -121,7 +121,7 @@ def _cases(
 
 
 def show(record: Record, heading: str) -> None:
-    """The source's table with its figures under ours, then everything in detail."""
+    """Print the source's table with its figures under ours, then all details."""
     lines: list[list[table.Cell]] = []
     for model in dict.fromkeys(row.model for row in record.rows):
         rows = [row for row in record.rows if row.model == model]

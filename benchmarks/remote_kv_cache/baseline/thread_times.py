@@ -1,4 +1,4 @@
-"""How long each thread of two processes ran, by what it does for a transfer."""
+"""CPU times of the threads of two processes, by their part in a transfer."""
 
 import os
 import time
@@ -12,17 +12,17 @@ WHO = (CALLER, CLIENT, CLIENT_ZMQ, SERVER, SERVER_ZMQ)
 
 
 class ThreadTimes:
-    """Adds up what the threads of this process and of a server's ran inside `around`, which the
-    main thread calls."""
+    """Sums the CPU time of the threads of this process and of a server's during `around`, which
+    the main thread calls."""
 
     def __init__(self, server: int) -> None:
-        """`server` is the process that serves."""
+        """`server` is the server's process id."""
         self._server = server
         self.trials: list[Counter[str]] = []
         """Nanoseconds by thread, for each call of `around`."""
 
     def around(self, run: Callable[[], object]) -> None:
-        """Call `run` and note what ran meanwhile."""
+        """Call `run` and record each thread's CPU time meanwhile."""
         before = self._now()
         run()
         spent = Counter(self._now())
@@ -31,7 +31,7 @@ class ThreadTimes:
 
     def _now(self) -> dict[str, int]:
         times = dict.fromkeys(WHO, 0)
-        # The kernel's figure for a thread that runs is as old as its last tick; ours runs now.
+        # The kernel updates a running thread's figure at ticks; this thread is running.
         times[CALLER] = time.thread_time_ns()
         for is_main, name, nanoseconds in _threads(os.getpid()):
             if not is_main:
@@ -42,10 +42,10 @@ class ThreadTimes:
 
 
 def _threads(process: int) -> Iterable[tuple[bool, str, int]]:
-    """Of each thread: whether it is the main one, its name, and how long it has run so far."""
+    """For each thread: whether it is the main one, its name, and its CPU time so far."""
     for thread in Path(f"/proc/{process}/task").iterdir():
         try:
             ran = int((thread / "schedstat").read_text().split()[0])
             yield thread.name == str(process), (thread / "comm").read_text().strip(), ran
-        except FileNotFoundError:  # it has ended meanwhile
+        except FileNotFoundError:  # the thread has ended
             continue

@@ -1,11 +1,11 @@
-"""The server's tiers beside each other: in memory, on disk alone, and in memory written behind.
+"""The server's tiers side by side: memory, disk alone, and memory with write-behind.
 
     memory         a server without a disk
-    disk           put: until every block is on disk; get: from a server that was just started
-                   again, so that nothing is in its memory, and read past the page cache
-    memory+disk    as a client sees it: put until readable, written behind; got from memory
+    disk           put: until every block is on disk; get: from a server that was restarted, so
+                   that its memory is empty, read past the page cache
+    memory+disk    the client's view: put until readable, written behind; got from memory
 
-The wall of a disk is the raw loop of `test_disk`. Then `saturation`: what a get from memory costs
+The bound of a disk is the raw loop of `test_disk`. Then `saturation`: the cost of a get from memory
 while the disk is busy.
 """
 
@@ -67,7 +67,7 @@ def measure(
 
 
 class DiskServer:
-    """A server with a disk, whose memory holds the work as well, and a client of it."""
+    """A server with a disk and enough memory for the work, and a client of it."""
 
     def __init__(self, folder: Path, work: Work) -> None:
         self._work = work
@@ -92,7 +92,7 @@ class DiskServer:
         self._stop()
 
     def empty_memory(self, source: Pool) -> None:
-        """Everything is on disk, and nothing in memory: the server was stopped and started."""
+        """Restart the server, so that all blocks are on disk and none in memory."""
         self.ferry.make_present(source)
         self.wait_until_on_disk()
         self._stop()
@@ -149,7 +149,7 @@ def _cases(
         poison()
 
     def present_below() -> None:
-        """In its memory as well: what a restart left on disk alone is got first."""
+        """Fill the memory as well: get the blocks that a restart kept only on disk."""
         present(below.ferry)
         below.ferry.get(target)
         poison()

@@ -1,1 +1,1 @@
-"""A trace of real requests, replayed against cache levels: what is found, and what might be."""
+"""Replays of a trace of real requests against cache levels, with bounds on the hit rate."""

@@ -1,7 +1,7 @@
-"""Eviction policies to be judged by a trace: the store's own, and others that it might have.
+"""Eviction policies for comparison on a trace: the store's own, and candidates for it.
 
-Each has the store's interface, `remote_server.store.eviction.EvictionPolicy`, so one that earns its
-place can move there as it is.
+Each has the store's interface, `remote_server.store.eviction.EvictionPolicy`, so one that proves
+better can move there unchanged.
 """
 
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from remote_server.store.eviction import LRU, EvictionPolicy
 
 
 class Named(Protocol):
-    """A block with a name that outlives it: a policy may remember who was here."""
+    """A block with a name that outlives it: a policy may remember evicted blocks."""
 
     pins: int
 
@@ -24,7 +24,7 @@ Block = TypeVar("Block", bound=Named)
 
 
 class FIFO(LRU[Block], Generic[Block]):
-    """The block that came first leaves first, used or not. What the others must beat."""
+    """Evicts in order of arrival, whatever the use. The base line of the others."""
 
     def use(self, block: Block) -> None:
         pass
@@ -33,10 +33,10 @@ class FIFO(LRU[Block], Generic[Block]):
 class S3FIFO(Generic[Block]):
     """Three queues: new blocks pass a small one, and only those used there reach the main one.
 
-    A tenth of the blocks may be in the small queue. One that leaves it unused is gone but
-    remembered, as many as are in the main queue, and enters the main queue when it comes again.
-    In both queues a use is only counted, up to three; in the main queue each count is another
-    round before leaving.
+    A tenth of the blocks may be in the small queue. A block evicted from it unused is remembered,
+    as many as are in the main queue, and enters the main queue when it comes again. In both queues
+    a use is only counted, up to three; in the main queue each count is another round before
+    eviction.
     """
 
     SMALL_SHARE = 0.1
@@ -102,7 +102,7 @@ class S3FIFO(Generic[Block]):
 
 
 IN_STORE: dict[str, Callable[[], EvictionPolicy[Any]]] = {"lru": LRU}
-"""What a server really runs."""
+"""The policies of a real server."""
 
 POLICIES: dict[str, Callable[[], EvictionPolicy[Any]]] = IN_STORE | {
     "s3-fifo": S3FIFO,

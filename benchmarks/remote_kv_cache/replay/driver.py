@@ -1,4 +1,4 @@
-"""One trace through one pool: requests arrive, find what there is, and store the rest."""
+"""A driver of one trace through one pool: requests arrive, load found blocks, store the rest."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,21 +10,21 @@ from benchmarks.remote_kv_cache.replay.trace_file import Request
 from benchmarks.simulated.tiered_pool import Prompt, TieredPool, key_of
 
 PAUSE_S = 0.0002
-"""After a step in which no request ended: most wait for an answer, and the client's thread needs
-the interpreter to take it."""
+"""A pause after a step in which no request ended: most wait for a reply, and the client's thread
+needs the interpreter to receive it."""
 
 
 class WrongBlock(AssertionError):
-    """A row was loaded that holds another block than its key says."""
+    """A loaded row holds another block than that of its key."""
 
 
 class Replay:
     """Serves requests from `pool`, up to `concurrency` at a time, and counts.
 
-    A block's row begins and ends with its id, and every row that is loaded is looked at, so what
-    is counted as found has really come. A prompt is computed in no time: its blocks are stored in
-    the step after it was looked up. Everything is loaded and nothing stays in an engine's own
-    cache: this is about the levels below it.
+    A block's row begins and ends with its id, and every loaded row is checked, so every hit has
+    really arrived. Computing takes no time: a prompt's blocks are stored in the step after its
+    lookup. All hits are loaded and the engine's own cache keeps none: the subject is the levels
+    below it.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Replay:
         clock: Callable[[], float] = time.monotonic,
         pause: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`moves_bytes` is whether the pool's tier does: a model's rows are not looked at."""
+        """`moves_bytes`: whether the pool's tier moves bytes; a model's rows are not checked."""
         self.found = Found()
         self._pool = pool
         self._ids = pool.rows.view(np.int64)
@@ -51,11 +51,11 @@ class Replay:
         speed_up: float = 0.0,
         on_progress: Callable[[int], object] = lambda _: None,
     ) -> Found:
-        """Replay all of `requests`; `found` has what was counted, also when interrupted.
+        """Replay all of `requests`; `found` has the counts, also when interrupted.
 
         With a `speed_up` each begins at its time divided by it, or as soon after that as there is
-        a place. With 0 each begins when the one before it has ended and its puts have, so the
-        result does not depend on how fast anything is.
+        a place. With 0 each begins when the one before it and its puts have ended, so the result
+        does not depend on any speed.
         """
         active: dict[str, Iterator[None]] = {}
         began, upcoming = self._clock(), 0
@@ -84,7 +84,7 @@ class Replay:
         return self.found
 
     def _serve(self, name: str, request: Request) -> Iterator[None]:
-        """One request, a step between two `yield`s."""
+        """Serve one request, with a step between two `yield`s."""
         pool = self._pool
         prompt = pool.begin(name, [key_of(block) for block in request.blocks])
         while (num_found := pool.find(prompt, prompt.keys)) is None:

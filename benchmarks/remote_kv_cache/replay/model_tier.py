@@ -19,7 +19,7 @@ from kv_connector.pool_rows import PoolRows
 
 
 class ModelTier(SecondaryTierManager):  # type: ignore[misc]  # Any: vLLM is not followed
-    """What `RemoteTier` decides, when everything is in time and nothing is lost."""
+    """The decisions of `RemoteTier` without delays and losses."""
 
     cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
 

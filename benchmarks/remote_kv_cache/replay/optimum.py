@@ -1,21 +1,21 @@
-"""What could be found at most: without a limit, and with room for so many blocks.
+"""Upper bounds on hits: without a limit, and with room for a number of blocks.
 
-Both look at the trace alone; no store, no policy and no level has a part in them.
+Both depend on the trace alone; no store, no policy and no level has a part in them.
 
-A request finds its leading blocks that are there when it comes, up to the first that is not. After
-it, any of the blocks that were there or that it has may be kept, as many as there is room for. What
-is the most that all requests together can find?
+A request finds its leading present blocks, up to the first absent one. After it, any of the blocks
+that were present or that it has may be kept, up to the capacity. The optimum is the most hits of
+all requests together.
 
-A block that is found was kept from its last use to this one. So each pair of successive uses of a
-block is an interval, and keeping it takes one place between those two requests: the question is
-how many intervals fit when at no time more than `capacity` overlap. Dropping the one that ends
-last whenever there are too many is optimal for that (Belady's rule; here a block may also not be
-kept at all). That only a prefix counts costs nothing: who uses a block uses all before it, so a
+A hit was kept from its last use to this one. So each pair of successive uses of a block is an
+interval, and keeping it takes one place between those two requests: the question is how many
+intervals fit when at no time more than `capacity` overlap. Dropping the interval that ends last
+whenever there are too many is optimal (Belady's rule; here a block may also not be kept at all).
+That only a prefix counts costs nothing: a request that uses a block uses all before it, so a
 block's predecessor is never needed later than the block, and with ties dropped from the end of the
-prompt what is kept is always whole prefixes.
+prompt the kept blocks are always whole prefixes.
 
 No division into levels, no order within a request and no policy can do better with as many places
-in all; one that keeps copies of a block on several levels has fewer.
+in all; copies of a block on several levels take more places.
 """
 
 import heapq
@@ -39,7 +39,7 @@ def without_limit(requests: Sequence[Request]) -> int:
 
 
 def next_uses(requests: Sequence[Request]) -> list[list[float]]:
-    """For each request, when each of its blocks is used again: a request's number, or infinity."""
+    """For each request, the next use of each of its blocks: a request's number, or infinity."""
     upcoming: dict[int, int] = {}
     uses: list[list[float]] = []
     for number in range(len(requests) - 1, -1, -1):
@@ -57,7 +57,7 @@ def optimum(requests: Sequence[Request], capacity: int, uses: list[list[float]])
     kept: dict[int, float] = {}
     """Block to its next use."""
     last: list[tuple[float, int, int]] = []
-    """A heap of (-next use, -depth, block): who leaves first. Entries may be out of date."""
+    """A heap of (-next use, -depth, block): the first one is dropped first. May be stale."""
     found = 0
     for request, again in zip(requests, uses, strict=True):
         for block in request.blocks:

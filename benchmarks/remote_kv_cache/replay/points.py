@@ -1,4 +1,4 @@
-"""One replay's question and its answer: levels and policies, and what was found where."""
+"""Settings and results of a replay: levels and policies, and hits by level."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,17 +8,17 @@ from benchmarks.harness.statistics import percentile
 STORE, WIRE = "store", "wire"
 REPLAYS = (STORE, WIRE)
 """`store`: the server's levels as sets of keys, with its policies. `wire`: a real server process,
-the connector's tier and its client, and every block that is found has come and is compared."""
+the connector's tier and its client; every block that is found arrives and is compared."""
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is replayed against what. Sizes are blocks of the trace."""
+    """The kind of a replay, its levels and policies. Sizes are blocks of the trace."""
 
     replay: str
     pool_policy: str
     policy: str
-    """Of the server's levels."""
+    """The policy of the server's levels."""
 
     pool: int
     memory: int
@@ -32,7 +32,7 @@ class Setting:
 
 @dataclass
 class Found:
-    """What the requests replayed so far found."""
+    """Counts of the requests replayed so far."""
 
     requests: int = 0
     blocks: int = 0
@@ -42,7 +42,7 @@ class Found:
     """Blocks that found no row: every row of the pool was pinned."""
 
     late_s: list[float] = field(default_factory=list)
-    """How long after its time each request was begun; empty when none had a time."""
+    """The delay of each request after its time; empty when none had a time."""
 
     @property
     def hits(self) -> int:
@@ -51,7 +51,7 @@ class Found:
 
 @dataclass
 class Point:
-    """What one replay found. Shares are of the blocks asked for."""
+    """The result of one replay. Shares are of the requested blocks."""
 
     setting: Setting
     requests: int
@@ -61,10 +61,10 @@ class Point:
     from_disk: int
     seconds: float
     late_ms: Mapping[str, float] = field(default_factory=dict)
-    """Median, p99 and worst of how late requests were begun; empty at no given speed."""
+    """Median, p99 and maximum of the requests' delay; empty without a given speed."""
 
     remarks: Mapping[str, int] = field(default_factory=dict)
-    """What kept blocks from being found or kept other than their being evicted, by reason."""
+    """Blocks not found or not kept for another reason than eviction, by reason."""
 
     @property
     def hits(self) -> int:
@@ -76,14 +76,14 @@ class Point:
         return self.percent(self.hits)
 
     def percent(self, blocks: int) -> float:
-        """`blocks` of those asked for."""
+        """`blocks` as a percentage of the requested ones."""
         return 100 * blocks / self.blocks if self.blocks else 0.0
 
 
 def point_of(
     setting: Setting, found: Found, from_disk: int, seconds: float, remarks: Mapping[str, int]
 ) -> Point:
-    """`from_disk` of what the server gave was not in its memory."""
+    """`from_disk` of the server's blocks were not in its memory."""
     kept = {name: count for name, count in remarks.items() if count}
     if found.unstored:
         kept["no row in the pool"] = found.unstored
@@ -94,7 +94,7 @@ def point_of(
 
 
 def lateness(late_s: Sequence[float]) -> dict[str, float]:
-    """In ms; empty when nothing had a time to begin at."""
+    """In ms; empty when no request had a start time."""
     if not late_s:
         return {}
     return {

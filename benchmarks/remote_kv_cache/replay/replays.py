@@ -1,4 +1,4 @@
-"""One setting replayed: over the wire, against a real server, or against the policies alone."""
+"""Replays of one setting: over the wire, against a real server, or against the policies alone."""
 
 import tempfile
 import time
@@ -16,7 +16,7 @@ from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Request
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
 from examples.processes import RemoteServer
-from kv_connector import tier_metrics
+from kv_connector import metrics as tier_metrics
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.waiting import Missed
 
@@ -28,8 +28,8 @@ PATIENT: dict[str, object] = {
     "load_timeout_ms": 60_000,
     "put_timeout_ms": 60_000,
 }
-"""The tier's settings here: what a policy keeps is asked, not what this machine does in time, and
-nothing is computed that a load could be slower than."""
+"""The tier's settings here: a replay measures the policy and not the machine's speed, and nothing
+is computed that could be faster than a load."""
 
 OnProgress = Callable[[int], object]
 
@@ -39,17 +39,17 @@ class Pace:
     """How a trace is replayed."""
 
     speed_up: float = 0.0
-    """0: as fast as it goes, one request after the other."""
+    """0: at full speed, one request after the other."""
 
     concurrency: int = 1
     payload: int = 1024
-    """Bytes of a block on the wire. A hit rate counts blocks, however large."""
+    """Bytes of a block on the wire. A hit rate counts blocks of any size."""
 
     transport: str = "tcp"
 
 
 def rounded(setting: Setting, payload: int) -> Setting:
-    """With as many places as a real server of that size has."""
+    """The setting with the number of places of a real server of that size."""
     memory, disk = memory_for(setting.memory, payload), disk_for(setting.disk, payload)
     return Setting(
         setting.replay, setting.pool_policy, setting.policy, setting.pool, memory.places,
@@ -60,10 +60,10 @@ def rounded(setting: Setting, payload: int) -> Setting:
 def replay(
     requests: Sequence[Request], setting: Setting, pace: Pace, on_progress: OnProgress
 ) -> tuple[Point, bool]:
-    """What `requests` find; and whether all were replayed, or Ctrl-C came before.
+    """The hits of `requests`; and whether all were replayed before Ctrl-C.
 
-    Raises `StartFailed` when the server does not start, and `AssertionError` when books do not
-    balance or a block is another than it says.
+    Raises `StartFailed` when the server does not start, and `AssertionError` when counts do not
+    balance or a block has wrong contents.
     """
     run = _over_the_wire if setting.replay == WIRE else _in_the_store
     return run(requests, setting, pace, on_progress)
@@ -127,7 +127,7 @@ def _over_the_wire(
 
 
 def _remarks(totals: dict[tuple[str, str], int], server: dict[str, int]) -> dict[str, int]:
-    """Blocks that were not found, or not kept, for another reason than that they had left."""
+    """Blocks not found or not kept for another reason than eviction."""
     remarks = {
         f"missed: {label}": count
         for (metric, label), count in totals.items()

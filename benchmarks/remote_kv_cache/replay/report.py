@@ -1,4 +1,4 @@
-"""What the replays found, as a table, a file of comma-separated values, figures and a chart."""
+"""The report of replays: a table, a CSV file, figures and a chart."""
 
 import csv
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,22 +14,22 @@ from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK
 from remote_server.sizes import format_bytes
 
 AGREE_WITHIN = 0.1
-"""Points of hit rate. A replay that nothing limits must find what was counted without a store."""
+"""Points of hit rate. An unlimited replay must agree with the count over the trace."""
 
 
 @dataclass
 class Study:
-    """All that one run replays, and what is known of the trace without replaying."""
+    """The replays of one run, and the facts of the trace known without replaying."""
 
     model: Model
     requests: int
     blocks: int
     distinct: int
     unlimited: int
-    """Blocks found when nothing ever leaves, counted over the trace alone."""
+    """Hits when nothing is ever evicted, counted over the trace alone."""
 
     optimum: Mapping[int, int]
-    """The most blocks that can be found, by places."""
+    """The most possible hits, by places."""
 
     points: list[Point]
 
@@ -48,12 +48,12 @@ class Study:
         return point.requests == self.requests
 
     def optimum_of(self, point: Point) -> float | None:
-        """In percent, with as many places as all levels have; None for part of the trace."""
+        """In percent, for the places of all levels together; None for part of the trace."""
         best = self.optimum.get(point.setting.places)
         return None if best is None or not self.complete(point) else self.percent(best)
 
     def unlimited_points(self) -> list[Point]:
-        """Those whose server had room for everything."""
+        """The points whose server had room for all blocks."""
         return [
             point
             for point in self.points
@@ -61,7 +61,7 @@ class Study:
         ]
 
     def disagreements(self) -> list[str]:
-        """A line for each that found something else than the count."""
+        """A line for each of these that differs from the count."""
         counted = self.percent(self.unlimited)
         return [
             f"FAILED: {point.setting.replay} replay, room for everything: {point.hit_rate:.3f} % "
@@ -72,7 +72,7 @@ class Study:
 
 
 def describe(study: Study) -> str:
-    """The table, and below it what was compared with what."""
+    """The table, and below it the comparisons."""
     lines = [_line(study, point) for point in study.points]
     headers = ["replay", "pool", "server", "memory", "disk", "found", "in pool", "in memory",
                "on disk", "optimum", "s"]  # fmt: skip
@@ -101,7 +101,7 @@ def describe(study: Study) -> str:
 
 
 def pairs(points: Sequence[Point]) -> list[tuple[Point, Point]]:
-    """What was replayed both ways: over the wire, and against the policies."""
+    """Settings replayed both over the wire and against the policies."""
     by_question = {_question(p.setting): p for p in points if p.setting.replay == STORE}
     return [
         (point, by_question[_question(point.setting)])
@@ -163,13 +163,13 @@ def write_csv(study: Study, path: Path) -> None:
 
 
 def disks(study: Study) -> list[int]:
-    """The sizes of disk that were replayed: a chart for each."""
+    """The replayed sizes of the disk: a chart for each."""
     return sorted({point.setting.disk for point in study.points})
 
 
 def chart(study: Study, disk: int, machine: str) -> Chart:
     """The hit rate against the server's memory, with this disk below it: a line for each policy,
-    and the optimum. An interrupted replay is not in it."""
+    and the optimum. Interrupted replays are omitted."""
     here = [p for p in study.points if p.setting.disk == disk and study.complete(p)]
     memories = sorted({point.setting.memory for point in here})
     series = {

@@ -1,7 +1,7 @@
-"""How large a real server must be to hold so many small blocks, and how many it then holds.
+"""Sizes of a real server for a number of small blocks, and the places it then has.
 
-A replay asks for places, a server is given bytes, and cuts them into slabs and segments. So that
-both replays have the same number of places, it is the server's that counts.
+A replay needs places; a server takes bytes, and divides them into slabs and segments. Both replays
+use the number of places that results.
 """
 
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from remote_server.store.slabs import slab_bytes_for, slot_bytes_for
 
 _PAGE = layout.PAGE
 _PARTS = 16
-"""Slabs, and segments, of a small budget."""
+"""The number of slabs or segments of a small budget."""
 
 
 class Room(NamedTuple):
@@ -25,7 +25,7 @@ class Room(NamedTuple):
 
 
 def memory_for(blocks: int, block_bytes: int) -> Room:
-    """Memory with at least `blocks` slots. A server has a least size, so it may be more."""
+    """Memory with at least `blocks` slots. A server has a minimum size, so there may be more."""
     slot_bytes = slot_bytes_for(block_bytes)
     slab_bytes = -(-(-(-blocks // _PARTS) * slot_bytes) // _PAGE) * _PAGE
     num_bytes = max(_PARTS * slab_bytes, MIN_MEMORY_BYTES)
@@ -35,7 +35,7 @@ def memory_for(blocks: int, block_bytes: int) -> Room:
 
 
 def disk_for(blocks: int, block_bytes: int) -> Room:
-    """A directory with at least `blocks` slots; none for none."""
+    """A directory with at least `blocks` slots; none for 0."""
     if not blocks:
         return Room(0, 0)
     slot_bytes = layout.slot_bytes_for(block_bytes)

@@ -1,7 +1,7 @@
-"""The server's two levels as sets of keys: who is where after each request, and no bytes.
+"""A model of the server's two levels as sets of keys, without bytes.
 
-It says what the store should do, for comparing policies quickly; whether the store does it is
-what a replay over the wire shows.
+It models the intended behaviour of the store, for comparing policies quickly; a replay over the
+wire shows the behaviour of the store itself.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
@@ -15,14 +15,14 @@ MakePolicy = Callable[[], EvictionPolicy[Any]]
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """A block on one level. A request here has ended before the next begins, so no pins."""
+    """A block on one level. Requests do not overlap here, so there are no pins."""
 
     key: Hashable
     pins: int = 0
 
 
 class Level:
-    """So many blocks, and who leaves when one more comes."""
+    """A level of `capacity` blocks with an eviction policy."""
 
     def __init__(self, capacity: int, make_policy: MakePolicy) -> None:
         self.capacity = capacity
@@ -37,11 +37,11 @@ class Level:
         return len(self._places)
 
     def use(self, key: Hashable) -> None:
-        """`key`, which must be here, was read."""
+        """Record a read of `key`, which must be present."""
         self._policy.use(self._places[key])
 
     def add(self, key: Hashable) -> None:
-        """`key`, which must not be here, comes; who must leaves for it."""
+        """Add `key`, which must be absent, and evict for it."""
         if not self.capacity:
             return
         while len(self._places) >= self.capacity:
@@ -54,32 +54,32 @@ class Level:
         self._policy.add(place)
 
     def check(self) -> None:
-        """As many places as the policy knows, and no more than there may be."""
+        """Assert that index and policy agree and that the capacity is kept."""
         assert len(self._places) == len(self._policy) <= self.capacity
         assert all(place in self._policy for place in self._places.values())
 
 
 class ServerModel:
-    """Memory above disk as the waterfall has them: what is put is in both, what is got from disk
-    is then in memory, and memory's evictions cost nothing while the disk still has the block. What
-    memory serves is used on the disk too.
+    """Memory above disk, as in the store: a put fills both, a get from disk copies to memory, and
+    an eviction from memory loses nothing while the disk has the block. A read from memory counts
+    as a use on the disk too.
 
-    The disk keeps up here: a block is written before memory could evict it.
+    The disk is never behind: a block is written before memory could evict it.
     """
 
     def __init__(self, memory: int, disk: int, make_policy: MakePolicy) -> None:
         self.memory = Level(memory, make_policy)
         self.disk = Level(disk, make_policy)
         self.from_memory = 0
-        """Blocks that gets found in memory."""
+        """Hits of gets in memory."""
         self.from_disk = 0
 
     def holds(self, key: Hashable) -> bool:
-        """What a lookup says: in either level."""
+        """The result of a lookup: on either level."""
         return key in self.memory or key in self.disk
 
     def get(self, keys: Sequence[Hashable]) -> list[Hashable]:
-        """Read these; gives those that were there."""
+        """Read these; returns the present ones."""
         found = [key for key in keys if self.holds(key)]
         missing = [key for key in found if key not in self.memory]
         for key in reversed(found):
@@ -94,7 +94,7 @@ class ServerModel:
         return found
 
     def put(self, keys: Iterable[Hashable]) -> None:
-        """Keep those that are in neither level. In memory the first of them becomes the most
+        """Store the keys that are on neither level. In memory the first of them becomes the most
         recently used, as in the store; the disk is written in their order."""
         new = [key for key in keys if not self.holds(key)]
         for key in reversed(new):

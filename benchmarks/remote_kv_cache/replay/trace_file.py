@@ -3,7 +3,7 @@
     {"timestamp": 0, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1, 2]}
 
 `timestamp` is in ms from the start, the lengths are in tokens, and there is an id for each 512
-tokens of the prompt, the last of which may be fewer. Equal ids mean equal prompts from the first
+tokens of the prompt; the last block may be shorter. Equal ids mean equal prompts from the first
 token to the end of that block, so the blocks of a trace form a tree, and a prompt is a path in it.
 """
 
@@ -22,14 +22,14 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 class TraceError(ValueError):
-    """A file that is not a trace. The message names it, the line, and what is wrong there."""
+    """A file that is not a trace. The message names it, the line and the defect."""
 
 
 class Request(NamedTuple):
     """One prompt that arrived."""
 
     arrival_s: float
-    """Since the trace began."""
+    """Seconds since the trace began."""
 
     input_tokens: int
     output_tokens: int
@@ -49,9 +49,8 @@ def read(
 ) -> tuple[Request, ...]:
     """The requests of the trace at `path`, plain or gzipped, or the first `limit` of them.
 
-    An engine keeps only blocks that are full, so the last one of a prompt is left out when it is
-    not; `partial_blocks` keeps it. Raises `TraceError`, also when ids contradict each other:
-    equal ids must follow equal ids.
+    An engine caches only full blocks, so a partial last block is omitted; `partial_blocks` keeps
+    it. Raises `TraceError`, also when ids contradict each other: equal ids must follow equal ids.
     """
     requests: list[Request] = []
     try:
@@ -75,7 +74,7 @@ def read(
 
 def check_tree(requests: Iterable[Request]) -> None:
     """Raise `ValueError` when a block has two different predecessors, or comes twice in a prompt:
-    its id would not mean an equal prefix, and no hit rate would mean anything."""
+    then its id does not mean an equal prefix, and hit rates have no meaning."""
     parent_of: dict[int, int | None] = {}
     for request in requests:
         parent: int | None = None
@@ -91,7 +90,7 @@ def longest(requests: Sequence[Request]) -> int:
 
 
 def distinct(requests: Iterable[Request]) -> int:
-    """Blocks that differ: what a cache without limit would hold in the end."""
+    """Different blocks: the final size of an unlimited cache."""
     return len({block for request in requests for block in request.blocks})
 
 

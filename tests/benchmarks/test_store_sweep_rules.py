@@ -1,35 +1,26 @@
-"""The sweep: what a conversation asks for, what a slow storage does to it, what is concluded."""
+"""The rules of the sweep: conversations, pooled points, records and conclusions."""
 
-import importlib.util
-import json
-import re
-import shutil
-import subprocess
 from concurrent.futures import Future
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from store_sweep_points import looked_up
 
 from benchmarks.harness.record import Record
 from benchmarks.store_sweep import (
     conversation,
-    interactive,
     network,
-    page,
     printed,
     source,
     spare,
     sweep,
 )
-from benchmarks.store_sweep.__main__ import main
 from benchmarks.store_sweep.figures import as_figure, read_record
 from benchmarks.store_sweep.operating import (
     best_within,
     operating_points,
-    servers_for,
     slas_for,
     within_slas,
 )
@@ -42,15 +33,9 @@ from benchmarks.store_sweep.points import (
     in_rounds,
     read_csv,
 )
-from benchmarks.store_sweep.slow_server import Channels, SlowGets
 from benchmarks.store_sweep.talkers import Talk, Talker, add_split, pauses
-from remote_server import protocol
 from remote_server.client import GetTimes
 from remote_server.errors import ConfigError
-from remote_server.server.config import ServerConfig
-from remote_server.server.outgoing import RequestTimes
-from remote_server.server.server import Server
-from remote_server.sizes import MiB
 
 # ── a conversation ───────────────────────────────────────────────────────────────────────────
 
@@ -303,14 +288,6 @@ def test_cores_are_to_spare_when_half_of_them_and_one_whole_are_idle():
     assert spare.cores_to_spare(None, cores=2) is None
 
 
-def looked_up(concurrency: int, p50: float, cpu: float | None = 10.0, errors: int = 0):
-    lookup = Percentiles(p50, None, None, None)
-    return replace(
-        source.results()[0], point=Point(concurrency, 1), lookup=lookup, cpu_percent=cpu,
-        errors=errors,
-    )  # fmt: skip
-
-
 def concluded(*results) -> str:
     return spare.conclusion(spare.verdicts(results, cores=2))
 
@@ -351,7 +328,7 @@ def test_nothing_is_concluded_without_two_points_to_compare():
         [few, looked_up(2, 1.0, cpu=None)], [few, looked_up(2, 1.0, errors=1)],
         [looked_up(1, 1.0, errors=1), looked_up(2, 1.0), looked_up(4, 1.0)],
     ):  # fmt: skip
-        assert "cannot be said" in concluded(*results)
+        assert "is unknown" in concluded(*results)
 
 
 def test_the_rules_choose_from_the_sources_table_what_its_authors_chose():
@@ -403,7 +380,7 @@ def test_the_words_on_the_network_follow_the_share_of_raw_sockets(moved: float, 
     assert words in network.conclusion(points, here=True)
     assert "SKIPPED: the server is on another machine" in network.conclusion(points, here=False)
     failed = [replace(one, errors=1) for one in points]
-    assert "cannot be said" in network.conclusion(failed, here=True)
+    assert "is unknown" in network.conclusion(failed, here=True)
 
 
 def test_raw_sockets_have_a_speed():
@@ -415,290 +392,3 @@ def test_a_point_with_errors_is_never_recommended():
     assert operating_points(results) == []
     with pytest.raises(ConfigError, match="no point reads within"):
         best_within(results, 1000)
-
-
-def test_a_million_tokens_at_55_000_a_server_are_19_servers(tmp_path, capsys):
-    assert servers_for(1_000_000, 55_000) == 19
-    assert servers_for(110_000, 55_000) == 2
-    csv, json_file = tmp_path / "sweep.csv", tmp_path / "sweep.json"
-    csv.write_text(as_csv(source.results()))
-    record = Record.begin("benchmarks.store_sweep", [])
-    record.figures = [as_figure(result) for result in source.results()]
-    record.write(json_file)
-    for how in (["--csv", str(csv)], ["--record", str(json_file)], ["--source"]):
-        asked = ["plan", "--target-tokens-per-s", "1000000", *how, "--read-p50-ms"]
-        assert main([*asked, "25"]) == 0
-        assert "19 servers for 1,000,000 tokens/s: each carries 54,800 at 8x2" in (
-            capsys.readouterr().out
-        )
-        assert main([*asked, "10"]) == 2
-        assert "no point reads within 10 ms; the fastest measured is 18.81" in (
-            capsys.readouterr().err
-        )
-    assert main(["plan", "--target-tokens-per-s", "1e6", "--per-server-tokens-per-s", "55e3"]) == 0
-    assert capsys.readouterr().out.startswith("19 servers for")
-    assert main(["plan", "--target-tokens-per-s", "5e4", "--per-server-tokens-per-s", "55e3"]) == 0
-    assert capsys.readouterr().out.startswith("1 server for")
-
-
-@pytest.mark.parametrize(
-    ("asked", "said"),
-    [
-        ("plan --target-tokens-per-s 1e6", "one of the arguments --record --csv"),
-        ("plan --source", "--target-tokens-per-s"),
-        ("plan --source --target-tokens-per-s 0", "0 is not a number above 0"),
-        ("plan --source --target-tokens-per-s nan", "nan is not a number above 0"),
-        ("plan --source --target-tokens-per-s many", "many is not a number above 0"),
-        ("plan --source --csv x --target-tokens-per-s 1", "not allowed with"),
-        ("plan --per-server-tokens-per-s 9 --read-p50-ms 9 --target-tokens-per-s 9", "read_p50_ms"),
-        ("plan --csv /nowhere --target-tokens-per-s 1", "/nowhere: not the CSV of a sweep"),
-        ("plan --record /nowhere --target-tokens-per-s 1", "/nowhere: not a record of a benchmark"),
-        ("--concurrency 1,many", "'many' is neither a number nor like 8x2"),
-        ("--seconds 0", "0 is not a number above 0"),
-        ("--rounds 0", "0 is less than 1"),
-        ("--storage-latency-ms -20", "-20 is not a number above 0"),
-        ("--storage-channels 4", "no storage is emulated without --storage-latency-ms"),
-        ("--storage-spread-percent 4", "no storage is emulated without --storage-latency-ms"),
-        ("--storage-latency-ms 9 --storage-spread-percent 101", "101 is not from 0 to 100"),
-        ("--block-bytes 0", "block_bytes: a block has at least one byte"),
-        ("--json /nowhere/there.json", "there is no folder /nowhere"),
-        ("--servers 0", "0 is less than 1"),
-        ("--server 127.0.0.1:5757", "tcp:// in front is missing"),
-        ("--server tcp://a:1 --server tcp://a:1", "the same address is given twice"),
-        ("--server tcp://a:1 --servers 2", "servers: are started here; with --server none is"),
-        ("--server tcp://a:1 --storage-latency-ms 20", "the delay is emulated in a server that"),
-        ("--sla-ms 25,0", "0 is not a number above 0"),
-    ],
-)
-def test_what_is_asked_wrongly_is_said_before_anything_is_measured(asked, said, capsys):
-    try:
-        status = main(asked.split())
-    except SystemExit as left:
-        status = left.code
-    assert status == 2
-    assert said in capsys.readouterr().err
-
-
-# ── the emulated storage ─────────────────────────────────────────────────────────────────────
-
-
-def test_a_storage_serves_as_many_blocks_at_once_as_it_has_channels():
-    channels = Channels(latency_s=1.0, num_channels=2, spread=0.0)
-    assert channels.done_at(1, now=10.0) == 11.0
-    assert channels.done_at(1, now=10.0) == 11.0
-    assert channels.done_at(3, now=10.5) == 13.0  # two behind the first two, one behind those
-    assert channels.done_at(2, now=20.0) == 21.0
-
-
-def test_a_storage_takes_its_latency_on_average_and_spreads_evenly_around_it():
-    channels = Channels(latency_s=1.0, num_channels=1, spread=0.2)
-    taken = [channels.done_at(1, now=10.0 * number) - 10.0 * number for number in range(2000)]
-    assert 0.8 <= min(taken) < 0.81 and 1.19 < max(taken) <= 1.2
-    assert sum(taken) / len(taken) == pytest.approx(1.0, rel=0.01)
-    assert sum(one < 0.9 for one in taken) == pytest.approx(500, rel=0.15)
-
-
-def test_gets_wait_for_the_storage_and_everything_else_overtakes_them():
-    now, handled = [0.0], []
-    gets = SlowGets(
-        lambda client, frames, arrived: handled.append(frames), Channels(0.25, 4, 0.0),
-        lambda: now[0],
-    )  # fmt: skip
-
-    def message(request: protocol.Request) -> list[memoryview]:
-        return [memoryview(frame) for frame in protocol.encode(request)]
-
-    read = message(protocol.Get(request_id=1, namespace="n", keys=[b"k"]))
-    lookup = message(protocol.Lookup(request_id=2, namespace="n", keys=[b"k"]))
-    nothing = message(protocol.Get(request_id=3, namespace="n", keys=[]))
-    garbage = [memoryview(b"KVF1"), memoryview(b"\xff")]
-    for frames in (read, lookup, nothing, garbage):
-        gets.handle(b"client", frames)
-    assert handled == [lookup, nothing, garbage]
-    assert gets.go_on() == 250
-    now[0] = 0.125
-    assert gets.go_on() == 125
-    assert read not in handled
-    now[0] = 0.25
-    assert gets.go_on() == 0, "the answer has to be sent"
-    assert handled[-1] == read
-    assert gets.go_on() is None
-    times = gets.timing(lambda request: RequestTimes(0.0, lambda: now[0]))(None)
-    assert times.now() == (250_000, 250_000), "the emulated time is the storage's"
-
-
-# ── for real ─────────────────────────────────────────────────────────────────────────────────
-
-
-def test_a_sweep_over_two_running_servers_is_without_errors_and_its_page_needs_nothing_else(
-    tmp_path: Path,
-):
-    files = {name: tmp_path / f"sweep.{name}" for name in ("csv", "json", "html")}
-    outputs = [word for name, file in files.items() for word in (f"--{name}", str(file))]
-    small = ["--concurrency", "1,1x2", "--rounds", "1", "--seconds", "0.2", "--block-bytes", "4099"]
-    config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
-    with Server(config) as one, Server(config) as other:
-        small += ["--server", one.endpoint, "--server", other.endpoint]
-        assert main([*small, *outputs]) == 0
-        for server in (one, other):
-            assert server.store.counters["put_created"] > 0, "both carry a part of the load"
-            assert not server.store.namespaces, "nothing of it is kept"
-    results = read_csv(files["csv"])
-    assert [str(result.point) for result in results] == ["1x1", "1x2"]
-    for result in results:
-        assert result.errors == 0
-        assert result.tokens_per_s == pytest.approx(result.tps * 1152, rel=1e-3)
-        assert result.lookup.p50 and result.read.p50 and result.write.p50
-        assert result.split is not None
-        assert sum(result.split.parts.values()) == pytest.approx(result.split.read, rel=0.05)
-        assert result.raw_gb_per_s and result.server_percent is None
-    record = json.loads(files["json"].read_text())
-    assert record["command"] == " ".join(["python -m benchmarks.store_sweep run", *small])
-    assert record["parameters"]["servers"] == "2 servers on this machine, running already"
-    assert "of the" in record["parameters"]["network"]
-    assert [figure["name"] for figure in record["figures"]] == [
-        "1 at once (1x1)",
-        "2 at once (1x2)",
-    ]
-    _check_page(files["html"].read_text(), num_points=2, with_split=True)
-
-
-def test_with_20_ms_of_storage_a_read_takes_them_and_a_lookup_does_not(tmp_path: Path, capsys):
-    csv = tmp_path / "sweep.csv"
-    arguments = [
-        "--concurrency", "1x2", "--seconds", "0.3", "--rounds", "1", "--block-bytes", "4KiB",
-        "--servers", "2", "--storage-latency-ms", "20", "--storage-spread-percent", "0",
-    ]  # fmt: skip
-    assert main([*arguments, "--csv", str(csv)]) == 0
-    (result,) = read_csv(csv)
-    assert result.errors == 0
-    assert result.read.p50 >= 20
-    assert result.lookup.p50 < 20
-    assert result.split is not None and result.split.storage >= 19.9, (
-        "not the server's, nor the wire"
-    )
-    printed_text = capsys.readouterr().out
-    assert "EMULATED" in printed_text and "2 servers on this machine" in printed_text
-
-
-def test_a_server_that_is_not_there_is_named_before_anything_is_measured(capsys, monkeypatch):
-    monkeypatch.setattr("benchmarks.remote_kv_cache.baseline.ferry_client._READY_S", 0.05)
-    assert main(["--server", "tcp://127.0.0.1:9", "--concurrency", "1"]) == 2
-    assert "tcp://127.0.0.1:9: no connection over tcp" in capsys.readouterr().err
-
-
-class _Page(HTMLParser):
-    """Counts what a page is made of."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tags: list[str] = []
-        self.ids: list[str] = []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.ids += [value for name, value in attrs if name == "id"]
-
-
-def _check_page(text: str, num_points: int, *, with_split: bool = False) -> None:
-    parsed = _Page(text)
-    assert not re.findall(r"https?://|//[a-z]|@import|src=", text), "an address outside"
-    assert parsed.tags.count("svg") == 3 + with_split
-    assert parsed.tags.count("table") == 5 + with_split
-    assert parsed.tags.count("script") == 1
-    assert len(parsed.ids) == len(set(parsed.ids)), "two charts share a name"
-    tables = 3 if with_split else 2
-    assert len(re.findall(r"<tr><td>", text)) == tables * num_points + len(source.results())
-    assert "prefers-color-scheme: dark" in text
-    assert "currentColor" in text and "#010203" not in text
-    assert not re.findall(r"fill: ?#000000|stroke: ?#000000", text), "black letters in the dark"
-
-
-@pytest.fixture(scope="module")
-def sample_page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    file = tmp_path_factory.mktemp("sweep") / "page.html"
-    record = Record.begin("benchmarks.store_sweep", ["--concurrency", "<&>"])
-    record.parameters["emulated storage"] = "20 ms <b>"
-    file.write_text(rendered(record, source.results()))
-    return file
-
-
-def rendered(record: Record, results: list[Result], cores: int = 80) -> str:
-    slas = within_slas(results, slas_for(results))
-    return page.render(record, spare.verdicts(results, cores), slas, 4096)
-
-
-def test_what_is_emulated_is_said_and_escaped(sample_page: Path):
-    text = sample_page.read_text()
-    assert "The storage is emulated:</strong> 20 ms &lt;b&gt;" in text
-    assert "&lt;&amp;&gt;" in text
-    _check_page(text, num_points=len(source.results()))
-
-
-def test_every_point_has_its_exact_values_as_a_title_without_any_script(sample_page: Path):
-    text = sample_page.read_text()
-    tip = "read p99: 166.90 ms at 80 at once (8x10), 93.9 K tokens/s"
-    assert f'aria-label="{tip}"><title>{tip}</title>' in text
-    assert "93.9 thousands of tokens a second at 80 at once (8x10)" in text
-    assert text.count('class="point"') == 2 * 3 * 9 + 2 * 9
-    assert text.count('<div class="keys" role="group" aria-label="series" hidden>') == 3
-
-
-def test_the_script_shows_values_moves_by_arrows_and_switches_series(sample_page: Path):
-    """In node, with as much of a browser's document as the script touches."""
-    if (node := shutil.which("node")) is None:
-        pytest.skip("no node on the PATH")
-    done = subprocess.run(
-        [node, str(Path(__file__).parent / "chart_script.mjs")], input=interactive.SCRIPT,
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-
-
-def test_points_that_nearly_coincide_share_a_name_above_the_chart(sample_page: Path):
-    above = re.findall(r">([\d, ]+)</text>", sample_page.read_text())
-    assert above.count("64, 80") == 2 and above.count("32") >= 2
-
-
-def test_the_page_says_of_each_point_whether_cores_were_to_spare_and_lookups_flat(tmp_path: Path):
-    results = [looked_up(1, 1.0), looked_up(2, 1.3), looked_up(4, 1.2, 99.0)]
-    verdicts = spare.verdicts(results, 2)
-    text = rendered(Record.begin("b", []), results, cores=2)
-    for words in (("yes", "1.00, flat"), ("yes", "1.30, not flat"), ("no", "1.20, flat")):
-        assert "".join(f"<td>{word}</td>" for word in words) in text
-    assert spare.conclusion(verdicts) in text
-
-
-async def test_a_browser_shows_the_page_by_day_and_by_night(sample_page: Path):
-    """Letters and ground swap; no request leaves the page; nothing is wider than a phone."""
-    driver = Path(__file__).parent.parent / "remote_server" / "browser.py"
-    if not driver.exists():
-        pytest.skip("no driver of a browser here")
-    spec = importlib.util.spec_from_file_location("browser", driver)
-    assert spec is not None and spec.loader is not None
-    browser = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(browser)
-    if (chromium := browser.find_chromium()) is None:
-        pytest.skip("no Chromium on the PATH, and KVFERRY_CHROMIUM names none")
-    colours = """[getComputedStyle(document.body).backgroundColor,
-                  getComputedStyle(document.querySelector('svg text')).fill]"""
-    async with browser.Browser(chromium) as opened:
-        await opened.open(sample_page.as_uri())
-        await opened.show(1000, 900)
-        by_day = await opened.value(colours)
-        await opened.show(390, 800, dark=True)
-        by_night = await opened.value(colours)
-        assert by_day[0] == "rgb(255, 255, 255)" and by_night[0] == "rgb(22, 24, 28)"
-        assert by_day[1] == "rgb(26, 26, 26)" and by_night[1] == "rgb(232, 232, 232)"
-        assert await opened.value("performance.getEntriesByType('resource').length") == 0
-        assert await opened.value("document.documentElement.scrollWidth <= 390")
-        await opened.value("document.querySelector('.keys button').click()")
-        off = "document.querySelectorAll('.point.off').length"
-        assert await opened.value(off) == len(source.results())
-        await opened.value("document.querySelector('.point[tabindex=\"0\"]').focus()")
-        assert "ms at 1 at once" in await opened.value("document.querySelector('.tip').textContent")
-        assert await opened.value(
-            "document.querySelector('.tip').getBoundingClientRect().right <= innerWidth"
-        )
-        assert not opened.problems

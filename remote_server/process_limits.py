@@ -1,9 +1,9 @@
-"""How many files this process may open: raised at start, compared with what it may need, and what
-becomes of connections when there are no more.
+"""Limits of this process: its allocator, and the files that it may open.
 
-libzmq goes on trying to accept a connection for which there is no descriptor, on a core of its own.
-So a part of the limit is kept back. When the rest is used up, new connections are dropped before
-they reach the listening socket, and what is kept back is enough for those that wait in it.
+The limit of open files is raised at start, compared with the need, and enforced on new connections.
+libzmq keeps trying to accept a connection for which there is no descriptor, which uses a whole
+core. So a part of the limit is reserved. When the rest is used up, new connections are dropped
+before they reach the listening socket, and the reserve is enough for those that wait in it.
 """
 
 import ctypes
@@ -25,19 +25,41 @@ log = logging.getLogger(__name__)
 
 NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
 
-# Where there is no limit, or one beyond all use, so many are enough.
+# Enough files where the limit is absent or larger.
 MOST_FILES = 1 << 20
 
-# Connections that wait in a listening socket until they are accepted, at most.
+# Largest number of connections that wait in a listening socket until they are accepted.
 BACKLOG = 100
 KEPT_BACK = BACKLOG + 12
 
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27
 _DROP_ALL = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))  # BPF: return 0
 
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+
+# The largest that glibc accepts. Frames above it are mapped afresh each time, which is slow.
+_MMAP_THRESHOLD_BYTES = 32 << 20
+_TRIM_THRESHOLD_BYTES = 256 << 20
+
+
+def keep_freed_memory() -> bool:
+    """Make this process reuse the memory it frees instead of giving it back to the kernel.
+
+    libzmq allocates every message it receives. By default glibc maps a fresh region for each of
+    more than 128 KiB, and its page faults cost more than the copy. The price is up to 256 MiB kept
+    after a burst. Call it once, at start. False where there is no glibc: receiving is slower then.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except AttributeError:
+        return False
+    settings = ((_M_MMAP_THRESHOLD, _MMAP_THRESHOLD_BYTES),
+                (_M_TRIM_THRESHOLD, _TRIM_THRESHOLD_BYTES))  # fmt: skip
+    return all(mallopt(name, value) == 1 for name, value in settings)
+
 
 def raise_limit() -> None:
-    """Raise the soft limit of open files to the hard one, but for what is kept back."""
+    """Raise the soft limit of open files to the hard one, except for the reserve."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
     wanted = most - min(KEPT_BACK, most // 4)
@@ -48,7 +70,7 @@ def raise_limit() -> None:
 
 
 def backlog() -> int:
-    """How many connections may wait to be accepted: no more than there are descriptors for."""
+    """Number of connections that may wait to be accepted: no more than descriptors are reserved."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return max(8, min(BACKLOG, (hard - soft) * 3 // 4)) if 0 < soft < hard else BACKLOG
 
@@ -60,13 +82,13 @@ def may_open() -> int:
 
 
 def num_open() -> int:
-    """How many files this process has open."""
+    """Number of files that this process has open."""
     return len(os.listdir("/proc/self/fd"))
 
 
 def warn_if_too_few(max_connections: int, others: int) -> bool:
-    """Warn, in one line, when the limit is less than `max_connections` and `others` need together.
-    Says whether it did."""
+    """Log one warning when the limit is less than `max_connections` and `others` together, and
+    return whether it is."""
     limit = may_open()
     if max_connections + others <= limit:
         return False
@@ -80,8 +102,8 @@ def warn_if_too_few(max_connections: int, others: int) -> bool:
 
 
 def check_file_sizes(largest: int, setting: str) -> None:
-    """Raise `ConfigError` when this process may not make a file of `largest` bytes, which
-    `setting` needs."""
+    """Raise `ConfigError` when `setting` needs a file of `largest` bytes and this process may not
+    make it."""
     limit, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
     if limit != resource.RLIM_INFINITY and limit < largest:
         raise ConfigError(
@@ -92,8 +114,7 @@ def check_file_sizes(largest: int, setting: str) -> None:
 
 @contextmanager
 def named_when_missing() -> Iterator[None]:
-    """Raise `ConfigError` about the limit of open files out of the block, for whatever fails in it
-    because that is reached."""
+    """Raise `ConfigError` for any error in the block that the limit of open files caused."""
     try:
         yield
     except Exception as error:
@@ -103,7 +124,7 @@ def named_when_missing() -> Iterator[None]:
         if cause is None:
             raise
         raise ConfigError(
-            f"open files: this process may open {may_open()}, and that is too few to start: raise "
+            f"open files: this process may open {may_open()}, too few to start: raise "
             "the limit (ulimit -n, LimitNOFILE=)"
         ) from error
 
@@ -115,18 +136,18 @@ def _is_about_files(error: BaseException) -> bool:
 class Entrance:
     """A listening socket, which can be shut while there are no descriptors for connections.
 
-    A peer that connects meanwhile gets no answer, tries again by TCP's own rules, and gets in when
-    it is open again. Owned by one thread.
+    A peer that connects meanwhile gets no answer, retries by TCP's own rules, and gets in when the
+    socket is open again. Owned by one thread.
     """
 
     def __init__(self, listener: int) -> None:
-        """`listener` stays the caller's; closed by `close`."""
+        """`listener` stays the caller's; this uses a duplicate until `close`."""
         self._socket = socket.socket(fileno=os.dup(listener))
         self._soft = may_open()
         self.shut = False
 
     def shut_out(self) -> None:
-        """Take no more connections, but let in those that wait already."""
+        """Accept no more connections, except those that wait already."""
         if self.shut:
             return
         self.shut = True
@@ -140,14 +161,14 @@ class Entrance:
             log.warning("connections cannot be kept from a server without descriptors: %s", error)
 
     def open_again(self) -> bool:
-        """Take connections again when there is room for some. Whether it is open."""
+        """Accept connections again when descriptors are free. Returns whether it is open."""
         if self.shut and num_open() <= self._soft - min(BACKLOG, self._soft // 8):
             self.shut = False
             _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
             resource.setrlimit(resource.RLIMIT_NOFILE, (self._soft, hard))
             try:
                 self._socket.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)
-            except OSError as error:  # where it could not be attached
+            except OSError as error:  # when it could not be attached
                 log.debug("no filter to detach: %s", error)
         return not self.shut
 

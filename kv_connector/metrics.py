@@ -1,0 +1,323 @@
+"""Metrics of the remote tier for vLLM's `/metrics`, and prompt tokens by level for the log.
+
+Every branch that silently declines has a reason, and every reason a counter: without them a cache
+that declines looks like a slow one.
+"""
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import (
+    OffloadingConnectorStats,
+)
+from vllm.v1.kv_offload.base import (
+    OffloadingCounterMetadata,
+    OffloadingGaugeMetadata,
+    OffloadingHistogramMetadata,
+    OffloadingMetricMetadata,
+)
+from vllm.v1.metrics.cache_hit_source import CacheHitSource
+
+from remote_server.client import BreakerState
+
+HIT_BLOCKS = "kvferry_hit_blocks"
+MISSED_BLOCKS = "kvferry_missed_blocks"
+LOADED_BLOCKS = "kvferry_loaded_blocks"
+LOADED_BYTES = "kvferry_loaded_bytes"
+PUT_BLOCKS = "kvferry_put_blocks"
+PUT_BYTES = "kvferry_put_bytes"
+DECLINED_BLOCKS = "kvferry_declined_blocks"
+KEPT_BACK = "kvferry_kept_back_requests"
+WEIGHT_CHANGES = "kvferry_weight_changes"
+TOUCHED_BLOCKS = "kvferry_touched_blocks"
+CLIENT_EVENTS = "kvferry_client_events"
+INTEGRITY = "kvferry_integrity_failures"
+CANARIES = "kvferry_canaries"
+HOOK_ERRORS = "kvferry_hook_errors"
+SERVER_READY = "kvferry_server_ready"
+BREAKER_STATE = "kvferry_breaker_state"
+LOOKUPS_PAUSED = "kvferry_lookups_paused"
+BACKFILL_BLOCKS = "kvferry_backfill_blocks"
+BACKFILL_WAITING = "kvferry_backfill_waiting"
+WAIT_SECONDS = "kvferry_wait_seconds"
+WAIT_STEPS = "kvferry_wait_steps"
+LINK_SPEED = "kvferry_link_bytes_per_second"
+LOOKUP_SECONDS = "kvferry_lookup_seconds"
+PREFILL_SPEED = "kvferry_prefill_tokens_per_second"
+LOOKUP_DURATION = "kvferry_lookup_duration_seconds"
+LOAD_DURATION = "kvferry_load_duration_seconds"
+PUT_DURATION = "kvferry_put_duration_seconds"
+OPEN_LOADS = "kvferry_open_loads"
+OPEN_PUTS = "kvferry_open_puts"
+PINNED_ROWS = "kvferry_pinned_rows"
+QUEUED_BYTES = "kvferry_queued_bytes"
+
+BREAKER_STATES = {BreakerState.CLOSED: 0, BreakerState.PROBING: 1, BreakerState.OPEN: 2}
+"""Values of `BREAKER_STATE`."""
+
+_DURATIONS = (
+    *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05),
+    *(0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)
+
+METRICS: dict[str, OffloadingMetricMetadata] = {
+    HIT_BLOCKS: OffloadingCounterMetadata("Blocks that lookups found readable on the server."),
+    MISSED_BLOCKS: OffloadingCounterMetadata(
+        "Blocks that lookups answered as a miss, by reason.", ("reason",)
+    ),
+    LOADED_BLOCKS: OffloadingCounterMetadata(
+        "Blocks of loads from the server, by outcome; only `hit` landed.", ("outcome",)
+    ),
+    LOADED_BYTES: OffloadingCounterMetadata("Bytes that landed in the CPU pool and verified."),
+    PUT_BLOCKS: OffloadingCounterMetadata(
+        "Blocks offered to the server, by outcome; `present` were not sent.", ("outcome",)
+    ),
+    PUT_BYTES: OffloadingCounterMetadata("Bytes of blocks sent to the server."),
+    DECLINED_BLOCKS: OffloadingCounterMetadata(
+        "Blocks that this engine did not offer to the server, by reason.", ("reason",)
+    ),
+    KEPT_BACK: OffloadingCounterMetadata(
+        "Requests kept from CPU pool and server, because their KV may be of other weights, by "
+        "reason.",
+        ("reason",),
+    ),
+    WEIGHT_CHANGES: OffloadingCounterMetadata(
+        "Changes of the weights that no reset announced. Each empties the CPU pool and begins a "
+        "new weight epoch."
+    ),
+    TOUCHED_BLOCKS: OffloadingCounterMetadata(
+        "Blocks that were used in the engine's cache or the CPU pool, reported to the server so "
+        "that it keeps them."
+    ),
+    CLIENT_EVENTS: OffloadingCounterMetadata(
+        "Events on the connection to the server, by event.", ("event",)
+    ),
+    INTEGRITY: OffloadingCounterMetadata(
+        "Blocks and replies from the server that failed verification, by reason. None was used.",
+        ("reason",),
+    ),
+    CANARIES: OffloadingCounterMetadata(
+        "Start-up canaries of this engine's workers, by result; a `failed` one disables the tier.",
+        ("result",),
+    ),
+    HOOK_ERRORS: OffloadingCounterMetadata(
+        "Exceptions caught before they reached the engine, by hook. Always a bug.", ("hook",)
+    ),
+    SERVER_READY: OffloadingGaugeMetadata("1 while the server answers, 0 while it does not."),
+    BREAKER_STATE: OffloadingGaugeMetadata(
+        "0: requests are sent; 2: open after timeouts, nothing is sent; 1: a probe is under way."
+    ),
+    LOOKUPS_PAUSED: OffloadingGaugeMetadata(
+        "1 while the server answers, but lookups always too late, so that requests do not wait."
+    ),
+    BACKFILL_BLOCKS: OffloadingCounterMetadata(
+        "Blocks that the server lacked after an outage, by outcome: `offered` again, or dropped "
+        "because they `left_pool`, in an `overflow` of the list, because a put failed until it "
+        "`gave_up`, or by a `reset` of the pool.",
+        ("outcome",),
+    ),
+    BACKFILL_WAITING: OffloadingGaugeMetadata("Blocks that wait to be offered again."),
+    WAIT_SECONDS: OffloadingHistogramMetadata(
+        "Seconds for which the engine could not admit a request because of the server: lookups "
+        "and loads, up to the step that uses them. Excludes steps in which the engine had no room "
+        "for the request.",
+        buckets=(
+            *(0.0005, 0.001, 0.002, 0.003, 0.005, 0.01, 0.02, 0.03),
+            # Finer near the deadline of a lookup and the budget of a request.
+            *(0.05, 0.055, 0.06, 0.075, 0.1, 0.125, 0.2),
+            *(0.5, 1.0, 2.0, 5.0, 10.0),
+        ),
+    ),
+    WAIT_STEPS: OffloadingHistogramMetadata(
+        "The same in engine steps; 0 is no wait.",
+        buckets=(0, 1, 2, 3, 4, 6, 8, 16, 32, 64, 128, 256, 512),
+    ),
+    LINK_SPEED: OffloadingGaugeMetadata("Bytes a second of recent loads, once it is known."),
+    LOOKUP_SECONDS: OffloadingGaugeMetadata("Seconds of a recent lookup, once it is known."),
+    PREFILL_SPEED: OffloadingGaugeMetadata(
+        "Prompt tokens a second of the engine's recent steps, once it is known."
+    ),
+    LOOKUP_DURATION: OffloadingHistogramMetadata(
+        "Seconds from a request's lookup until its reply or its deadline.",
+        buckets=_DURATIONS,
+    ),
+    LOAD_DURATION: OffloadingHistogramMetadata(
+        "Seconds of a load, all its blocks together.", buckets=_DURATIONS
+    ),
+    PUT_DURATION: OffloadingHistogramMetadata(
+        "Seconds of a put, including the lookup of blocks that the server lacks.",
+        buckets=_DURATIONS,
+    ),
+    OPEN_LOADS: OffloadingGaugeMetadata("Loads that have not ended."),
+    OPEN_PUTS: OffloadingGaugeMetadata("Puts that have not ended."),
+    PINNED_ROWS: OffloadingGaugeMetadata(
+        "Rows of the CPU pool that puts keep from the engine; at most a quarter of all."
+    ),
+    QUEUED_BYTES: OffloadingGaugeMetadata(
+        "Bytes of rows in puts and gets that the client has accepted and not ended."
+    ),
+}
+
+# Limit on stored observations: vLLM never collects them when statistics are turned off.
+MOST_OBSERVATIONS = 4096
+
+
+INTEGRITY_REASONS = {
+    "checksum_failures": "checksum",
+    "misplaced_blocks": "identity",
+    "wrong_lengths": "length",
+    "short_blocks": "short",
+    "stale_epochs": "epoch",
+    "expired_blocks": "expired",
+}
+"""The client's counters of failed verifications, and the reason of each."""
+
+
+class TierCounters:
+    """Counts by metric and label, from both threads; reports increments to vLLM."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._totals: Counter[tuple[str, str]] = Counter()
+        self._reported: Counter[tuple[str, str]] = Counter()
+        self._observed: deque[tuple[str, float]] = deque(maxlen=MOST_OBSERVATIONS)
+
+    def count(self, metric: str, amount: int = 1, label: str = "") -> None:
+        """Add `amount`; `label` is the value of the metric's only label, if it has one."""
+        if amount:
+            with self._lock:
+                self._totals[metric, label] += amount
+
+    def observe(self, metric: str, value: float) -> None:
+        """One value of a histogram. Only the scheduler thread calls it."""
+        self._observed.append((metric, value))
+
+    def set_total(self, metric: str, total: int, label: str = "") -> None:
+        """Set the total of a count that the client keeps."""
+        with self._lock:
+            self._totals[metric, label] = total
+
+    def totals(self) -> dict[tuple[str, str], int]:
+        """Everything counted since the start."""
+        with self._lock:
+            return dict(self._totals)
+
+    def take_stats(self) -> OffloadingConnectorStats:
+        """Increments and observations since the last call, in vLLM's form."""
+        stats = OffloadingConnectorStats()
+        for (metric, label), total in self.totals().items():
+            grown = total - self._reported[metric, label]
+            if grown > 0:
+                stats.increase_counter(metric, grown, (label,) if label else ())
+                self._reported[metric, label] = total
+        while self._observed:
+            stats.observe_histogram(*self._observed.popleft())
+        return stats
+
+
+Sources = dict[CacheHitSource, int]
+"""Tokens by the level that supplied them."""
+
+
+def without_what_was_not_sent(sources: Sources, unsent: int) -> Sources:
+    """`sources` with `unsent` tokens of the server counted as the engine's. The sum does not
+    change: vLLM requires it."""
+    counted = dict(sources)
+    unspecified = counted.pop(CacheHitSource.EXTERNAL_UNSPECIFIED, 0)
+    unsent = min(unspecified, unsent)
+    moved = {
+        CacheHitSource.EXTERNAL_UNSPECIFIED: unspecified - unsent,
+        CacheHitSource.DEVICE: unsent,
+    }
+    return counted | {source: tokens for source, tokens in moved.items() if tokens}
+
+
+def tokens_before_windows(scheduler: Any, request_id: str, num_external_tokens: int) -> int:
+    """Tokens of a hit for which no group loads anything. `scheduler` is vLLM's scheduler half of
+    the connector."""
+    groups = scheduler.config.kv_group_configs
+    if any(group.sliding_window_size_in_chunks is None for group in groups):
+        return 0
+    status = scheduler._req_status[request_id]
+    reached = start = status.num_locally_computed_tokens
+    end, unsent = start + num_external_tokens, 0
+    for first, last, _ in sorted(status.load_key_ranges, key=itemgetter(0)):
+        unsent += max(0, min(first, end) - reached)
+        reached = max(reached, min(last, end))
+    return int(unsent + end - reached)
+
+
+Totals = Mapping[tuple[str, str], int]
+
+LOG_INTERVAL_S = 60.0
+
+# Our names for vLLM's sources of external hits.
+_LEVELS = {
+    "host": "CPU pool",
+    "external_unspecified": "server",
+    "p2p": "peer",
+    "disk": "disk",
+    "device": "before a window",
+}
+
+
+class Traffic:
+    """Counts prompt tokens by the level that supplied them, for a periodic log line.
+
+    vLLM may look a request up many times before it admits it; only the last lookup counts.
+    """
+
+    def __init__(
+        self, interval_s: float = LOG_INTERVAL_S, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._interval_s = interval_s
+        self._clock = clock
+        self._next_line_s = clock() + interval_s
+        self._looked_up: dict[str, tuple[int, int]] = {}
+        self._external: Counter[str] = Counter()
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def looked_up(self, request_id: str, prompt_tokens: int, engine_tokens: int) -> None:
+        """A request is about to be admitted with `engine_tokens` in the engine's own cache."""
+        self._looked_up[request_id] = (prompt_tokens, engine_tokens)
+
+    def admitted(self, external: Mapping[str, int]) -> None:
+        """Tokens from below the engine, by vLLM's name for the source."""
+        self._external.update(external)
+
+    def line(self, totals: Totals | None) -> str | None:
+        """The line for an interval that has ended; None before its end and for an idle one."""
+        if self._clock() < self._next_line_s:
+            return None
+        self._next_line_s = self._clock() + self._interval_s
+        looked_up, self._looked_up = self._looked_up, {}
+        external, self._external = self._external, Counter()
+        grown: Counter[tuple[str, str]] = Counter(totals or {})
+        grown.subtract(self._seen)
+        self._seen = Counter(totals or {})
+        if not looked_up and not any(grown.values()):
+            return None
+        prompt = sum(tokens for tokens, _ in looked_up.values())
+        engine = sum(tokens for _, tokens in looked_up.values())
+        levels = {"engine": engine}
+        levels |= {_LEVELS.get(source, source): n for source, n in external.items()}
+        levels["computed"] = max(0, prompt - sum(levels.values()))
+        parts = [f"{len(looked_up)} requests, {prompt} prompt tokens: {_list(levels)}"]
+        if totals is not None:
+            parts.append(f"put {_list(_by_label(grown, PUT_BLOCKS)) or 'nothing'}")
+            parts.append(f"missed {_list(_by_label(grown, MISSED_BLOCKS)) or 'nothing'}")
+            declined = _by_label(grown, DECLINED_BLOCKS)
+            parts.append(f"declined {_list(declined) or 'nothing'}")
+        return "; ".join(parts)
+
+
+def _by_label(grown: Totals, metric: str) -> dict[str, int]:
+    return {label: n for (name, label), n in sorted(grown.items()) if name == metric and n > 0}
+
+
+def _list(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in counts.items())
