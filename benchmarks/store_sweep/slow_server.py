@@ -25,7 +25,7 @@ from remote_server import protocol
 from remote_server.errors import RemoteProtocolError
 from remote_server.process_limits import keep_freed_memory
 from remote_server.server.config import ServerConfig
-from remote_server.server.request_times import RequestTimes
+from remote_server.server.outgoing import RequestTimes
 from remote_server.server.server import Server
 from remote_server.sizes import parse_bytes
 from remote_server.turns import Steps, to_end

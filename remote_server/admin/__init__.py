@@ -1,1 +1,1 @@
-"""What people and their tools ask a running server over HTTP, on a thread and a port of its own."""
+"""Admin HTTP of a running server, on a thread and a port of its own."""

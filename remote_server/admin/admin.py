@@ -1,6 +1,7 @@
-"""The life of the admin HTTP: a socket first, then a thread with an event loop of its own."""
+"""The admin HTTP's life: its token and socket, then a thread with an event loop of its own."""
 
 import asyncio
+import hmac
 import logging
 import socket
 import threading
@@ -8,30 +9,33 @@ from types import TracebackType
 from typing import Self
 
 from remote_server import http_address as addresses
-from remote_server.admin.token import read_token
 from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
+from remote_server.small_file import read_small
 
 log = logging.getLogger(__name__)
 
 STOP_S = 2.0
-"""How long answers that are under way keep a server from ending."""
+"""The longest time by which answers under way delay the end of a server."""
+
+# Fewer could be guessed; `openssl rand -hex 32` makes 64.
+MIN_TOKEN_CHARS = 16
+MAX_TOKEN_BYTES = 4096
 
 
 class Admin:
     """`with Admin(config) as admin:` holds the address; `serve(server)` answers from then on.
 
-    Whatever goes wrong here is logged, and the cache goes on serving. Its thread waits on
-    sockets and shares nothing with the server's loop but `server.desk`.
+    Errors here are logged, and the cache goes on serving. The thread waits on sockets and shares
+    only `server.desk` with the server's loop.
     """
 
     def __init__(self, config: ServerConfig) -> None:
-        """Take the address. Raises `ConfigError` when it cannot be had, unless it is the default
-        one: then this server says so and has no admin HTTP, as it may be the second on its host.
-        """
+        """Bind the address. Raises `ConfigError` when that fails. A failure at the default address
+        is logged instead, and this server has no admin HTTP: it may be the second on its host."""
         self.url = ""
-        """Where it listens; empty when it does not."""
+        """The address it listens at; empty when it does not listen."""
         self._token = read_token(config.admin_token_file)
         self._listener = _listener(config)
         if self._listener is not None:
@@ -44,22 +48,22 @@ class Admin:
         self._thread: threading.Thread | None = None
 
     def serve(self, server: Server) -> None:
-        """Answer on a thread of its own. aiohttp is imported there, a third of a second during
-        which the server serves already."""
+        """Answer on a thread of its own. aiohttp is imported there: a third of a second in which
+        the server serves already."""
         if self._listener is None:
             return
         self._thread = threading.Thread(target=self._run, args=(server,), name="admin", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Close the address and end the thread, within `STOP_S` and a little."""
-        self._stopping = True  # before the loop is looked for: it may just be beginning
+        """Close the address and end the thread, within about `STOP_S`."""
+        self._stopping = True  # before `_loop` is read: the thread may just be starting
         if self._thread is not None:
             if self._loop is not None:
                 try:
                     self._loop.call_soon_threadsafe(self._leave.set)
                 except RuntimeError:  # it has ended by itself
-                    log.debug("the admin thread was gone already")
+                    log.debug("the admin thread has already ended")
             self._thread.join(2 * STOP_S)
         if self._listener is not None:
             self._listener.close()
@@ -75,8 +79,9 @@ class Admin:
                 if self._stopping:
                     return
                 assert self._listener is not None
+                matches = None if self._token is None else self._token.matches
                 await serve_site(
-                    server, self._listener, self._address, self._token, self._leave, STOP_S
+                    server, self._listener, self._address, matches, self._leave, STOP_S
                 )
 
             asyncio.run(serve())
@@ -106,3 +111,40 @@ def _listener(config: ServerConfig) -> socket.socket | None:
             raise
         log.warning("no admin HTTP: %s", error)
         return None
+
+
+class Token:
+    """A secret that never leaves this object: it is compared, and not shown."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def __repr__(self) -> str:
+        return "Token(***)"
+
+    def matches(self, header: str) -> bool:
+        """Whether an `Authorization` header carries it. The comparison takes constant time."""
+        scheme, _, given = header.partition(" ")
+        same = hmac.compare_digest(given.strip().encode("utf-8", "replace"), self._secret)
+        return same and scheme.lower() == "bearer"
+
+
+def read_token(file: str) -> Token | None:
+    """The token in `file`, without surrounding whitespace; None when no file is named.
+
+    Raises `ConfigError` when it cannot be read or is not a usable token.
+    """
+    if not file:
+        return None
+    data, status = read_small(file, "admin_token_file")
+    secret = data.strip()
+    if not MIN_TOKEN_CHARS <= len(secret) <= MAX_TOKEN_BYTES:
+        raise ConfigError(
+            f"admin_token_file: {file}: a token has {MIN_TOKEN_CHARS} to {MAX_TOKEN_BYTES} "
+            f"characters, this one has {len(secret)}"
+        )
+    if not secret.isascii() or len(secret.split()) != 1:
+        raise ConfigError(f"admin_token_file: {file}: a token is one word of ASCII characters")
+    if status.st_mode & 0o007:
+        log.warning("admin_token_file: %s can be read by every user of this machine", file)
+    return Token(secret)

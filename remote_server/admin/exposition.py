@@ -1,4 +1,4 @@
-"""A snapshot in the text format of Prometheus."""
+"""Snapshots in the text format of Prometheus."""
 
 import asyncio
 from collections.abc import Iterator, Mapping
@@ -41,8 +41,8 @@ _SHOWN = ("lookup_", "get_", "hits_", "put_", "bytes_in", "bytes_out", "shared_b
 
 
 async def exposition(snapshot: Snapshot, refused: Mapping[str, int]) -> bytes:
-    """All of it, a family at a time, with room between them for other threads: the interpreter
-    would otherwise be kept from the server's loop for as long as the whole takes."""
+    """The whole text, one family at a time. Other threads run between families: one call for all of
+    it would hold the interpreter's lock, and so the server's loop, for its whole duration."""
     parts = []
     for family in [*families(snapshot, refused), *PROCESS_COLLECTOR.collect()]:
         parts.append(_text(family))
@@ -68,8 +68,8 @@ class _One(Collector):
 
 
 def families(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric]:
-    """Every metric of the server, in the order of docs/METRICS.md. `refused` is what the admin
-    HTTP turned away, by reason."""
+    """Every metric of the server, in the order of docs/METRICS.md. `refused` counts the requests
+    that the admin HTTP refused, by reason."""
     yield from _life(snapshot)
     yield from _requests(snapshot, refused)
     yield from _blocks(snapshot)
@@ -80,11 +80,13 @@ def families(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric]
 
 
 def _life(snapshot: Snapshot) -> Iterator[Metric]:
-    info = GaugeMetricFamily(_P + "info", "1, and what runs.", labels=["version", "epoch"])
+    info = GaugeMetricFamily(
+        _P + "info", "Always 1; the labels have the version.", labels=["version", "epoch"]
+    )
     info.add_metric([snapshot.server, snapshot.epoch], 1)
     yield info
     yield _gauge("uptime_seconds", "Since the server started.", snapshot.uptime_s)
-    yield _gauge("draining", "1 while puts are declined because it will end.", snapshot.draining)
+    yield _gauge("draining", "1 while it drains and declines puts.", snapshot.draining)
     yield _gauge("ailing", "Parts that have failed for good; `/health` names them.",
                  len(snapshot.ailing))  # fmt: skip
     yield _gauge("connections", "TCP connections now; a client has several.", snapshot.connections)
@@ -127,20 +129,20 @@ def _requests(snapshot: Snapshot, refused: Mapping[str, int]) -> Iterator[Metric
 
 def _blocks(snapshot: Snapshot) -> Iterator[Metric]:
     counters = snapshot.counters
-    lookups = _counter("lookup_keys", "Keys that were looked up, by what was found.", "outcome")
+    lookups = _counter("lookup_keys", "Keys that were looked up, by outcome.", "outcome")
     pending = counters["lookup_pending"]
     lookups.add_metric(["hit"], counters["lookup_hits"])
     lookups.add_metric(["pending"], pending)
     lookups.add_metric(["miss"], counters["lookup_keys"] - counters["lookup_hits"] - pending)
     yield lookups
-    gets = _counter("get_keys", "Keys of gets, by what was found.", "outcome")
+    gets = _counter("get_keys", "Keys of gets, by outcome.", "outcome")
     for outcome in ("hit", "miss", "duplicate"):
         gets.add_metric([outcome], counters[f"get_{outcome}"])
     yield gets
     tiers = CounterMetricFamily(
         _P + "tier_gets",
-        "Blocks that gets wanted of each tier, by whether it had them; what memory misses is "
-        "looked for on disk.",
+        "Blocks that gets looked up in each tier, by outcome; a miss in memory is looked up on "
+        "disk.",
         labels=["tier", "outcome"],
     )
     tiers.add_metric(["memory", "hit"], counters["hits_memory"])
@@ -149,13 +151,13 @@ def _blocks(snapshot: Snapshot) -> Iterator[Metric]:
         tiers.add_metric(["disk", "hit"], counters["hits_disk"])
         tiers.add_metric(["disk", "miss"], counters["get_miss"])
     yield tiers
-    puts = _counter("put_keys", "Keys of puts, by what became of them.", "outcome")
+    puts = _counter("put_keys", "Keys of puts, by outcome.", "outcome")
     for outcome in ("created", "existed", "forced", "duplicate"):
         puts.add_metric([outcome], counters[f"put_{outcome}"])
     yield puts
     declined = CounterMetricFamily(
         _P + "declined_blocks",
-        "Blocks that a tier did not take, by reason.",
+        "Blocks that a tier declined, by reason.",
         labels=["tier", "reason"],
     )
     for reason in _with_prefix(counters, "put_declined_"):
@@ -164,13 +166,13 @@ def _blocks(snapshot: Snapshot) -> Iterator[Metric]:
         if name.startswith(_DISK_DECLINES):
             declined.add_metric(["disk", name.removeprefix("declined_")], counters[f"disk_{name}"])
     yield declined
-    evicted = _counter("evicted_blocks", "Blocks that left to make room.", "tier")
+    evicted = _counter("evicted_blocks", "Blocks evicted to make room.", "tier")
     evicted.add_metric(["memory"], counters["evicted"])
     if "disk" in snapshot.tiers:
         evicted.add_metric(["disk"], counters["disk_evicted"])
     yield evicted
     bad = _counter(
-        "integrity_failures", "Blocks that were not what they should be. None was served.", "reason"
+        "integrity_failures", "Damaged blocks, by where they were found. None was served.", "reason"
     )
     for name, reason in _INTEGRITY.items():
         if name in counters:
@@ -180,13 +182,13 @@ def _blocks(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _tiers(snapshot: Snapshot) -> Iterator[Metric]:
     for name, text in {
-        "budget_bytes": "What a tier may hold.",
-        "used_bytes": "What it holds, in whole slots.",
+        "budget_bytes": "The most bytes a tier may hold.",
+        "used_bytes": "Bytes it holds, in whole slots.",
         "blocks": "Readable blocks in it.",
         "pending": "Blocks being written to it, or not verified yet.",
         "pinned": "Blocks kept from eviction by a transfer or an operator.",
         "kept": "Blocks kept from eviction by an operator.",
-        "free_slabs": "Slabs of memory, or files on disk, that are not in use yet.",
+        "free_slabs": "Unused slabs of memory, or files on disk.",
     }.items():
         family = _labelled_gauge(f"tier_{name}", text, "tier")
         for tier, stats in snapshot.tiers.items():
@@ -194,7 +196,7 @@ def _tiers(snapshot: Snapshot) -> Iterator[Metric]:
         yield family
     counters = snapshot.counters
     moved = _counter("disk_bytes", "Bytes of blocks read from and written to disk.", "direction")
-    events = _counter("disk_blocks", "What happened to blocks on disk, by event.", "event")
+    events = _counter("disk_blocks", "Events of blocks on disk.", "event")
     if "disk" in snapshot.tiers:
         moved.add_metric(["read"], counters["disk_read_bytes"])
         moved.add_metric(["written"], counters["disk_written_bytes"])
@@ -210,7 +212,7 @@ def _tiers(snapshot: Snapshot) -> Iterator[Metric]:
 
 def _queues(snapshot: Snapshot) -> Iterator[Metric]:
     queues = snapshot.queues
-    waiting = _labelled_gauge("waiting", "What waits now, by queue.", "queue")
+    waiting = _labelled_gauge("waiting", "Entries waiting now, by queue.", "queue")
     for name in ("requests", "turns", "copies", "shared_puts", "replies", "streams", "demotions"):
         waiting.add_metric([name], getattr(queues, name))
     yield waiting
@@ -223,7 +225,7 @@ def _held(snapshot: Snapshot) -> Iterator[Metric]:
     held = GaugeMetricFamily(
         _P + "held_bytes",
         "Memory beside the arena that connections hold: small blocks `gathered` into frames, "
-        "`replies` and `streams` on their way, puts `uncopied`, `fingerprints`.",
+        "outgoing `replies` and `streams`, puts `uncopied`, `fingerprints`.",
         labels=labels,
     )
     most = GaugeMetricFamily(
@@ -253,10 +255,10 @@ def _namespaces(snapshot: Snapshot) -> Iterator[Metric]:
     yield blocks
     keys = CounterMetricFamily(
         f"{_P}namespace_keys",
-        "Keys of its requests, by what was answered.",
+        "Keys of its requests, by outcome.",
         labels=["namespace", "operation", "outcome"],
     )
-    moved = _namespace_family(CounterMetricFamily, "moved_bytes", "Put, and got.", "direction")
+    moved = _namespace_family(CounterMetricFamily, "moved_bytes", "Bytes put and got.", "direction")
     for namespace, traffic in snapshot.traffic.items():
         for operation, outcome in _TRAFFIC:
             count = getattr(traffic, f"{operation}_{outcome}")
@@ -275,7 +277,7 @@ _TRAFFIC = [
 
 
 def largest(namespaces: Mapping[str, NamespaceStats]) -> dict[str, NamespaceStats]:
-    """The `MAX_NAMESPACES` that hold most, and the rest added up as `OTHER`."""
+    """The `MAX_NAMESPACES` that hold most; the rest summed up as `OTHER`."""
     held = sorted(
         (name for name in namespaces if name != OTHER),
         key=lambda name: namespaces[name].used_bytes + namespaces[name].disk_used_bytes,
@@ -299,7 +301,7 @@ def largest(namespaces: Mapping[str, NamespaceStats]) -> dict[str, NamespaceStat
 
 
 def _events(snapshot: Snapshot) -> Metric:
-    events = _counter("events", "Whatever else is counted, as PROTOCOL.md names it.", "event")
+    events = _counter("events", "All other counters, by their names in PROTOCOL.md.", "event")
     for name, count in sorted(snapshot.counters.items()):
         if not name.startswith(_SHOWN) and name != "lookup_pending":
             events.add_metric([name], count)
@@ -329,5 +331,5 @@ def _namespace_family(
 
 
 def _with_prefix(counters: Mapping[str, int], prefix: str) -> list[str]:
-    """What follows `prefix` in the names that begin with it."""
+    """The rest of the names that begin with `prefix`."""
     return [name.removeprefix(prefix) for name in sorted(counters) if name.startswith(prefix)]

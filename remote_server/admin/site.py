@@ -1,4 +1,4 @@
-"""What the admin HTTP answers, and how little it lets anybody take for it."""
+"""The admin HTTP's routes, access checks and limits."""
 
 import asyncio
 import base64
@@ -21,7 +21,6 @@ from aiohttp import web
 
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
 from remote_server.admin.summary import shown, summary
-from remote_server.admin.token import Token
 from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
 from remote_server.http_address import BACKLOG, Address
@@ -32,38 +31,41 @@ from remote_server.server.snapshot import Snapshot
 
 log = logging.getLogger(__name__)
 
-# The server's loop answers between two turns, that is within milliseconds.
+# The server's loop answers between two turns, within milliseconds.
 ALIVE_S = 2.0
 
-# Removing large files takes some file systems long. Less than the `PATIENCE_S` of a connection.
+# Removing large files is slow on some file systems. Less than the `PATIENCE_S` of a connection.
 GONE_S = 8.0
 
-# The same of a prefetch, which goes on after the answer.
+# The same for a prefetch, which goes on after the answer.
 READ_S = 8.0
 
-# A snapshot serves all who ask within this time: however many ask, the loop makes ten a second.
+# A snapshot answers all requests within this time: the loop makes ten a second at most.
 SNAPSHOT_S = 0.1
 
-# People, a Prometheus or two, probes: far fewer.
+# Far above the needs of operators, a Prometheus or two, and probes.
 MAX_CONNECTIONS = 64
 
-# Beside those, for probes alone. Where all are taken a new one takes the place of the oldest, so
-# that a probe is answered while others hold connections and ask nothing.
+# Beside those, for probes alone. When all are taken a new one replaces the oldest, so that a probe
+# is answered while others hold silent connections.
 KEPT_CONNECTIONS = 8
 
-# A connection ends when for so long no request of it was answered: it is silent, its request
-# never ends, or it does not read.
+# A connection ends when no request of it was answered for so long: it is silent, its request never
+# ends, or it does not read.
 PATIENCE_S = 10.0
-LOOK_S = 1.0  # between two looks at that
+CHECK_S = 1.0  # between two checks of that
 
 MAX_BODY_BYTES = 4096
 MAX_KEYS_BODY_BYTES = MAX_KEYS_PER_MESSAGE * (2 * MAX_KEY_BYTES + 4) + MAX_BODY_BYTES
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+Matches = Callable[[str], bool]
+"""Whether an `Authorization` header carries the admin token."""
+
 
 class ClearRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """One of the two: everything is only cleared by saying so."""
+    """Exactly one of the two: an empty request does not clear everything."""
 
     namespace: str | None = None
     all: bool = False
@@ -77,18 +79,18 @@ class PrefetchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class Site:
-    """The handlers, on the admin thread. What they say of the server is a `Snapshot`."""
+    """The handlers, on the admin thread. They read the server through a `Snapshot`."""
 
-    def __init__(self, server: Server, address: Address, token: Token | None) -> None:
+    def __init__(self, server: Server, address: Address, matches: Matches | None) -> None:
         self._server = server
         self._address = address
-        self._token = token
+        self._matches = matches
         self._page, self._policy = _page()
         self._taking: asyncio.Future[Snapshot] | None = None
         self._taken: Snapshot | None = None
         self._taken_at = 0.0
         self.refused: Counter[str] = Counter()
-        """Requests and connections turned away here, by reason."""
+        """Requests and connections refused here, by reason."""
         self.kept: dict[web.RequestHandler, None] = {}
         """Connections for probes alone, the oldest first."""
 
@@ -136,14 +138,14 @@ class Site:
         return _json(shown(self._server.config))
 
     async def _snapshot(self) -> Snapshot:
-        """One that was taken a moment ago, or is taken now. Raises an HTTP 503 when the loop does
-        not answer within `ALIVE_S`."""
+        """A recent snapshot, or a new one. Raises an HTTP 503 when the loop does not answer within
+        `ALIVE_S`."""
         if self._taken is not None and monotonic() - self._taken_at < SNAPSHOT_S:
             return self._taken
         if self._taking is None or self._taking.done():
             self._taking = asyncio.wrap_future(self._server.desk.ask(self._server.snapshot))
         try:
-            # Shielded: others may be waiting for the same one.
+            # Shielded: other requests may wait for the same one.
             self._taken = await asyncio.wait_for(asyncio.shield(self._taking), ALIVE_S)
         except ServerUnavailable as error:
             raise web.HTTPServiceUnavailable(text=f"{error}\n") from error
@@ -169,20 +171,20 @@ class Site:
         removed, gone = cleared
         what = "everything" if wanted.all else repr(wanted.namespace)
         log.warning(
-            "admin: %s cleared %s: %d blocks left memory, %d the disk",
+            "admin: %s cleared %s: %d blocks in memory, %d on disk",
             request.remote, what, *removed,
         )  # fmt: skip
         await self._until_gone(gone)
         return _json({"removed": removed.from_memory, "disk_removed": removed.from_disk})
 
     async def _until_gone(self, gone: "Future[bool]") -> None:
-        """Raises an HTTP 500 when files of what was cleared may be back after a restart."""
+        """Raises an HTTP 500 when files of the cleared blocks may come back after a restart."""
         try:
             is_permanent = await asyncio.wait_for(asyncio.wrap_future(gone), GONE_S)
         except TimeoutError:
             is_permanent = False
         if not is_permanent:
-            text = "cleared until the next start; the disk failed, and the files may be back then\n"
+            text = "cleared until the next start: the disk failed, and files may come back then\n"
             raise web.HTTPInternalServerError(text=text)
 
     async def _prefetch(self, request: web.Request) -> web.Response:
@@ -205,7 +207,7 @@ class Site:
     async def _drain(self, request: web.Request) -> web.Response:
         await self._ask(self._server.drain)
         self._taken = None
-        log.warning("admin: %s asked to drain; this server ends then", request.remote)
+        log.warning("admin: %s started a drain, which ends this server", request.remote)
         timeout_s = self._server.config.drain_timeout_s
         return _json({"draining": True, "ends_within_s": timeout_s}, status=202)
 
@@ -219,7 +221,7 @@ class Site:
                 text=f"the server's loop did not answer: {error}\n"
             ) from error
 
-    # ── who may ──────────────────────────────────────────────────────────────────────────
+    # ── access checks ────────────────────────────────────────────────────────────────────
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -230,7 +232,7 @@ class Site:
             response = await handler(request)
         except web.HTTPException as error:
             response = web.Response(status=error.status, text=error.text, headers=_only_ours(error))
-        except ConnectionError:  # whoever asked is gone, or was closed for taking too long
+        except ConnectionError:  # the peer has gone, or was closed for taking too long
             response = web.Response(status=400)
         except Exception:
             log.exception("an admin request failed")
@@ -246,8 +248,9 @@ class Site:
             raise web.HTTPServiceUnavailable(text="too many connections\n")
 
     def _check_host(self, request: web.Request) -> None:
-        """A page from elsewhere, opened on this machine, can give its own name this machine's
-        address and would read us as its own: so here a name must be ours, or no name."""
+        """DNS rebinding: a page of another site, opened on this machine, can resolve its own name
+        to this machine's address and read our answers as its own. A loopback address therefore
+        accepts only its own names, and numeric addresses."""
         host = re.sub(r":\d*$", "", request.host).strip("[]")
         if not self._address.is_loopback or host in ("localhost", self._address.host):
             return
@@ -255,17 +258,17 @@ class Site:
             ipaddress.ip_address(host)
         except ValueError:
             self.refused["host"] += 1
-            raise web.HTTPForbidden(text="ask for this address as localhost\n") from None
+            raise web.HTTPForbidden(text="request this address as localhost\n") from None
 
     def _check_token(self, request: web.Request) -> None:
-        """Changing takes the token; so does seeing, where other machines can."""
+        """Changes need the token; so do reads, where other machines can reach the address."""
         if request.method in ("GET", "HEAD"):
-            if self._token is None or self._address.is_loopback or request.path in _OPEN:
+            if self._matches is None or self._address.is_loopback or request.path in _OPEN:
                 return
-        elif self._token is None:
+        elif self._matches is None:
             self.refused["no_token_set"] += 1
             raise web.HTTPForbidden(text="this server has no --admin-token-file: refused\n")
-        if not self._token.matches(request.headers.get("Authorization", "")):
+        if not self._matches(request.headers.get("Authorization", "")):
             self.refused["token"] += 1
             raise web.HTTPUnauthorized(
                 text="send the token of --admin-token-file as Authorization: Bearer TOKEN\n",
@@ -276,7 +279,7 @@ class Site:
 _PROBES = ("/health", "/ready")
 
 _OPEN = ("/", *_PROBES)
-"""Say nothing that a stranger could use: the page itself is the same everywhere."""
+"""Paths without information about the server: the page itself is the same everywhere."""
 
 _CLEAR_HELP = 'send {"namespace": NAME}, or {"all": true}'
 
@@ -305,7 +308,7 @@ def _json(value: Any, status: int = 200) -> web.Response:
 
 
 def _page() -> tuple[bytes, str]:
-    """The page, and the policy that allows its own script and style and nothing else."""
+    """The page, and the policy that allows only its own script and style."""
     text = files("remote_server.admin").joinpath("page.html").read_text("utf-8")
     allowed = {}
     for tag in ("script", "style"):
@@ -327,18 +330,18 @@ async def serve_site(
     server: Server,
     listener: socket.socket,
     address: Address,
-    token: Token | None,
+    matches: Matches | None,
     leave: asyncio.Event,
     stop_s: float,
 ) -> None:
-    """Answer what comes to `listener`, until `leave`."""
-    site = Site(server, address, token)
+    """Answer requests on `listener`, until `leave`."""
+    site = Site(server, address, matches)
     app = site.application()
     runner = web.AppRunner(
         app, access_log=None, handle_signals=False, keepalive_timeout=PATIENCE_S,
         lingering_time=1.0, shutdown_timeout=stop_s,
     )  # fmt: skip
-    since: dict[web.RequestHandler, float] = {}  # when it last was answered, or came
+    since: dict[web.RequestHandler, float] = {}  # the time of its last answer, or of its start
 
     async def answered(request: web.Request, _: web.StreamResponse) -> None:
         since[request.protocol] = monotonic()
@@ -377,18 +380,17 @@ async def serve_site(
         lines.say(logging.WARNING, "admin HTTP: %s: %s", context["message"], error)
 
     loop.set_exception_handler(failed)
-    # A few at a time, so that requests are answered between; the others wait in the kernel, where
-    # they cost nothing.
+    # A few at a time, so that requests are answered between; the kernel keeps the others.
     listening = await loop.create_server(connect, sock=listener, backlog=8)
     listener.listen(BACKLOG)
     try:
         while not leave.is_set():
             with suppress(TimeoutError):
-                await asyncio.wait_for(leave.wait(), LOOK_S)
+                await asyncio.wait_for(leave.wait(), CHECK_S)
             now = monotonic()
             connected = web_server.connections
             for protocol in since.keys() - set(connected):
-                if now - since[protocol] > LOOK_S:  # otherwise it may be about to be one
+                if now - since[protocol] > CHECK_S:  # otherwise it may not be connected yet
                     del since[protocol]
                     site.kept.pop(protocol, None)
             for protocol in connected:

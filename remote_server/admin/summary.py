@@ -11,7 +11,7 @@ from remote_server.server.snapshot import Snapshot
 
 MASK = "***"
 _SECRET = ("token", "secret", "password", "key")
-"""What ends the name of a setting that is a secret itself. Where one lies is none."""
+"""The last words of settings that are secrets. The path of a secret is not one."""
 
 
 def shown(config: ServerConfig) -> dict[str, Any]:
@@ -26,20 +26,20 @@ PERCENTILES = (50, 90, 99)
 
 
 def summary(snapshot: Snapshot) -> dict[str, Any]:
-    """Everything in `snapshot`, and what follows from it."""
-    said: dict[str, Any] = msgspec.to_builtins(snapshot)
-    said["bounds_s"] = list(BOUNDS_S)
+    """All of `snapshot`, with counts and percentiles of its histograms."""
+    content: dict[str, Any] = msgspec.to_builtins(snapshot)
+    content["bounds_s"] = list(BOUNDS_S)
     for name, timings in snapshot.operations.items():
-        operation = said["operations"][name]
+        operation = content["operations"][name]
         operation["count"] = sum(timings.counts)
         for percent in PERCENTILES:
             operation[f"p{percent}_s"] = percentile(timings.counts, percent)
-    return said
+    return content
 
 
 def percentile(counts: Sequence[int], percent: float) -> float | None:
-    """The time that `percent` of the observations took at most, by a straight line within its
-    bucket; None without observations. Above the last bound it is that bound."""
+    """The time within which `percent` of the observations lie, interpolated linearly in its bucket;
+    None without observations. Above the last bound it is that bound."""
     rank = sum(counts) * percent / 100
     seen = 0
     for number, count in enumerate(counts):

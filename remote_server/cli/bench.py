@@ -1,9 +1,9 @@
-"""`kvferry bench`: in about a minute, is the cache as fast on this host as it should be?
+"""`kvferry bench`: a self-test of about a minute that judges the cache's speed on this host.
 
-A server of its own, or one that already runs; blocks through each transport that reaches it;
-beside each a plain copy of the same bytes and raw sockets that carry them, in turn with it so
-that drift of the machine falls on all three. What is normal is in `bench_verdict`. The benchmarks
-of the repository measure more, and more exactly; this needs nothing but the installed package.
+It starts a server, or uses one that runs, and moves blocks through each transport that reaches it.
+Plain copies of the same bytes, and raw sockets that carry them, take turns with the cache, so that
+drift of the machine affects all three. `bench_verdict` has the normal values. The benchmarks of the
+repository measure more, and more exactly; this needs only the installed package.
 """
 
 import argparse
@@ -32,14 +32,14 @@ from remote_server.sizes import GiB, MiB, format_bytes, parse_bytes
 
 _PATIENCE_S = 30.0
 _LEAST_BLOCKS, _MOST_BLOCKS = 64, 1024
-_LEAST_BYTES = 32 * MiB  # of small blocks more, or the time of one request would decide
+_LEAST_BYTES = 32 * MiB  # more of small blocks, or the time of one request would dominate
 _COLOURS = {Verdict.OK: "green", Verdict.SLOW: "red", Verdict.NOT_JUDGED: "yellow"}
 
 
 def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
         "bench",
-        help="a self-test: beside raw sockets and a memory copy, is the cache as fast as normal?",
+        help="a self-test: the cache's speed beside raw sockets and a memory copy",
         description="Starts a server of its own unless --server names one. Exit status 1 when "
         "a transport is slower than normal; 0 too when it could not be judged.",
     )
@@ -51,7 +51,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--seconds", type=seconds_or_none, default=40.0, metavar="SECONDS",
                         help="for all measurements together (default: %(default)s)")  # fmt: skip
     parser.add_argument("--no-integrity", dest="integrity", action="store_false",
-                        help="without the client's checksums: what do they cost?")  # fmt: skip
+                        help="without the client's checksums, to measure their cost")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     parser.set_defaults(run=run)
 
@@ -88,7 +88,7 @@ def run(flags: argparse.Namespace) -> int:
 
 
 def _why_incomparable(address: str, transport: str, *, same_host: bool) -> str:
-    """Why sockets and copies of this host are no measure of that server; empty when they are."""
+    """The reason why sockets and copies of this host are no measure of that server, or ""."""
     endpoint, keys = server_address(address, "--server")
     if transport == "shm":
         return ""
@@ -100,7 +100,7 @@ def _why_incomparable(address: str, transport: str, *, same_host: bool) -> str:
 
 
 def _num_blocks(block_bytes: int) -> int:
-    """How many are put and got at a time."""
+    """The blocks put and got at a time."""
     return min(max(_LEAST_BLOCKS, _LEAST_BYTES // max(block_bytes, 1)), _MOST_BLOCKS)
 
 
@@ -157,7 +157,7 @@ def _measure(
 def _medians(
     measured: Sequence[Callable[[], None]], seconds: float
 ) -> tuple[float, float, float, int]:
-    """The median time of each of three, which take turns for `seconds`, and how often."""
+    """The median time of each of three, which take turns for `seconds`, and their trials."""
     for does in measured:
         does()  # first touch, connections, caches: not counted
     taken: list[tuple[float, ...]] = []
@@ -186,7 +186,7 @@ def _copier(out: list[memoryview], back: list[memoryview]) -> Callable[[], None]
 
 
 def _fill(view: memoryview) -> None:
-    """Every page touched, no two blocks alike."""
+    """Touch every page, with different content in each block."""
     pages = np.frombuffer(view, np.uint64)
     pages[:] = np.arange(len(pages), dtype=np.uint64)
 
@@ -202,7 +202,7 @@ def _ready(client: RemoteClient, transport: str) -> bool:
 
 @contextmanager
 def _a_server(address: str | None, block_bytes: int) -> Iterator[str]:
-    """The one at `address`, or a process of our own that ends with the block."""
+    """`address`, or that of a new process, which ends with the block."""
     if address is not None:
         yield address
         return
@@ -271,8 +271,8 @@ def _table(rows: Sequence[Row], block_bytes: int, *, integrity: bool, load: floa
     return lines
 
 
-def _progress(told: str) -> None:
-    """On stderr, and only where somebody looks."""
+def _progress(text: str) -> None:
+    """On stderr, and only on a terminal."""
     if sys.stderr.isatty():
-        sys.stderr.write(f"\r\033[K{told}")
+        sys.stderr.write(f"\r\033[K{text}")
         sys.stderr.flush()

@@ -17,8 +17,8 @@ CONNECTIONS = 2
 class RawSockets:
     """Moves rows over `CONNECTIONS` connections of this process to itself, a thread at each end.
 
-    The threads wait in the kernel, which does the work, so that the interpreter's lock is free. Use
-    it in a `with`.
+    The threads wait in the kernel, which does the work without the interpreter's lock. Use it in a
+    `with`.
     """
 
     def __init__(self) -> None:
@@ -31,8 +31,8 @@ class RawSockets:
         self._threads = ThreadPoolExecutor(2 * CONNECTIONS, "kvferry-raw")
 
     def move(self, sources: Sequence[memoryview], targets: Sequence[memoryview]) -> None:
-        """Send every source and receive it into the target of its place; they have one length.
-        Returns when all are there. Raises `OSError`."""
+        """Send each source and receive it into the target of the same index; all have one length.
+        Returns when all have arrived. Raises `OSError`."""
         ends: list[Future[None]] = []
         for at, (sender, receiver) in enumerate(self._pairs):
             ends.append(self._threads.submit(_receive, receiver, targets[at::CONNECTIONS]))
@@ -73,7 +73,7 @@ TCP_TIMES_RAW = 3.0
 
 
 class _Shared(NamedTuple):
-    """The more generous of the two is the limit over shared memory."""
+    """The limit over shared memory is the larger of the two."""
 
     times_copy: float
     extra_s_per_gb: float
@@ -81,13 +81,13 @@ class _Shared(NamedTuple):
 
 _LARGE, _SMALL = _Shared(2.2, 0.125), _Shared(5.5, 0.4)
 
-# Below this, messages cost more than bytes; below the second nothing was measured to compare with.
+# Below `LARGE_BLOCK`, messages cost more than bytes. Below `LEAST_BLOCK` no normal was measured.
 LARGE_BLOCK = 512 * KiB
 LEAST_BLOCK = 64 * KiB
 
 
 class Verdict(StrEnum):
-    """How a row is called."""
+    """The verdict on a row."""
 
     OK = "ok"
     SLOW = "slow"
@@ -107,7 +107,7 @@ class Row:
     raw_seconds: float
     trials: int
     incomparable: str = ""
-    """Why this host's copy and sockets are no measure of it."""
+    """The reason why this host's copy and sockets are no measure of it, if any."""
 
     @property
     def times_copy(self) -> float:
@@ -119,7 +119,7 @@ class Row:
 
     @property
     def normal_seconds(self) -> float:
-        """The most that is normal, by what was measured beside it."""
+        """The longest normal time, by the copy or the sockets measured beside it."""
         if self.transport == "tcp":
             return TCP_TIMES_RAW * self.raw_seconds
         limit = _SMALL if self.block_bytes < LARGE_BLOCK else _LARGE
@@ -135,7 +135,7 @@ class Row:
 
     @property
     def why_not_judged(self) -> str:
-        """Empty when it is."""
+        """Empty when it is judged."""
         if self.block_bytes < LEAST_BLOCK:
             return f"no normal is known for blocks below {format_bytes(LEAST_BLOCK)}"
         return self.incomparable
@@ -148,8 +148,8 @@ class Row:
 
 
 def advice(rows: Sequence[Row], *, integrity: bool, load: float) -> list[str]:
-    """What to look at, most likely first; nothing when no row is slow. `load` is how many threads
-    wanted a core in the minute before the measurement."""
+    """Likely causes, the likeliest first; none when no row is slow. `load` is the number of threads
+    that wanted a core in the minute before the measurement."""
     slow = [row for row in rows if row.verdict is Verdict.SLOW]
     if not slow:
         return []

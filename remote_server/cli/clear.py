@@ -4,7 +4,7 @@ import argparse
 import sys
 from typing import Any
 
-from remote_server.cli.common import add_server, ask_stats, complain, connected, say
+from remote_server.cli.common import add_server, ask_stats, connected, print_error, print_lines
 
 
 def add(commands: Any) -> None:
@@ -16,7 +16,7 @@ def add(commands: Any) -> None:
     what.add_argument("--namespace", metavar="NAME", help="the blocks of this one")
     what.add_argument("--all", action="store_true", help="the blocks of every namespace")
     parser.add_argument("--forget", action="store_true", help="forget the namespace as well")
-    parser.add_argument("--yes", action="store_true", help="do not ask")
+    parser.add_argument("--yes", action="store_true", help="skip the question")
     parser.set_defaults(run=run)
 
 
@@ -25,22 +25,24 @@ def run(flags: argparse.Namespace) -> int:
         namespaces = ask_stats(client, flags.timeout_s).namespaces
         if flags.namespace is not None and flags.namespace not in namespaces:
             known = ", ".join(sorted(namespaces)) or "none"
-            complain(f"no namespace {flags.namespace!r}; known: {known}")
+            print_error(f"no namespace {flags.namespace!r}; known: {known}")
             return 1
         about = [flags.namespace] if flags.namespace is not None else list(namespaces)
         num_blocks = sum(namespaces[name].blocks + namespaces[name].disk_blocks for name in about)
         if not flags.yes and not _agreed(f"remove {num_blocks:,} blocks of {flags.server}?"):
-            complain("nothing removed; --yes does not ask")
+            print_error("nothing removed; --yes skips the question")
             return 1
         removed = client.clear(
             flags.namespace, forget=flags.forget, timeout_s=flags.timeout_s
         ).result(flags.timeout_s + 1)
-    say(f"removed {removed.removed:,} blocks from memory, {removed.disk_removed:,} from disk")
+    print_lines(
+        f"removed {removed.removed:,} blocks from memory, {removed.disk_removed:,} from disk"
+    )
     return 0
 
 
 def _agreed(question: str) -> bool:
-    """Never without a person: a script says --yes."""
+    """False without a terminal: a script passes --yes."""
     if not sys.stdin.isatty():
         return False
     return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")

@@ -29,20 +29,20 @@ def coloured(text: str, colour: str) -> str:
     return f"\033[{_CODES[colour]}m{text}\033[0m"
 
 
-def say(*lines: str, mark: str = "", colour: str = "") -> None:
-    """Print for people, at once. Every line is `plain`, because it may hold what a server or its
-    peers sent; `mark` comes first, in `colour`."""
+def print_lines(*lines: str, mark: str = "", colour: str = "") -> None:
+    """Print for people, at once. Every line is `plain`, because it may hold text from a server or
+    its peers; `mark` comes first, in `colour`."""
     for line in lines:
         print((coloured(mark, colour) if mark else "") + plain(line), flush=True)
 
 
-def complain(line: str) -> None:
-    """Print to stderr what went wrong, on the same terms."""
+def print_error(line: str) -> None:
+    """Print an error to stderr, made `plain` as well."""
     print(plain(f"kvferry: {line}"), file=sys.stderr)
 
 
 def clear_screen() -> None:
-    """Before the next picture of something that is watched."""
+    """Before the next output of a watched command."""
     if is_terminal():
         sys.stdout.write("\033[H\033[J")
 
@@ -51,11 +51,11 @@ MOST_SECONDS = 86_400
 
 
 class NoServer(KVFerryError):
-    """Nobody answered at the address."""
+    """No server answered at the address."""
 
 
 def add_server(parser: argparse.ArgumentParser) -> None:
-    """`--server` and `--timeout-s`, for every command that asks one."""
+    """`--server` and `--timeout-s`, for every command that connects to a server."""
     parser.add_argument(
         "--server",
         default=os.environ.get("KVFERRY_SERVER", EXAMPLE),
@@ -74,10 +74,10 @@ def add_server(parser: argparse.ArgumentParser) -> None:
 
 
 def seconds(text: str) -> float:
-    """`text` as a time to wait, more than nothing and up to a day; for `argparse`."""
+    """`text` as a time to wait, above zero and up to a day; for `argparse`."""
     if number := seconds_or_none(text):
         return number
-    raise argparse.ArgumentTypeError(f"{text!r} is no time at all")
+    raise argparse.ArgumentTypeError(f"{text!r} is not above zero")
 
 
 def seconds_or_none(text: str) -> float:
@@ -100,16 +100,16 @@ def checked_address(text: str) -> str:
 
 
 def client_of(server: str, **options: Any) -> RemoteClient:
-    """A client of `server`, written as in `--server`; `options` are those of `ClientConfig`.
-    Raises `ConfigError`."""
+    """A client of `server`, an address as in `--server`, with `options` of `ClientConfig`. Raises
+    `ConfigError`."""
     endpoint, keys = server_address(server, "--server")
     return RemoteClient(ClientConfig(endpoint, keys=keys, quiet=True, **options))
 
 
 @contextmanager
 def connected(flags: argparse.Namespace) -> Iterator[RemoteClient]:
-    """A client of the server that the flags name. Raises `NoServer` out of the block for what
-    ends without an answer."""
+    """A client of the server in the flags. The block raises `NoServer` when no answer arrives in
+    time."""
     client = client_of(flags.server, client_name="kvferry", transport="tcp")
     try:
         _wait_until_ready(client, flags.timeout_s)
@@ -124,14 +124,14 @@ def connected(flags: argparse.Namespace) -> Iterator[RemoteClient]:
 
 
 def ask_stats(client: RemoteClient, timeout_s: float, *, fingerprints: bool = False) -> StatsReply:
-    """With `fingerprints` what engines declared as well. Raises `ServerUnavailable` or
+    """`fingerprints`: with those of namespaces. Raises `ServerUnavailable` or
     `DeadlineExceeded`."""
     asked = client.stats(fingerprints=fingerprints, timeout_s=timeout_s)
     return asked.result(timeout_s + 1)
 
 
 def _wait_until_ready(client: RemoteClient, timeout_s: float) -> None:
-    """A client that connects by itself cannot be asked before it has."""
+    """Requests fail until the client, which connects by itself, is ready."""
     ends_by = time.monotonic() + timeout_s
     while not client.ready:
         if client.absent or time.monotonic() > ends_by:

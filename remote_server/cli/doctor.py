@@ -1,4 +1,4 @@
-"""`kvferry doctor`: is this host fit for it, does the server answer, do the engines agree?"""
+"""`kvferry doctor`: checks of this host, of the server, and of agreement between its engines."""
 
 import argparse
 import json
@@ -14,23 +14,30 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from remote_server.ascii_json import ascii_json
-from remote_server.cli.common import NoServer, add_server, ask_stats, client_of, connected, say
+from remote_server.cli.common import (
+    NoServer,
+    add_server,
+    ask_stats,
+    client_of,
+    connected,
+    print_lines,
+)
 from remote_server.client import SharedRegion
 from remote_server.protocol import SELF_TESTS, StatsReply
 from remote_server.protocol.namespace_diff import all_gaps
 from remote_server.server.dispatch import server_name
 from remote_server.sizes import GiB, MiB, format_bytes
 
-# vLLM needs it for its own messages between processes; containers come with 64 MiB.
+# vLLM needs it for its own messages between processes; containers have 64 MiB by default.
 _LITTLE_SHM = 1 * GiB
-# A TTL or a log read across two hosts is off by this; nothing else of ours depends on wall clocks.
+# A TTL or a log read across two hosts is off by this; nothing else here depends on wall clocks.
 _CLOCK_S = 2.0
-# It reads some 2 MB of source where the version is not a tested one: a second.
+# For an untested version it reads some 2 MB of source: a second.
 _JUDGED_WITHIN_S = 60.0
 
 
 class Finding(NamedTuple):
-    """One check: `ok`, `note` (works, could be better) or `bad`; and what to do about it."""
+    """One check: `ok`, `note` (works, could be better) or `bad`; with the remedy."""
 
     check: str
     verdict: str
@@ -62,12 +69,12 @@ def run(flags: argparse.Namespace) -> int:
         findings.append(Finding("server", "bad", str(error)))
         status = 3
     if flags.json:
-        say(ascii_json([finding._asdict() for finding in findings]))
+        print_lines(ascii_json([finding._asdict() for finding in findings]))
     else:
         width = max(len(finding.check) for finding in findings)
-        for check, verdict, told in findings:
+        for check, verdict, text in findings:
             colour = {"ok": "green", "note": "yellow", "bad": "red"}[verdict]
-            say(f"  {check:<{width}}  {told}", mark=f"{verdict:<4}", colour=colour)
+            print_lines(f"  {check:<{width}}  {text}", mark=f"{verdict:<4}", colour=colour)
     if any(finding.verdict == "bad" for finding in findings):
         return status or 1
     return 0
@@ -78,7 +85,7 @@ def host_findings(
     sys_: Path = Path("/sys"),
     shm: Path = Path("/dev/shm"),
 ) -> Iterable[Finding]:
-    """What this host gives, whether or not a server runs."""
+    """Checks of this host, with or without a server."""
     yield _shm_size(shm)
     yield _locked_memory()
     yield _huge_pages(sys_)
@@ -92,11 +99,11 @@ def _shm_size(shm: Path) -> Finding:
         size = shutil.disk_usage(shm)
     except OSError:
         return Finding("shared memory", "bad", f"{shm} is missing: vLLM needs it")
-    told = f"{shm} has {format_bytes(size.free)} free of {format_bytes(size.total)}"
+    text = f"{shm} has {format_bytes(size.free)} free of {format_bytes(size.total)}"
     if size.total < _LITTLE_SHM:
         return Finding("shared memory", "bad",
-                       f"{told}; vLLM needs more: docker run --shm-size=4g")  # fmt: skip
-    return Finding("shared memory", "ok", told)
+                       f"{text}; vLLM needs more: docker run --shm-size=4g")  # fmt: skip
+    return Finding("shared memory", "ok", text)
 
 
 def _locked_memory() -> Finding:
@@ -129,13 +136,12 @@ def _hash_seed() -> Finding:
     seed = os.environ.get("PYTHONHASHSEED")
     if seed is None:
         return Finding("hash seed", "ok", "vLLM's own, the same in every engine that uses sha256")
-    told = f"PYTHONHASHSEED={seed}: engines find only what was stored with the same"
-    return Finding("hash seed", "note", told)
+    text = f"PYTHONHASHSEED={seed}: engines find only what was stored with the same"
+    return Finding("hash seed", "note", text)
 
 
 def _vllm() -> Finding:
-    """The vLLM beside this package, judged by a process: its names are the connector's matter,
-    and nothing here imports that."""
+    """The vLLM beside this package, judged by a process of the connector: no import of it here."""
     judge = [sys.executable, "-m", "kv_connector.vllm_support", "--json"]
     ran = subprocess.run(judge, capture_output=True, text=True, timeout=_JUDGED_WITHIN_S)
     if ran.returncode == 2:
@@ -147,19 +153,19 @@ def _vllm() -> Finding:
     if verdict["refusal"]:
         return Finding("vLLM", "bad", verdict["refusal"])
     if not verdict["tested"]:
-        told = f"{verdict['version']}: not tested, but all that is needed is there"
-        return Finding("vLLM", "note", told)
+        text = f"{verdict['version']}: not tested, but it has all that is needed"
+        return Finding("vLLM", "note", text)
     return Finding("vLLM", "ok", f"{verdict['version']}: tested")
 
 
 def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[Finding]:
-    """What the server says of itself."""
-    told = f"{reply.server} answers at {address}"
+    """Checks of the server by its own statistics."""
+    text = f"{reply.server} answers at {address}"
     ours = server_name()
     if reply.server != ours:
-        yield Finding("server", "note", f"{told}; this side is {ours}")
+        yield Finding("server", "note", f"{text}; this side is {ours}")
     else:
-        yield Finding("server", "ok", told)
+        yield Finding("server", "ok", text)
     if reply.time_s:
         ahead = reply.time_s - now_s
         far = abs(ahead) > _CLOCK_S
@@ -168,8 +174,8 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
         )
     for name, tier in reply.tiers.items():
         used = f"{tier.used_bytes / max(tier.budget_bytes, 1):.0%}"
-        told = f"{used} of {format_bytes(tier.budget_bytes)}, {tier.blocks:,} blocks"
-        yield Finding(f"tier {name}", "ok", told)
+        text = f"{used} of {format_bytes(tier.budget_bytes)}, {tier.blocks:,} blocks"
+        yield Finding(f"tier {name}", "ok", text)
     failed = reply.counters.get("failed_checks", 0)
     if failed:
         yield Finding("books", "bad", f"{failed} failed checks: a bug; please report it")
@@ -178,18 +184,19 @@ def server_findings(address: str, reply: StatsReply, now_s: float) -> Iterable[F
         yield Finding("failures", "bad", f"{errors} failures inside the server: its log has them")
     damaged = reply.counters.get("integrity_checksum", 0)
     if damaged:
-        yield Finding("integrity", "bad", f"{damaged} blocks were damaged where they lay: bad RAM?")
+        yield Finding("integrity", "bad", f"{damaged} blocks were damaged in memory: bad RAM?")
     gaps = all_gaps(reply.namespaces)
     if not reply.namespaces:
-        yield Finding("engines", "note", "none has declared itself yet")
+        yield Finding("engines", "note", "none has declared a namespace yet")
     elif not gaps:
-        yield Finding("engines", "ok", f"{len(reply.namespaces)} namespaces, none nearly another")
+        yield Finding("engines", "ok", f"{len(reply.namespaces)} namespaces, no two nearly equal")
     for gap in gaps:
         yield Finding("engines", "bad", gap.line())
 
 
 def _shared_memory(address: str, timeout_s: float) -> Finding:
-    """Whether a client on this host gets the short way. Leaves nothing on the server."""
+    """Whether a client on this host is given shared memory. Removes its namespace from the
+    server."""
     region = SharedRegion(1 * MiB)
     namespace = f"{SELF_TESTS}doctor/{secrets.token_hex(8)}"
     client = client_of(address, client_name="kvferry doctor")

@@ -1,11 +1,11 @@
-"""`kvferry pin`: keep blocks in a server's memory, whatever else comes; `unpin` lets them go."""
+"""`kvferry pin`: keep blocks in a server's memory. `kvferry unpin`: let them be evicted again."""
 
 import argparse
 from functools import partial
 from typing import Any
 
 from remote_server.ascii_json import ascii_json
-from remote_server.cli.common import add_server, complain, connected, say
+from remote_server.cli.common import add_server, connected, print_error, print_lines
 from remote_server.protocol import Kept, read_key
 from remote_server.sizes import format_bytes
 
@@ -14,15 +14,15 @@ def add(commands: Any) -> None:
     _add(
         commands,
         "pin",
-        "keep blocks in memory, whatever else comes",
+        "keep blocks in memory",
         "Keep blocks from eviction, until unpin, clear, their age, or a restart of the server. "
-        "At most half of the memory. Exit status 1 when that was too little, or nothing was there.",
+        "At most half of the memory. Exit status 1 when that was too little, or none was found.",
         keep=True,
     )
     _add(
         commands,
         "unpin",
-        "let blocks go that pin keeps",
+        "let pinned blocks be evicted again",
         "Undo pin. Exit status 1 when nothing was pinned.",
         keep=False,
     )
@@ -58,25 +58,25 @@ def run(flags: argparse.Namespace, *, keep: bool) -> int:
         )
     absent = 0 if keys is None else len(keys) - done.kept - done.declined
     if flags.json:
-        say(ascii_json({"kept" if keep else "let_go": done.kept, "bytes": done.bytes,
+        print_lines(ascii_json({"kept" if keep else "let_go": done.kept, "bytes": done.bytes,
                         "declined": done.declined, "absent": absent}))  # fmt: skip
     else:
-        _tell(flags.namespace, done, absent, keep=keep)
+        _print_result(flags.namespace, done, absent, keep=keep)
     return 0 if done.kept and not done.declined else 1
 
 
-def _tell(namespace: str, done: Kept, absent: int, *, keep: bool) -> None:
+def _print_result(namespace: str, done: Kept, absent: int, *, keep: bool) -> None:
     did, missing = ("pinned", "in memory") if keep else ("unpinned", "pinned")
     if done.kept:
-        say(f"{did} {done.kept:,} blocks, {format_bytes(done.bytes)}")
+        print_lines(f"{did} {done.kept:,} blocks, {format_bytes(done.bytes)}")
     elif not done.declined:
         which = f"no block of {namespace!r}" if not absent else f"none of the {absent:,} keys"
-        complain(f"{which} is {missing}")
+        print_error(f"{which} is {missing}")
         return
     if absent:
-        complain(f"{absent:,} keys are not {missing}")
+        print_error(f"{absent:,} keys are not {missing}")
     if done.declined:
-        complain(
+        print_error(
             f"{done.declined:,} blocks declined: no more than half of the memory's slabs, or of a "
             "quota, may hold pinned blocks"
         )

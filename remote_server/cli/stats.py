@@ -1,4 +1,4 @@
-"""`kvferry stats`: what a server holds and what it has done, once or again and again."""
+"""`kvferry stats` and `kvferry watch`: a server's contents and counts, and their changes."""
 
 import argparse
 import time
@@ -6,12 +6,20 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from remote_server.ascii_json import ascii_json
-from remote_server.cli.common import add_server, ask_stats, clear_screen, connected, say
+from remote_server.cli.common import (
+    NoServer,
+    add_server,
+    ask_stats,
+    clear_screen,
+    connected,
+    print_lines,
+    seconds,
+)
 from remote_server.client import RemoteClient
 from remote_server.protocol import StatsReply
 from remote_server.sizes import format_bytes
 
-# What lookups and gets were answered, and why puts were not taken: what is looked at first.
+# Hits of lookups and gets: the first figures to look at.
 _RATIOS = (("lookups", "lookup_hits", "lookup_keys"), ("gets", "get_hit", "get_total"))
 _FLOWS = (
     ("in", ("bytes_in", "shared_bytes_in")),
@@ -23,7 +31,7 @@ _FLOWS = (
 
 def add(commands: Any) -> None:
     parser: argparse.ArgumentParser = commands.add_parser(
-        "stats", help="what the server holds, and what it has done since its start"
+        "stats", help="the server's contents, and its counts since its start"
     )
     add_server(parser)
     parser.add_argument("--watch", action="store_true", help="again every second, until Ctrl-C")
@@ -36,11 +44,11 @@ def run(flags: argparse.Namespace) -> int:
         before: StatsReply | None = None
         for reply in _replies(client, flags):
             if flags.json:
-                say(ascii_json(reply))
+                print_lines(ascii_json(reply))
             else:
                 if flags.watch:
                     clear_screen()
-                say(*picture(reply, before))
+                print_lines(*picture(reply, before))
             before = reply
     return 0
 
@@ -53,7 +61,7 @@ def _replies(client: RemoteClient, flags: argparse.Namespace) -> Iterator[StatsR
 
 
 def picture(reply: StatsReply, before: StatsReply | None = None) -> list[str]:
-    """The lines to print. With the reply of a while `before`, flows are per second since then."""
+    """The lines to print. With an earlier reply `before`, flows are per second since then."""
     lines = [f"{reply.server}  epoch {reply.epoch}  up {_duration(reply.uptime_s)}", ""]
     lines.append(f"{'tier':<8}  {'used':>10}  {'of':>10}  {'blocks':>10}  {'writing':>8}  pinned")
     for name, tier in reply.tiers.items():
@@ -91,18 +99,18 @@ def _flows(reply: StatsReply, before: StatsReply | None) -> list[str]:
     for name, parts in _FLOWS:
         total = sum(reply.counters.get(part, 0) for part in parts)
         if before is None or before.epoch != reply.epoch:
-            told = format_bytes(total)
+            text = format_bytes(total)
         else:
             seconds = max(reply.uptime_s - before.uptime_s, 1e-3)
             moved = total - sum(before.counters.get(part, 0) for part in parts)
-            told = f"{format_bytes(total)}, {format_bytes(int(moved / seconds))}/s"
+            text = f"{format_bytes(total)}, {format_bytes(int(moved / seconds))}/s"
         if total:
-            lines.append(f"{name:<10} {told:>14}")
+            lines.append(f"{name:<10} {text:>14}")
     return lines
 
 
 def _wrong(counters: Mapping[str, int]) -> dict[str, int]:
-    """What was declined, refused or damaged: by its reason, and only if there was any."""
+    """Counters of declined, refused or damaged blocks that are not zero."""
     words = ("declined", "refused", "bad_", "integrity", "damaged", "error", "failed", "evicted")
     return {
         name: count
@@ -118,3 +126,67 @@ def _duration(seconds: float) -> str:
     if days:
         return f"{days} d {hours} h"
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+# ── watch ────────────────────────────────────────────────────────────────────────────────
+
+
+def add_watch(commands: Any) -> None:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "watch", help="changes on the server, line by line, until Ctrl-C"
+    )
+    add_server(parser)
+    parser.add_argument("--every-s", type=seconds, default=1.0, metavar="SECONDS",
+                        help="how long one line covers (default: %(default)s)")  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="one object a line, for scripts")
+    parser.set_defaults(run=run_watch)
+
+
+def run_watch(flags: argparse.Namespace) -> int:
+    """Goes on over restarts of the server, which are events too."""
+    before: StatsReply | None = None
+    with connected(flags) as client:
+        while True:
+            try:
+                now = ask_stats(client, flags.timeout_s)
+            except Exception as error:
+                if before is not None:
+                    _print_events(flags, ["the server is gone"], {})
+                    before = None
+                if client.closed:
+                    raise NoServer("the connection is closed") from error
+            else:
+                lines, grown = events(before, now)
+                if lines:
+                    _print_events(flags, lines, grown)
+                before = now
+            time.sleep(flags.every_s)
+
+
+def _print_events(flags: argparse.Namespace, lines: list[str], grown: Mapping[str, int]) -> None:
+    at = time.strftime("%H:%M:%S")
+    if flags.json:
+        print_lines(ascii_json({"at": time.time(), "events": lines, "counters": dict(grown)}))
+    else:
+        print_lines(f"{at}  {'; '.join(lines)}")
+
+
+def events(before: StatsReply | None, now: StatsReply) -> tuple[list[str], dict[str, int]]:
+    """The events between two replies, and the counters that grew."""
+    if before is None:
+        blocks = sum(tier.blocks for tier in now.tiers.values())
+        return [f"{now.server}, epoch {now.epoch}: {blocks:,} blocks"], {}
+    if before.epoch != now.epoch:
+        return [f"the server was restarted, epoch {now.epoch}"], {}
+    lines = [f"+ namespace {name}" for name in now.namespaces if name not in before.namespaces]
+    lines += [f"- namespace {name}" for name in before.namespaces if name not in now.namespaces]
+    grown = {
+        name: count - before.counters.get(name, 0)
+        for name, count in now.counters.items()
+        if count != before.counters.get(name, 0)
+    }
+    lines += [
+        f"{name} {format_bytes(by) if 'bytes' in name else format(by, ',')}"
+        for name, by in grown.items()
+    ]
+    return lines, grown

@@ -1,10 +1,10 @@
-"""`kvferry why`: which engines share nothing, and the setting in which they differ."""
+"""`kvferry why`: the settings that keep engines from sharing blocks."""
 
 import argparse
 from typing import Any
 
 from remote_server.ascii_json import ascii_json
-from remote_server.cli.common import add_server, ask_stats, connected, say
+from remote_server.cli.common import add_server, ask_stats, connected, print_lines
 from remote_server.protocol import StatsReply
 from remote_server.protocol.namespace_diff import Gap, all_gaps
 
@@ -17,7 +17,7 @@ def add(commands: Any) -> None:
         "keep them from each other's blocks. Exit status 1 when there are any.",
     )
     add_server(parser)
-    parser.add_argument("namespace", nargs="?", help="only about this one, or those it begins")
+    parser.add_argument("namespace", nargs="?", help="only this one, or those with this prefix")
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     parser.set_defaults(run=run)
 
@@ -29,33 +29,33 @@ def run(flags: argparse.Namespace) -> int:
     gaps = [gap for gap in all_gaps(reply.namespaces) if gap.namespace.startswith(chosen)]
     known = [name for name in reply.namespaces if name.startswith(chosen)]
     if flags.json:
-        say(ascii_json([gap._asdict() for gap in gaps]))
+        print_lines(ascii_json([gap._asdict() for gap in gaps]))
     elif not known:
         named = f" that begins with {chosen!r}" if chosen else ""
-        say(
+        print_lines(
             f"no engine has declared a namespace{named}",
-            "an engine does so once its server answers; its log says the address it tries",
+            "an engine declares one when its server answers; its log has the server's address",
         )
         return 1
     else:
-        say(*_told(reply, known, gaps))
+        print_lines(*_report(reply, known, gaps))
     return 1 if gaps else 0
 
 
-def _told(reply: StatsReply, known: list[str], gaps: list[Gap]) -> list[str]:
+def _report(reply: StatsReply, known: list[str], gaps: list[Gap]) -> list[str]:
     width = max(len("namespace"), *map(len, known))
     lines = [f"{'namespace':<{width}}  {'blocks':>9}  {'on disk':>9}  engine"]
     for name in known:
         stats = reply.namespaces[name]
         engine = stats.client or "not seen since the start"
         if stats.forgotten:
-            engine = "no longer known: others have declared too much since"
+            engine = "no longer known: the fingerprints of others took its place"
         model = stats.fingerprint.get("model_name", "")
         runs = f"{engine}, of {model}" if model else engine
         lines.append(f"{name:<{width}}  {stats.blocks:>9,}  {stats.disk_blocks:>9,}  {runs}")
     lines.append("")
     if not gaps:
-        return [*lines, "no two of them differ in little: nothing keeps them apart by mistake"]
+        return [*lines, "no two of them are nearly equal: each difference looks intended"]
     for gap in gaps:
         lines.append(gap.line())
     return [

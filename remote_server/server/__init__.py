@@ -1,1 +1,1 @@
-"""One server process: its loop, its tenants, and what it does for each request."""
+"""One server process: its loop, its tenants, and a handler for each request."""

@@ -1,8 +1,8 @@
-"""Who may connect: asked by libzmq once in every handshake (ZAP), answered on the loop thread.
+"""Admission of connections: libzmq queries it once in each handshake (ZAP), on the loop thread.
 
-A peer that is refused gets no further: libzmq closes its connection, and no queue, client or
-namespace of ours ever hears of it. What is known of a peer that was let in is its public key, which
-libzmq proved and puts beside every frame of it, whatever the peer itself says.
+libzmq closes the connection of a refused peer, so it reaches no queue, client or namespace. An
+admitted peer is identified by its public key. libzmq has proved the key and attaches it to every
+frame, whatever the peer sends.
 """
 
 import logging
@@ -24,11 +24,11 @@ from remote_server.server.tenant_config import KnownKeys
 
 log = logging.getLogger(__name__)
 
-# Without a domain libzmq asks nobody about peers without CURVE.
+# Without a domain libzmq does not query for peers without CURVE.
 _DOMAIN = b"kvferry"
 _ENDPOINT = "inproc://zeromq.zap.01"
 
-# A peer that says nothing holds a connection for so long.
+# The longest handshake. A silent peer holds a connection until then.
 HANDSHAKE_MS = 5_000
 
 # Handshakes answered before requests get their turn again.
@@ -36,22 +36,22 @@ _ANSWERS_PER_TURN = 16
 
 RELOAD_S = 1.0
 
-# With several tenants one handshake is answered at a time, and libzmq's word of its end is waited
-# for: well below a millisecond, unless the peer leaves in that moment.
+# With several tenants one handshake is answered at a time. The event of its end is awaited for this
+# long: it takes well below a millisecond, unless the peer leaves in that moment.
 ANSWER_ENDS_S = 0.05
 
 
 _OK, _REFUSED, _FULL = b"200", b"400", b"500"
-"""What a refused peer is told. 500 rather than 300, of which libzmq tells the peer nothing."""
+"""Verdicts. A full server replies 500 rather than 300, because libzmq does not pass 300 on."""
 
 _OPENED, _CLOSED = int(zmq.Event.ACCEPTED), int(zmq.Event.DISCONNECTED)
 _SUCCEEDED = int(zmq.Event.HANDSHAKE_SUCCEEDED)
-# Whichever side notices first that the other has no keys, or others, ends the handshake.
+# The side that first finds the other's keys missing or wrong ends the handshake.
 _BROKEN = int(zmq.Event.HANDSHAKE_FAILED_PROTOCOL | zmq.Event.HANDSHAKE_FAILED_NO_DETAIL)
 _LISTENING, _NOT_ACCEPTED = int(zmq.Event.LISTENING), int(zmq.Event.ACCEPT_FAILED)
 
-# Looking whether there are descriptors again, while there are none.
-_LOOK_AGAIN_S = 0.5
+# Between checks for free descriptors, while there are none.
+_RETRY_S = 0.5
 
 COUNTERS = (
     "peers_refused_unknown_key", "peers_refused_connections", "peers_refused_share",
@@ -61,7 +61,7 @@ COUNTERS = (
 
 
 class Door:
-    """Answers for the ROUTER, in whose context nothing else is asked. One thread."""
+    """Admits the connections of the ROUTER, the only socket of its context with ZAP. One thread."""
 
     def __init__(
         self,
@@ -75,7 +75,8 @@ class Door:
         guard: Guard | None = None,
         tenants: Sequence[str] = ("",),
     ) -> None:
-        """Before `router` is bound. Without keys everybody is let in while there is room."""
+        """Must be created before `router` is bound. Without keys it admits every peer it has room
+        for."""
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._guard = guard or Guard()
         self._clock = clock
@@ -84,16 +85,17 @@ class Door:
         ended = ENDED_PLAIN if server_keys is None else ENDED_CURVE
         self.connections = Connections(max_connections, tenants, ended)
         self.of_tenant = {tenant: {"connections_refused": 0} for tenant in tenants}
-        """Counters of each: connections with its key for which there was no place."""
+        """Counters by tenant: connections with its key that found no free place."""
         self._several = len(tenants) > 1
-        self._answered_at: float | None = None  # the one whose end is waited for
+        # when the handshake whose end is awaited was answered
+        self._answered_at: float | None = None
         self._gone: list[bytes] = []
         self._succeeded_at = 0.0
         self._known = known
         self._server_keys = server_keys
         self._poller = poller
         self.opened = 0
-        """Connections accepted since the start, whatever became of them."""
+        """Connections accepted since the start, refused ones included."""
         self._reload_at = self._open_at = clock()
         self._entrance: Entrance | None = None
         self._lines = FewLines(log, clock)
@@ -104,7 +106,7 @@ class Door:
         self.watch(router)
 
     def watch(self, router: "zmq.Socket[bytes]") -> None:
-        """Answer for this one from here on. Before it is bound."""
+        """Admit connections of `router` from now on. Must be called before it is bound."""
         self._router = router
         self.connections.clear()
         self._answered_at = None
@@ -115,7 +117,7 @@ class Door:
             router.curve_secretkey = self._server_keys.secret
             router.curve_publickey = self._server_keys.public
             router.maxmsgsize = MAX_FRAME_BYTES + CURVE_FRAME_BYTES
-        # Without a mark: at one, libzmq drops what it reports, and the counts would be wrong.
+        # Without a mark: at one, libzmq drops events, and the counts would be wrong.
         self._monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._monitor.rcvhwm = 0
         self._monitor.linger = 0
@@ -126,8 +128,8 @@ class Door:
         self._monitor.connect(reports)
         self._poller.register(self._monitor, zmq.POLLIN)
 
-    def look_away(self) -> None:
-        """Before the ROUTER is closed."""
+    def unwatch(self) -> None:
+        """Must be called before the ROUTER is closed."""
         if self._entrance is not None:
             self._entrance.close()
             self._entrance = None
@@ -146,21 +148,21 @@ class Door:
         return self._entrance is not None and self._entrance.shut
 
     def tenant_of(self, frame: zmq.Frame) -> str | None:
-        """Whose connection `frame` came on; None when its key was withdrawn since."""
+        """The tenant of the connection of `frame`; None when its key was withdrawn since."""
         if self._known is None:
             return ""
         return self._known.tenants.get(str(frame.get("User-Id")))
 
     def former_tenant_of(self, frame: zmq.Frame) -> str:
-        """Whose it was before its key was withdrawn."""
+        """The tenant that it had before its key was withdrawn."""
         return "" if self._known is None else self._known.former.get(str(frame.get("User-Id")), "")
 
     def admits(self, client: bytes, frame: zmq.Frame, tenant: str) -> bool:
-        """Whether the connection of `client`, whose `frame` this is, is still there. Called with
-        each message, and takes note of the first one."""
+        """Whether the connection of `client` is still open; `frame` is one of its message. Must be
+        called with each message, because the first one identifies the connection."""
         if self.connections.knows(client):
             return True
-        self._take_note()
+        self._read_events()
         return self.connections.met(client, int(frame.get(zmq.SRCFD)), tenant)
 
     def take_gone(self) -> list[bytes]:
@@ -169,17 +171,18 @@ class Door:
         return gone
 
     def bound(self) -> None:
-        """Right after the bind of `router`, while there are descriptors. Raises `OSError`."""
-        self._take_note()
+        """Must be called right after the bind of `router`, with free descriptors. Raises
+        `OSError`."""
+        self._read_events()
 
     def handle(self, events: Mapping[object, int]) -> None:
-        """Answer who is asked for, and take note of who came and left."""
+        """Answer handshakes, and record which connections have opened and closed."""
         now = self._clock()
         if self._known is not None and now >= self._reload_at:
             self._reload_at = now + RELOAD_S
-            self._known.look_again()
+            self._known.reload()
         if self.is_shut and now >= self._open_at:
-            self._open_at = now + _LOOK_AGAIN_S
+            self._open_at = now + _RETRY_S
             assert self._entrance is not None
             self._entrance.open_again()
         if self._asked in events:
@@ -189,19 +192,19 @@ class Door:
                     or not int(self._asked.getsockopt(zmq.EVENTS)) & zmq.POLLIN
                 ):
                     break
-                # Who is asked for has been accepted before, so this must be known before.
-                self._take_note()
+                # Record first that the peer was accepted: its answer needs that.
+                self._read_events()
                 self._answer(self._asked.recv_multipart(zmq.NOBLOCK))
         elif self._monitor in events:
-            self._take_note()
+            self._read_events()
         self._place()
 
     def close(self) -> None:
-        self.look_away()
+        self.unwatch()
         self._poller.unregister(self._asked)
         self._asked.close(0)
 
-    def _take_note(self) -> None:
+    def _read_events(self) -> None:
         while int(self._monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             head = self._monitor.recv_multipart(zmq.NOBLOCK)[0]
             event = int.from_bytes(head[:2], sys.byteorder)
@@ -221,24 +224,24 @@ class Door:
                 if value in NO_MORE_FILES and self._entrance is not None and not self.is_shut:
                     self._lines.say(
                         logging.WARNING,
-                        "this process has the %d files open that it may; new connections wait",
+                        "this process has its limit of %d files open; new connections wait",
                         may_open(),
                     )
                     self._entrance.shut_out()
-                    self._open_at = self._clock() + _LOOK_AGAIN_S
+                    self._open_at = self._clock() + _RETRY_S
             else:
                 self.counters["peers_refused_handshake"] += 1
-                self._say("a peer without our public key, or no CURVE, or no ZeroMQ at all")
+                self._log_refusal("a peer without our public key, or no CURVE, or no ZeroMQ at all")
 
     def _accepted(self, fd: int) -> None:
         oldest = self.connections.accepted(fd)
         if oldest is not None:
             oldest.shut()
             self.counters["peers_refused_unfinished"] += 1
-            self._say(f"{oldest.peer}: its handshake took long while many others were under way")
+            self._log_refusal(f"{oldest.peer}: its handshake was the oldest of too many")
 
     def _place(self) -> None:
-        """Those whose handshakes have ended."""
+        """Count connections whose handshakes have ended."""
         if not self.connections.has_to_place():
             return
         for beyond in self.connections.place():
@@ -251,16 +254,16 @@ class Door:
             self.connections.give_up_placing()
 
     def _closed(self, fd: int) -> None:
-        self._answered_at = None  # it may have been the one
+        self._answered_at = None  # it may be the one whose end is awaited
         client = self.connections.closed(fd)
         if client is not None:
             self._gone.append(client)
 
     def _waits_for_an_end(self, now: float) -> bool:
-        """Of the handshake that was answered: it shows which connection is whose."""
+        """Whether the end of the answered handshake is awaited: it shows a connection's tenant."""
         if self._answered_at is None:
             return False
-        self._take_note()
+        self._read_events()
         self._place()
         if self._answered_at is not None and now >= self._answered_at + ANSWER_ENDS_S:
             self._answered_at = None
@@ -269,18 +272,20 @@ class Door:
     def _no_place(self, peer: str, tenant: str) -> None:
         if self.connections.is_full:
             self.counters["peers_refused_connections"] += 1
-            self._say(f"{peer}: {self._max_connections} connections are open already")
+            self._log_refusal(f"{peer}: {self._max_connections} connections are open already")
         else:
             self.counters["peers_refused_share"] += 1
-            self._say(f"{peer}: tenant {tenant} has as many connections as it may")
+            self._log_refusal(f"{peer}: tenant {tenant} has as many connections as it may")
         self.of_tenant[tenant]["connections_refused"] += 1
 
     def _answer(self, request: list[bytes]) -> None:
         """RFC 27: version, request id, domain, address, routing id, mechanism, credentials.
 
-        Every question gets an answer: libzmq lets no peer in without one.
+        Every query gets an answer: without one libzmq never admits the peer.
         """
-        verdict, key = self._guard.run("the door", partial(self._judge, request), (_REFUSED, ""))
+        verdict, key = self._guard.run(
+            "authentication", partial(self._judge, request), (_REFUSED, "")
+        )
         text = b"" if verdict == _OK else b"refused"
         self._asked.send_multipart([b"1.0", request[1], verdict, text, key.encode(), b""])
 
@@ -295,7 +300,7 @@ class Door:
             tenant = self._known.tenants.get(key)
             if tenant is None:
                 self.counters["peers_refused_unknown_key"] += 1
-                self._say(f"{address}: no tenant has the key {key}")
+                self._log_refusal(f"{address}: no tenant has the key {key}")
         else:
             tenant = None
         if tenant is None:
@@ -308,6 +313,6 @@ class Door:
             self._answered_at = self._clock()
         return _OK, key
 
-    def _say(self, reason: str) -> None:
-        """Now and then: who knocks in a loop shall not fill a log."""
+    def _log_refusal(self, reason: str) -> None:
+        """Log at a bounded rate: a peer that connects in a loop must not fill the log."""
         self._lines.say(logging.WARNING, "refused a connection: %s (all are counted)", reason)

@@ -1,4 +1,4 @@
-"""What an operator may choose, checked once, before anything starts."""
+"""The settings of a server, checked before anything starts."""
 
 import re
 from pathlib import Path
@@ -13,10 +13,10 @@ from remote_server.sizes import GiB, KiB, MiB, Size, format_bytes
 _ADMIT = ("all", "twice")
 _LOG_LEVELS = ("debug", "info", "warning", "error")
 
-# Sixteen slabs of a page each would be 64 KiB; below this a cache is a mistake, not a choice.
+# Sixteen slabs of a page each would be 64 KiB; a smaller cache than this is a mistake.
 MIN_MEMORY_BYTES = 1 * MiB
 
-# What one client must be able to have on its way for the cache to be of any use: some small blocks.
+# The least in-flight limit with which the cache is of any use: some small blocks.
 MIN_INFLIGHT_BYTES = 16 * KiB
 
 # memory.limit_in_bytes of an unlimited cgroup (v1) is a number near 2**63.
@@ -24,67 +24,67 @@ _UNLIMITED = 1 << 60
 
 
 class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Every setting of one server. Building one checks it: raises `ConfigError`."""
+    """Every setting of one server. The constructor checks them and raises `ConfigError`."""
 
     bind: str = "tcp://127.0.0.1:5757"
-    """Where to listen. Port `*` picks a free one; `Server.endpoint` names it."""
+    """The address to listen on. Port `*` picks a free one; `Server.endpoint` names it."""
 
     memory: Size = 1 * GiB
     """Bytes of blocks kept in memory, all namespaces together. A hard budget."""
 
     disk: str = ""
-    """A directory for blocks beyond memory, still there after a restart; the server's own, which no
-    other user owns or can write to. Empty: none."""
+    """A directory for blocks beyond memory, kept over restarts; the server's own, which no other
+    user owns or can write to. Empty: none."""
 
     disk_bytes: Size = 16 * GiB
     """Bytes of files in `disk`, all namespaces together. A hard budget."""
 
     disk_write_rate: Size = 20 * MiB
-    """Bytes per second written to `disk` on average, 0 for no limit. What would fill the directory
-    may be saved up and written at once. The default is 1.8 TB a day, what a device of 2 TB made
-    for one drive write a day stands."""
+    """Bytes per second written to `disk` on average, 0 for no limit. Unused writes are saved up to
+    the size of the directory, and may be written at once. The default is 1.8 TB a day, the
+    endurance of a device of 2 TB made for one drive write a day."""
 
     disk_admit: str = "all"
     """`all`: every new block is written, soon after its put. `twice`: only those that are put or
-    got again, which wears the device less; a killed server has lost the others."""
+    got again, which wears the device less; a killed server loses the other blocks."""
 
     drain_timeout_s: float = 5.0
-    """How long the first SIGTERM lets streams and writes finish."""
+    """The time that the first SIGTERM gives streams and writes to finish."""
 
     populate: bool = True
-    """Fault the memory in from the background, so that the first puts do not pay for it."""
+    """Fault the memory in from the background, so that the first puts need not."""
 
     shared_memory: bool = True
     """Let clients on this host move blocks through shared memory instead of TCP."""
 
     keys: str = ""
-    """The server's key file: connections are encrypted and only known keys are let in. Made by
+    """The server's key file: connections are encrypted and only known keys are admitted. Made by
     `kvferry keys`. Needs `tenants`."""
 
     tenants: str = ""
-    """Who may connect with which keys, and what each may have. Needs `keys`."""
+    """A file of tenants, with their keys and quotas. Needs `keys`."""
 
     ttl_s: float = 0.0
-    """Blocks older than this are gone, 0 for never. A tenant may have its own."""
+    """Blocks older than this expire, 0 for never. A tenant may have its own."""
 
     max_connections: int = 512
     """Connections at a time; an engine has four, and a few more while it starts."""
 
     max_inflight: Size = 0
-    """Bytes of blocks that may be on their way to one client, or be lent to it; they are pinned.
-    0: half of the memory, and at least 256 MiB. Otherwise 16 KiB at least, and at least a block:
+    """Bytes of blocks that may be in flight to one client, or on lease to it; they are pinned. 0:
+    half of the memory, and at least 256 MiB. Otherwise 16 KiB at least, and at least a block:
     namespaces of larger blocks are refused."""
 
     insecure: bool = False
     """Allow a bind that other machines can reach although nothing is encrypted or authenticated."""
 
     admin: str = admin_address.DEFAULT
-    """Where to answer people and their tools over HTTP: metrics, state, a page. Port `*` picks a
-    free one, `off` does without. The default one, when it is taken, is done without as well."""
+    """The address of the admin HTTP: metrics, state, a page. Port `*` picks a free one, `off`
+    disables it. When the default address is taken, the server runs without."""
 
     admin_token_file: str = ""
-    """A file with the token that `POST /clear`, `/prefetch` and `/drain` take, and everything
-    where other machines can reach it. Empty: these three are refused."""
+    """A file with the token for `POST /clear`, `/prefetch` and `/drain`, and for everything where
+    other machines can reach it. Empty: these three are refused."""
 
     log_level: str = "info"
     """`debug`, `info`, `warning` or `error`."""
@@ -99,7 +99,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise ConfigError(f"disk_bytes: {self.disk_bytes} bytes")
         if self.disk_write_rate < 0:
             raise ConfigError(
-                f"disk_write_rate: {self.disk_write_rate} bytes per second; 0 is without limit"
+                f"disk_write_rate: {self.disk_write_rate} bytes per second; 0 means no limit"
             )
         if self.disk_admit not in _ADMIT:
             raise ConfigError(f"disk_admit: {self.disk_admit!r} is none of {', '.join(_ADMIT)}")
@@ -122,13 +122,13 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 "python -m remote_server.keys makes both files"
             )
         if not 0 <= self.ttl_s < float("inf"):
-            raise ConfigError(f"ttl_s: {self.ttl_s} seconds; 0 is without end")
+            raise ConfigError(f"ttl_s: {self.ttl_s} seconds; 0 means no limit")
         if self.max_connections < 1:
-            raise ConfigError(f"max_connections: {self.max_connections} lets nobody in")
+            raise ConfigError(f"max_connections: {self.max_connections} admits no connection")
         if self.max_inflight != 0 and self.max_inflight < MIN_INFLIGHT_BYTES:
             raise ConfigError(
-                f"max_inflight: {self.max_inflight} bytes: less than {MIN_INFLIGHT_BYTES} lets no "
-                "client have a block; 0 is the default"
+                f"max_inflight: {self.max_inflight} bytes: below {MIN_INFLIGHT_BYTES} no client "
+                "could have a block; 0 is the default"
             )
         if not is_loopback(self.bind) and not (self.keys or self.insecure):
             raise ConfigError(
@@ -146,23 +146,22 @@ def check_memory_fits(
     *,
     setting: str = "memory",
 ) -> None:
-    """Raise `ConfigError` when `memory` is more than this machine, or container, can give.
+    """Raise `ConfigError` when `memory` is more than this machine or container can give.
 
-    `setting` is what the operator called it.
-
-    Found at start rather than by the kernel's OOM killer, hours later, when the cache is full.
+    Without this check the kernel's OOM killer would end the server hours later, when the cache is
+    full. `setting` is the name of the setting in the error.
     """
     available = _mem_available(proc)
     if memory > available:
         raise ConfigError(
-            f"{setting}: {format_bytes(memory)} asked, but only {format_bytes(available)} is "
+            f"{setting}: {format_bytes(memory)} requested, but only {format_bytes(available)} is "
             "available on this machine (MemAvailable)"
         )
     limit = _cgroup_limit(proc, cgroups)
     if memory > limit:
         raise ConfigError(
-            f"{setting}: {format_bytes(memory)} asked, but the memory limit of this container or "
-            f"cgroup is {format_bytes(limit)}"
+            f"{setting}: {format_bytes(memory)} requested, but the memory limit of this container "
+            f"or cgroup is {format_bytes(limit)}"
         )
 
 

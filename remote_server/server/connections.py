@@ -1,11 +1,11 @@
-"""Which connections are open, whose they are, and whether there is a place for one more.
+"""The open connections: the tenant of each, and whether there is room for one more.
 
-libzmq names a connection in three ways that it never puts side by side: by its descriptor when it
-is accepted and closed, by its key when it is asked for in the handshake, and by descriptor, key and
-routing id beside each message. Its word that a handshake has succeeded names nothing. So the tenant
-of a connection is known for certain from its first message on. Before that it is the one that was
-let in last: with several tenants one handshake is answered at a time, and the kernel knows on which
-descriptor the bytes of its end went out.
+libzmq identifies a connection in three ways that it never combines: by descriptor when it is
+accepted and closed, by key in its handshake, and by descriptor, key and routing id beside each
+message. The event of a successful handshake carries none of these. The tenant of a connection is
+therefore certain only from its first message on. Until then it is the tenant that was admitted
+last: with several tenants one handshake is answered at a time, and the kernel's byte counts show on
+which descriptor it ended.
 """
 
 import os
@@ -16,40 +16,40 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-# What each tenant can always have, whatever the others take: an engine, while it starts.
+# Connections reserved for each tenant: those of an engine while it starts.
 RESERVED = 8
 
-# Half as many handshakes may be under way as there may be connections, and these at least.
+# The limit of concurrent handshakes is half of that of connections, and at least this.
 LEAST_HANDSHAKES = 64
 
-# So many of the oldest ones are looked at when there are too many.
-LOOKED_AT = 32
+# The number of the oldest handshakes to examine when there are too many.
+EXAMINED = 32
 
-# Of `struct tcp_info`: bytes received since the start, and bytes sent, which Linux has since 4.19.
+# Offsets in `struct tcp_info` of the bytes received and sent since the start (Linux 4.19).
 _RECEIVED, _SENT = 128, 200
 _TCP_INFO_BYTES = 208
 
 ENDED_PLAIN, ENDED_CURVE = (100, 94), (270, 450)
-"""Bytes sent and received when a handshake is over, at least: ours of greeting, WELCOME and READY,
-the peer's of greeting, HELLO and INITIATE, or greeting and READY."""
+"""The least bytes sent and received when a handshake is over: our greeting, WELCOME and READY; the
+peer's greeting, HELLO and INITIATE, or greeting and READY."""
 
 
 def most_handshakes(most: int) -> int:
-    """That may be under way beside `most` connections."""
+    """The most handshakes under way beside `most` connections."""
     return max(LEAST_HANDSHAKES, most // 2)
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One descriptor of libzmq's."""
+    """One of libzmq's descriptors."""
 
     fd: int
-    peer: str  # address and port, as the kernel knows them; empty when it had left already
+    peer: str  # address and port by the kernel; empty when it had left already
     tenant: str | None = None  # None in its handshake
     client: bytes | None = None  # its routing id, from its first message on
 
     def shut(self) -> None:
-        """Have libzmq find it closed. Nothing is done to a descriptor that is another's now."""
+        """Shut it down, so that libzmq closes it. No effect on a descriptor that was reused."""
         try:
             with socket.socket(fileno=os.dup(self.fd)) as ours:
                 if self.peer and _peer_of(ours) == self.peer:
@@ -58,7 +58,7 @@ class Connection:
             return  # it has closed meanwhile
 
     def has_moved(self, sent: int, received: int) -> bool:
-        """Whether so many bytes went either way. False where the kernel does not count them."""
+        """Whether at least so many bytes went each way. False where the kernel has no counts."""
         try:
             with socket.socket(fileno=os.dup(self.fd)) as ours:
                 info = ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
@@ -73,13 +73,13 @@ class Connection:
 
 
 class Connections:
-    """Counted as libzmq's monitor reports them. One thread."""
+    """Connections as libzmq's monitor reports them. One thread."""
 
     def __init__(
         self, most: int, tenants: Sequence[str], ended: tuple[int, int] = ENDED_PLAIN
     ) -> None:
-        """At most `most` are let in, of all `tenants` together; without tenants there is one.
-        `ended` is what has moved when a handshake is over."""
+        """At most `most` are admitted, of all `tenants` together; without tenants there is one.
+        `ended` is the least bytes, sent and received, of a handshake that is over."""
         self._ended = ended
         self._most = most
         self._tenants = tenants
@@ -90,31 +90,31 @@ class Connections:
         self._open: dict[int, Connection] = {}
         self._of_client: dict[bytes, Connection] = {}
         self._let_in = tenants[0]
-        self._num_to_place = 0  # handshakes that succeeded, and are not known which
+        self._num_to_place = 0  # handshakes that succeeded and have no descriptor yet
 
     def __len__(self) -> int:
-        """Those in a handshake included."""
+        """The number of connections, those in a handshake included."""
         return len(self._open) + len(self._handshakes)
 
     @property
     def is_full(self) -> bool:
-        """Nobody may have one more."""
+        """No tenant may have one more."""
         return len(self._open) >= self._most
 
     @property
     def by_tenant(self) -> dict[str, int]:
-        """Those past their handshake."""
+        """The number of connections past their handshake."""
         return {tenant: self._by_tenant[tenant] for tenant in self._tenants}
 
     def has_room(self, tenant: str) -> bool:
-        """Whether `tenant` may have one more, and every other one what is reserved for it."""
+        """Whether `tenant` may have one more, with the reserve of every other tenant left free."""
         num_open = len(self._open)
         if num_open >= self._most or self._by_tenant[tenant] < self._each:
             return num_open < self._most
         return num_open + self._reserved_for_others(tenant) < self._most
 
     def _is_beyond(self, tenant: str) -> bool:
-        """Whether `tenant` has one more than it may have."""
+        """Whether `tenant` has more than it may have."""
         num_open = len(self._open)
         if num_open > self._most or self._by_tenant[tenant] <= self._each:
             return num_open > self._most
@@ -124,33 +124,33 @@ class Connections:
         others = (other for other in self._tenants if other != tenant)
         return sum([max(0, self._each - self._by_tenant[other]) for other in others])
 
-    # ── what libzmq reports ──────────────────────────────────────────────────────────────
+    # ── events of libzmq's monitor ───────────────────────────────────────────────────────
 
     def accepted(self, fd: int) -> Connection | None:
-        """A handshake begins. Returns the oldest one whose peer owes its part, when there are too
-        many, to be shut: an honest peer sends that within milliseconds. Those that wait for our
-        part are left alone, or a burst of honest ones would never get in."""
+        """A handshake begins. When there are too many, returns the oldest one whose peer owes its
+        part, to be shut: a correct peer sends that within milliseconds. Those that wait for our
+        part stay, or none of many simultaneous correct peers would connect."""
         self._handshakes[fd] = Connection(fd, _peer_of_descriptor(fd))
-        for oldest in [*islice(self._handshakes.values(), LOOKED_AT)]:
+        for oldest in [*islice(self._handshakes.values(), EXAMINED)]:
             if len(self._handshakes) <= self._most_handshakes:
                 break
-            if oldest.has_moved(*self._ended):  # it is over, and nothing has shown it yet
+            if oldest.has_moved(*self._ended):  # it is over, and no event has shown it yet
                 self._open_for(oldest, self._let_in)
             elif not oldest.has_moved(0, self._ended[1]):
                 return self._handshakes.pop(oldest.fd)
         return None
 
     def let_in(self, tenant: str) -> None:
-        """The answer to the handshake that was asked about: it is this tenant."""
+        """The handshake that is being answered is one of `tenant`."""
         self._let_in = tenant
 
     def succeeded(self) -> None:
-        """A handshake is over. `place` finds out which."""
+        """A handshake is over. `place` finds its descriptor."""
         self._num_to_place += 1
 
     def place(self) -> list[Connection]:
-        """Those whose handshakes have ended get their places. Returns the ones for which there is
-        none, to be shut: several were let in by what was free for one."""
+        """Count the connections whose handshakes have ended as their tenant's. Returns those beyond
+        its limit, to be shut: several were admitted into one free place."""
         if not self._num_to_place:
             return []
         ended = [one for one in self._handshakes.values() if one.has_moved(*self._ended)]
@@ -162,11 +162,11 @@ class Connections:
         return beyond
 
     def has_to_place(self) -> bool:
-        """`place` has not found all yet: libzmq tells of the end before it sends the last bytes."""
+        """`place` has not found all yet: libzmq reports the end before it sends the last bytes."""
         return bool(self._num_to_place)
 
     def give_up_placing(self) -> None:
-        """They have left, or their first messages will show who they are."""
+        """They have closed, or their first messages will name their tenant."""
         self._num_to_place = 0
 
     def _open_for(self, connection: Connection, tenant: str) -> None:
@@ -177,7 +177,7 @@ class Connections:
         self._by_tenant[tenant] += 1
 
     def closed(self, fd: int) -> bytes | None:
-        """The routing id of the connection that has ended, if it had sent anything."""
+        """The routing id of the connection that has ended; None when it had sent no message."""
         self._handshakes.pop(fd, None)
         self._num_to_place = min(self._num_to_place, len(self._handshakes))
         connection = self._open.pop(fd, None)
@@ -189,15 +189,15 @@ class Connections:
             self._of_client.pop(connection.client, None)
         return connection.client
 
-    # ── what messages show ───────────────────────────────────────────────────────────────
+    # ── messages ─────────────────────────────────────────────────────────────────────────
 
     def knows(self, client: bytes) -> bool:
         """Whether a message of `client` came before, and its connection is open."""
         return client in self._of_client
 
     def met(self, client: bytes, fd: int, tenant: str) -> bool:
-        """The first message of `client` came by `fd`, and is of `tenant`. Everything that the
-        monitor reports must have been noted before. False when that connection has ended."""
+        """The first message of `client` came by `fd`, and is of `tenant`. All events of the monitor
+        must have been read before. False when that connection has ended."""
         if fd in self._handshakes:
             self._open_for(self._handshakes[fd], tenant)
             self._shut_if_beyond(self._open[fd])
@@ -208,7 +208,7 @@ class Connections:
             self._of_client.pop(connection.client, None)
         connection.client = client
         self._of_client[client] = connection
-        if connection.tenant != tenant:  # it was taken for another tenant's until now
+        if connection.tenant != tenant:  # it was counted as another tenant's
             assert connection.tenant is not None
             self._by_tenant[connection.tenant] -= 1
             self._by_tenant[tenant] += 1

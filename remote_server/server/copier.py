@@ -1,25 +1,31 @@
-"""The slow part of a request: copying and hashing bytes, a turn at a time on the loop thread."""
+"""Copying and hashing of blocks on the loop thread, in turns: the jobs of puts and verifies."""
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
+import numpy as np
+
+from remote_server import protocol
 from remote_server.fault_points import Gate
 from remote_server.guard import Guard
 from remote_server.sizes import MiB
-from remote_server.turns import Turns
+from remote_server.store.slabs import Block
+from remote_server.store.store import Store
+from remote_server.store.tier import Tier
+from remote_server.turns import KEYS_PER_STEP, Turns, parts
 
 log = logging.getLogger(__name__)
 
-# What is copied before requests get their turn again: about half a millisecond.
+# Bytes copied before requests get their turn again: about half a millisecond.
 TURN_BYTES = 4 * MiB
 
-# What may wait to be copied before a put is answered only when it has been copied, so that its
-# sender waits. Little, because bytes that wait leave the CPU's cache.
+# While more bytes wait to be copied, a put is answered only after its copy, so that its sender
+# waits. Little, because bytes that wait fall out of the CPU's cache.
 MAX_QUEUED_BYTES = 4 * MiB
 
 
@@ -28,10 +34,10 @@ class Job(Protocol):
 
     @property
     def num_bytes(self) -> int:
-        """Of a put, as long as they wait to be copied."""
+        """The bytes of a put, until they are copied; otherwise 0."""
 
     def work_some(self) -> bool:
-        """Do what fits into one turn. True when there is nothing left to do."""
+        """Work for one turn. True when there is nothing left to do."""
 
     def end(self, failed: bool) -> None:
         """Called once: when `work_some` has returned True, or has raised."""
@@ -39,8 +45,8 @@ class Job(Protocol):
 
 @dataclass(slots=True)
 class BlockJob:
-    """`work(i)` gives the verdict on block i of `num_blocks`; `finish` gets all of them, or None
-    if `work` failed."""
+    """`work(i)` returns the verdict on block i of `num_blocks`; `finish` gets all of them, or None
+    if `work` raised."""
 
     work: Callable[[int], bool]
     num_blocks: int
@@ -59,14 +65,131 @@ class BlockJob:
         self.finish(None if failed else self.verdicts)
 
 
+def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
+    """Fill `block` from `source`. Whether the copy has the announced checksum.
+
+    The copy is hashed, not the source, because the copy will be served. A block without a checksum
+    is accepted unchecked.
+    """
+    view = tier.view(block)
+    np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source, np.uint8))
+    return block.checksum is None or is_intact(block, tier)
+
+
+def is_intact(block: Block, tier: Tier) -> bool:
+    """Whether the bytes of `block` still hash to its checksum. A block without one gets it."""
+    computed = protocol.checksum(block.namespace, block.key, tier.view(block))
+    if block.checksum is None:
+        block.checksum = computed
+    return computed == block.checksum
+
+
+def checksums_of(blocks: Sequence[Block], tier: Tier) -> list[int]:
+    """The checksums that readers of `blocks` will check. The blocks must be pinned.
+
+    A block that was put without a checksum is hashed here, on the loop thread. Only a measurement
+    of the cost of checksums puts such blocks, and it reads them without asking for checksums.
+    """
+    checksums = []
+    for block in blocks:
+        if block.checksum is None:
+            block.checksum = protocol.checksum(block.namespace, block.key, tier.view(block))
+        checksums.append(block.checksum)
+    return checksums
+
+
+class VerifyJob:
+    """Checks each key once, in memory and on disk, and removes damaged copies.
+
+    The blocks that memory holds of a part of the keys are pinned while that part is hashed. A block
+    that is evicted before its part begins counts as absent.
+    """
+
+    num_bytes = 0  # it holds no bytes of a put
+
+    def __init__(
+        self,
+        store: Store,
+        namespace: str,
+        keys: Sequence[bytes],
+        answer: Callable[[int, int], None],
+    ) -> None:
+        """`answer` is called once, with the number of keys with a damaged copy, and with only
+        intact ones. The disk is read by other threads, so it may come after the last turn."""
+        self._store = store
+        self._namespace = namespace
+        self._answer = answer
+        self._parts = iter(parts([*dict.fromkeys(keys)]))
+        self._part: Sequence[bytes] = ()
+        self._blocks: list[Block] = []
+        self._verdicts: dict[bytes, bool] = {}  # of memory, in this part
+        self._bad = self._intact = 0
+        self._num_waiting = 1  # for the disk, and for the last part
+
+    def work_some(self) -> bool:
+        """Hash blocks for one turn. True when all that memory holds has been hashed."""
+        if not self._part:
+            part = next(self._parts, ())
+            if not part:
+                return True
+            self._part = part
+            self._blocks = self._store.pin_to_verify(self._namespace, part)
+            self._blocks.reverse()
+        num_bytes, num_blocks = 0, 0
+        while self._blocks and num_bytes < TURN_BYTES and num_blocks < KEYS_PER_STEP:
+            block = self._blocks.pop()
+            num_bytes, num_blocks = num_bytes + block.length, num_blocks + 1
+            self._hash(block)
+        if not self._blocks:
+            self._end_part()
+        return False
+
+    def end(self, failed: bool) -> None:
+        """All parts have been begun; or the hashing raised, which proves no block damaged."""
+        if failed:
+            self._store.tier.unpin_all(self._blocks)
+        self._one_is_done()
+
+    def _hash(self, block: Block) -> None:
+        tier = self._store.tier
+        good = True
+        try:
+            good = is_intact(block, tier)
+            if not good:
+                self._store.remove_corrupt(block)
+        finally:
+            self._verdicts[block.key] = good
+            tier.unpin(block)
+
+    def _end_part(self) -> None:
+        """Check the same keys on disk, and go on meanwhile."""
+        in_memory, self._verdicts = self._verdicts, {}
+        part, self._part = self._part, ()
+        self._num_waiting += 1
+
+        def seen(on_disk: dict[bytes, bool]) -> None:
+            keys = in_memory | on_disk
+            intact = sum(in_memory.get(key, True) and on_disk.get(key, True) for key in keys)
+            self._intact += intact
+            self._bad += len(keys) - intact
+            self._one_is_done()
+
+        self._store.verify_on_disk(self._namespace, part, seen)
+
+    def _one_is_done(self) -> None:
+        self._num_waiting -= 1
+        if not self._num_waiting:
+            self._answer(self._bad, self._intact)
+
+
 class Copier:
     """Jobs of all connections, in turns. Those of one connection are done in the order submitted,
-    so that its forced puts land in the order in which they came.
+    so that its forced puts take effect in order of arrival.
 
-    Not on a thread of its own: libzmq's thread already receives while this copies, and two
-    threads of Python cost more in handing the interpreter to and fro than their overlap gained.
+    A thread of its own gains nothing: libzmq's thread already receives while this copies, and two
+    Python threads lost more by passing the interpreter's lock than they gained by overlap.
 
-    `wakeup` becomes readable when somebody calls `wake`; poll it, then call `drain_wakeup`.
+    `wakeup` becomes readable when `wake` is called; poll it, then call `drain_wakeup`.
     """
 
     def __init__(self, guard: Guard | None = None) -> None:
@@ -88,7 +211,7 @@ class Copier:
         return self._turns.num_bytes
 
     def is_full(self) -> bool:
-        """So much waits that the sender of a put shall wait until it has been copied."""
+        """So much waits that the answer to a put must wait for its copy."""
         return self._turns.num_bytes > MAX_QUEUED_BYTES
 
     @property
@@ -97,11 +220,11 @@ class Copier:
         return self._turns.num_waiting
 
     def submit(self, job: Job, client: bytes = b"", tenant: str = "") -> None:
-        """`job` is of a connection, `client`, of that tenant."""
+        """Queue `job`, of the connection `client` of `tenant`."""
         self._turns.add(tenant, client, job, job.num_bytes)
 
     def copy_some(self) -> bool:
-        """Give the job whose turn it is a turn. True when there is more to do at once."""
+        """Give the next job its turn. True when there is more to do at once."""
         if not self._turns.num_waiting or not self.gate.is_open:
             return False
         self._turns.take_turn(self._work_some)
@@ -120,7 +243,7 @@ class Copier:
 
     def wake(self) -> None:
         """Make `wakeup` readable, from any thread or signal handler."""
-        with suppress(OSError):  # full, so readable already; or closed, and nobody is asleep
+        with suppress(OSError):  # full, so readable already; or closed, and no thread polls it
             self._wake.send(b"\0")
 
     def drain_wakeup(self) -> None:
@@ -129,7 +252,7 @@ class Copier:
                 pass
 
     def stop(self) -> None:
-        """Forget what was not finished. What it wrote stays unpublished."""
+        """Drop unfinished jobs. Their blocks stay unpublished."""
         self._turns.drop_all()
         self.wakeup.close()
         self._wake.close()

@@ -1,6 +1,6 @@
-"""A streamed get of blocks that memory does not hold: read from disk a window ahead of sending.
+"""Streamed gets of blocks on disk: a window of blocks is read ahead of sending.
 
-So the first blocks leave while later ones are read, and a get may be larger than memory.
+The first blocks are sent while later ones are read, and a get may be larger than memory.
 """
 
 from collections import deque
@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 
-from remote_server.server.outgoing import Parcel, blocks_parcel, next_batch
-from remote_server.server.request_times import RequestTimes
+from remote_server.server.outgoing import Parcel, RequestTimes, blocks_parcel, next_batch
 from remote_server.sizes import MiB
 from remote_server.store.gets import Found
 from remote_server.store.slabs import Block
@@ -20,15 +19,15 @@ from remote_server.store.waterfall import Waterfall
 # Read and not sent yet, of one stream: enough to keep the disk's threads busy.
 WINDOW_BYTES = 16 * MiB
 
-# Of memory, so that several streams find room beside each other.
+# The largest part of memory for one window, 1/8, so that several streams fit.
 SHARE_OF_MEMORY = 8
 
-# The window is asked for in so many parts: the first ones leave while others are read.
+# The window is read in so many parts: the first are sent while others are read.
 PARTS = 4
 
 
 class State(Enum):
-    WAITING = auto()  # not asked for yet, or there was no room
+    WAITING = auto()  # not requested yet, or there was no room
     COMING = auto()
     HERE = auto()  # in memory, pinned by us
     LOST = auto()  # a miss after all: damaged on disk, cleared, evicted, or no room at all
@@ -36,7 +35,7 @@ class State(Enum):
 
 @dataclass(slots=True)
 class Place:
-    """One block of the get. `block` is there when it is HERE."""
+    """One block of the get. `block` is set when the state is HERE."""
 
     index: int
     key: bytes
@@ -45,10 +44,10 @@ class Place:
 
 
 class DiskStream:
-    """The `Blocks` messages of one streamed get, in the order asked.
+    """The `Blocks` messages of one streamed get, in the order of its keys.
 
-    Pins what is read and not sent. What was found and is lost is left out; the last message
-    says by `more` that nothing comes behind it.
+    Pins blocks that are read and not sent. Blocks that were found and then lost are omitted; the
+    last message has `more` false.
     """
 
     def __init__(
@@ -61,8 +60,7 @@ class DiskStream:
         tier: Tier,
         times: RequestTimes | None = None,
     ) -> None:
-        """Takes over the pins of `found`. `times` are those that its messages carry, when the get
-        asked for them."""
+        """Takes over the pins of `found`. Its messages carry `times`, if given."""
         self._times = times
         self._request_id = request_id
         self._epoch = epoch
@@ -82,10 +80,10 @@ class DiskStream:
         self._ended = False
 
     def go_on(self, last_resort: bool) -> bool:
-        """Read what the window has room for. Whether `next_parcel` has something now.
+        """Read as far as the window has room. Whether `next_parcel` has something now.
 
-        `last_resort`: nothing of this client is on its way that will leave memory, so a block
-        that finds no room now is lost. Waiting for others could be waiting for each other.
+        `last_resort`: no message in flight to this client will free memory, so a block that finds
+        no room now is lost. Waiting for other clients could be a deadlock.
         """
         is_ready = self._read_on(last_resort)
         if self._times is not None:
@@ -135,7 +133,7 @@ class DiskStream:
         )  # fmt: skip
 
     def cancel(self) -> None:
-        """What is being read is let go when it comes."""
+        """Blocks that are being read are unpinned when they arrive."""
         self._ended = True
         self._tier.unpin_all([place.block for place in self._places if place.block is not None])
         self._places.clear()
@@ -167,7 +165,7 @@ class DiskStream:
         self._waterfall.fetch(self._namespace, keys, fetched, final=False)
 
     def _why_not(self, place: Place) -> State:
-        """No room, as long as the disk still has it."""
+        """No room, as long as the block is still on disk; lost otherwise."""
         there = self._waterfall.is_readable(self._namespace, place.key)
         return State.WAITING if there else State.LOST
 

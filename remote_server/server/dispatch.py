@@ -1,4 +1,4 @@
-"""What the server does for each type of request. Runs on the server's one loop thread."""
+"""Request dispatch: one handler for each type of request, on the server's loop thread."""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -30,34 +30,33 @@ from remote_server.protocol import (
     Verify,
     Welcome,
 )
-from remote_server.server.copier import Copier
+from remote_server.server.copier import Copier, VerifyJob
+from remote_server.server.get import FrameGets
 from remote_server.server.limits import InFlight, waiting_bytes
-from remote_server.server.outgoing import Parcel, Stream
-from remote_server.server.request_times import RequestTimes
+from remote_server.server.outgoing import Parcel, RequestTimes, Stream
+from remote_server.server.put import FramePuts
 from remote_server.server.send_queue import Outboxes
 from remote_server.server.shm_requests import SharedHandlers
-from remote_server.server.transfers import FrameHandlers
-from remote_server.server.verify import VerifyJob
-from remote_server.server.wall_clock import told_to_people
+from remote_server.server.wall_clock import wall_time_s
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
 from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
 
 log = logging.getLogger(__name__)
 
-# Nobody needs more to say who they are; `doctor` compares about twenty.
+# `doctor` compares about twenty fields; no engine needs more than this.
 MAX_FINGERPRINT_FIELDS = 64
 
-# To decode a longer header, of some 2,000 keys, is a step of its own: 1 ms for 16,384 keys.
+# Decoding a longer header, of some 2,000 keys, is a step of its own: 1 ms for 16,384 keys.
 LARGE_HEADER_BYTES = 64 << 10
 
 MAX_ERROR_CHARS = 500  # it may quote what a peer sent
 
 Later = Callable[[bytes, Steps[None]], None]
-"""Gives the rest of a client's request its turns."""
+"""Queues the remaining steps of a client's request."""
 
 _BAD_MESSAGES = (ErrorCode.BAD_MAGIC, ErrorCode.BAD_MESSAGE, ErrorCode.BAD_REQUEST)
-"""No correct client sends these; the other refusals happen to correct ones too."""
+"""No correct client sends these. Correct ones can meet the other refusals."""
 
 
 def _at_once(_: bytes, steps: Steps[None]) -> None:
@@ -74,8 +73,8 @@ def server_name() -> str:
 class Handlers:
     """Answers requests from `store`, through `outboxes`; copies bytes through `copier`.
 
-    Every request but a release is answered exactly once (a get may be followed by its blocks),
-    and a refused one changes nothing. No exception leaves `handle`, nor the steps that it returns.
+    Every request but a release is answered exactly once (a get may be followed by its blocks). A
+    refused request changes nothing. Neither `handle` nor the steps that it returns raise.
     """
 
     def __init__(
@@ -94,10 +93,10 @@ class Handlers:
         later: Later | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """`local_socket` is where regions are attached, by who knows `local_secret`; empty when
-        they cannot be. `may_name` says which namespaces exist for these clients, who are those of
-        `tenant`. `server_counters` are shown beside those of `store`. `later` takes over what is
-        left of a request that waited for the disk; without it that is done at once."""
+        """`local_socket` is the address at which clients that know `local_secret` attach regions;
+        empty when there is none. `may_name` decides which namespaces exist for the clients of
+        `tenant`. `server_counters` are shown beside those of `store`. `later` queues the remaining
+        steps of a request that waited for the disk; without it they run at once."""
         self._clock = clock
         self._arrived = 0.0
         self._tenant = tenant
@@ -114,11 +113,13 @@ class Handlers:
         in_flight = in_flight or InFlight(store.tier, 0)
         self._most_in_flight = in_flight.per_client
         self._later = later or _at_once
-        self._frames = FrameHandlers(
-            store, partial(copier.submit, tenant=tenant), copier.is_full, outboxes, in_flight,
-            self._post, self._post_stream, self._go_on_later,
-        )  # fmt: skip
-        self.uncopied = self._frames.uncopied
+        self._puts = FramePuts(
+            store, partial(copier.submit, tenant=tenant), copier.is_full, self._reply
+        )
+        self._gets = FrameGets(
+            store, outboxes, in_flight, self._post, self._post_stream, self._go_on_later
+        )
+        self.uncopied = self._puts.uncopied
         self._by_type: dict[type, Callable[..., Steps[None] | None]] = {
             Hello: self._hello,
             Lookup: self._lookup,
@@ -135,7 +136,7 @@ class Handlers:
         }
 
     def counters(self) -> dict[str, int]:
-        """Everything counted since the start; names as in PROTOCOL.md."""
+        """All counts since the start, by the names of PROTOCOL.md."""
         counters = self._store.all_counters()
         counters["bytes_out"] = self._outboxes.bytes_out
         counters["clients_gone"] = self._outboxes.clients_gone
@@ -144,12 +145,12 @@ class Handlers:
     def handle(
         self, client: bytes, frames: Sequence[memoryview], arrived: float | None = None
     ) -> Steps[None] | None:
-        """Answer one message: its frames without the routing id, which libzmq prepended. It
+        """Answer one message, given as frames without the routing id, which libzmq prepended. It
         `arrived` at that time, or now.
 
-        None when that is done. Otherwise what is left of it: to be gone through to its end, or
-        closed when the client has gone; then it is not answered. The payload views stay in use
-        until the put that they belong to has been copied.
+        None when that is done. Otherwise the remaining steps: run them to the end, or close them
+        when the client has gone; then it is not answered. The payload views stay in use until the
+        put that they belong to has been copied.
         """
         self._arrived = self._clock() if arrived is None else arrived
         try:
@@ -166,7 +167,7 @@ class Handlers:
         return self._rest_of(client, self._request_id_of(frames), steps)
 
     def _rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
-        """`steps`, which answer the request whatever is raised in them."""
+        """`steps`, with any exception in them sent as the request's answer."""
         try:
             yield from steps
         except Exception as error:
@@ -184,7 +185,7 @@ class Handlers:
         self._answer_refusal(client, request_id, refusal)
 
     def _go_on_later(self, client: bytes, request_id: int, steps: Steps[None]) -> None:
-        """The disk has been read for a request: the rest of it in the client's turns."""
+        """The disk has been read for a request: queue its remaining `steps`."""
         self._later(client, self._rest_of(client, request_id, steps))
 
     def _handle(self, client: bytes, frames: Sequence[memoryview]) -> Steps[None] | None:
@@ -238,8 +239,8 @@ class Handlers:
         if request.block_bytes > self._most_in_flight:
             raise RequestRefused(
                 ErrorCode.TOO_LARGE,
-                f"a block of {request.block_bytes} bytes is more than --max-inflight, "
-                f"{self._most_in_flight}, lets one client have",
+                f"a block of {request.block_bytes} bytes is more than --max-inflight allows one "
+                f"client, {self._most_in_flight}",
             )
         info = NamespaceInfo(
             block_bytes=request.block_bytes,
@@ -293,13 +294,13 @@ class Handlers:
         self._reply(client, found)
 
     def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> Steps[None]:
-        return self._frames.put(client, request, payload, draining=self.draining)
+        return self._puts.put(client, request, payload, draining=self.draining)
 
     def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> Steps[None]:
-        return self._frames.get(client, request, self.times_of(request) if request.timed else None)
+        return self._gets.get(client, request, self.times_of(request) if request.timed else None)
 
     def times_of(self, _request: Get, /) -> RequestTimes:
-        """The stopwatch of a get that asked for its times, which has just arrived."""
+        """The stopwatch of a timed get that has just arrived."""
         return RequestTimes(self._arrived, self._clock)
 
     def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> Steps[None]:
@@ -333,7 +334,7 @@ class Handlers:
             epoch=self._store.epoch,
             server=self._server,
             uptime_s=self._store.uptime_s,
-            time_s=told_to_people(),
+            time_s=wall_time_s(),
             tiers=self._store.tier_stats(),
             namespaces=self._store.namespace_stats(texts=request.fingerprints),
             counters=self.counters() | dict(self._server_counters),
@@ -342,7 +343,7 @@ class Handlers:
 
     def _clear(self, client: bytes, request: Clear, _: Sequence[memoryview]) -> None:
         if request.forget and request.namespace is None:
-            raise RequestRefused(ErrorCode.BAD_REQUEST, "forget which namespace? name one")
+            raise RequestRefused(ErrorCode.BAD_REQUEST, "forget needs the name of a namespace")
         removed = self._store.clear(request.namespace, forget=request.forget)
         reply = Cleared(
             request_id=request.request_id,
@@ -355,7 +356,7 @@ class Handlers:
             if is_permanent:
                 self._reply(client, reply)
                 return
-            failed = "cleared until the next start; the disk failed, and the files may be back then"
+            failed = "cleared until the next start: the disk failed, and files may come back then"
             refusal = RequestRefused(ErrorCode.DISK_FAILED, failed)
             self._answer_refusal(client, request.request_id, refusal)
 
@@ -393,14 +394,14 @@ class Handlers:
         self._post(client, message, Parcel([*protocol.encode(message)]))
 
     def _post(self, client: bytes, message: protocol.Reply, parcel: Parcel) -> None:
-        """Every reply leaves here: `parcel` is `message`, encoded, with its payload."""
+        """Every reply passes through here: `parcel` is `message`, encoded, with its payload."""
         self._outboxes.post(client, parcel)
 
     def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
         self._outboxes.post_stream(client, stream)
 
     def refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
-        """Answer the message `frames` with an error, whatever it asks for, and count it."""
+        """Answer the message `frames`, of any type, with an error, and count it."""
         self._answer_refusal(client, self._request_id_of(frames), refusal)
 
     def _answer_refusal(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:
@@ -415,7 +416,7 @@ class Handlers:
         self._reply(client, message)
 
     def _request_id_of(self, frames: Sequence[memoryview]) -> int:
-        """The id of a request that could not be decoded as a whole, if that much is readable."""
+        """The id of a request that may not decode as a whole; 0 when the id is unreadable too."""
         if len(frames) < 2 or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
             return 0
         return protocol.request_id_of(frames[1])

@@ -1,4 +1,4 @@
-"""The socket's receiving side: frames within limits, messages to their tenant."""
+"""The socket's receiving side: bounded messages, each passed to its tenant's queue."""
 
 import logging
 import time
@@ -19,32 +19,32 @@ from remote_server.server.tenant import Quarters
 # The routing id, the magic, the header, and at most one payload frame for each block.
 MAX_FRAMES = 3 + protocol.MAX_KEYS_PER_MESSAGE
 
-# Read into nothing after these: 50 ms on a busy core, in which no other client is served.
+# Frames beyond these that are read and dropped: 50 ms on a busy core, without other requests.
 DISCARDED_FRAMES = 10_000
 
 _HEAD = 3
-"""Frames that are needed to refuse a message by its request id."""
+"""The frames that are needed to refuse a message by its request id."""
 
 
 class Flooded(Exception):
-    """A message has so many frames that reading its rest would keep everybody waiting. It must
-    be read before the next one, so only another socket helps."""
+    """A message has so many frames that dropping the rest would block all other clients. It must be
+    read before the next one, so only another socket helps."""
 
 
 class Message(NamedTuple):
-    """The routing id and what follows it. With a `refusal` these are the first frames only."""
+    """The routing id and the frames after it. With a `refusal` only the first frames are here."""
 
     frames: list[zmq.Frame]
     refusal: RequestRefused | None = None
 
 
 def next_message(router: "zmq.Socket[bytes]") -> Message | None:
-    """The next message, or None when there is none. Raises `Flooded`; the socket is of no use then.
+    """The next message, or None when there is none. Raises `Flooded`; the socket is unusable then.
 
-    libzmq has received a message as a whole before it hands over the first frame. What is bounded
-    here is the time and memory that it takes in Python, a hundred times that of libzmq.
+    libzmq has received a message as a whole before it hands over the first frame. The bound here is
+    on the time and memory that frames take in Python, a hundred times that of libzmq.
     """
-    # Asked rather than tried: an exception costs twenty times as much.
+    # Checked first, because a failed receive raises: twenty times the cost.
     if not int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
         return None
     frames = [router.recv(zmq.NOBLOCK, copy=False)]
@@ -69,15 +69,14 @@ def _discard_rest(router: "zmq.Socket[bytes]") -> None:
 
 log = logging.getLogger(__name__)
 
-# Messages taken in before others get their turn again: so many that were answered at once, or
-# waited for their own turn, for so long.
+# Limits of one turn of receiving: messages answered at once, messages in all, and time.
 ANSWERED_PER_TURN = 16
 TAKEN_PER_TURN = 64
 TURN_S = 0.001
 
-# A peer that is silent for this long is gone: its queue is freed and its pins with it. An idle
-# one is noticed by ZeroMQ's heartbeats. One that has stopped reading is not, because our ping
-# would wait behind what it ignores: there TCP counts how long its window has been shut.
+# A peer that is silent for this long is dropped, with its queue and its pins. ZeroMQ's heartbeats
+# detect an idle peer. They do not detect one that has stopped reading, because our ping waits
+# behind the unread messages; there TCP counts how long the window has been shut.
 HEARTBEAT_INTERVAL_MS = 5_000
 SILENCE_MS = 30_000
 
@@ -85,18 +84,18 @@ BIND_AGAIN_S = 5.0
 
 
 class CannotBind(Exception):
-    """The address that was taken at the start cannot be taken again."""
+    """The address that was bound at the start cannot be bound again."""
 
 
 def make_router(context: "zmq.Context[zmq.Socket[bytes]]", bind: str) -> "zmq.Socket[bytes]":
-    """Not bound yet, so that a door can be put before it."""
+    """A ROUTER that is not bound yet, so that authentication can be set up before."""
     router = context.socket(zmq.ROUTER)
-    router.router_mandatory = True  # tell us when a peer is gone or full, drop nothing
+    router.router_mandatory = True  # report a peer that is gone or full instead of dropping
     router.linger = 0
     router.sndhwm = SEND_HIGH_WATER_MARK
-    # A connection at its receive mark is dangerous: libzmq has stopped reading it, and when the
-    # peer resets it then, the next heartbeat fails an assertion (`!_io_error`) and ends the
-    # process. What a peer may have on its way is bounded by what the handlers refuse.
+    # A receive mark is dangerous: at it libzmq stops reading the connection, and when the peer then
+    # resets it, the next heartbeat fails an assertion (`!_io_error`) and ends the process. The
+    # handlers' refusals bound the bytes that a peer may have in flight.
     router.rcvhwm = 0
     router.maxmsgsize = protocol.MAX_FRAME_BYTES
     router.heartbeat_ivl = HEARTBEAT_INTERVAL_MS
@@ -108,9 +107,9 @@ def make_router(context: "zmq.Context[zmq.Socket[bytes]]", bind: str) -> "zmq.So
 
 
 class Intake:
-    """Reads what comes and hands it to those who serve it. One thread.
+    """Receives messages and passes them on to be served. One thread.
 
-    It never stops reading while anybody sends; what waits is bounded by `serving`.
+    It never stops reading while a client sends; `serving` bounds what waits.
     """
 
     def __init__(
@@ -123,7 +122,7 @@ class Intake:
         serving: Serving,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`router` is closed by `close`; its `quarters` are those of each tenant."""
+        """The caller closes `router`. `quarters` are by tenant name."""
         self.router = router
         self.endpoint = ""
         self._context = context
@@ -135,7 +134,7 @@ class Intake:
         poller.register(router, zmq.POLLIN)
 
     def bind(self, address: str) -> None:
-        """Take `address`. Raises `ConfigError`."""
+        """Bind `address`. Raises `ConfigError`."""
         try:
             self.router.bind(address)
         except zmq.ZMQError as error:
@@ -159,17 +158,16 @@ class Intake:
                 return
 
     def forget_gone(self) -> None:
-        """Requests of connections that have ended are not done any more."""
+        """Drop the requests of connections that have ended."""
         for client in self._door.take_gone():
             self._serving.drop(client)
 
     def start_over(self) -> None:
-        """Close the socket with all that libzmq has received on it, and take another one. Clients
-        connect again by themselves. What they had on its way is lost, blocks are not. Raises
-        `CannotBind`."""
+        """Replace the socket, and lose all that libzmq has received on it. Clients reconnect by
+        themselves; their requests in flight are lost, blocks are not. Raises `CannotBind`."""
         self._door.counters["sockets_replaced"] += 1
         self._poller.unregister(self.router)
-        self._door.look_away()
+        self._door.unwatch()
         self.router.close(linger=0)
         self._serving.drop_all()
         self.router = make_router(self._context, self.endpoint)
@@ -182,7 +180,7 @@ class Intake:
     # ── in parts ─────────────────────────────────────────────────────────────────────────
 
     def _take(self, message: Message) -> bool:
-        """Whether it has been done with."""
+        """Whether the message is done with, rather than queued."""
         frames = message.frames
         quarters = self._quarters_of(frames)
         if quarters is None:
@@ -202,27 +200,27 @@ class Intake:
                 self.router.bind(self.endpoint)
             except zmq.ZMQError as error:
                 if self._clock() >= deadline:
-                    raise CannotBind(f"{self.endpoint} cannot be taken again: {error}") from error
+                    raise CannotBind(f"{self.endpoint} cannot be bound again: {error}") from error
                 time.sleep(0.001)
             else:
                 self._door.bound()
                 return
 
     def _quarters_of(self, frames: list[zmq.Frame]) -> Quarters | None:
-        """Those of the tenant whose message this is, as libzmq knows it from the handshake."""
+        """The quarters of the tenant that libzmq authenticated in the handshake."""
         tenant = self._door.tenant_of(frames[-1])
         if tenant is None:
             self._refuse_revoked(frames)
             return None
         if tenant and not _is_given(frames[0].bytes):
-            # It could be what another tenant's connection was called that has just ended, and
-            # get the replies that still wait for that one.
+            # The id could be that of another tenant's connection that has just ended, whose waiting
+            # replies this one would receive.
             self._door.counters["refused_routing_id"] += 1
             return None
         return self._quarters[tenant]
 
     def _refuse_revoked(self, frames: list[zmq.Frame]) -> None:
-        """Its key was withdrawn: say so, and do nothing else for it."""
+        """Its key was withdrawn: refuse the request."""
         former = self._quarters.get(self._door.former_tenant_of(frames[-1]))
         client = frames[0].bytes
         if former is not None and former.outboxes.accepts(client):
@@ -233,5 +231,5 @@ class Intake:
 
 
 def _is_given(routing_id: bytes) -> bool:
-    """Whether libzmq made it up, rather than the peer."""
+    """Whether libzmq chose the id, rather than the peer."""
     return len(routing_id) == 5 and routing_id[0] == 0

@@ -1,8 +1,12 @@
-"""Bounds on what connections hold: memory kept from others, bytes beside the arena."""
+"""Bounds on what connections hold: pinned blocks, bytes beside the arena, libzmq's memory."""
 
+import ctypes
+import os
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import msgspec
 
@@ -11,14 +15,14 @@ from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode
 from remote_server.sizes import KiB, MiB, format_bytes
 from remote_server.store.tier import Tier
 
-# One message must be possible, however small the memory. Our client asks within windows of 16 MiB
+# One message must be possible in the smallest memory. Our client requests within windows of 16 MiB
 # over tcp and 64 over shared memory.
 LEAST_BYTES = MAX_MESSAGE_BYTES
 
 
 class InFlight:
-    """Checks each message that pins blocks. What it refuses is a miss to its sender, and leaves
-    the memory to puts and to other readers."""
+    """Checks each message that pins blocks. A refusal is a miss to its sender, and keeps memory
+    free for puts and for other readers."""
 
     def __init__(self, tier: Tier, max_inflight: int) -> None:
         """`max_inflight` for each client, 0 for the default: half of the memory."""
@@ -26,33 +30,34 @@ class InFlight:
         self._tier = tier
         self.per_client = max_inflight or max(LEAST_BYTES, budget // 2)
         self.in_total = max(LEAST_BYTES, budget - budget // 8)
-        # Adding up what is pinned costs microseconds, so not for every message.
+        # Summing up pinned bytes costs microseconds, so it is not done for every message.
         self._stride = budget // 64
-        self._not_looked_at = 0
+        self._unchecked = 0
 
     def check_waiting(self, held: int, more: int) -> None:
-        """The same of bytes that are not pinned yet."""
+        """The same for bytes that are not pinned yet."""
         if held + more > self.per_client:
             raise RequestRefused(
                 ErrorCode.TOO_MUCH_IN_FLIGHT,
                 f"{format_bytes(held)} are in flight for this client and {format_bytes(more)} "
-                f"would join them, at most {format_bytes(self.per_client)}: ask as blocks land",
+                f"would join them, at most {format_bytes(self.per_client)}: request more as blocks "
+                "arrive",
             )
 
     def check(self, held: int, more: int) -> None:
-        """Raise `RequestRefused` when a client that holds `held` bytes may not have `more`, which
-        are pinned already; then the caller unpins them."""
+        """Raise `RequestRefused` when a client that holds `held` bytes may not have `more`. They
+        are pinned already; the caller unpins them then."""
         self.check_waiting(held, more)
-        self._not_looked_at += more
-        if self._not_looked_at < self._stride:
+        self._unchecked += more
+        if self._unchecked < self._stride:
             return
         if self._tier.pinned_bytes > self.in_total:
             raise RequestRefused(
                 ErrorCode.TOO_MUCH_IN_FLIGHT,
                 f"more than {format_bytes(self.in_total)} of this server's memory are in use by "
-                "transfers: ask again in a moment",
+                "transfers: retry in a moment",
             )
-        self._not_looked_at = 0
+        self._unchecked = 0
 
 
 class Allowance:
@@ -61,8 +66,8 @@ class Allowance:
     __slots__ = ("always", "each", "held", "in_all")
 
     def __init__(self, each: int, in_all: int, always: int = 0) -> None:
-        """`each` for one connection, `in_all` for all of them. Up to `always` a connection is
-        allowed what others leave nothing of: peers that do not read may hold all of `in_all`."""
+        """`each` for one connection, `in_all` for all of them. A connection may always have up to
+        `always`, even when others hold all of `in_all`: peers that do not read can do that."""
         self.each = each
         self.in_all = in_all
         self.always = always
@@ -74,12 +79,12 @@ class Allowance:
         return wanted <= self.always or (wanted <= self.each and self.held + more <= self.in_all)
 
     def allows_one(self, theirs: int, more: int) -> bool:
-        """The same of one message, which may be larger than `each` when there is no other."""
+        """The same for one message, which may be larger than `each` when it is the only one."""
         return self.allows(theirs, more) or (not theirs and 2 * self.held <= self.in_all)
 
     @contextmanager
     def promised(self, num_bytes: int) -> Iterator[None]:
-        """In the block others are allowed as much less: it makes a message of that size."""
+        """Reserve `num_bytes` within the block, for a message that is being made."""
         self.held += num_bytes
         try:
             yield
@@ -88,16 +93,17 @@ class Allowance:
 
 
 class Allowances:
-    """One for all tenants: the process is one."""
+    """One for all tenants, because the bounds are those of the process."""
 
     def __init__(self) -> None:
         self.gathered = Allowance(16 * MiB, 32 * MiB)
-        """Copies of small blocks in frames of many, until libzmq has let go of them. One may have
-        what our client asks for at a time: to wait in the middle of that costs a third."""
+        """Copies of small blocks in frames of many, until libzmq has released them. One connection
+        may have as much as our client requests at a time: a pause in the middle of that costs a
+        third."""
         self.replies = Allowance(4 * MiB, 24 * MiB, always=256 * KiB)
-        """Headers that wait or that libzmq has, and what a frame costs beside its block."""
+        """Headers that wait or that libzmq holds, and what a frame costs beside its block."""
         self.streams = Allowance(8 * MiB, 32 * MiB, always=256 * KiB)
-        """Rows of streams: which block comes next, where."""
+        """Rows of streams: the index and the place of each block."""
 
     @property
     def num_bytes(self) -> int:
@@ -126,8 +132,7 @@ MAX_UNCOPIED_BYTES = 64 * MiB
 # Of all connections of a tenant together; an eighth of its memory where that is more.
 LEAST_UNCOPIED_BYTES = 256 * MiB
 
-# What a request takes for each of its keys while it waits, beside the bytes of blocks: key,
-# numbers, frame and view.
+# What a waiting request takes for each key, beside blocks: key, numbers, frame and view.
 BYTES_PER_KEY = 1024
 
 
@@ -144,12 +149,12 @@ class Uncopied:
         return self._of[client]
 
     def items(self) -> list[tuple[bytes, int]]:
-        """Each client of which something waits, and how much."""
+        """Each client with waiting requests, and their bytes."""
         return [*self._of.items()]
 
     def check(self, client: bytes, num_bytes: int) -> None:
         """Raise `RequestRefused` when so much of `client` may not wait. A message that is alone
-        always may. One that may not is let go at once, with its bytes."""
+        always may. A refused message is dropped at once, with its bytes."""
         theirs = self._of[client]
         if theirs + num_bytes > max(MAX_UNCOPIED_BYTES, num_bytes):
             raise RequestRefused(
@@ -161,7 +166,7 @@ class Uncopied:
             raise RequestRefused(
                 ErrorCode.TOO_MUCH_IN_FLIGHT,
                 f"{format_bytes(self.total)} of puts are not copied yet, at most "
-                f"{format_bytes(self._most)}: put again in a moment",
+                f"{format_bytes(self._most)}: retry in a moment",
             )
 
     def take(self, client: bytes, num_bytes: int) -> None:
@@ -169,7 +174,7 @@ class Uncopied:
         self.total += num_bytes
 
     def give_back(self, client: bytes, num_bytes: int) -> None:
-        """What `take` took."""
+        """The reverse of `take`."""
         self.total -= num_bytes
         self._of[client] -= num_bytes
         if not self._of[client]:
@@ -179,3 +184,68 @@ class Uncopied:
 def waiting_bytes(num_keys: int, num_bytes: int = 0) -> int:
     """What a request with so many keys, and so many bytes of blocks in frames, takes."""
     return num_keys * BYTES_PER_KEY + num_bytes
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_STATM = Path("/proc/self/statm")
+
+# One message of the largest size, which libzmq holds as a whole before any of it is counted; and 64
+# MiB that the interpreter and the allocator keep of a burst.
+SPARE_BYTES = MAX_MESSAGE_BYTES + 64 * MiB
+
+# Of one connection, in libzmq and not received yet: a correct client's unanswered puts.
+BYTES_PER_CONNECTION = 32 * MiB
+
+# A row of an index: 300 to 500 bytes, and its part of tables that grow by doubling.
+BYTES_PER_BLOCK = 1024
+
+CHECK_INTERVAL_S = 0.05
+TRIM_SHARE = 10  # the next check waits this many times the duration of a trim
+GIVE_BACK_S = 10.0
+
+
+class PrivateMemory:
+    """Detects that libzmq holds more than any correct use of the server explains.
+
+    libzmq receives a message as a whole, of any number of frames, and shows nothing of it before
+    its last frame. Only the kernel's count shows the memory of unfinished messages.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._at_start = private_bytes()
+        self._check_at = now
+
+    def is_beyond(self, now: float, num_connections: int, accounted: Callable[[], int]) -> bool:
+        """Whether the process has grown by more than its connections and `accounted` explain. The
+        loop calls this in every turn; it checks, and calls `accounted`, at most every
+        `CHECK_INTERVAL_S`."""
+        if now < self._check_at:
+            return False
+        self._check_at = now + CHECK_INTERVAL_S
+        explained = SPARE_BYTES + num_connections * BYTES_PER_CONNECTION + accounted()
+        if private_bytes() - self._at_start <= explained:
+            return False
+        began = time.monotonic()
+        _trim()  # the allocator keeps up to 256 MiB of a burst
+        self._check_at += TRIM_SHARE * (time.monotonic() - began)
+        return private_bytes() - self._at_start > explained
+
+    def given_back(self, now: float) -> None:
+        """The socket that held the memory is closed. Return free memory to the kernel, and check
+        nothing until libzmq's thread has had the time to free it."""
+        _trim()
+        self._check_at = now + GIVE_BACK_S
+
+
+def _trim() -> None:
+    with suppress(AttributeError):  # no glibc
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def private_bytes() -> int:
+    """Resident memory of this process without its arenas, shared files. 0 without /proc."""
+    try:
+        _, resident, shared = _STATM.read_text().split()[:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * _PAGE

@@ -1,19 +1,23 @@
-"""Questions from other threads, answered by the server's loop between two turns.
+"""Calls from other threads, and prefetches, run by the server's loop between requests.
 
-So nothing on the data path needs a lock: what another thread wants to know or to have done, it
-asks for here and waits, as long as it likes, on a future.
+The data path therefore needs no lock: another thread has the loop read or change state, and waits
+on a future, for any time.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, TypeVar
 
 from remote_server.errors import ServerUnavailable
+from remote_server.guard import Guard
+from remote_server.server.tenant import Quarters, namespaces_named
+from remote_server.store.prefetch import Prefetch, Prefetched
 
 Answer = TypeVar("Answer")
 
-# Far above what the one who asks has under way. More are refused rather than remembered.
+# Far above the calls that the admin HTTP has under way. More are refused.
 MAX_QUESTIONS = 64
 
 
@@ -21,20 +25,20 @@ class Desk:
     """`ask` on any thread, `answer_one` on the loop's."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """`wake` makes the loop take a turn soon, whoever calls it."""
+        """`wake` makes the loop take a turn soon, from any thread."""
         self._wake = wake
         self._questions: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._closed = False
 
     def ask(self, question: Callable[[], Answer]) -> "Future[Answer]":
-        """Have the loop call `question`, which must be quick: nobody is served meanwhile.
+        """Have the loop call `question`, which must be quick: the loop serves no request meanwhile.
 
-        What it returns or raises is the future's. The future fails with `ServerUnavailable` when
-        the loop has ended, ends, or is asked too much at once. Cancelling it is fine.
+        The future gets its result or exception. It fails with `ServerUnavailable` when the loop has
+        ended or ends, or when `MAX_QUESTIONS` calls wait. It may be cancelled.
         """
         future: Future[Answer] = Future()
         if len(self._questions) >= MAX_QUESTIONS:
-            future.set_exception(ServerUnavailable(f"{MAX_QUESTIONS} questions are waiting"))
+            future.set_exception(ServerUnavailable(f"{MAX_QUESTIONS} calls are waiting"))
             return future
         self._questions.append((future, question))
         if self._closed:
@@ -44,20 +48,20 @@ class Desk:
         return future
 
     def answer_one(self) -> None:
-        """One a turn, so that many questions delay nobody by more than one."""
+        """One a turn, so that many calls delay a request by no more than one."""
         if not self._questions:
             return
         future, question = self._questions.popleft()
         if future.set_running_or_notify_cancel():
             try:
                 future.set_result(question())
-            except Exception as error:  # it is the asker's, and must never end the server
+            except Exception as error:  # the caller's error, which must never end the server
                 future.set_exception(error)
         if self._questions:
             self._wake()
 
     def close(self) -> None:
-        """The loop has ended: whoever waits, or asks from now on, is told so."""
+        """The loop has ended: fail waiting calls, and all later ones."""
         self._closed = True
         self._refuse_all()
 
@@ -69,3 +73,69 @@ class Desk:
                 return
             if future.set_running_or_notify_cancel():
                 future.set_exception(ServerUnavailable("the server is stopping"))
+
+
+MAX_PREFETCHES = 4  # each competes with clients' gets for the disk
+
+
+class Prefetches:
+    """The prefetches of all tenants. Called on the loop's thread only."""
+
+    def __init__(
+        self, quarters: Mapping[str, Quarters], guard: Guard, wake: Callable[[], None]
+    ) -> None:
+        """`wake` makes the loop take a turn soon."""
+        self._quarters = quarters
+        self._guard = guard
+        self._wake = wake
+        self._steps: deque[tuple[Future[Prefetched], Callable[[], None]]] = deque()
+        self._under_way: set[Future[Prefetched]] = set()
+
+    def begin(
+        self, namespace: str, keys: Sequence[bytes]
+    ) -> "tuple[Prefetch, Future[Prefetched]] | None":
+        """Read those of `keys` that are on disk into memory. None when `namespace` does not exist;
+        with tenants it is named `tenant/namespace`.
+
+        The future is done at the end, with the exception of a step that raised; never when the
+        server ends before that. Raises `ServerUnavailable` while `MAX_PREFETCHES` are under way.
+        """
+        for quarters, name in namespaces_named(self._quarters, namespace):
+            return self._begin(quarters, name, keys)
+        return None
+
+    def _begin(
+        self, quarters: Quarters, namespace: str, keys: Sequence[bytes]
+    ) -> "tuple[Prefetch, Future[Prefetched]]":
+        if len(self._under_way) >= MAX_PREFETCHES:
+            raise ServerUnavailable(f"{MAX_PREFETCHES} prefetches are under way")
+        future: Future[Prefetched] = Future()
+        future.set_running_or_notify_cancel()
+        go_on_later = partial(self._go_on_later, future)
+        quarters.store.use_namespace(namespace)
+        begun = quarters.store.prefetch(namespace, keys, go_on_later, future.set_result)
+        self._under_way.add(future)
+        future.add_done_callback(self._under_way.remove)
+        go_on_later(begun.go_on)
+        return begun, future
+
+    def _go_on_later(self, future: Future[Prefetched], go_on: Callable[[], None]) -> None:
+        if not future.done():  # a step that raised has ended it
+            self._steps.append((future, go_on))
+            self._wake()
+
+    def take_turn(self) -> bool:
+        """Run a part of one of them. Whether there is more to do at once."""
+        if self._steps:
+            self._guard.run("a prefetch", partial(_run_step, *self._steps.popleft()), None)
+        return bool(self._steps)
+
+
+def _run_step(future: Future[Prefetched], go_on: Callable[[], None]) -> None:
+    """One that raises ends its prefetch. The exception goes on, to be logged."""
+    try:
+        go_on()
+    except Exception as error:
+        if not future.done():
+            future.set_exception(error)
+        raise

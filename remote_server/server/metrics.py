@@ -1,7 +1,7 @@
-"""Handlers that are observed at their two doors: a request comes in, its answer goes out.
+"""Request metrics, recorded on arrival and on reply.
 
-What is counted here costs a request about a microsecond, and nothing a block: the books that the
-store keeps of blocks are read when somebody asks.
+They cost a request about a microsecond, and a block nothing: the store's own counts of blocks are
+read on demand.
 """
 
 from bisect import bisect_left
@@ -34,35 +34,35 @@ BOUNDS_S = (
     50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 50e-3, 0.1, 0.25, 0.5,
     1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
-"""Upper ends of a histogram's buckets, in seconds; one more bucket holds what is above."""
+"""Upper ends of a histogram's buckets, in seconds; one more bucket holds larger values."""
 
 # Namespaces whose requests are counted by name. A deployment has one per model and setting, and
 # another after each weight update.
 MAX_NAMESPACES = 50
 
-# A namespace that was quiet for so long gives its place to a new one.
+# A namespace without requests for so long can be replaced by a new one.
 QUIET_S = 600.0
 
 OTHER = "other"
-"""Stands for all namespaces that found no place of their own."""
+"""The row of all namespaces without a row of their own."""
 
-# Requests that may be unanswered at a time, far above what clients have. It bounds what is
-# remembered should the promise that each is answered ever be broken.
+# Requests that may be unanswered at a time, far above what clients have. It bounds memory if a
+# request is ever not answered.
 MAX_OPEN = 65_536
 
 STREAM = "stream"
-"""The operation of a streamed get's blocks, behind the answer that announces them."""
+"""The operation of a streamed get's blocks, after the answer that announces them."""
 
 
 class Timings(msgspec.Struct, frozen=True):
-    """A histogram over `BOUNDS_S`: `counts` has one more, and each is of its bucket alone."""
+    """A histogram over `BOUNDS_S`: `counts` has one more, and they are not cumulative."""
 
     counts: list[int]
     sum_s: float
 
 
 class Traffic(msgspec.Struct):
-    """What requests of one namespace were about, in keys and bytes, since it has a place here."""
+    """Keys and bytes of the requests of one namespace, since it has a row."""
 
     lookup_hit: int = 0
     lookup_pending: int = 0
@@ -93,25 +93,25 @@ class Histogram:
 
 
 Open = tuple[Histogram, float, Traffic | None]
-"""A request that has not been answered: when it came, and its namespace if it is about blocks."""
+"""An unanswered request: its histogram, its arrival, and its namespace's row, if it has one."""
 
 
 class Meters:
-    """Everything counted about requests. The loop thread alone uses it."""
+    """All counts of requests. The loop thread alone uses it."""
 
     def __init__(
         self, is_declared: Callable[[str], bool], clock: Callable[[], float] = monotonic
     ) -> None:
-        """`is_declared` says which namespaces are worth a place of their own: anybody may ask
-        for any name."""
+        """`is_declared` decides which namespaces may have a row: a client may send any name."""
         self.clock = clock
         self.open: dict[tuple[bytes, int], Open] = {}
         """Requests that have not been answered."""
         self.pending_keys = 0
-        """Keys that lookups answered as being written."""
+        """Keys that lookups reported as being written."""
         self._is_declared = is_declared
         self._histograms: dict[str, Histogram] = {}
-        self._traffic: OrderedDict[str, Traffic] = OrderedDict()  # the longest quiet is first
+        # the one without requests for longest is first
+        self._traffic: OrderedDict[str, Traffic] = OrderedDict()
         self._other = Traffic()
 
     def histogram(self, operation: str) -> Histogram:
@@ -121,7 +121,7 @@ class Meters:
         return found
 
     def traffic_of(self, namespace: str, now: float) -> Traffic:
-        """Where requests of `namespace` are counted now."""
+        """The row in which requests of `namespace` are counted now."""
         traffic = self._traffic.get(namespace)
         if traffic is None:
             traffic = self._place_for(namespace, now)
@@ -147,7 +147,7 @@ class Meters:
         return {name: Timings([*one.counts], one.sum_s) for name, one in histograms}
 
     def traffic(self) -> dict[str, Traffic]:
-        """A copy of what was counted by namespace; `OTHER` is there once it was needed."""
+        """A copy of the rows by namespace; with `OTHER` once it was used."""
         copies = {name: msgspec.structs.replace(one) for name, one in self._traffic.items()}
         if self._other.last_at:
             copies[OTHER] = msgspec.structs.replace(self._other)
@@ -155,11 +155,11 @@ class Meters:
 
 
 class MeteredHandlers(Handlers):
-    """The same answers, and each request is timed from its arrival to its answer's leaving for
-    ZeroMQ; a streamed get's blocks once more, until the last of them has left."""
+    """`Handlers` that time each request from its arrival until its answer is passed to ZeroMQ, and
+    the blocks of a streamed get until the last of them is."""
 
     def __init__(self, meters: Meters, *given: Any, **named: Any) -> None:
-        """What `Handlers` takes, behind the meters."""
+        """Takes the arguments of `Handlers` after `meters`."""
         super().__init__(*given, clock=meters.clock, **named)
         self._meters = meters
         answered = (kind for kind in self._by_type if kind is not Release)
@@ -176,7 +176,7 @@ class MeteredHandlers(Handlers):
         self, client: bytes, request: protocol.Request, payload: Sequence[memoryview]
     ) -> Steps[None] | None:
         meters, now, kind = self._meters, self._arrived, type(request)
-        if kind is not Release:  # the one that is not answered
+        if kind is not Release:  # the only one without an answer
             traffic = None
             if kind in _ABOUT_BLOCKS:
                 traffic = meters.traffic_of(request.namespace, now)  # type: ignore[union-attr,arg-type]
@@ -244,13 +244,13 @@ class MeteredStream:
         return parcel
 
 
-# Asked by type: `isinstance` of a union costs as much as all the rest.
+# Tested by type: `isinstance` of a union costs as much as all the rest.
 _PUTS = frozenset((Put, PutShared))
 _ABOUT_BLOCKS = _PUTS | {Lookup, Get, GetShared}
 
 
 def _name(kind: type) -> str:
-    """`put_shared` of PutShared: the operation as the wire names it."""
+    """`put_shared` of PutShared: the operation's name on the wire."""
     return str(kind.__struct_config__.tag)  # type: ignore[attr-defined]
 
 

@@ -1,14 +1,13 @@
-"""Messages on their way out, and streams that make them one at a time."""
+"""Outgoing messages, the times that they carry, and streams that produce them one at a time."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import zmq
 
 from remote_server import protocol
-from remote_server.server.put import checksums_of
-from remote_server.server.request_times import RequestTimes, times_now
+from remote_server.server.copier import checksums_of
 from remote_server.store.gets import Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
@@ -16,18 +15,18 @@ from remote_server.store.tier import Tier
 # What a waiting message takes beside its header: its objects here, and later libzmq's.
 MESSAGE_BYTES = 512
 
-# What one zero-copy frame takes beside the block that it points to (pyzmq 27, libzmq 4.3.5).
+# What one zero-copy frame takes beside its block (pyzmq 27, libzmq 4.3.5).
 FRAME_BYTES = 2304
 
-# What a stream takes for each block that it began with.
+# What a stream takes for each of its blocks, sent ones included.
 ROW_BYTES = 200
 
 
 class Parcel:
-    """One message ready to go: all its frames, and the pinned blocks whose bytes it carries.
+    """One message ready to send: all its frames, and the pinned blocks that they point to.
 
-    `gathered` of its `num_bytes` of blocks are copies; `held_bytes` is what it takes beside
-    blocks: its header, its objects, and those of `own_frames` frames that point into the arena.
+    `gathered` of its `num_bytes` of blocks are copies. `held_bytes` is its memory beside blocks:
+    the header, the objects, and those of `own_frames` frames that point into the arena.
     """
 
     __slots__ = ("blocks", "frames", "gathered", "held_bytes", "num_bytes")
@@ -50,7 +49,7 @@ class Parcel:
 
 
 class Stream(Protocol):
-    """Makes one parcel after another. Owns the pins of the blocks it has not yet parcelled."""
+    """Produces one parcel after another. Owns the pins of the blocks that are in no parcel yet."""
 
     @property
     def num_bytes(self) -> int:
@@ -61,34 +60,34 @@ class Stream(Protocol):
         """Blocks that it began with."""
 
     def go_on(self, last_resort: bool) -> bool:
-        """Prepare what comes next. Whether `next_parcel` may be called now.
+        """Prepare the next parcel. Whether `next_parcel` may be called now.
 
-        `last_resort`: nothing that this client is being sent will free memory for it.
+        `last_resort`: no message in flight to this client will free memory for it.
         """
 
     def next_parcel(self, may_gather: bool = True) -> Parcel | None:
-        """The next message, which takes its blocks' pins along, or None when all have gone.
-        Small blocks go one by one, from where they lie, unless it `may_gather` them."""
+        """The next message, which takes over its blocks' pins, or None at the end. Small blocks are
+        sent one by one, straight from the arena, unless it `may_gather` them."""
 
     def cancel(self) -> None:
-        """Unpin what is left."""
+        """Unpin the remaining blocks."""
 
 
-# From this size on a block is worth a frame of its own, sent from where it lies: the fixed cost
-# of a zero-copy frame, with its tracker and two threads to wake, no longer shows.
+# A block of this size or more has a frame of its own, sent straight from the arena: the fixed cost
+# of a zero-copy frame, with its tracker and two threads to wake, is negligible then.
 OWN_FRAME_BYTES = 256 << 10
 
 # Smaller blocks share a frame of about this size: 64 KiB blocks, 16 to a message, arrive about
 # three times as fast as one by one.
 SHARED_FRAME_BYTES = 1 << 20
 
-# And so many of them at most: one that is copied costs 2 µs, however small it is.
+# And at most so many of them: each copied block costs 2 µs, however small it is.
 MAX_SHARING = 128
 
 
 class Payload(NamedTuple):
-    """The frames of some blocks. `pinned` are those whose bytes frames point to; of the others
-    `gathered` bytes were copied, and their pins are gone."""
+    """The frames of some blocks. Frames point to the blocks `pinned`. `gathered` bytes of the
+    others were copied, and their pins released."""
 
     frames: list[bytes | zmq.Frame]
     pinned: list[Block]
@@ -109,7 +108,7 @@ def frames_of(blocks: Sequence[Block], per_frame: int, tier: Tier) -> Payload:
             view = b"".join([tier.view(block) for block in group])
             gathered += len(view)
             tier.unpin_all(group)
-        # Tracked, the copies as well: they are libzmq's until it lets go of them.
+        # Copies are tracked too: libzmq holds them until it releases the frame.
         frames.append(zmq.Frame(view, copy=False, track=True))
     return Payload(frames, pinned, gathered)
 
@@ -127,19 +126,69 @@ def blocks_per_frame(blocks: Sequence[Block]) -> int:
     return 1 if largest >= OWN_FRAME_BYTES else min(MAX_SHARING, SHARED_FRAME_BYTES // largest)
 
 
+class ServerTimes(NamedTuple):
+    """Microseconds since a request arrived. Both are 0 in replies to requests without `timed`."""
+
+    server_us: int
+    storage_us: int
+    """The part of `server_us` in which its blocks were looked up and read."""
+
+
+UNTIMED = ServerTimes(0, 0)
+
+
+class RequestTimes:
+    """A stopwatch of one request. One thread, the server's loop, uses it."""
+
+    __slots__ = ("_arrived", "_clock", "_since", "_storage_s")
+
+    def __init__(self, arrived: float, clock: Callable[[], float]) -> None:
+        """`arrived` is by `clock`, in seconds."""
+        self._arrived = arrived
+        self._clock = clock
+        self._storage_s = 0.0
+        self._since: float | None = None
+
+    def storage_begins(self) -> None:
+        """The request waits for its blocks from now on. Safe to repeat."""
+        if self._since is None:
+            self._since = self._clock()
+
+    def storage_ends(self) -> None:
+        """Its blocks are there. Safe to repeat."""
+        if self._since is not None:
+            self.add_storage(self._clock() - self._since)
+            self._since = None
+
+    def add_storage(self, seconds: float) -> None:
+        """Its blocks took `seconds` more, before `storage_begins` or in a storage of its own."""
+        self._storage_s += seconds
+
+    def now(self) -> ServerTimes:
+        """Until now; at least 1 µs in the server, because 0 means "not measured"."""
+        server_s = self._clock() - self._arrived
+        server_us = max(1, round(1e6 * server_s))
+        return ServerTimes(server_us, min(server_us, round(1e6 * self._storage_s)))
+
+
+def times_now(times: RequestTimes | None) -> ServerTimes:
+    """`times` until now; `UNTIMED` for a request without times."""
+    return UNTIMED if times is None else times.now()
+
+
 class BlockStream:
-    """The `Blocks` messages of one streamed get. Owns the pins of what it has not sent."""
+    """The `Blocks` messages of one streamed get. Owns the pins of the blocks it has not sent."""
 
     def __init__(
         self, request_id: int, epoch: str, found: Pinned, tier: Tier,
         times: RequestTimes | None = None,
     ) -> None:  # fmt: skip
-        """`times` are those that its messages carry, when the get asked for them."""
+        """Its messages carry `times`, if given."""
         self._times = times
         self._request_id = request_id
         self._epoch = epoch
         self._tier = tier
-        # Not pairs: 16,384 new tuples make Python look for garbage, which took 14 ms.
+        # Not pairs: 16,384 new tuples trigger a garbage collection, which took 14 ms.
         self._indices = deque(found.indices)
         self._blocks = deque(found.blocks)
         self.num_bytes = sum([block.length for block in found.blocks])
@@ -169,8 +218,8 @@ class BlockStream:
 def next_batch(
     left_indices: deque[int], left: deque[Block], may_gather: bool
 ) -> tuple[list[int], list[Block]]:
-    """One block of `left`, or small ones until their frame is full: indices and blocks. Without
-    `may_gather` only neighbours share a frame, which is sent from where they lie."""
+    """Take one block from `left`, or small ones up to a full frame. Returns indices and blocks.
+    Without `may_gather` only neighbours in the arena share a frame, so that nothing is copied."""
     indices: list[int] = []
     blocks: list[Block] = []
     room = SHARED_FRAME_BYTES
@@ -191,7 +240,7 @@ def blocks_parcel(
     request_id: int, epoch: str, indices: list[int], blocks: list[Block], tier: Tier,
     times: RequestTimes | None, *, more: bool,
 ) -> Parcel:  # fmt: skip
-    """One `Blocks` message. Takes over the pins of `blocks`, which may be none in the last one."""
+    """One `Blocks` message. Takes over the pins of `blocks`; the last message may have no block."""
     server_us, storage_us = times_now(times)
     header = protocol.Blocks(
         request_id=request_id,

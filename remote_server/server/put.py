@@ -1,28 +1,30 @@
-"""A put: its checks, and its reservation a part at a time."""
+"""Puts: checks and reservation, part by part, and puts whose blocks travel as frames."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol import Declined, ErrorCode, Put, PutOutcome, PutShared, Stored
+from remote_server.server.copier import BlockJob, Job, copy_in
+from remote_server.server.limits import Uncopied, waiting_bytes
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.puts import Reserved
-from remote_server.store.slabs import Block
 from remote_server.store.store import Store
-from remote_server.store.tier import Tier
-from remote_server.turns import KEYS_PER_STEP, parts
+from remote_server.turns import KEYS_PER_STEP, Steps, parts
+
+Submit = Callable[[Job, bytes], None]
+SendReply = Callable[[bytes, protocol.Reply], None]
 
 
 def check_put(request: Put | PutShared, num_checksums: int, info: NamespaceInfo | None) -> None:
-    """Raise `RequestRefused` when the request contradicts itself, a limit or its namespace,
-    whose `info` is None when nobody declared it."""
+    """Raise `RequestRefused` when the request contradicts itself, a limit or its namespace. `info`
+    is None when no client has declared the namespace."""
     if info is None:
         raise RequestRefused(
             ErrorCode.UNKNOWN_NAMESPACE,
-            f"namespace {request.namespace!r} was not declared to this server: say hello",
+            f"namespace {request.namespace!r} was not declared to this server: send hello",
         )
     if not len(request.keys) == len(request.lengths) == num_checksums:
         raise RequestRefused(
@@ -50,8 +52,8 @@ def blocks_of(
 ) -> Iterator[memoryview]:
     """The blocks of a put as views of its payload frames, one per key.
 
-    Raises `RequestRefused`, before the first block, when `check_put` does or the payload is not
-    what the request announces.
+    Raises `RequestRefused`, before the first block, when `check_put` does or the payload differs
+    from the request's lengths.
     """
     check_put(request, len(request.checksums) or len(request.keys), info)
     try:
@@ -60,41 +62,8 @@ def blocks_of(
         raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
 
 
-def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
-    """Fill `block` from `source`, and say whether what landed is what was announced.
-
-    The copy is hashed, not the source: what has to be right is what will be served. A block
-    without a checksum is taken as it comes.
-    """
-    view = tier.view(block)
-    np.copyto(np.frombuffer(view, np.uint8), np.frombuffer(source, np.uint8))
-    return block.checksum is None or is_intact(block, tier)
-
-
-def is_intact(block: Block, tier: Tier) -> bool:
-    """Whether the bytes of `block` still hash to its checksum. Without one, it gets one."""
-    computed = protocol.checksum(block.namespace, block.key, tier.view(block))
-    if block.checksum is None:
-        block.checksum = computed
-    return computed == block.checksum
-
-
-def checksums_of(blocks: Sequence[Block], tier: Tier) -> list[int]:
-    """What the readers of `blocks` shall find. They must be pinned.
-
-    A block that was put without a checksum is hashed here and now, on the loop thread: only
-    who measures what checking costs puts such blocks, and reads them without asking for it.
-    """
-    checksums = []
-    for block in blocks:
-        if block.checksum is None:
-            block.checksum = protocol.checksum(block.namespace, block.key, tier.view(block))
-        checksums.append(block.checksum)
-    return checksums
-
-
 def stored_reply(request_id: int, epoch: str, reserved: Reserved) -> Stored:
-    """What became of each key of a put, as far as that is known by now."""
+    """The outcome of each key of a put, as far as it is known now."""
     outcomes = reserved.outcomes
     return Stored(
         request_id=request_id,
@@ -110,10 +79,10 @@ def stored_reply(request_id: int, epoch: str, reserved: Reserved) -> Stored:
 
 
 class PartedPut:
-    """What the store has reserved for each part, in the order of the keys.
+    """The store's reservations for each part of a put, in the order of the keys.
 
-    Every part is ended once, by its owner. The keys of a part that is reserved are pending, while
-    those of the next one are not known yet.
+    Its owner ends every part once. The keys of a reserved part are pending, those of later parts
+    are not known to the store yet.
     """
 
     def __init__(
@@ -136,16 +105,16 @@ class PartedPut:
         self._draining = draining
         self.parts: list[Reserved] = []
         self.bytes_of_part: list[int] = []
-        """As announced, what is not written included."""
+        """By the request, including blocks that are not written."""
         self.num_blocks = 0
         self.num_keys = 0
-        """Of the parts that are reserved."""
+        """Of the reserved parts."""
 
     def reserve(self) -> Iterable[tuple[Reserved, int]]:
-        """Each part, and of how many keys it is, when it has been reserved. Raises `RequestRefused`
-        when the namespace was forgotten since: its blocks may have another size now."""
+        """The parts, each with its number of keys, as they are reserved. Raises `RequestRefused`
+        when the namespace was forgotten since: its blocks may have another size."""
         keys, lengths, checksums = self._given
-        if len(keys) <= KEYS_PER_STEP:  # at once: a generator costs as much as all the rest
+        if len(keys) <= KEYS_PER_STEP:  # no generator: it costs as much as all the rest
             return (self._reserve(keys, lengths, checksums, None),)
         return self._reserve_parts(set())
 
@@ -179,11 +148,11 @@ class PartedPut:
         if info is None or info.block_bytes != self._declared:
             raise RequestRefused(
                 ErrorCode.UNKNOWN_NAMESPACE,
-                f"namespace {self._namespace!r} was forgotten while the put was read: say hello",
+                f"namespace {self._namespace!r} was forgotten while the put was read: send hello",
             )
 
     def give_up(self) -> None:
-        """Nothing of it is kept."""
+        """End every part without publishing a block."""
         for part in self.parts:
             self._store.end_put(part, None, Declined.WITHDRAWN)
 
@@ -192,10 +161,108 @@ class PartedPut:
         return sum(self.bytes_of_part)
 
     def as_one(self) -> Reserved:
-        """What has become of all keys by now, without the blocks."""
+        """The outcomes of all keys so far, without the blocks."""
         if len(self.parts) == 1:
             return self.parts[0]
         reasons: Counter[str] = Counter()
         for part in self.parts:
             reasons.update(part.reasons)
         return Reserved(bytearray().join(part.outcomes for part in self.parts), [], [], reasons)
+
+
+class FramePuts:
+    """Puts whose blocks travel as frames of the message. Each is answered once through `reply`,
+    possibly after its last step, or raises `RequestRefused`."""
+
+    def __init__(
+        self,
+        store: Store,
+        submit: Submit,
+        copier_is_full: Callable[[], bool],
+        reply: SendReply,
+    ) -> None:
+        """`submit` and `reply` take the client."""
+        self.uncopied = Uncopied(store.tier.stats().budget_bytes)
+        self._store = store
+        self._submit = submit
+        self._copier_is_full = copier_is_full
+        self._reply = reply
+
+    def put(
+        self, client: bytes, request: Put, payload: Sequence[memoryview], *, draining: bool
+    ) -> Steps[None]:
+        """`payload` stays in use until it has been copied."""
+        try:
+            blocks = blocks_of(request, payload, self._store.namespaces.get(request.namespace))
+        except RequestRefused as refusal:
+            if isinstance(refusal.__cause__, RemoteProtocolError):
+                self._store.counters["integrity_length"] += 1
+            raise
+        num_bytes = sum(request.lengths)
+        self.uncopied.check(client, waiting_bytes(len(request.keys), num_bytes))
+        self._store.counters["bytes_in"] += num_bytes
+        put = PartedPut(
+            self._store, request.namespace, request.keys, request.lengths,
+            request.checksums or [None] * len(request.keys),
+            force=request.force, draining=draining,
+        )  # fmt: skip
+        sources: list[list[memoryview]] = []
+        try:
+            for reserved, num_keys in put.reserve():
+                if sources:
+                    yield
+                of_part = [*islice(blocks, num_keys)]
+                sources.append([of_part[index] for index in reserved.indices])
+        except BaseException:
+            put.give_up()
+            raise
+        # The frames are libzmq's memory, so the sender's own is free since they were sent. While
+        # more bytes wait than one turn copies, the answer waits too: it frees the sender's window,
+        # and nothing else slows the sender down.
+        at_once = (request.deferred and not self._copier_is_full()) or not put.num_blocks
+
+        def answer() -> None:
+            whole = put.as_one()
+            self._reply(client, stored_reply(request.request_id, self._store.epoch, whole))
+
+        if at_once:
+            answer()
+        if put.num_blocks:
+            self._copy(client, put, sources, None if at_once else answer)
+
+    def _copy(
+        self,
+        client: bytes,
+        put: PartedPut,
+        sources: list[list[memoryview]],
+        answer: Callable[[], None] | None,
+    ) -> None:
+        """Submit a job for each part, the last one first, so that the head of a prefix is published
+        last. `answer`, if any, is called when the first part has been published."""
+        self.uncopied.take(client, waiting_bytes(put.num_keys, put.num_bytes))
+        for number in reversed(range(len(put.parts))):
+            job = self._job(client, put, number, sources[number], None if number else answer)
+            self._submit(job, client)
+
+    def _job(
+        self,
+        client: bytes,
+        put: PartedPut,
+        number: int,
+        sources: list[memoryview],
+        answer: Callable[[], None] | None,
+    ) -> BlockJob:
+        tier, part = self._store.tier, put.parts[number]
+        num_bytes = put.bytes_of_part[number]
+        waiting = waiting_bytes(len(part.outcomes), num_bytes)
+
+        def copy(place: int) -> bool:
+            return copy_in(part.blocks[place], sources[place], tier)
+
+        def finish(intact: list[bool] | None) -> None:
+            self.uncopied.give_back(client, waiting)
+            self._store.end_put(part, intact)
+            if answer is not None:
+                answer()
+
+        return BlockJob(copy, len(sources), num_bytes, finish)

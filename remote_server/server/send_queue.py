@@ -1,4 +1,4 @@
-"""What is on its way out: one queue a client, fair between clients, and the pins it holds."""
+"""Send queues: one per client, served in turns, each with the pins of its messages."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -14,19 +14,19 @@ from remote_server.server.outgoing import FRAME_BYTES, ROW_BYTES, Parcel, Stream
 from remote_server.sizes import KiB
 from remote_server.store.slabs import Block
 
-# What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a
-# queued message costs a pin rather than memory.
+# What libzmq queues for one client beyond what the kernel took. Sending is zero-copy, so a queued
+# message costs a pin rather than memory.
 SEND_HIGH_WATER_MARK = 64
 
-# Replies and streams that wait for one client. A client has far fewer requests unanswered; one
-# that asks and never reads is not answered beyond this.
+# Replies and streams that wait for one client. A client has far fewer requests unanswered; one that
+# never reads gets no answers beyond this.
 MAX_WAITING_PER_CLIENT = 1024
 
-# So much may be handed to libzmq before the next message shows when libzmq has let go of it. To
-# show that costs a message about 20 µs, and it holds for all before: they leave in order.
+# The bytes handed to libzmq untracked before the next message is tracked. Tracking costs a message
+# about 20 µs and covers all messages before it, because they are sent in order.
 UNSEEN_BYTES = 32 * KiB
 
-# Clients without anything waiting of which it is remembered how much is unseen.
+# Clients with an empty queue whose untracked bytes are remembered.
 MAX_REMEMBERED = 4096
 
 # What one client may send before the others get their turn.
@@ -36,7 +36,7 @@ TURN_BYTES = 1 << 20
 TURN_S = 0.00025
 
 _HEADER = 1
-"""Which of a message's frames it is."""
+"""The index of that frame in a message."""
 
 # As plain ints: adding zmq's own enums up costs as much as sending.
 _LAST = int(zmq.NOBLOCK)
@@ -46,7 +46,7 @@ Unpin = Callable[[Iterable[Block]], None]
 
 
 class Sent(NamedTuple):
-    """What libzmq has, until `tracker` is done: blocks to unpin, and what to take off the books."""
+    """What libzmq holds until `tracker` is done: blocks to unpin, and bytes to subtract then."""
 
     tracker: zmq.MessageTracker
     blocks: Sequence[Block]
@@ -56,8 +56,8 @@ class Sent(NamedTuple):
 
 
 class Outbox:
-    """What waits for one client: replies first, then its streams one after another, but for
-    those that wait for a disk. It keeps the books of what the client holds, in `held` as well."""
+    """The queue of one client: replies first, then its streams in order. A stream that waits for a
+    disk is passed by. Counts what the client holds, in `held` as well."""
 
     __slots__ = (
         "block_bytes", "client", "gathered", "held", "in_flight", "paused", "replies",
@@ -65,16 +65,16 @@ class Outbox:
     )  # fmt: skip
 
     def __init__(self, client: bytes, held: Allowances, unseen: int = 0) -> None:
-        """`unseen` is what libzmq may still have of messages of before."""
+        """`unseen` are the bytes of earlier messages that libzmq may still hold."""
         self.client = client
         self.held = held
         self.unseen = unseen
         self.replies: deque[Parcel] = deque()
         self.streams: deque[Stream] = deque()
-        self.stuck: Parcel | None = None  # refused by a full socket; goes before all others
+        self.stuck: Parcel | None = None  # refused by a full socket; sent before all others
         self.in_flight: deque[Sent] = deque()
         self.paused = False
-        """Its streams wait until libzmq has let go of what was sent."""
+        """Its streams wait until libzmq has released what was sent."""
         self.block_bytes = self.gathered = self.reply_bytes = self.stream_bytes = 0
         """Of parcels, waiting or sent, and of streams."""
 
@@ -83,13 +83,13 @@ class Outbox:
 
     @property
     def num_bytes(self) -> int:
-        """Of blocks, and of replies, that libzmq has not let go of."""
+        """Of blocks, and of replies, that libzmq has not released."""
         return (
             self.reply_bytes + self.block_bytes + sum([stream.num_bytes for stream in self.streams])
         )
 
     def take(self, num_bytes: int, gathered: int, held_bytes: int) -> None:
-        """The client holds so much more, or less."""
+        """Add to what the client holds; negative numbers subtract."""
         self.block_bytes += num_bytes
         self.reply_bytes += held_bytes
         self.held.replies.held += held_bytes
@@ -113,21 +113,21 @@ class Outbox:
         self.held.streams.held += rows * ROW_BYTES
 
     def next_parcel(self) -> Parcel | None:
-        """The next one to be sent, in the books already."""
+        """The next parcel to send, already counted."""
         if self.stuck is not None:
             parcel, self.stuck = self.stuck, None
             return parcel
         if self.replies:
             return self.replies.popleft()
-        # What the client itself has not read makes its streams wait. When others have not read
-        # theirs, and it has nothing of its own to wait for, its blocks go one by one.
+        # A client's streams wait for what it has not read itself. When other clients' unread bytes
+        # use up the allowance, its blocks are sent one by one instead.
         may_gather = self.held.gathered.allows(self.gathered, TURN_BYTES)
         self.paused = bool(self.streams) and not (
             (may_gather or not self.gathered) and self.held.replies.allows(self.reply_bytes)
         )
         if self.paused:
             return None
-        waiting = 0  # for a disk: whoever is behind them goes first
+        waiting = 0  # for a disk: the streams behind go first
         while waiting < len(self.streams):
             stream = self.streams[waiting]
             if not stream.go_on(last_resort=not waiting and not self.in_flight):
@@ -144,11 +144,11 @@ class Outbox:
 
 
 class Outboxes:
-    """Sends what waits for each client, a turn at a time, on a ROUTER socket.
+    """Sends each client's queue, a turn at a time, on a ROUTER socket.
 
-    A client that reads slowly fills its own queue in libzmq, keeps its own messages waiting
-    here, and delays nobody. Nothing is dropped while a client is connected. Blocks stay pinned
-    until libzmq has let go of their bytes, which it also does when a client goes away.
+    A client that reads slowly fills its own queue in libzmq and keeps its own messages waiting
+    here; it delays no other client. Nothing is dropped while a client is connected. Blocks stay
+    pinned until libzmq has released their bytes, which it also does when a client disconnects.
     """
 
     def __init__(
@@ -158,7 +158,7 @@ class Outboxes:
         held: Allowances | None = None,
         guard: Guard | None = None,
     ) -> None:
-        """`held` is what all connections of the process hold, those of others included."""
+        """`held` counts what all connections of the process hold, of other tenants too."""
         self.held = held or Allowances()
         self._guard = guard or Guard()
         self._router = router
@@ -170,13 +170,13 @@ class Outboxes:
 
     @property
     def stuck(self) -> bool:
-        """Some client's queue was full, or its streams wait for it to read. libzmq does not tell
-        when that is over."""
+        """Some client's queue was full, or its streams wait for it to read. libzmq reports no end
+        of that."""
         return any(outbox.stuck is not None or outbox.paused for outbox in self._outboxes.values())
 
     @property
     def waiting(self) -> bool:
-        """Something has not been handed to libzmq yet; maybe it waits for a disk."""
+        """Something has not been handed to libzmq yet; it may wait for a disk."""
         return any(len(outbox) for outbox in self._outboxes.values())
 
     def num_waiting(self) -> tuple[int, int]:
@@ -192,14 +192,14 @@ class Outboxes:
         return any(outbox.in_flight for outbox in self._outboxes.values())
 
     def accepts(self, client: bytes) -> bool:
-        """Whether `client` may ask for more: it has few enough replies that it has not read."""
+        """Whether `client` may send requests: it has few enough unread replies."""
         outbox = self._outboxes.get(client)
         return outbox is None or (
             self.held.replies.allows(outbox.reply_bytes) and len(outbox) < MAX_WAITING_PER_CLIENT
         )
 
     def bytes_of(self, client: bytes) -> int:
-        """What is on its way to one client, or waits for it."""
+        """The bytes in flight to one client or queued for it."""
         outbox = self._outboxes.get(client)
         return 0 if outbox is None else outbox.num_bytes
 
@@ -241,7 +241,7 @@ class Outboxes:
         self._outbox(client).add(stream)
 
     def send_some(self) -> bool:
-        """Give each client a turn. True when somebody's next turn may go on at once."""
+        """Give each client a turn. True when one of them can send more at once."""
         more = False
         for outbox in self._outboxes.values():
             turn = partial(self._send_or_drop, outbox)
@@ -249,8 +249,8 @@ class Outboxes:
         return more
 
     def release(self) -> bool:
-        """Unpin the blocks whose bytes libzmq has let go of, and forget idle clients. True when
-        a stream may have waited for that room in memory: nothing else would tell it."""
+        """Unpin the blocks whose bytes libzmq has released, and forget idle clients. True when a
+        stream may have waited for that memory: no event would wake it."""
         more = False
         for client, outbox in [*self._outboxes.items()]:
             while outbox.in_flight and outbox.in_flight[0].tracker.done:
@@ -264,21 +264,20 @@ class Outboxes:
         return more
 
     def _remember(self, client: bytes, unseen: int) -> None:
-        """Without this, a client that asks for one thing after the other would never be seen to
-        read nothing."""
+        """Untracked bytes are kept: with one request at a time they would never add up else."""
         self._unseen[client] = unseen
         if len(self._unseen) > MAX_REMEMBERED:
             del self._unseen[next(iter(self._unseen))]
 
     def start_over(self, router: zmq.Socket[bytes]) -> None:
-        """Another socket has taken the place of the one that is closed: nothing that waits has a
-        client any more. What libzmq still has of the arena stays pinned until it lets go."""
+        """The old socket is closed and `router` replaces it: all clients of waiting messages are
+        gone. Blocks that libzmq still holds stay pinned until it releases them."""
         self._router = router
         self._unseen.clear()
         self.cancel_all()
 
     def cancel_all(self) -> None:
-        """Forget what was not handed to libzmq yet."""
+        """Drop what was not handed to libzmq yet."""
         for outbox in self._outboxes.values():
             self._drop(outbox)
 
@@ -290,7 +289,7 @@ class Outboxes:
         return outbox
 
     def _send_or_drop(self, outbox: Outbox) -> bool:
-        """What fails would fail again in every turn, so nothing of it is tried again."""
+        """A failure would repeat in every turn, so the client's queue is dropped."""
         try:
             return self._send_turn(outbox)
         except BaseException:
@@ -323,7 +322,7 @@ class Outboxes:
                 outbox.give_back(0, 0, held_bytes)
                 outbox.unseen += held_bytes
                 continue
-            # What was sent before, unseen, has left when this has.
+            # When this message is released, the untracked ones before it are released too.
             outbox.take(0, 0, outbox.unseen)
             held_bytes += outbox.unseen
             outbox.unseen = 0
@@ -333,10 +332,10 @@ class Outboxes:
 
     def _send(self, outbox: Outbox, parcel: Parcel) -> zmq.MessageTracker | None:
         """Hand one whole message to libzmq, or nothing of it. The tracker is done when libzmq has
-        let go of it; None of what is so little that it is not looked after.
+        released it; None when the message is too small to be tracked.
 
-        Only the first frame, which names the client, can be refused: libzmq counts whole
-        messages against its mark, and takes the rest of one that it has begun.
+        Only the first frame, which names the client, can be refused: libzmq counts whole messages
+        against its mark, and takes the rest of one that it has begun.
         """
         self._router.send(outbox.client, _MORE)
         frames = parcel.frames
@@ -354,7 +353,7 @@ class Outboxes:
         return trackers[0] if len(trackers) == 1 else zmq.MessageTracker(*trackers)
 
     def _discard(self, outbox: Outbox, parcel: Parcel) -> None:
-        """It is not sent."""
+        """Release a parcel that is not sent."""
         self._unpin_all(parcel.blocks)
         outbox.give_back(parcel.num_bytes, parcel.gathered, parcel.held_bytes)
 

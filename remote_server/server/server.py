@@ -1,4 +1,4 @@
-"""The server's life: run → serve → start → (handle…) → drain → stop."""
+"""The server's life and its loop: run → serve → start → (handle…) → drain → stop."""
 
 import logging
 import signal
@@ -25,15 +25,13 @@ from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import server_name
 from remote_server.server.intake import CannotBind, Flooded, Intake, make_router
-from remote_server.server.limits import Allowances
-from remote_server.server.loop_calls import Desk
-from remote_server.server.prefetches import Prefetches
-from remote_server.server.private_memory import PrivateMemory
+from remote_server.server.limits import Allowances, PrivateMemory
+from remote_server.server.loop_calls import Desk, Prefetches
 from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.shm_requests import Leases
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
-from remote_server.server.tenant import Quarters
+from remote_server.server.tenant import Quarters, namespaces_named
 from remote_server.server.tenant_config import KnownKeys, Tenant, read_tenants
 from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, Population, warn_if_dev_shm_is_small
 from remote_server.sizes import format_bytes
@@ -43,19 +41,19 @@ from remote_server.store.store import Removed, Store
 
 log = logging.getLogger(__name__)
 
-STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not tell us when it is not
-RELEASE_MS = 10  # when frames are on their way and nothing else happens
-PENDING_MS = 100  # when somebody's time to attach is running, or descriptors are short
-WATCH_MS = 100  # of what libzmq holds, while somebody is connected
-IDLE_MS = 1_000  # also how much later than promised a lease may end
+STUCK_RETRY_MS = 2  # when a client's queue is full; libzmq does not report when it drains
+RELEASE_MS = 10  # when frames are in flight and nothing else happens
+PENDING_MS = 100  # when a pending attach may time out, or descriptors are short
+WATCH_MS = 100  # of libzmq's memory, while a client is connected
+IDLE_MS = 1_000  # also the longest delay of the end of a lease
 
-# Descriptors: of libzmq, the loop and the admin HTTP with its connections, roughly; and of one
-# local socket with as many regions and attaching clients as there may be.
+# Estimated descriptors: of libzmq, the loop and the admin HTTP with its connections; and of one
+# local socket with its largest number of regions and attaching clients.
 OWN_FILES = 128
 LOCAL_FILES = 3 * (MAX_REGIONS + MAX_PENDING) + 2
 
 CHECK_INTERVAL_S = 10.0
-CHECK_MAX_BLOCKS = 50_000  # about 30 ms, in which nobody is served
+CHECK_MAX_BLOCKS = 50_000  # about 30 ms, during which no client is served
 REPORT_INTERVAL_S = 60.0
 
 
@@ -77,7 +75,7 @@ class Server:
     # ── life ─────────────────────────────────────────────────────────────────────────────
 
     def run(self, on_ready: Callable[["Server"], None]) -> None:
-        """Serve until a signal: the first SIGINT or SIGTERM drains, the second leaves at once.
+        """Serve until a signal: the first SIGINT or SIGTERM drains, the second ends at once.
 
         Raises `ConfigError` when it cannot start. Must run on the main thread.
         """
@@ -91,8 +89,8 @@ class Server:
             self.stop()
 
     def start(self) -> None:
-        """Take the address and the memory. Clients may connect from here on. Raises `ConfigError`
-        when that is not possible here."""
+        """Bind the address and map the memory. Clients may connect from then on. Raises
+        `ConfigError` when either fails."""
         with named_when_missing():
             self._start()
 
@@ -117,7 +115,7 @@ class Server:
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
         self._held = Allowances()
         self.quarters: dict[str, Quarters] = {}
-        """Of each tenant, by its name; without tenants of everybody, by an empty one."""
+        """By tenant name. Without tenants one serves all clients, under the empty name."""
         try:
             self._door = self._make_door(router, [tenant.name for tenant in tenants])
             for tenant in tenants:
@@ -149,7 +147,7 @@ class Server:
         self._reported: dict[str, dict[str, int]] = {}
 
     def serve(self) -> None:
-        """Answer requests until told to leave, or drained."""
+        """Answer requests until `leave` is called or a drain ends."""
         try:
             self._serve()
         finally:
@@ -161,19 +159,19 @@ class Server:
             more_to_do = self._turn(more_to_do)
 
     def _turn(self, more_to_do: bool) -> bool:
-        """Each part under the guard: none of them may end the server for all others. True when
-        there is more to do at once, as there was before with `more_to_do`."""
+        """One turn of the loop. Each part runs under the guard, so that none can end the server.
+        `more_to_do` is the result of the turn before: True skips the wait for events."""
         run = self._guard.run
         events = dict(self._poller.poll(self._patience_ms(more_to_do)))
         if self._copier.wakeup.fileno() in events:
             self._copier.drain_wakeup()
             for quarters in self.quarters.values():
                 quarters.finish_jobs()
-        run("the door", partial(self._door.handle, events), None)
+        run("authentication", partial(self._door.handle, events), None)
         for quarters in self.quarters.values():
             quarters.handle_local(events)
         if self._intake.router in events:
-            run("taking in requests", self._take_in, None)
+            run("receiving requests", self._take_in, None)
         more_to_do = False
         if self._serving.num_waiting:
             more_to_do = run("serving requests", self._serve_requests, False)
@@ -184,11 +182,11 @@ class Server:
         more_to_do |= self.prefetches.take_turn()
         self.desk.answer_one()
         idle = not events and not more_to_do
-        run("looking after the books", partial(self._look_after, idle), None)
+        run("periodic checks", partial(self._check_periodically, idle), None)
         return more_to_do
 
     def drain(self) -> None:
-        """From any thread or signal handler: decline puts, finish what is under way, return."""
+        """From any thread or signal handler: decline puts, finish requests, end `serve`."""
         self._drain_until = self._clock() + self.config.drain_timeout_s
         for quarters in self.quarters.values():
             quarters.handlers.draining = True
@@ -200,14 +198,14 @@ class Server:
         self._copier.wake()
 
     def stop(self) -> None:
-        """Close everything; the memory goes back to the machine."""
+        """Close everything and return the memory to the machine."""
         drained = not self._leave.is_set()
         self._copier.stop()
         self._serving.drop_all()
         for quarters in self.quarters.values():
             quarters.leave()
         self._door.close()
-        # The last replies are still in libzmq when we drained; they get a moment to leave.
+        # After a drain the last replies are still in libzmq: give it time to send them.
         self._intake.router.close(linger=200 if drained else 0)
         self._context.term()
         for quarters in self.quarters.values():
@@ -216,15 +214,15 @@ class Server:
 
     @property
     def endpoint(self) -> str:
-        """Where clients connect, with the port that was found; from `start` on."""
+        """The address that clients connect to, with the port that was bound; from `start` on."""
         return self._intake.endpoint
 
-    # ── seeing inside, and changing things, through `desk` ───────────────────────────────
+    # ── calls through `desk` ─────────────────────────────────────────────────────────────
 
     def snapshot(self) -> Snapshot:
-        """On the loop thread: everything that can be seen of this server now."""
+        """On the loop thread: the state of the whole server now."""
         everybody = self.quarters.values()
-        seen = gather([quarters.look() for quarters in everybody])
+        seen = gather([quarters.snapshot() for quarters in everybody])
         first = next(iter(everybody))
         return Snapshot(
             server=server_name(),
@@ -260,36 +258,34 @@ class Server:
         )
 
     def _ended_threads(self) -> list[str]:
-        """A line for those that have ended although they are needed."""
+        """One line for each kind of thread that has ended before the server."""
         lines = []
         if dead := self._disk_threads.num_dead:
-            lines.append(f"{dead} threads of the disk have ended")
+            lines.append(f"{dead} disk threads have ended")
         if self._population is not None and self._population.failed:
-            lines.append("the thread that populates the memory has ended too early")
+            lines.append("the thread that populates the memory has failed")
         return lines
 
     def clear(self, namespace: str | None) -> "tuple[Removed, Future[bool]] | None":
-        """On the loop thread: drop the blocks of `namespace`, or of all; None when there is no
-        such. With tenants a namespace is named as in the snapshot, `tenant/namespace`.
+        """On the loop thread: remove the blocks of `namespace`, or of all. None when it does not
+        exist. With tenants its name is that of the snapshot, `tenant/namespace`.
 
-        The future is done when no restart would find them, or False when the disk fails; never
-        when the server ends before that.
+        The future's result is True when no restart would find the blocks, False when the disk
+        failed. It is never done when the server ends first.
         """
         found = False
         memory = disk = 0
-        for quarters in self.quarters.values():
-            for name in quarters.store.namespace_stats():
-                if namespace in (None, quarters.full_name(name)):
-                    found = True
-                    removed = quarters.store.clear(name)
-                    memory += removed.from_memory
-                    disk += removed.from_disk
+        for quarters, name in namespaces_named(self.quarters, namespace):
+            found = True
+            removed = quarters.store.clear(name)
+            memory += removed.from_memory
+            disk += removed.from_disk
         if not found and namespace is not None:
             return None
         return Removed(memory, disk), self._gone()
 
     def _gone(self) -> "Future[bool]":
-        """Done when nothing that was cleared can come back, in any quarters."""
+        """Done when no tenant's cleared blocks can come back."""
         future: Future[bool] = Future()
         future.set_running_or_notify_cancel()
         left = len(self.quarters)
@@ -307,16 +303,16 @@ class Server:
         return future
 
     def tiers(self) -> dict[str, TierStats]:
-        """Occupancy, all tenants together."""
+        """Occupancy by tier, all tenants together."""
         return tiers_of([quarters.store.tier_stats() for quarters in self.quarters.values()])
 
     def _server_counters(self, tenant: Tenant) -> ChainMap[str, int]:
-        """Those beside its own that a tenant is shown."""
+        """Counters of the server that are shown to `tenant` beside its own."""
         door = self._door
         return ChainMap(self._guard.counters, door.counters, door.of_tenant[tenant.name])
 
     def _other_files(self, tenants: Sequence[Tenant]) -> int:
-        """How many descriptors may be needed beside those of TCP connections."""
+        """The most descriptors needed beside those of TCP connections."""
         each = LOCAL_FILES if self.config.shared_memory else 0
         segments = [t.disk // segment_bytes_for(t.disk) for t in tenants if t.disk]
         handshakes = most_handshakes(self.config.max_connections)
@@ -340,10 +336,10 @@ class Server:
         try:
             self._intake.take_in()
         except Flooded:
-            self._start_over("a message has more frames than can be read away")
+            self._start_over("a message has more frames than can be dropped")
 
     def _start_over(self, why: str) -> None:
-        log.error("all connections are closed and the address is taken again: %s", why)
+        log.error("all connections are closed and the address is bound again: %s", why)
         try:
             self._intake.start_over()
         except CannotBind as error:
@@ -372,10 +368,10 @@ class Server:
         quiet = not (busy or any(quarters.busy for quarters in self.quarters.values()))
         return quiet or self._clock() >= self._drain_until
 
-    def _look_after(self, idle: bool) -> None:
+    def _check_periodically(self, idle: bool) -> None:
         now = self._clock()
         if self._private_memory.is_beyond(now, self._door.num_connections, self._accounted):
-            self._start_over("clients made ZeroMQ hold more than any request explains")
+            self._start_over("ZeroMQ holds more memory than requests explain")
         if idle and now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
             for quarters in self.quarters.values():
@@ -386,7 +382,7 @@ class Server:
                 self._report(quarters)
 
     def _accounted(self) -> int:
-        """What is known to lie in private memory."""
+        """The bytes of private memory that are accounted for."""
         known = sum(quarters.private_bytes for quarters in self.quarters.values())
         return known + self._held.num_bytes + self._serving.num_bytes
 
@@ -397,7 +393,7 @@ class Server:
             store.check()
         except AssertionError:
             store.counters["failed_checks"] += 1
-            log.exception("the accounting does not add up: please report this as a bug")
+            log.exception("internal counts disagree: please report this as a bug")
 
     def _report(self, quarters: Quarters) -> None:
         counters = quarters.store.all_counters()
@@ -417,10 +413,10 @@ class Server:
         if self._signalled:
             self.leave()
             return
-        self._signalled = True  # first of all: the next signal may interrupt this very function
+        self._signalled = True  # first of all: the next signal may interrupt this function
         self.drain()
         log.info(
-            "%s: draining for up to %gs; again to leave at once",
+            "%s: draining for up to %gs; a second signal ends it at once",
             signal.Signals(number).name,
             self.config.drain_timeout_s,
         )
@@ -429,19 +425,19 @@ class Server:
 
     @property
     def store(self) -> Store:
-        """Of the first tenant, or of everybody."""
+        """Of the first tenant; without tenants, of all clients."""
         return next(iter(self.quarters.values())).store
 
     @property
     def leases(self) -> Leases:
-        """Of the first tenant, or of everybody."""
+        """Of the first tenant; without tenants, of all clients."""
         return next(iter(self.quarters.values())).leases
 
     # ── in a test ────────────────────────────────────────────────────────────────────────
 
     @property
     def copy_gate(self) -> Gate:
-        """Copying stands still while a test shuts this; everything else goes on."""
+        """Copying stops while a test closes this gate; all else goes on."""
         return self._copier.gate
 
     def wait_until_drained(self, timeout_s: float) -> bool:

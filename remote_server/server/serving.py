@@ -1,8 +1,9 @@
-"""Requests that wait for their turn: how many there may be, and the turns that they get.
+"""Queued requests: how many may wait, and the turns that they are given.
 
-The server reads on while requests wait, because libzmq has no receive mark here (see `receiving`).
-So what waits is bounded in number and bytes, for each connection and for each tenant, and what is
-beyond that is refused. A request of few keys that nobody is in front of waits for nothing.
+The server reads on while requests wait, because libzmq has no receive mark here (see
+`make_router`). The number and the bytes of waiting requests are therefore bounded, for each
+connection and for each tenant; a request beyond a bound is refused. A request of few keys is served
+without a turn when no other request waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,27 +15,27 @@ from remote_server.server.tenant import Quarters
 from remote_server.sizes import MiB, format_bytes
 from remote_server.turns import Steps, Turns
 
-# What requests may take of each turn of the loop; a step that was begun is gone through.
+# Time for requests in each turn of the loop. A step that has begun is finished.
 TURN_S = 0.001
 
 # Of one connection. A client has far fewer requests unanswered, and 32 MiB of puts.
 MAX_REQUESTS = 1024
 MAX_BYTES = 64 * MiB
 
-# Of all connections together; each tenant may have its part, and what one connection may.
+# Of all connections together: a tenant may have an equal part, and at least one connection's.
 MAX_REQUESTS_IN_TOTAL = 16_384
 MAX_BYTES_IN_TOTAL = 512 * MiB
 
 # What a message takes beside its bytes, in Python and in libzmq.
 FRAME_BYTES = 512
 
-# A header up to here has few keys: some 200 of 36 bytes.
+# A header of up to this size has few keys: some 200 of 36 bytes.
 SMALL_BYTES = 8 << 10
 SMALL_FRAMES = 64
 
 
 class Waiting:
-    """One message, or what is left of a request."""
+    """One queued message, or the remaining steps of a request."""
 
     __slots__ = ("arrived", "client", "quarters", "refusal", "steps", "views")
 
@@ -55,7 +56,7 @@ class Waiting:
         self.steps = steps
 
     def step(self) -> bool:
-        """The next step of it. True when it is done."""
+        """Run the next step. True when the request is done."""
         if self.steps is None:
             views, self.views = self.views, ()
             self.steps = _begin(self.quarters, self.client, views, self.refusal, self.arrived)
@@ -67,19 +68,19 @@ class Waiting:
         return False
 
     def close(self) -> None:
-        """Its client has gone: give back what it holds."""
+        """Its client has gone: release what it holds."""
         if self.steps is not None:
             self.steps.close()
 
 
 class Serving:
-    """All requests of a server. One thread."""
+    """The queue of all requests of a server. One thread."""
 
     def __init__(self, num_tenants: int, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._turns: Turns[Waiting] = Turns()
-        # libzmq hands over a message of each connection in turn. That is fair to connections, and
-        # not to tenants, of which one may have many.
+        # libzmq hands over a message of each connection in turn. That is fair to connections. It is
+        # not fair to tenants, because one tenant may have many connections.
         self._is_fair_already = num_tenants == 1
         self._max_requests = max(MAX_REQUESTS, MAX_REQUESTS_IN_TOTAL // num_tenants)
         self._max_bytes = max(MAX_BYTES, MAX_BYTES_IN_TOTAL // num_tenants)
@@ -91,7 +92,7 @@ class Serving:
 
     @property
     def num_bytes(self) -> int:
-        """What they hold of memory."""
+        """The memory that they hold."""
         return self._turns.num_bytes
 
     def take(
@@ -101,20 +102,20 @@ class Serving:
         views: Sequence[memoryview],
         refusal: RequestRefused | None = None,
     ) -> bool:
-        """A message of `client`: its frames without the routing id. `refusal` is what it is to be
-        answered with. True when it has been answered at once, False when it waits."""
+        """Serve or queue a message of `client`, given as frames without the routing id. With
+        `refusal` that is the answer. True when it was answered at once, False when it waits."""
         if self._is_fair_already and not self._turns.num_waiting and _is_small(views):
             steps = _begin(quarters, client, views, refusal)
             if steps is None:
                 return True
-            # It is longer than it looked.
+            # It has more steps than its size suggested.
             request = Waiting(quarters, client, steps=steps)
             self._turns.add(quarters.tenant.name, client, request, _bytes_of(views))
             return False
         num_bytes = _bytes_of(views)
         too_much = self._too_much(quarters.tenant.name, client, num_bytes)
         if too_much is not None:
-            # Answered at once, so before what waits of this connection.
+            # Answered at once, before the requests of this connection that wait.
             quarters.store.counters["requests_refused_waiting"] += 1
             _begin(quarters, client, views, too_much)
             return True
@@ -123,11 +124,12 @@ class Serving:
         return False
 
     def go_on_later(self, quarters: Quarters, client: bytes, steps: Steps[None]) -> None:
-        """What is left of a request that waited for the disk: behind what `client` has waiting."""
+        """Queue the remaining `steps` of a request that waited for the disk, behind its
+        client's."""
         self._turns.add(quarters.tenant.name, client, Waiting(quarters, client, steps=steps))
 
     def serve(self) -> bool:
-        """Give turns for as long as requests may take of a turn of the loop. True when more of them
+        """Give turns until the time for requests in a turn of the loop is over. True when more
         wait."""
         turns = self._turns
         if not turns.num_waiting:
@@ -140,7 +142,7 @@ class Serving:
         return bool(turns.num_waiting)
 
     def drop(self, client: bytes) -> None:
-        """`client` has gone: nothing of it is done any more."""
+        """`client` has gone: drop its requests."""
         for request in self._turns.drop(client):
             request.close()
             request.quarters.store.counters["requests_dropped_gone"] += 1
@@ -165,7 +167,7 @@ class Serving:
             return RequestRefused(
                 ErrorCode.TOO_MUCH_IN_FLIGHT,
                 f"{waiting} requests, {format_bytes(held)}, wait already, at most "
-                f"{self._max_requests} and {format_bytes(self._max_bytes)}: ask again in a moment",
+                f"{self._max_requests} and {format_bytes(self._max_bytes)}: retry in a moment",
             )
         return None
 
@@ -177,7 +179,7 @@ def _begin(
     refusal: RequestRefused | None,
     arrived: float | None = None,
 ) -> Steps[None] | None:
-    """What is left of a request when its first step is over; None when it is done."""
+    """Run the first step of a request. Returns the remaining steps, None when it is done."""
     if not quarters.outboxes.accepts(client):
         quarters.store.counters["bad_messages_unread"] += 1
         return None
@@ -188,7 +190,7 @@ def _begin(
 
 
 def _is_small(views: Sequence[memoryview]) -> bool:
-    """So few keys that it is over in a step."""
+    """Whether it has so few keys that one step is enough."""
     if len(views) == 2:
         return views[1].nbytes <= SMALL_BYTES
     return len(views) < 2 or (len(views) <= SMALL_FRAMES and views[1].nbytes <= SMALL_BYTES)

@@ -1,11 +1,11 @@
-"""Where settings come from: flags over environment over file over defaults, by the same names.
+"""Settings by source: flags over environment over file over defaults, under the same names.
 
     kvferry serve --memory 8GiB        KVFERRY_MEMORY=8GiB        memory = "8GiB"
 
-A file is TOML. What stands before its first table holds for every server; `[servers.NAME]` is
-one of several, chosen by `--name`. An unknown flag or key is an error that names the nearest
-one. An unknown `KVFERRY_…` variable is not: container platforms make such variables by
-themselves, `KVFERRY_PORT` for a service of that name. One that is nearly a setting is warned of.
+A file is TOML. Settings before its first table apply to every server; `[servers.NAME]` is one of
+several, chosen by `--name`. An unknown flag or key is an error that names the nearest one. An
+unknown `KVFERRY_…` variable is not an error, because container platforms create such variables:
+`KVFERRY_PORT` for a service of that name. One that resembles a setting is logged as a warning.
 """
 
 import argparse
@@ -30,13 +30,13 @@ _NO = ("0", "false", "no", "off")
 
 
 class Chosen(NamedTuple):
-    """The settings in force, and for each where it came from: `default` and the like."""
+    """The settings in force, and the source of each: `default` and the like."""
 
     config: ServerConfig
     origins: dict[str, str]
 
     def as_toml(self) -> str:
-        """A file that gives these settings again; each line says where its value came from."""
+        """A file that gives these settings again; each line names the source of its value."""
         lines = []
         for name, origin in self.origins.items():
             value = getattr(self.config, name)
@@ -48,13 +48,13 @@ class Chosen(NamedTuple):
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """A flag for each setting of `ServerConfig`, and those that say where others come from."""
+    """A flag for each setting of `ServerConfig`, and those that name other sources."""
     parser.add_argument(
         "--settings", metavar="FILE", help="read settings from this TOML file (KVFERRY_SETTINGS)"
     )
     parser.add_argument("--name", metavar="NAME", help="which server of that file")
     parser.add_argument(
-        "--print-config", action="store_true", help="print the settings in force, and leave"
+        "--print-config", action="store_true", help="print the settings in force, and exit"
     )
     explained = described(ServerConfig)
     for field in msgspec.structs.fields(ServerConfig):
@@ -69,13 +69,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def choose(flags: argparse.Namespace, environment: Mapping[str, str]) -> Chosen:
-    """Raises `ConfigError` that names the setting, its value and where it came from."""
+    """Raises `ConfigError` that names the setting, its value and its source."""
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     kinds = {field.name: field.type for field in msgspec.structs.fields(ServerConfig)}
     path = flags.settings or environment.get(f"{PREFIX}SETTINGS", "")
     if flags.name and not path:
-        raise ConfigError(f"--name {flags.name}: which file? give --settings as well")
+        raise ConfigError(f"--name {flags.name}: it needs --settings FILE")
     layers = [
         (f"file {path}", _from_file(path, flags.name) if path else {}),
         ("environment", _from_environment(environment, kinds)),
@@ -120,7 +120,9 @@ def _from_environment(environment: Mapping[str, str], kinds: Mapping[str, Any]) 
         if name in kinds:
             found[name] = value
         elif name != "settings" and (near := difflib.get_close_matches(name, kinds, 1, 0.8)):
-            log.warning("%s is no setting; did you mean %s%s?", variable, PREFIX, near[0].upper())
+            log.warning(
+                "%s is not a setting; did you mean %s%s?", variable, PREFIX, near[0].upper()
+            )
     return found
 
 
@@ -171,7 +173,7 @@ def _nearest(name: str) -> str:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """Like `parse_args`, but an unknown flag is met with the nearest known one."""
+    """`parse_args` whose error on an unknown flag names the nearest known one."""
     flags, unknown = parser.parse_known_args(arguments)
     if unknown:
         name = unknown[0].split("=")[0]

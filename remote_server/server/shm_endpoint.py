@@ -1,4 +1,4 @@
-"""Where clients on this host offer their memory, and show that they are on this host."""
+"""The local socket: clients on this host attach their memory, and show that they are on it."""
 
 import hmac
 import logging
@@ -25,13 +25,13 @@ from remote_server.shm.region import NotAttachable, Region
 log = logging.getLogger(__name__)
 
 MAX_REGIONS = 64  # engines on one host, many times over
-MAX_PENDING = 8  # connections that have not said yet what they offer
-BACKLOG = 128  # those that the kernel keeps meanwhile: engines that all come back at once
-PATIENCE_S = 1.0  # for their saying it
+MAX_PENDING = 8  # connections whose attach is not complete
+BACKLOG = 128  # kept by the kernel meanwhile: engines that all reconnect at once
+PATIENCE_S = 1.0  # for a complete attach
 MAX_ATTACH_BYTES = 4096
 FILES = 2  # the region and its tickets
 
-_MOST_FILES = 16  # what a peer may send before the kernel drops the rest; any but two are refused
+_MOST_FILES = 16  # the kernel drops more; any number but two is refused
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
 
@@ -45,10 +45,10 @@ class _Pending:
 
 
 class LocalSocket:
-    """An abstract Unix socket: no file, nobody on another host or in another network namespace.
+    """An abstract Unix socket: no file, and no access from another host or network namespace.
 
-    Each connection attaches one region, and lives as long as the client wants it: the kernel
-    closes it when the client dies, however it does. Nothing here waits for a peer.
+    Each connection attaches one region and keeps it attached. The kernel closes the connection when
+    the client dies, by `kill -9` too. Nothing here waits for a peer.
     """
 
     def __init__(
@@ -66,9 +66,9 @@ class LocalSocket:
     ) -> None:
         """Listen from now on, under `name`. Raises `OSError` where that is not possible.
 
-        The three callbacks hear what becomes of each connection. With `needs_secret` only who
-        says `secret` attaches: it is told in welcomes, and the name alone is no proof of having
-        had one, because the kernel lists the names of all such sockets to everybody.
+        The three callbacks report the outcome of each connection. With `needs_secret` an attach
+        must carry `secret`, which welcomes carry. The name alone does not prove that a client had a
+        welcome, because the kernel lists the names of all such sockets to every process.
         """
         self.name = f"kvferry-{secrets.token_hex(16)}"
         self.secret = secrets.token_bytes(32) if needs_secret else b""
@@ -81,9 +81,9 @@ class LocalSocket:
         self._on_attached, self._on_gone, self._on_refused = attached, gone, refused
         self._pending: dict[int, _Pending] = {}  # by descriptor, as events are
         self._regions: dict[int, tuple[socket.socket, Region]] = {}
-        self._leaving: list[Region] = []  # of clients that are gone, and perhaps still mapped
+        self._leaving: list[Region] = []  # of clients that are gone; some may still be mapped
         self._accept_again_at = 0.0
-        os.close(arena.open_read_only())  # where this fails, nothing can be offered
+        os.close(arena.open_read_only())  # where this fails, no region can be attached
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._listener.setblocking(False)
@@ -98,18 +98,18 @@ class LocalSocket:
 
     @property
     def pending(self) -> bool:
-        """Somebody's time to attach is running: call `handle` soon, whatever happens."""
+        """The time of an attach is running: call `handle` soon, even without events."""
         return bool(self._pending or self._accept_again_at)
 
     def handle(self, events: Mapping[object, int]) -> None:
-        """Do what `events` of the poller call for, and end what has taken too long."""
+        """Handle `events` of the poller, and end attaches whose time is over."""
         for number in events:
             if number in self._regions:
                 self._guard.run("the end of a region", partial(self._hang_up, number), None)
             elif number in self._pending:
                 self._guard.run("an attach", partial(self._read, number), None)
         if self.pending:
-            self._look_at_the_clock()
+            self._end_overdue()
         if self._number in events and not self._accept_again_at:
             self._accept()  # last: a new connection may get a number that was closed above
         self._watch_listener()
@@ -126,16 +126,16 @@ class LocalSocket:
         for region in self._leaving:
             region.close()
 
-    def _look_at_the_clock(self) -> None:
+    def _end_overdue(self) -> None:
         now = self._clock()
         for number, pending in [*self._pending.items()]:
             if now >= pending.ends_at:
-                self._refuse(number, f"nothing complete came within {PATIENCE_S:g} s")
+                self._refuse(number, f"no complete attach within {PATIENCE_S:g} s")
         if self._accept_again_at and now >= self._accept_again_at:
             self._accept_again_at = 0.0
 
     def _watch_listener(self) -> None:
-        """Look for new connections, unless there is no room: then they wait in the kernel."""
+        """Poll for new connections only while there is room. Others wait in the kernel."""
         room = len(self._pending) < MAX_PENDING and not self._accept_again_at
         if room and not self._listening:
             self._poller.register(self._number, zmq.POLLIN)
@@ -151,7 +151,8 @@ class LocalSocket:
                 connection, _ = self._listener.accept()
             except (BlockingIOError, ConnectionAbortedError):
                 return
-            except OSError as error:  # no descriptors, and the one who knocks goes on knocking
+            # no descriptors: the connection stays in the backlog and would be reported again
+            except OSError as error:
                 self._accept_again_at = self._clock() + PATIENCE_S
                 self._lines.say(logging.WARNING, "local clients wait: %s", error.strerror)
                 return
@@ -183,11 +184,12 @@ class LocalSocket:
         if not data:
             self._refuse(number, "the connection ended before its attach was complete")
         elif len(pending.files) < FILES and flags & socket.MSG_CTRUNC:
-            # The kernel leaves out descriptors for which the receiver has no room.
-            self._refuse(number, f"the server has the {may_open()} files open that it may")
+            # The kernel drops descriptors for which the receiver has no room.
+            self._refuse(number, f"the server has its limit of {may_open()} files open")
         elif len(pending.data) > MAX_ATTACH_BYTES or flags & socket.MSG_CTRUNC:
             self._refuse(number, "too much for an attach")
-        elif len(pending.files) > FILES:  # before the rest has come: it could bring more and more
+        # checked before the rest arrives: each message can bring more
+        elif len(pending.files) > FILES:
             self._refuse(number, f"{len(pending.files)} descriptors came with it, not {FILES}")
         elif protocol.is_complete(pending.data):
             self._attach(number, pending)
@@ -196,7 +198,7 @@ class LocalSocket:
         try:
             request = _read_attach(pending.data)
             if not hmac.compare_digest(request.secret, self.secret) and self.secret:
-                raise NotAttachable("the secret of the welcome was not said")
+                raise NotAttachable("the attach does not carry the secret of the welcome")
             region = _map_region(request, pending)
         except (RemoteProtocolError, NotAttachable) as error:
             self._refuse(number, str(error))
@@ -214,7 +216,7 @@ class LocalSocket:
                 os.close(arena)
         except OSError as error:
             region.close()
-            self._refuse(number, f"the arena cannot be handed over: {error.strerror}")
+            self._refuse(number, f"the arena cannot be sent: {error.strerror}")
             return
         _close_files(pending)
         del self._pending[number]
@@ -225,7 +227,7 @@ class LocalSocket:
 
     def _refuse(self, number: int, reason: str) -> None:
         self._lines.say(logging.INFO, "a local client stays on TCP: %s", plain(reason))
-        with suppress(OSError):  # it may be gone; then it knows
+        with suppress(OSError):  # it may be gone
             self._pending[number].connection.send(protocol.encode_local(NotAttached(reason=reason)))
         self._end_pending(number)
         self._on_refused()
@@ -237,7 +239,7 @@ class LocalSocket:
         pending.connection.close()
 
     def _hang_up(self, number: int) -> None:
-        """The client has gone, or said something although nothing is left to say."""
+        """The client has gone, or sent data after its attach."""
         connection, region = self._regions.pop(number)
         self._poller.unregister(number)
         connection.close()

@@ -1,4 +1,4 @@
-"""Puts that are copied from clients' memory: those under way, and how they end."""
+"""Puts copied from clients' shared memory: their queue, their turns and their end."""
 
 import logging
 from collections import deque
@@ -21,13 +21,13 @@ from remote_server.turns import Turns
 
 log = logging.getLogger(__name__)
 
-# What is copied before requests get their turn again: half a millisecond, more with hashing.
+# Bytes copied before requests get their turn again: half a millisecond, more with hashing.
 TURN_BYTES = 8 << 20
 
 
 class SharedPut:
-    """One put whose slots are reserved: copied turn by turn, then ended part by part, and answered
-    with the end of its first part."""
+    """One put whose slots are reserved. It is copied in turns, then ended part by part, and
+    answered when its first part ends."""
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class SharedPut:
         )
 
     def copy_some(self, arena: Arena) -> bool:
-        """Copy what fits into one turn. True when there is nothing left to copy."""
+        """Copy for one turn. True when there is nothing left to copy."""
         if not self._to_copy or not self._stands:
             self._to_copy.clear()
             return True
@@ -74,11 +74,11 @@ class SharedPut:
         return not self._to_copy
 
     def end_some(self, *, failed: bool = False) -> bool:
-        """Keep what landed well of the last part that is open, if the client stands by the put when
-        this is called first. True when none is left: the put is answered then.
+        """End the last open part, and publish its intact blocks if the client still held the put's
+        ticket at the first call. True when no part is left: the put is answered then.
 
-        The ticket is read after the last byte, and the client changes it before it changes a
-        row: what is kept was read before that.
+        The ticket is read after the last byte was copied. The client changes the ticket before it
+        changes a row, so the published bytes were read before that.
         """
         if self._num_open == len(self._put.parts):
             self._keeps = not failed and self._stands
@@ -96,26 +96,26 @@ class SharedPut:
         return True
 
     def end(self) -> bool:
-        """All that is left of it at once. True."""
+        """End all remaining parts at once. True."""
         while not self.end_some():
             pass
         return True
 
     @property
     def _stands(self) -> bool:
-        """A client that is gone stands by nothing: others may still write to its memory."""
+        """Whether the put is still valid. After its client, others may write to that memory."""
         request = self._request
         return self.region.live and self.region.ticket(request.ticket) == request.ticket_value
 
 
 class SharedPuts:
-    """The puts under way, copied on the loop thread: those of a region in the order they came, the
+    """The puts under way, copied on the loop thread: those of a region in order of arrival, the
     regions in turns.
 
-    Not on a thread of their own: these copies wait for nobody, and between two of them that
-    thread had to get hold of the interpreter again, against a loop that was preparing the next
-    put. That cost more than the overlap gained: puts took 10 to 30 % longer. A lookup meanwhile
-    waits for one turn at most.
+    A thread of its own was slower. These copies never block, and between two of them the thread had
+    to acquire the interpreter's lock again, in competition with a loop that prepared the next put.
+    That cost more than the overlap gained: puts took 10 to 30 % longer. A lookup waits for one
+    turn.
     """
 
     def __init__(self, arena: Arena, gate: Gate, guard: Guard | None = None) -> None:
@@ -124,13 +124,13 @@ class SharedPuts:
         self._gate = gate
         self._turns: Turns[SharedPut] = Turns()
         self.num_blocks = 0
-        """That requests under way name."""
+        """In the requests under way."""
 
     def __len__(self) -> int:
         return self._turns.num_waiting
 
     def bytes_of(self, region: Region) -> int:
-        """What waits to be copied from `region`."""
+        """The bytes that wait to be copied from `region`."""
         return self._turns.held_by(region)[1]
 
     def add(self, put: SharedPut) -> None:
@@ -138,7 +138,7 @@ class SharedPuts:
         self.num_blocks += put.num_keys
 
     def copy_some(self) -> bool:
-        """Give the put whose turn it is a turn. True when there is more to do at once."""
+        """Give the next put its turn. True when there is more to do at once."""
         if not self._turns.num_waiting or not self._gate.is_open:
             return False
         self._turns.take_turn(self._work_some)
@@ -154,7 +154,7 @@ class SharedPuts:
         return self._end(put, put.end_some)
 
     def end_all(self, region: Region) -> None:
-        """`region` is no longer live: nothing reads it after this."""
+        """`region` is no longer live: it is not read after this."""
         for put in self._turns.drop(region):
             self._end(put, put.end)
 
@@ -180,9 +180,9 @@ class Source(Protocol):
 def copy_shared(
     namespace: str, blocks: Sequence[Block], offsets: Sequence[int], source: Source, arena: Arena
 ) -> list[bool]:
-    """Fill each of `blocks` from its place in `source`, and say of each whether what landed
-    is what was announced. Blocks without checksums are taken as they come. No page of `source`
-    comes into being by that: it would be at the expense of this process."""
+    """Fill each of `blocks` from its place in `source`. The result has True for each block whose
+    copy has the announced checksum. Blocks without checksums are accepted unchecked. This allocates
+    no page of `source`: the memory would be charged to this process."""
     lengths = [block.length for block in blocks]
     if not source.has_pages(offsets, lengths):
         return _read_shared(namespace, blocks, offsets, source, arena)
@@ -206,7 +206,7 @@ def copy_shared(
 def _read_shared(
     namespace: str, blocks: Sequence[Block], offsets: Sequence[int], source: Source, arena: Arena
 ) -> list[bool]:
-    """The same of blocks of which some pages were never written, or are swapped out."""
+    """The same for blocks with pages that were never written, or that are swapped out."""
     intact = []
     for block, offset in zip(blocks, offsets, strict=True):
         landed = arena.view[block.offset : block.offset + block.length]

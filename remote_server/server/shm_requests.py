@@ -16,8 +16,9 @@ from remote_server.protocol import (
     Release,
     Reply,
 )
+from remote_server.server.copier import checksums_of
 from remote_server.server.limits import InFlight
-from remote_server.server.put import PartedPut, check_put, checksums_of
+from remote_server.server.put import PartedPut, check_put
 from remote_server.server.shm_puts import SharedPut, SharedPuts
 from remote_server.shm.arena import WORD_BYTES, Arena
 from remote_server.shm.region import Region
@@ -26,15 +27,15 @@ from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.turns import Steps, parts
 
-# A reader copies gigabytes within a second. One that was stopped for longer than this finds
-# its lease over, and by the generation words whether it mattered.
+# A reader copies gigabytes within a second. One that was stopped for longer than this loses its
+# lease, and detects by the generation words whether its blocks have changed.
 LEASE_MS = 10_000
 
 # A client has a few gets under way; each is a lease at most.
 MAX_LEASES_PER_REGION = 256
 
 NO_LEASE = 0
-"""What a get that found nothing is given: there is nothing to release."""
+"""The lease of a get that found nothing: there is nothing to release."""
 
 
 class Lease(NamedTuple):
@@ -45,7 +46,7 @@ class Lease(NamedTuple):
 
 
 class Leases:
-    """Pins held for clients that read in place, each until `release`, `end_all` or its time.
+    """Pins held for clients that read in place, each until `release`, `end_all` or its timeout.
 
     All leases last equally long, so they end in the order in which they began.
     """
@@ -62,7 +63,7 @@ class Leases:
         return len(self._leases)
 
     def bytes_of(self, region: int) -> int:
-        """What `region` has on lease."""
+        """The bytes on lease to `region`."""
         return sum(self._leases[number].num_bytes for number in self._of_region.get(region, ()))
 
     def full(self, region: int) -> bool:
@@ -73,7 +74,7 @@ class Leases:
         """Take over the pins of `blocks`, until the lease that is returned ends."""
         if not blocks:
             return NO_LEASE
-        # Random, so that nobody ends another's lease by counting.
+        # Random, so that no client can end another's lease by counting.
         number = secrets.randbits(62) + 1
         num_bytes = sum(block.length for block in blocks)
         self._leases[number] = Lease(region, blocks, num_bytes, self._clock() + LEASE_MS / 1000)
@@ -81,7 +82,7 @@ class Leases:
         return number
 
     def release(self, number: int) -> bool:
-        """End one lease. False when there is no such lease, or no more."""
+        """End one lease. False when there is no such lease, or it has ended."""
         lease = self._leases.pop(number, None)
         if lease is None:
             return number == NO_LEASE
@@ -93,12 +94,12 @@ class Leases:
         return True
 
     def end_all(self, region: int) -> None:
-        """The client of `region` is gone, and so is whatever it was reading."""
+        """End the leases of `region`, whose client is gone."""
         for number in [*self._of_region.get(region, ())]:
             self.release(number)
 
     def expire(self) -> int:
-        """End the leases whose time is over, and say how many these were."""
+        """End the leases whose time is over. Returns their number."""
         expired = 0
         while self._leases:
             number, lease = next(iter(self._leases.items()))
@@ -116,10 +117,10 @@ MAX_PUTS = MAX_TICKETS
 MAX_BLOCKS_OF_PUTS = 8 * MAX_KEYS_PER_MESSAGE
 
 Answer = Callable[[Reply], None]
-"""Sends a reply to the client that asked."""
+"""Sends a reply to the client of the request."""
 
 GoOnLater = Callable[[Steps[None]], None]
-"""Gives what is left of a request its turns, and answers with what is raised in them."""
+"""Queues the remaining steps of a request, and answers with any exception in them."""
 
 
 class SharedHandlers:
@@ -140,14 +141,14 @@ class SharedHandlers:
         self._leases = leases
         self._regions: dict[int, Region] = {}
 
-    # ── who shares this host ─────────────────────────────────────────────────────────────
+    # ── regions ──────────────────────────────────────────────────────────────────────────
 
     def region_attached(self, region: Region) -> None:
         self._regions[region.token] = region
         self._store.counters["regions_attached"] += 1
 
     def region_gone(self, region: Region) -> None:
-        """Its client left: end what it was reading and putting, and forget its memory."""
+        """Its client is gone: end its reads and puts, and unmap its memory."""
         del self._regions[region.token]
         self._leases.end_all(region.token)
         region.live = False
@@ -161,10 +162,10 @@ class SharedHandlers:
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def put(self, request: PutShared, answer: Answer, *, draining: bool) -> Steps[None]:
-        """Answered when the blocks are readable, deferred or not: hashing and publishing add
-        a tenth to the time of the copy, and until that is over the rows are in use anyway."""
+        """Answered when the blocks are readable, deferred or not: hashing and publishing add a
+        tenth to the time of the copy, and the rows are in use until the copy ends anyway."""
         region = self._region(request.region)
-        # Without checksums somebody measures what checking costs.
+        # A put without checksums measures the cost of checking.
         checksums: Sequence[int | None] = request.checksums or [None] * len(request.keys)
         check_put(request, len(checksums), self._store.namespaces.get(request.namespace))
         if len(request.offsets) != len(request.keys):
@@ -206,7 +207,7 @@ class SharedHandlers:
             put.end()
 
     def get(self, request: GetShared, answer: Answer, go_on_later: GoOnLater) -> Steps[None]:
-        """What is left when the disk has been read goes to `go_on_later`."""
+        """`go_on_later` queues the remaining steps when the disk has been read."""
         region = self._region(request.region)
         for number in request.release:
             self._release(number)
@@ -236,7 +237,7 @@ class SharedHandlers:
                         yield
                     checksums += checksums_of(part, self._store.tier)
             if not region.live:  # its client left meanwhile
-                gone = "the local connection ended before the blocks were found"
+                gone = "the local connection ended before the blocks were read"
                 raise RequestRefused(ErrorCode.UNKNOWN_REGION, gone)
             self._in_flight.check(self._leases.bytes_of(region.token), sum(lengths))
         except BaseException:

@@ -13,29 +13,29 @@ MAX_HOLDERS = 8
 
 
 class Queues(msgspec.Struct, frozen=True, kw_only=True):
-    """What waits, now. Each is near zero on a server that keeps up."""
+    """Queue lengths now. Each is near zero on a server that keeps up."""
 
     requests: int
-    """Taken in and not answered: among them gets that wait for the disk."""
+    """Received and not answered: among them gets that wait for the disk."""
 
     turns: int = 0
     """Requests that were read and wait for their turn, or for the next part of it."""
 
     copies: int
     copy_bytes: int
-    """Puts over tcp, and what else is hashed, that wait for a turn; their bytes."""
+    """Puts over tcp, and other blocks to be hashed, that wait for a turn; their bytes."""
 
     shared_puts: int
     replies: int
     streams: int
-    """What has not been handed to ZeroMQ, mostly because its client reads slowly."""
+    """Not handed to ZeroMQ yet, mostly because the client reads slowly."""
 
     demotions: int
-    """Blocks that wait until the disk has time for them."""
+    """Blocks that wait to be written to disk."""
 
 
 class Recovery(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of what the disk held at start is still to be looked at. All zero: all done."""
+    """What the disk held at start and is not verified yet. All zero: recovery is complete."""
 
     segments: int
     blocks: int
@@ -45,33 +45,33 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     """Memory of the process beside the arena that connections hold, in bytes, now."""
 
     gathered: int
-    """Copies of small blocks that ZeroMQ has not let go of."""
+    """Copies of small blocks that ZeroMQ has not released."""
 
     replies: int
     streams: int
-    """Headers and frames on their way out; rows of streamed gets."""
+    """Outgoing headers and frames; rows of streamed gets."""
 
     uncopied: int
     """Puts that are received and not copied yet."""
 
     fingerprints: int
-    """What namespaces were declared with, and by whom."""
+    """Fingerprints of declared namespaces, and the names of the clients."""
 
     largest: list[HeldByOne]
-    """The connections that hold most, of all but fingerprints; at most `MAX_HOLDERS`."""
+    """The connections that hold most, fingerprints not counted; at most `MAX_HOLDERS`."""
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """What one tenant has of a server. Its namespaces are named as nobody else's are."""
+    """One tenant's part of the server. Its namespaces are named apart from other tenants'."""
 
     regions: int
     leases: int
     queues: Queues
-    """Without the copies, which wait in one queue for everybody."""
+    """Without the copies, which wait in one queue for all tenants."""
 
     recovery: Recovery
     held: dict[str, Held]
-    """By tenant; without tenants of everybody, by an empty name."""
+    """By tenant; without tenants one, under the empty name."""
 
     tiers: dict[str, TierStats]
     namespaces: dict[str, NamespaceStats]
@@ -81,7 +81,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Snapshot(Part, frozen=True, kw_only=True):
-    """What `/stats` says and `/metrics` is made from. `counters` are those of PROTOCOL.md."""
+    """The content of `/stats`, and the source of `/metrics`. PROTOCOL.md has the `counters`."""
 
     server: str
     endpoint: str
@@ -94,7 +94,7 @@ class Snapshot(Part, frozen=True, kw_only=True):
 
 
 def gather(parts: Sequence[Part]) -> Part:
-    """All tenants together: what is counted is added up, what is named stays apart."""
+    """All tenants together: counts are summed, named entries stay apart."""
     if len(parts) == 1:
         return parts[0]
     timings: dict[str, list[Timings]] = {}

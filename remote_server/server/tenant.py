@@ -1,13 +1,13 @@
-"""All that one tenant has of a server: memory, disk, and everything that leads to them.
+"""A tenant's part of the server: memory, disk, queues and request handlers.
 
-Nothing is shared with another tenant but the loop and the socket, so a request can only ever find,
-evict, pin or clear what is its own tenant's, whatever it names; and a quota is simply the budget of
-a tier. Without tenants there are one of these, for everybody.
+Tenants share only the loop and the socket. A request can therefore find, evict, pin or clear only
+its own tenant's blocks, under any name, and a quota is the budget of a tier. Without tenants one of
+these serves all clients.
 """
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +18,8 @@ from remote_server.errors import ConfigError
 from remote_server.guard import Guard
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
-from remote_server.server.limits import Allowances, HeldByOne, InFlight
+from remote_server.server.limits import BYTES_PER_BLOCK, Allowances, HeldByOne, InFlight
 from remote_server.server.metrics import MeteredHandlers, Meters
-from remote_server.server.private_memory import BYTES_PER_BLOCK
 from remote_server.server.send_queue import Outboxes
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.shm_puts import SharedPuts
@@ -59,10 +58,10 @@ class Quarters:
         held: Allowances,
         go_on_later: "Callable[[Quarters, bytes, Steps[None]], None]",
     ) -> None:
-        """Takes the memory and the disk; ends with `close`. Raises `ConfigError`, and then
-        nothing is held. `held` is what connections of all tenants hold. What ends a request, a
-        copy or a region runs under `guard`; what reads and writes the disk runs on `threads`.
-        `go_on_later` gives turns to what is left of a request when the disk has been read."""
+        """Maps the memory and opens the disk; `close` releases both. Raises `ConfigError`, and then
+        nothing is held. `held` counts what connections of all tenants hold. The end of a request, a
+        copy or a region runs under `guard`; disk I/O runs on `threads`. `go_on_later` queues the
+        remaining steps of a request when the disk has been read."""
         self._guard = guard
         self.tenant = tenant
         self._poller = poller
@@ -99,7 +98,7 @@ class Quarters:
 
     @property
     def name(self) -> str:
-        """For people, before what is said of it in a log; empty without tenants."""
+        """The prefix of its log lines; empty without tenants."""
         return f"{self.tenant.name}: " if self.tenant.name else ""
 
     @property
@@ -115,17 +114,17 @@ class Quarters:
 
     @property
     def private_bytes(self) -> int:
-        """What lies beside the arena, and is not for replies: index, fingerprints, puts."""
+        """Memory beside the arena, replies excluded: index, fingerprints, puts."""
         rows = sum(tier.blocks for tier in self.store.tier_stats().values())
         uncopied = self.handlers.uncopied.total
         return rows * BYTES_PER_BLOCK + self.store.text_bytes + uncopied
 
     def full_name(self, namespace: str) -> str:
-        """`namespace` as it is told from those of other tenants."""
+        """`namespace`, made unique among all tenants."""
         return f"{self.tenant.name}/{namespace}" if self.tenant.name else namespace
 
     def _held(self) -> Held:
-        """By its connections, now."""
+        """What its connections hold now."""
         connections = self.outboxes.holders()
         for client, uncopied in self.handlers.uncopied.items():
             before = connections.get(client, HeldByOne(connection=client.hex()))
@@ -140,8 +139,8 @@ class Quarters:
             largest=sorted(everybody, key=HeldByOne.total, reverse=True)[:MAX_HOLDERS],
         )
 
-    def look(self) -> Part:
-        """On the loop thread: everything that can be seen of it now."""
+    def snapshot(self) -> Part:
+        """On the loop thread: its state now."""
         store, waterfall, disk = self.store, self.store.waterfall, self.store.disk
         replies, streams = self.outboxes.num_waiting()
         traffic = self._meters.traffic()
@@ -170,7 +169,7 @@ class Quarters:
         )
 
     def finish_jobs(self) -> None:
-        """Whenever the disk's threads woke the loop."""
+        """Must be called whenever the disk's threads woke the loop."""
         if self.store.waterfall is not None:
             self._guard.run(f"{self.name}the disk", self.store.waterfall.finish_jobs, None)
 
@@ -180,7 +179,7 @@ class Quarters:
             self._guard.run(f"{self.name}the local socket", handle, None)
 
     def take_turn(self) -> bool:
-        """Copy, send and let go what is due. True when there is more to do at once."""
+        """Copy, send and release what is due. True when there is more to do at once."""
         run, name = self._guard.run, self.name
         more = run(f"{name}copying", self.shared_puts.copy_some, False)
         more |= run(f"{name}sending", self.outboxes.send_some, False)
@@ -190,14 +189,14 @@ class Quarters:
         return more
 
     def leave(self) -> None:
-        """Before the socket closes: end what clients on this host have, forget what waits."""
+        """Before the socket closes: detach clients on this host, drop what waits to be sent."""
         if self.local is not None:
             self.local.close()
             self.local = None
         self.outboxes.cancel_all()
 
     def close(self) -> None:
-        """When libzmq holds nothing of the arena any more."""
+        """Must be called when libzmq holds nothing of the arena any more."""
         self.leave()
         self._close_disk()  # before the arena, which its threads read from and into
         self.arena.close()
@@ -212,7 +211,8 @@ class Quarters:
         if not config.disk or not self.tenant.disk:
             return None
         path = Path(config.disk)
-        if self.tenant.name:  # of its own, so that its budget is, and nobody else's file is read
+        # of its own, for its budget, and so that no other tenant's file is read
+        if self.tenant.name:
             os.close(make_private(path))
             path /= f"tenant-{self.tenant.name}"
         return OpenDisk(path, self.tenant.disk, wake, self._guard, threads)
@@ -251,3 +251,13 @@ class Quarters:
         except OSError as error:
             log.warning("no shared memory, clients on this host use TCP: %s", error)
             return None
+
+
+def namespaces_named(
+    quarters: Mapping[str, Quarters], full_name: str | None
+) -> Iterator[tuple[Quarters, str]]:
+    """The namespace with that full name, in its tenant's quarters; of all tenants all for None."""
+    for each in quarters.values():
+        for name in each.store.namespace_stats(texts=False):
+            if full_name in (None, each.full_name(name)):
+                yield each, name

@@ -1,4 +1,4 @@
-"""Tenants: the file that lists them, and the keys that are known now."""
+"""Tenant configuration: the tenants file, and the public keys in force."""
 
 import logging
 import os
@@ -17,28 +17,28 @@ from remote_server.sizes import format_bytes, parse_bytes
 # Each has an arena and queues of its own, and a turn in every turn of the loop.
 MAX_TENANTS = 64
 
-# Made and removed by every engine as it starts, so no list of namespaces has to name them.
+# Created and removed by every engine as it starts, so no list of namespaces has to name them.
 ALWAYS_ALLOWED = (f"{SELF_TESTS}canary/",)
 
 
 @dataclass(frozen=True)
 class Tenant:
-    """One tenant and its quotas, in bytes. Without tenants there is one of these as well, for
-    everybody, with an empty name."""
+    """One tenant and its quotas, in bytes. Without tenants one stands for all, with an empty
+    name."""
 
     name: str
     memory: int
     disk: int = 0
     keys: frozenset[str] = frozenset()
     namespaces: tuple[str, ...] = ()
-    """What each namespace of its must begin with one of; empty: anything."""
+    """Prefixes, one of which each of its namespaces must have; empty: any name."""
     namespace_memory: int = 0
     """The most that one namespace may take of `memory`; 0: all of it."""
     ttl_s: float = 0.0
-    """Blocks older than this are gone; 0: never."""
+    """Blocks older than this are expired; 0: never."""
 
     def may_name(self, namespace: str) -> bool:
-        """Whether its clients may say `namespace`."""
+        """Whether its clients may use `namespace`."""
         return not self.namespaces or namespace.startswith((*self.namespaces, *ALWAYS_ALLOWED))
 
 
@@ -54,9 +54,9 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 def read_tenants(config: ServerConfig) -> list[Tenant]:
-    """Those of `config.tenants`, or the one that everybody is when that is empty.
+    """Those of `config.tenants`; without that, one for all clients.
 
-    Raises `ConfigError` naming the file, the tenant and what is wrong with it.
+    Raises `ConfigError` with the file, the tenant and the mistake.
     """
     if not config.tenants:
         disk = config.disk_bytes if config.disk else 0
@@ -69,7 +69,7 @@ def read_tenants(config: ServerConfig) -> list[Tenant]:
     ]
     if sum(tenant.disk for tenant in tenants) > config.disk_bytes:
         raise ConfigError(
-            f"tenants: {config.tenants}: together they are given "
+            f"tenants: {config.tenants}: together the tenants have "
             f"{format_bytes(sum(tenant.disk for tenant in tenants))} of disk, and --disk-bytes is "
             f"{format_bytes(config.disk_bytes)}"
         )
@@ -77,7 +77,7 @@ def read_tenants(config: ServerConfig) -> list[Tenant]:
 
 
 def keys_of_tenants(path: str) -> dict[str, str]:
-    """Every public key of the file, and whose it is. Raises `ConfigError`."""
+    """Every public key of the file, and its tenant. Raises `ConfigError`."""
     return {key: name for name, entry in _read_entries(path).items() for key in entry.keys}
 
 
@@ -98,7 +98,9 @@ def _read_entries(path: str) -> dict[str, _Entry]:
             except ConfigError as error:
                 raise ConfigError(f"{where}: {error}") from error
             if owners.setdefault(key, name) != name:
-                raise ConfigError(f"{where}: it has a key of {owners[key]}: one key is one tenant")
+                raise ConfigError(
+                    f"{where}: it has a key of {owners[key]}: a key belongs to one tenant"
+                )
     return entries
 
 
@@ -112,14 +114,14 @@ def _entry(name: str, table: Any, where: str) -> _Entry:
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {error}") from error
     if not entry.keys:
-        raise ConfigError(f"{where}: it has no keys, so nobody could be this tenant")
+        raise ConfigError(f"{where}: it has no keys, so no client can be this tenant")
     if "" in entry.namespaces:
-        raise ConfigError(f"{where}: an empty name in namespaces allows all; leave them out")
+        raise ConfigError(f"{where}: an empty name in namespaces allows all: omit the list")
     return entry
 
 
 def _divide_memory(entries: Mapping[str, _Entry], config: ServerConfig) -> dict[str, int]:
-    """Each tenant's part of the memory: what it says, or an equal part of what is left."""
+    """Each tenant's part of the memory: as given in its table, or an equal part of the rest."""
     path = config.tenants
     memory = {
         name: parse_bytes(entry.memory, f"tenants: {path}: {name}: memory")
@@ -129,7 +131,7 @@ def _divide_memory(entries: Mapping[str, _Entry], config: ServerConfig) -> dict[
     left = config.memory - sum(memory.values())
     if left < 0:
         raise ConfigError(
-            f"tenants: {path}: together they are given {format_bytes(sum(memory.values()))}, and "
+            f"tenants: {path}: together the tenants have {format_bytes(sum(memory.values()))}, and "
             f"--memory is {format_bytes(config.memory)}"
         )
     others = [name for name in entries if name not in memory]
@@ -147,7 +149,7 @@ def _tenant(name: str, entry: _Entry, memory: int, config: ServerConfig, where: 
     disk = parse_bytes(entry.disk, f"{where}: disk")
     namespace_memory = parse_bytes(entry.namespace_memory, f"{where}: namespace_memory")
     if disk and not config.disk:
-        raise ConfigError(f"{where}: it is given disk, and this server has none: --disk DIR")
+        raise ConfigError(f"{where}: it has disk, and this server has none: --disk DIR")
     if not 0 <= namespace_memory <= memory:
         raise ConfigError(
             f"{where}: namespace_memory is {format_bytes(namespace_memory)} of "
@@ -155,7 +157,7 @@ def _tenant(name: str, entry: _Entry, memory: int, config: ServerConfig, where: 
         )
     ttl_s = config.ttl_s if entry.ttl_s is None else entry.ttl_s
     if not 0 <= ttl_s < float("inf"):
-        raise ConfigError(f"{where}: ttl_s is {ttl_s}; 0 is without end")
+        raise ConfigError(f"{where}: ttl_s is {ttl_s}; 0 means no limit")
     return Tenant(
         name, memory, disk, frozenset(entry.keys), tuple(entry.namespaces), namespace_memory, ttl_s
     )
@@ -167,21 +169,21 @@ log = logging.getLogger(__name__)
 class KnownKeys:
     """The public keys of the tenants file, read again when it has changed.
 
-    So a key is added or withdrawn while the server runs. A file that cannot be read changes
-    nothing, and is said once.
+    Keys can therefore be added or withdrawn while the server runs. A file that cannot be read
+    changes nothing, and is logged once.
     """
 
     def __init__(self, path: str, names: Container[str]) -> None:
-        """Only tenants in `names` have a place here. Raises `ConfigError`."""
+        """Only tenants in `names` exist here. Raises `ConfigError`."""
         self._path = path
         self._names = names
         self._seen = _fingerprint(path)
         self.tenants = keys_of_tenants(path)
-        """Each key and whose it is."""
+        """The tenant of each key."""
         self.former: dict[str, str] = {}
-        """Those that were withdrawn. Connections that were made with them may still be open."""
+        """Keys that were withdrawn. Their connections may still be open."""
 
-    def look_again(self) -> None:
+    def reload(self) -> None:
         seen = _fingerprint(self._path)
         if seen == self._seen:
             return
@@ -189,17 +191,17 @@ class KnownKeys:
         try:
             found = keys_of_tenants(self._path)
         except ConfigError as error:
-            log.error("the tenants file has changed and is not used: %s", error)
+            log.error("the changed tenants file is not used: %s", error)
             return
-        except Exception:  # whatever is in it, the server goes on with what it knows
-            log.exception("the tenants file has changed and cannot be read")
+        except Exception:  # the server keeps the known keys, whatever the file holds
+            log.exception("the changed tenants file cannot be read")
             return
         new = {name for name in found.values() if name not in self._names}
         if new:
-            log.warning("tenants %s get a place when the server starts again", ", ".join(new))
+            log.warning("tenants %s are added when the server starts again", ", ".join(new))
         self.former |= self.tenants
         self.tenants = {key: name for key, name in found.items() if name in self._names}
-        log.info("%d keys of tenants are known now", len(self.tenants))
+        log.info("%d tenant keys are in force", len(self.tenants))
 
 
 def _fingerprint(path: str) -> tuple[int, int, int] | None:

@@ -1,11 +1,11 @@
-"""The clock that people set, read for people: `kvferry doctor` compares it with theirs.
+"""The wall clock, read for people: `kvferry doctor` compares it with the client's.
 
-Nothing may be decided by it: it can jump by hours. What has to last is timed by `monotonic`.
+No decision may depend on it: it can jump by hours. Durations are measured by `monotonic`.
 """
 
 import time
 
 
-def told_to_people() -> float:
-    """Seconds since 1970, as this machine believes."""
+def wall_time_s() -> float:
+    """Seconds since 1970, by this machine's clock."""
     return time.time()

@@ -33,7 +33,7 @@ from benchmarks.store_sweep.points import (
 from benchmarks.store_sweep.slow_server import Channels, SlowGets
 from remote_server import protocol
 from remote_server.server.config import ServerConfig
-from remote_server.server.request_times import RequestTimes
+from remote_server.server.outgoing import RequestTimes
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
 

@@ -89,7 +89,7 @@ def test_a_worker_that_another_process_started_looks_for_another_pool():
 
 
 def test_a_pool_larger_than_the_machine_is_refused_by_its_setting():
-    with pytest.raises(ConfigError, match=r"cpu_pool: .* asked, but only .* is available"):
+    with pytest.raises(ConfigError, match=r"cpu_pool: .* requested, but only .* is available"):
         offer_sealed_file("kvferry-none", 1 << 60)
     assert not pool_path("kvferry-none").exists()
 

@@ -25,9 +25,8 @@ from wire_peer import BLOCK_BYTES, Peer, key
 
 from remote_server import http_address
 from remote_server.admin import site
-from remote_server.admin.admin import Admin
+from remote_server.admin.admin import Admin, read_token
 from remote_server.admin.summary import MASK, shown
-from remote_server.admin.token import read_token
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Lookup
 from remote_server.server.config import ServerConfig
@@ -211,7 +210,7 @@ async def test_a_clear_is_answered_when_no_restart_would_find_the_blocks(
     monkeypatch.setattr(server, "_gone", Future)  # the disk does not come to an end
     monkeypatch.setattr(site, "GONE_S", 0.01)
     status, _, text = await http.post("/clear", json={"namespace": "file"})
-    assert status == 500 and "may be back" in text
+    assert status == 500 and "may come back" in text
 
 
 async def test_without_a_token_set_nothing_can_be_changed_and_the_reason_is_said():
@@ -288,7 +287,7 @@ async def test_a_connection_that_says_nothing_half_a_request_or_reads_nothing_is
     monkeypatch, tmp_path
 ):
     monkeypatch.setattr(site, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(site, "LOOK_S", 0.05)
+    monkeypatch.setattr(site, "CHECK_S", 0.05)
     half = b"POST /clear HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
     half += f"Authorization: Bearer {TOKEN}\r\n\r\n{{".encode()
     with served(admin_token_file=write_token(tmp_path)) as (_, admin):

@@ -11,8 +11,7 @@ from client_helpers import key
 
 from remote_server.cli import COMMANDS, main
 from remote_server.cli import doctor as doctor_module
-from remote_server.cli.stats import picture
-from remote_server.cli.watch import events
+from remote_server.cli.stats import events, picture
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.protocol import StatsReply
 from remote_server.store import namespaces
@@ -88,14 +87,14 @@ def test_why_shows_of_which_engines_the_server_knows_no_more(kvferry, engine, mo
     engine("second", "m@2", dtype="half", one="x" * 1_000, other="x" * 1_000)
     status, out, _ = kvferry("why")
     assert "no longer known" in next(line for line in out.splitlines() if "m@1" in line)
-    assert (status, "nothing keeps them apart" in out) == (0, True)
+    assert (status, "nearly equal" in out) == (0, True)
 
 
 def test_why_finds_nothing_between_equals(kvferry, engine):
     engine("first", "m@1", blocks=1)
     engine("second", "m@1")
     status, out, _ = kvferry("why")
-    assert (status, "nothing keeps them apart" in out) == (0, True)
+    assert (status, "nearly equal" in out) == (0, True)
 
 
 def test_why_says_so_where_no_engine_has_been(kvferry, engine):
@@ -204,7 +203,8 @@ def test_watch_tells_what_grew_and_that_a_server_was_restarted():
 def test_clear_removes_what_it_says_and_only_when_told_to(kvferry, engine, server):
     engine("first", "m@1", blocks=3)
     engine("second", "m@2", blocks=2)
-    assert kvferry("clear", "--all")[::2] == (1, "kvferry: nothing removed; --yes does not ask\n")
+    nothing = "kvferry: nothing removed; --yes skips the question\n"
+    assert kvferry("clear", "--all")[::2] == (1, nothing)
     assert kvferry("clear", "--namespace", "m", "--yes")[2].endswith("known: m@1, m@2\n")
     status, out, _ = kvferry("clear", "--namespace", "m@1", "--yes")
     assert (status, out) == (0, "removed 3 blocks from memory, 0 from disk\n")
@@ -274,11 +274,11 @@ def test_the_script_is_what_the_distribution_installs():
                           capture_output=True, text=True, timeout=20)  # fmt: skip
     assert done.returncode == 0
     for command in COMMANDS:
-        assert command.__name__.rpartition(".")[2] in done.stdout
+        assert command in done.stdout
 
 
 def test_the_readme_and_the_commands_know_each_other():
     readme = (Path(__file__).parents[2] / "README.md").read_text()
     blocks = "".join(re.findall(r"^```$(.*?)^```$", readme, re.MULTILINE | re.DOTALL))
     named = set(re.findall(r"^kvferry ([a-z]+)", blocks, re.MULTILINE))
-    assert named == {command.__name__.rpartition(".")[2] for command in COMMANDS}
+    assert named == COMMANDS.keys()

@@ -16,7 +16,7 @@ from remote_server.client.remote_client import RemoteClient
 from remote_server.client.results import ClientConfig, GetTimes
 from remote_server.protocol import Blocks, Get, Got, Hello, Put
 from remote_server.server.dispatch import Handlers
-from remote_server.server.request_times import UNTIMED, RequestTimes, times_now
+from remote_server.server.outgoing import UNTIMED, RequestTimes, times_now
 from remote_server.sizes import MiB
 
 pytest_plugins = ["client_fixtures"]

@@ -273,7 +273,7 @@ async def test_health_tells_of_a_thread_of_the_disk_that_has_ended(ask, monkeypa
         pool = server.quarters[""].disk.pool
         server.desk.ask(lambda: pool.submit(DiskJob(Priority.READ, len, print))).result(5)
         eventually(lambda: server._disk_threads.num_dead)
-        assert await ask(admin) == (503, "1 threads of the disk have ended\n")
+        assert await ask(admin) == (503, "1 disk threads have ended\n")
 
 
 async def test_health_tells_of_a_memory_that_is_populated_no_further(ask, monkeypatch):
@@ -287,7 +287,7 @@ async def test_health_tells_of_a_memory_that_is_populated_no_further(ask, monkey
         server._population.join()
         assert await ask(admin) == (
             503,
-            "the thread that populates the memory has ended too early\n",
+            "the thread that populates the memory has failed\n",
         )
 
 

@@ -162,7 +162,7 @@ def test_what_is_wrong_with_a_key_file_is_said_without_its_secret(tmp_path):
         ("[A]\n" + entry(), "name is up to"),
         ("[a]\n" + entry(quota=1), "unknown field `quota`"),
         ("[a]\n" + entry(memory="much"), "memory: 'much' is not a size"),
-        ("[a]\n" + entry(memory="2GiB"), "together they are given 2.0 GiB"),
+        ("[a]\n" + entry(memory="2GiB"), "together the tenants have 2.0 GiB"),
         ("[a]\n" + entry(memory=1000), "below the least"),
         ("[a]\n" + entry(memory="1GiB") + "[b]\n" + entry(), "b: 0 B of memory"),
         ("[a]\n" + entry(disk="1GiB"), "has none: --disk"),
@@ -184,7 +184,7 @@ def test_one_key_is_one_tenant(tmp_path):
     path, same = tmp_path / "tenants.toml", entry()
     path.write_text(f"[a]\n{same}[b]\n{same}")
     path.chmod(0o600)
-    with pytest.raises(ConfigError, match="one key is one tenant"):
+    with pytest.raises(ConfigError, match="a key belongs to one tenant"):
         read_tenants(config(path))
 
 

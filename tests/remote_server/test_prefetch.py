@@ -10,7 +10,7 @@ from disk_server import IN_MEMORY, LENGTH, put_all
 from wire_peer import Peer, block, key
 
 from remote_server.admin import site
-from remote_server.server.prefetches import MAX_PREFETCHES
+from remote_server.server.loop_calls import MAX_PREFETCHES
 from remote_server.sizes import MiB
 from remote_server.store import prefetch
 
@@ -113,6 +113,21 @@ async def test_a_few_prefetches_at_a_time_and_more_are_refused(ask, peer, small_
     peer.stats_once(lambda stats: stats.counters["disk_promoted"] == MAX_PREFETCHES)
     monkeypatch.setattr(site, "READ_S", 5.0)
     assert await ask([40]) == (200, NOTHING | {"read": 1})
+
+
+async def test_prefetches_that_fail_are_logged_and_give_their_places_back(
+    ask, peer, monkeypatch, caplog
+):
+    def broken(_):
+        raise RuntimeError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(prefetch.Prefetch, "_take_part", broken)
+        for _ in range(MAX_PREFETCHES + 1):
+            assert (await ask([1]))[0] == 500
+    assert "a prefetch failed inside the server" in caplog.text
+    assert await ask([1]) == (200, NOTHING | {"read": 1})
+    assert peer.stats().counters["internal_errors"] == MAX_PREFETCHES + 1
 
 
 @pytest.mark.parametrize(

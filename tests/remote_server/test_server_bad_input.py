@@ -87,7 +87,7 @@ def test_limits_on_keys_and_namespaces_hold(peer, fields):
         ({"blocks_per_frame": 2}, 2, "bad_request", "need 1 payload frames"),
         ({"lengths": [BLOCK_BYTES, BLOCK_BYTES + 1]}, 2, "too_large", "at most 4096"),
         ({"lengths": [BLOCK_BYTES, 1 << 62]}, 2, "too_large", "at most 4096"),
-        ({"namespace": "never declared"}, 2, "unknown_namespace", "say hello"),
+        ({"namespace": "never declared"}, 2, "unknown_namespace", "send hello"),
     ],
 )
 def test_a_put_that_contradicts_itself_changes_nothing(peer, fields, payload, code, complaint):

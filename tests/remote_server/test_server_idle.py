@@ -43,12 +43,12 @@ def put(server, key: bytes):
 def test_books_that_do_not_add_up_are_reported_and_counted_when_idle(idle_server, clock, caplog):
     block = put(idle_server, b"k")
     block.slab.tick_sum += 1
-    idle_server._look_after(idle=True)
+    idle_server._check_periodically(idle=True)
     clock.now += server_module.CHECK_INTERVAL_S
-    idle_server._look_after(idle=False)
+    idle_server._check_periodically(idle=False)
     assert not caplog.records
-    idle_server._look_after(idle=True)
-    assert "does not add up" in caplog.text
+    idle_server._check_periodically(idle=True)
+    assert "counts disagree" in caplog.text
     assert idle_server.store.counters["failed_checks"] == 1
     block.slab.tick_sum -= 1
 
@@ -58,7 +58,7 @@ def test_the_check_is_left_out_when_it_would_keep_clients_waiting(idle_server, c
     block.slab.tick_sum += 1
     monkeypatch.setattr(server_module, "CHECK_MAX_BLOCKS", 0)
     clock.now += server_module.CHECK_INTERVAL_S
-    idle_server._look_after(idle=True)
+    idle_server._check_periodically(idle=True)
     assert idle_server.store.counters["failed_checks"] == 0
     block.slab.tick_sum -= 1
 
@@ -71,7 +71,7 @@ def test_a_line_a_minute_says_what_happened_and_nothing_when_nothing_did(
         idle_server.store.lookup("ns", [b"k", b"other"])
         for _ in range(3):
             clock.now += server_module.REPORT_INTERVAL_S
-            idle_server._look_after(idle=False)
+            idle_server._check_periodically(idle=False)
     assert len(caplog.records) == 1
     assert "memory 4.0 KiB of 16.0 MiB in 1 blocks" in caplog.text
     assert "lookups 1 of 2 keys hit" in caplog.text

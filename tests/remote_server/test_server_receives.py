@@ -8,7 +8,7 @@ from wire_peer import BLOCK_BYTES, Peer, key
 
 from remote_server import protocol
 from remote_server.protocol import Error, Lookup
-from remote_server.server import copier, intake, limits, private_memory
+from remote_server.server import copier, intake, limits
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB
@@ -83,8 +83,8 @@ def test_a_message_without_an_end_costs_the_connections_when_it_has_grown_too_la
     server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
     """Nothing of it has come to the server: libzmq hands over whole messages."""
-    monkeypatch.setattr(private_memory, "SPARE_BYTES", 64 * MiB)
-    monkeypatch.setattr(private_memory, "BYTES_PER_CONNECTION", 0)
+    monkeypatch.setattr(limits, "SPARE_BYTES", 64 * MiB)
+    monkeypatch.setattr(limits, "BYTES_PER_CONNECTION", 0)
     other = Peer(context, server.endpoint)
     other.hello()
     other.put([1])

@@ -81,7 +81,7 @@ def test_one_of_several_servers_is_chosen_by_name(choose):
     [
         ((), SEVERAL, "several servers, a, b: choose one by --name"),
         (("--name", "c"), SEVERAL, r"no \[servers.c\]; it has a, b"),
-        (("--name", "a"), None, "which file"),
+        (("--name", "a"), None, "needs --settings"),
         ((), "memroy = 1", "unknown setting 'memroy'; did you mean 'memory'"),
         ((), "memory = ", "not TOML"),
         ((), "servers = 3", r"\[servers.NAME\]"),
@@ -107,7 +107,7 @@ def test_variables_that_are_no_settings_are_left_alone_and_near_ones_told(choose
     environment = {"KVFERRY_PORT": "tcp://10.0.0.1:5757", "KVFERRY_MEMROY": "8GiB"}
     assert choose(**environment).config == ServerConfig()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said == "KVFERRY_MEMROY is no setting; did you mean KVFERRY_MEMORY?"
+    assert said == "KVFERRY_MEMROY is not a setting; did you mean KVFERRY_MEMORY?"
 
 
 def test_the_settings_in_force_are_printed_and_nothing_is_started(capsys):

@@ -28,6 +28,7 @@ from remote_server.protocol import (
     Verify,
 )
 from remote_server.server.server import Server
+from remote_server.server.tenant import namespaces_named
 from remote_server.sizes import MiB
 
 assert tenancy
@@ -53,6 +54,27 @@ def test_equal_prompts_in_equal_namespaces_of_two_tenants_never_share_a_block(tw
     assert b.put([0], length=100).created == 1, "and not existed"
     assert a.get([0])[1] == [(0, block(0))]
     assert b.get([0])[1] == [(0, block(0, 100))]
+
+
+@pytest.mark.parametrize(
+    ("full_name", "found"),
+    [("a/ns", [("a", "ns")]), ("ns", []), ("c/ns", []), (None, [("a", "ns"), ("b", "ns")])],
+)
+def test_clear_and_prefetch_find_a_namespace_by_its_full_name_alone(two, tenancy, full_name, found):
+    server = tenancy.server
+    two[0].put(range(3))
+    two[1].put(range(3))
+
+    def names():
+        return [(quarters.tenant.name, name)
+                for quarters, name in namespaces_named(server.quarters, full_name)]  # fmt: skip
+
+    assert server.desk.ask(names).result(5) == found
+    if full_name is not None:
+        prefetched = server.desk.ask(lambda: server.prefetches.begin(full_name, [key(0)]))
+        assert (prefetched.result(5) is not None) == bool(found)
+    cleared = server.desk.ask(lambda: server.clear(full_name)).result(5)
+    assert (cleared[0].from_memory if cleared is not None else 0) == 3 * len(found)
 
 
 def test_no_request_of_a_tenant_touches_what_another_has(two, tenancy):
@@ -310,7 +332,7 @@ def test_a_tenants_file_that_breaks_while_the_server_runs_changes_nothing(tenanc
     newcomer.send(protocol.Stats(request_id=1))
     peer.stats_once(lambda stats: stats.counters["peers_refused_unknown_key"] >= 1)
     assert silent(newcomer)
-    assert "tenants c get a place when the server starts again" in caplog.text
+    assert "tenants c are added when the server starts again" in caplog.text
 
 
 def test_a_tenants_disk_is_its_own_and_comes_back_to_it_alone(tenancy, tmp_path):
