@@ -1,10 +1,10 @@
 """A peer that shares its memory with a server: raw attach, raw messages, no client of ours."""
 
-import fcntl
 import mmap
 import os
 import socket
 
+from descriptors import memfd, open_fds
 from wire_peer import BLOCK_BYTES, PATIENCE_MS, block, key
 
 from remote_server import protocol
@@ -17,35 +17,10 @@ from remote_server.protocol import (
     Release,
 )
 
+assert open_fds  # for the tests that count them
+
 REGION_BYTES = 1 << 20
 TICKETS_BYTES = protocol.MAX_TICKETS * 8
-
-
-def memfd(num_bytes: int, seals: int = fcntl.F_SEAL_SHRINK) -> int:
-    fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(fd, num_bytes)
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
-    return fd
-
-
-def open_fds() -> int:
-    """How many files, memory files, pipes and Unix sockets this process has open.
-
-    TCP sockets, eventfds and epolls are not counted: ZeroMQ's threads close those of every
-    socket that ended, an earlier test's too, in their own time.
-    """
-    return sum(map(_is_ours, os.listdir("/proc/self/fd")))
-
-
-def _is_ours(fd: str) -> bool:
-    try:
-        target = os.readlink(f"/proc/self/fd/{fd}")
-        if not target.startswith("socket:"):
-            return target not in ("anon_inode:[eventfd]", "anon_inode:[eventpoll]")
-        with socket.socket(fileno=os.dup(int(fd))) as copy:
-            return copy.family == socket.AF_UNIX
-    except OSError:  # closed since it was listed
-        return False
 
 
 class LocalConnection:

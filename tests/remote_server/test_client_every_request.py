@@ -235,7 +235,7 @@ def test_cut_off_by_a_reset_it_ends_at_once(way, client, fake, proxy, clock):
 def test_when_its_server_goes_away_it_ends_at_once(way, client, fake, proxy, clock):
     begun = Begun(way, client, fake)
     begun.begin(lambda asked: None)
-    with type(fake)(epoch="epoch-2") as next_fake:
+    with FakeServer(epoch="epoch-2", near=fake.near) as next_fake:
         proxy.target = next_fake.endpoint
         fake.close()
         eventually(lambda: client.counters()["disconnects"] >= 3, "it is counted")

@@ -16,8 +16,7 @@ from client_helpers import (
     key,
     rows_of,
 )  # fmt: skip
-from fake_server import PATIENCE_S, eventually
-from fake_shared import ARENA_BYTES, FakeSharedServer
+from fake_server import ARENA_BYTES, PATIENCE_S, FakeServer, eventually
 from msgspec.structs import replace
 from shared_peer import memfd, open_fds
 
@@ -286,7 +285,7 @@ def test_a_restarted_server_is_attached_at_once(auto, near):
     works(auto, near, GetShared)
     near.close()
     eventually(lambda: auto.transport == "tcp")
-    with FakeSharedServer(near.endpoint, epoch="epoch-2") as successor:
+    with FakeServer(near.endpoint, epoch="epoch-2", near=True) as successor:
         eventually(lambda: auto.transport == "shm")
         works(auto, successor, GetShared)
         put = auto.put(NAMESPACE, [key(9)], rows_of(range(1))).result(PATIENCE_S)
@@ -371,7 +370,7 @@ def test_close_waits_for_the_arenas_of_all_earlier_attachments(near, monkeypatch
     near.close()
     eventually(lambda: client.transport == "tcp")
     for epoch in ("epoch-2", "epoch-3"):
-        with FakeSharedServer(near.endpoint, epoch=epoch):
+        with FakeServer(near.endpoint, epoch=epoch, near=True):
             eventually(lambda: client.transport == "shm")
         eventually(lambda: client.transport == "tcp")
     closing.set()

@@ -13,8 +13,7 @@ from client_helpers import (
     hold_blocks,
     key,
 )  # fmt: skip
-from fake_server import PATIENCE_S, eventually
-from fake_shared import ARENA_BYTES
+from fake_server import ARENA_BYTES, PATIENCE_S, eventually
 from held import held_at
 from msgspec.structs import replace
 
