@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import zmq
-from shared_peer import TICKETS_BYTES, memfd
+from descriptors import memfd
+from wire_peer import TICKETS_BYTES
 
 from remote_server import protocol
 from remote_server.server.copier import Copier

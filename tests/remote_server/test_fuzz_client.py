@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from client_helpers import NAMESPACE, PATTERN
+from descriptors import memfd, open_fds
 from fake_server import ARENA_BYTES, PATIENCE_S, WORDS, FakeServer, eventually
 from fuzzed_client import KEYS, LARGEST, SHORT_S, FuzzedClient
 from hypothesis import given
 from hypothesis import strategies as st
 from mutations import HEADER, Step, programs, raw_messages, spoil_map, steps
-from shared_peer import memfd, open_fds
 
 from remote_server import protocol
 from remote_server.client import (

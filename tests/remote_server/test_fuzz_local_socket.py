@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import zmq
+from descriptors import memfd, open_fds
 from hypothesis import given
 from hypothesis import strategies as st
 from mutations import HEADER, RAW, Step, spoil_map, steps
-from shared_peer import REGION_BYTES, TICKETS_BYTES, memfd, open_fds
+from wire_peer import REGION_BYTES, TICKETS_BYTES
 
 from remote_server import protocol
 from remote_server.protocol import Attach, Attached, NotAttached

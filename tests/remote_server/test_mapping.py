@@ -7,7 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from shared_peer import memfd
+from descriptors import memfd
 
 from remote_server.shm import arena as arena_module
 from remote_server.shm import mapping

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
+from descriptors import memfd, open_fds
 from fake_server import eventually
-from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, memfd, open_fds
-from wire_peer import Peer
+from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, Peer
 
 from remote_server import log_limit, open_files, protocol
 from remote_server.errors import ConfigError

@@ -4,9 +4,8 @@ from contextlib import suppress
 
 import pytest
 import zmq
-from shared_peer import SharedPeer
-from tenancy import Guest, tenancy
-from wire_peer import BLOCK_BYTES, Peer, block, key
+from tenancy import tenancy
+from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Clear, Error, Lookup, Touch
@@ -234,7 +233,7 @@ def test_a_namespace_whose_quota_is_pinned_takes_no_more(tenancy):
 def test_what_was_cleared_and_is_still_read_counts_in_the_quota_of_its_namespace(tenancy):
     tenancy.write(a=f'memory = "4MiB"\nnamespace_memory = {8 * BLOCK_BYTES}')
     tenancy.start()
-    guest = Guest(tenancy.peer("a"))
+    guest = SharedPeer(tenancy.peer("a"), namespace="ns")
     guest.put(range(8))
     leased = guest.lease(range(6))
     guest.peer.ask(Clear(request_id=guest.peer.next_id(), namespace="ns"))

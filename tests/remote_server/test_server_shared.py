@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from shared_peer import REGION_BYTES, SharedPeer, open_fds
-from wire_peer import BLOCK_BYTES, Peer, block, key
+from descriptors import open_fds
+from wire_peer import BLOCK_BYTES, REGION_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
 from remote_server.fault_points import Gate
@@ -448,8 +448,7 @@ CLIENT = """
 import sys, time
 sys.path[:0] = {path!r}
 import zmq
-from shared_peer import SharedPeer
-from wire_peer import Peer
+from wire_peer import Peer, SharedPeer
 peer = Peer(zmq.Context(), {endpoint!r})
 peer.hello()
 shared = SharedPeer(peer)
@@ -463,7 +462,7 @@ time.sleep(60)
 def killed(server):
     """Start a client that does something, and kill it in the middle of that."""
     here = Path(__file__).resolve()
-    path = [str(here.parents[2]), str(here.parent)]
+    path = [str(here.parents[2]), str(here.parent), str(here.parents[1] / "chaos")]
 
     def run(act: str) -> None:
         program = CLIENT.format(path=path, endpoint=server.endpoint, act=act)

@@ -11,9 +11,8 @@ from itertools import count
 
 import pytest
 import zmq
-from shared_peer import SharedPeer
 from tenancy import tenancy
-from wire_peer import Peer, key
+from wire_peer import Peer, SharedPeer, key
 
 from remote_server import protocol
 from remote_server.protocol import (
@@ -31,7 +30,7 @@ from remote_server.protocol import (
 )
 from remote_server.server import serving
 from remote_server.server.config import ServerConfig
-from remote_server.server.send_queue import Parcel
+from remote_server.server.outgoing import Parcel
 from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP
@@ -286,7 +285,7 @@ def test_a_long_put_is_one_put(by_hand: ByHand):
     assert (stored.total, stored.forced, stored.duplicate) == (1200, 600, 600)
     assert stored.outcomes == bytes([2]) * 600 + bytes([3]) * 600
     tier = by_hand.server.store.tier
-    ticks = [tier._index["ns"][one].tick for one in KEYS[:600]]
+    ticks = [tier._index["ns"][one].tick for one in KEYS[:600]]  # type: ignore[attr-defined]
     assert ticks == sorted(ticks, reverse=True)
 
 

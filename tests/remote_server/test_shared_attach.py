@@ -16,9 +16,9 @@ from client_helpers import (
     key,
     rows_of,
 )  # fmt: skip
+from descriptors import memfd, open_fds
 from fake_server import ARENA_BYTES, PATIENCE_S, FakeServer, eventually
 from msgspec.structs import replace
-from shared_peer import memfd, open_fds
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.client.attachment import ANSWER_S, RETRY_S
