@@ -76,12 +76,6 @@ def test_what_was_put_over_tcp_can_be_leased(shared, peer):
     peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
 
 
-@pytest.mark.parametrize("length", [1, 100, 4095, 4096])
-def test_blocks_shorter_than_their_rows_keep_their_length(shared, length):
-    shared.put(range(5), length=length)
-    assert shared.get(range(5)) == [block(n, length) for n in range(5)]
-
-
 @pytest.mark.parametrize("row_bytes", [1000, 4096, 131_072, 262_144, 262_145, 700_001, 1 << 20])
 def test_blocks_of_any_size_land_whole_from_rows_in_any_order(connect, row_bytes):
     """Copied together, alone, or in pieces, wherever the limits between these fall."""
@@ -181,14 +175,6 @@ def test_existing_duplicate_and_forced_blocks_are_told_apart(shared, peer):
     assert (withdrawn.existed, withdrawn.declined) == (1, {})
     assert shared.put([1]).existed == 1
     peer.stats_once(lambda stats: stats.counters["put_total"] == 7)
-
-
-def test_bytes_that_are_not_what_was_announced_are_never_readable(shared, peer):
-    message = shared.put_message([1, 2, 3])
-    shared.rows[BLOCK_BYTES + 5] ^= 1
-    stored = peer.ask(message)
-    assert (stored.created, stored.declined) == (2, {"checksum": 1})
-    assert [*peer.lookup([1, 2, 3]).states] == [2, 0, 2]
 
 
 def test_an_unchecked_put_is_taken_as_it_comes_and_can_be_checked_by_its_readers(shared, peer):
@@ -333,16 +319,6 @@ def test_a_withdrawn_replacement_leaves_the_old_block(shared, peer, server):
         shared.tickets[3] = 0
     assert peer.receive()[0].declined == {"withdrawn": 1}
     assert shared.get([1]) == [block(1)]
-
-
-def test_a_copy_that_fails_drops_its_blocks_and_the_server_lives(shared, peer, monkeypatch):
-    def explode(*_):
-        raise RuntimeError("a bug")
-
-    monkeypatch.setattr(shared_puts, "copy_shared", explode)
-    assert shared.put([1]).declined == {"checksum": 1}
-    monkeypatch.undo()
-    assert shared.put([1]).created == 1
 
 
 # ── leases ───────────────────────────────────────────────────────────────────────────────
