@@ -3,6 +3,7 @@
 import logging
 import socket
 import threading
+from contextlib import ExitStack
 
 import pytest
 import zmq
@@ -14,6 +15,7 @@ from client_helpers import (
     assert_works,
     empty_rows,
     hold_blocks,
+    io_thread_held,
     key,
     rows_of,
 )  # fmt: skip
@@ -22,7 +24,7 @@ from msgspec.structs import replace
 
 from remote_server import protocol
 from remote_server.client import GetOutcome
-from remote_server.client.mailbox import Call
+from remote_server.client.loop import Loop
 from remote_server.client.session import REFUSED_RETRY_S
 from remote_server.errors import (
     DeadlineExceeded,
@@ -253,20 +255,20 @@ def test_ready_is_never_true_of_a_namespace_that_the_loop_learns_of_while_it_is_
 ):
     client = make_client(fake.endpoint, block_bytes=0)
     fake.silence(Hello)
-    loop_may_go_on = threading.Event()
-    client._loop.mailbox.submit(Call(lambda: loop_may_go_on.wait(PATIENCE_S)))
-    client.declare("new", 4096)
-    was_ready = type(client._loop).ready.fget
+    was_ready = vars(Loop)["ready"].fget
+    with ExitStack() as held:
+        held.enter_context(io_thread_held(client, fake))
+        client.declare("new", 4096)
 
-    def read_and_let_the_loop_go_on(loop):
-        before = was_ready(loop)
-        loop_may_go_on.set()
-        eventually(lambda: not client._num_undeclared)
-        return before
+        def read_and_let_the_loop_go_on(loop):
+            before = was_ready(loop)
+            held.close()
+            fake.wait_for(Hello)  # the loop has taken the declaration over
+            return before
 
-    monkeypatch.setattr(type(client._loop), "ready", property(read_and_let_the_loop_go_on))
-    assert not client.ready
-    loop_may_go_on.set()
+        monkeypatch.setattr(Loop, "ready", property(read_and_let_the_loop_go_on))
+        assert not client.ready
+        monkeypatch.undo()
 
 
 def test_a_refused_namespace_is_unavailable_and_the_others_are_not(timed, fake, clock, caplog):
@@ -327,7 +329,10 @@ def test_limits_beyond_the_protocol_are_not_believed(client, fake):
     )
     client.declare("second", 100)
     eventually(lambda: client.ready)
-    assert client._loop.session.limits.max_keys == protocol.MAX_KEYS_PER_MESSAGE
+    keys = [key(1)] * (protocol.MAX_KEYS_PER_MESSAGE + 1)
+    assert len(client.lookup(NAMESPACE, keys, timeout_s=PATIENCE_S).result().states) == len(keys)
+    asked = [len(one.message.keys) for one in fake.all_asked(Lookup)]
+    assert asked == [protocol.MAX_KEYS_PER_MESSAGE, 1]
     assert client.put(NAMESPACE, [key(1)], rows_of(range(1))).result(PATIENCE_S).created == 1
 
 
@@ -335,7 +340,11 @@ def test_what_happens_to_a_connection_is_read_without_keeping_anything(fake, mak
     """Every pause before reconnecting is another number; none of them may stay behind."""
     client = make_client(fake.endpoint)
     members = len(zmq.Event._value2member_map_)
+    host, port = fake.endpoint.removeprefix("tcp://").rsplit(":", 1)
     fake.close()
-    eventually(lambda: client._loop.lanes.connections[0].nobody_there)
+    with socket.create_server((host, int(port))) as listener:
+        for _ in range(12):  # four times for each of its connections
+            listener.accept()[0].close()
+    client.check()
     assert client.counters()["disconnects"]
     assert len(zmq.Event._value2member_map_) == members
