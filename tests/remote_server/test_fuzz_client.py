@@ -147,7 +147,7 @@ def test_a_row_is_a_hit_only_with_its_blocks_bytes_and_is_nobodys_but_its_own(fu
 
         try_out(world, check)
 
-    fuzz.run(one, examples=200)
+    fuzz.run(one, examples=120)
 
 
 def meddle(fuzzed: FuzzedClient, damage: list[tuple[int, int]]) -> None:
