@@ -98,7 +98,7 @@ async def test_rows_hold_the_bytes_of_their_keys(endpoint: str, transport: str):
         rows = backend._windows.get_nowait()
         for row in rows:
             row[:] = bytes(len(row))
-        backend._windows._queue.appendleft(rows)
+        backend._windows._queue.appendleft(rows)  # type: ignore[attr-defined]
         assert (await backend.read(blocks)).blocks == 4
         for row, key, length in zip(rows, *blocks, strict=False):
             expected = bytearray(length)

@@ -152,6 +152,8 @@ def last(steps: Sequence[tuple[str, str]], name: str) -> str:
 
 def test_the_container_runs_serve_and_gets_the_signals_itself(steps: list[tuple[str, str]]):
     """The form with brackets: no shell between the signal and the server."""
+    program: str
+    arguments: list[str]
     program, *arguments = [*json.loads(last(steps, "ENTRYPOINT")), *json.loads(last(steps, "CMD"))]
     assert (program, arguments[0]) == ("kvferry", "serve")
     assert settings_of(arguments[1:]) == ServerConfig()

@@ -177,7 +177,7 @@ def test_facts_that_no_server_takes_keep_the_engine_from_the_server(ours: Introd
     """The engine runs by now: it cannot be refused any more."""
 
     def refuse(*_: Any) -> None:
-        raise introduction_module.ConfigError("a fact of 9,000 characters")
+        raise introduction_module.ConfigError("a fact of 9,000 characters")  # type: ignore[attr-defined]
 
     ours.engine.client.declare = refuse  # type: ignore[method-assign]
     ours.hear(heard(0), heard(1))

@@ -361,7 +361,7 @@ async def test_connections_that_come_in_one_burst_are_counted_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ):
     inside, go_on = threading.Event(), threading.Event()
-    summary = site.summary
+    summary = site.summary  # type: ignore[attr-defined]
 
     def held(snapshot: Snapshot) -> dict[str, Any]:
         inside.set()

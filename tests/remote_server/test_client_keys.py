@@ -161,7 +161,7 @@ def test_a_key_file_that_others_can_read_stops_a_client_before_it_starts(tenancy
 
 def test_memory_is_not_handed_to_a_local_socket_of_another_user(monkeypatch):
     """Who takes the name of a server that has ended would get to read the engine's pool."""
-    monkeypatch.setattr(attachment.os, "getuid", lambda: 1000)
+    monkeypatch.setattr(attachment.os, "getuid", lambda: 1000)  # type: ignore[attr-defined]
     monkeypatch.setattr(attachment, "_user_of", lambda connection: 1001)
     with pytest.raises(NotAttachable, match="belongs to user 1001"):
         attachment._check_server_user(None)

@@ -265,8 +265,8 @@ def test_peers_that_never_finish_their_handshake_keep_nobody_out(
             peer.sendall(greeting)
             silent.append(peer)
         honest = [Peer(context, server.endpoint) for _ in range(8)]
-        for peer in honest:
-            peer.hello()
+        for one in honest:
+            one.hello()
         stats = honest[0].stats()
         assert stats.counters["peers_refused_connections"] == 0
         assert stats.counters["peers_refused_unfinished"] >= 150 - connections.LEAST_HANDSHAKES
