@@ -27,7 +27,7 @@ LOCAL = "memory,file,file O_DIRECT"
 
 
 class Scripted:
-    """A way with a clock of its own: each call takes as long as it is told."""
+    """A way with a clock of its own: each call takes the time that the test gave it."""
 
     blocks_per_request = 4
 

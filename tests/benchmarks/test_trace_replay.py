@@ -94,7 +94,7 @@ def test_a_truncated_archive_and_an_empty_file_are_refused(tmp_path):
 
 
 def best_of_all(requests: tuple[Request, ...], capacity: int) -> int:
-    """Every choice of what to keep, tried: the definition, as slowly as it can be said."""
+    """Every choice of what to keep, tried: the definition itself, and slow."""
 
     def leading(kept: frozenset[int], blocks: tuple[int, ...]) -> int:
         return sum(1 for _ in itertools.takewhile(kept.__contains__, blocks))

@@ -1,4 +1,4 @@
-"""What goes wrong in a store of this process: it is told, it is counted, and nothing hangs."""
+"""Faults in a store of this process: each is reported and counted, and nothing hangs."""
 
 import asyncio
 from pathlib import Path

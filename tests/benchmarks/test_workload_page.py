@@ -197,7 +197,7 @@ def test_charts_show_the_figures_of_the_timeline_and_of_the_samples(workload_run
     latency = drawn["latency"]
     assert latency.keys() == {"queue", "storage", "end to end"}
     for place, worst in enumerate(latency["end to end"]):
-        if not math.isnan(worst):  # somebody was answered then
+        if not math.isnan(worst):  # a request was answered then
             assert latency["queue"][place] <= latency["storage"][place] <= worst
     slowest = max(request.total_s for request in samples.requests)
     assert 0 < max(filter(lambda each: each > 0, latency["end to end"])) <= 1000 * slowest + 1e-3

@@ -18,7 +18,7 @@ NUM_MESSAGES = (40, 4_000)
 
 @pytest.mark.parametrize("num_messages", NUM_MESSAGES)
 def test_peers_that_leave_a_stopped_server_with_messages_unread_do_not_end_it(server, num_messages):
-    """A ping lies behind what is unread: its answer has nowhere to go."""
+    """A ping follows what is unread: its answer has nowhere to go."""
     for _ in range(ROUNDS):
         peers = [connected_peer(server.endpoint) for _ in range(NUM_PEERS)]
         server.freeze()

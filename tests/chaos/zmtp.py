@@ -28,7 +28,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where one frame lies in its unit: its flags and length, then its body."""
+    """The place of one frame in its unit: its flags and length, then its body."""
 
     start: int
     body: int

@@ -1,4 +1,4 @@
-"""The container file and the systemd unit say what is so: commands, settings, times, sizes."""
+"""The container file and the systemd unit are true: commands, settings, times, sizes."""
 
 import argparse
 import configparser
@@ -219,7 +219,7 @@ def test_docker_waits_for_longer_than_a_drain_takes():
     assert all(float(s) >= ServerConfig().drain_timeout_s + BESIDE_DRAIN_S for s in found)
 
 
-# ── what the texts tell people to type ───────────────────────────────────────────────────
+# ── commands in the texts ────────────────────────────────────────────────────────────────
 
 
 def readme(name: str) -> str:

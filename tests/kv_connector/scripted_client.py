@@ -1,4 +1,4 @@
-"""A `RemoteClient` that answers when the test says so, and an engine around the tier."""
+"""A stand-in for `RemoteClient` whose futures the test completes, and an engine around the tier."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future

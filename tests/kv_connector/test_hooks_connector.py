@@ -60,7 +60,7 @@ def test_nothing_leaves_a_hook_of_the_connector(
         assert answers == [healthy] * 3, "what vLLM computed is passed on all the same"
     if fault != "_remote":
         assert ours.errors >= 1
-    # Each part says it once, and once why it could not be counted.
+    # Each part logs it once, and once why it could not be counted.
     parts = {"build_connector_meta": 4, "get_num_new_matched_tokens": 2, "register_kv_caches": 2}
     parts_of_hook = parts.get(hook, 1)
     assert 1 <= tracebacks() <= 2 * parts_of_hook, "said once, not every time"

@@ -1,4 +1,4 @@
-"""The minute line says where prompt tokens came from, and only what is new."""
+"""The minute line reports where prompt tokens came from, and only what is new."""
 
 from kv_connector import tier_metrics as metrics
 from kv_connector.token_sources import Traffic

@@ -219,7 +219,7 @@ class FakeServer:
         return exchanges
 
     def lie_again(self, exchanges: list[Exchange], lies: Lies) -> None:
-        """Answer again what has been answered, or given up: with lies, then honestly."""
+        """Answer again what has been answered, or given up: first wrongly, then honestly."""
 
         def send() -> None:
             for asked, honest in exchanges:

@@ -1,4 +1,4 @@
-"""The client of a fake server that lies: its rows between guards, and proof that it recovers."""
+"""The client of a fake server that answers wrongly: rows between guards, and its recovery."""
 
 import time
 from collections.abc import Sequence

@@ -123,7 +123,7 @@ class HandlerBench:
         self.shared.expire_leases()
 
     def settle(self) -> None:
-        """Everybody reads on, or has left: what was waiting goes."""
+        """Every client reads on, or has left: what was waiting goes."""
         self.router.full.clear()
         deadline = time.monotonic() + PATIENCE_S
         while True:

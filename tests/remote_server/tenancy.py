@@ -61,7 +61,7 @@ class Tenancy:
             assert quarters.store.counters["refused_internal"] == 0
 
     def peer(self, name: str, server_key: bytes | None = None, **options) -> Peer:
-        """A DEALER that says hello with the keys in the file of `name`."""
+        """A DEALER that connects with the keys in the file of `name`."""
         keys = read_client_keys(self.client_file(name))
         return Peer(
             self.context, self.server.endpoint, curve_serverkey=server_key or keys.server,

@@ -1,4 +1,4 @@
-"""The admin HTTP over a real server: what it says, who may change something, what does no harm."""
+"""The admin HTTP over a real server: its answers, the right to change, and what does no harm."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ from remote_server.server.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
-# ── what it says ─────────────────────────────────────────────────────────────────────────
+# ── its answers ──────────────────────────────────────────────────────────────────────────
 
 
 def value_of(text: str, name: str, **labels: str) -> float:

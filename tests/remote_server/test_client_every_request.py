@@ -166,7 +166,7 @@ class Begun:
         return self.future.result().error if error is None else error
 
     def ended(self, kind: type[BaseException]) -> None:
-        """It did, with that error, where somebody can see it."""
+        """It did, with that error, where a caller can see it."""
         if self.future is not None:
             assert isinstance(self.error(), kind)
 
@@ -181,7 +181,7 @@ def works(client, fake, clock):
     fake.behave()
 
     def ready() -> bool:
-        clock.advance(0.02)  # backoffs, and what is said again
+        clock.advance(0.02)  # backoffs, and hellos sent again
         return client.ready
 
     eventually(ready, "the client is ready")

@@ -77,7 +77,7 @@ def test_what_cannot_be_a_namespace_is_refused_and_ends_that_request_alone(
 def test_a_declaration_that_cannot_be_said_fails_at_the_door(
     namespace, fingerprint, client, fake, bystander
 ):
-    """Said again after each failure, it would end every other request for ever."""
+    """Sent again after each failure, it would end every other request for ever."""
     with pytest.raises(ConfigError):
         client.declare(namespace, 4096, fingerprint)
     assert client.ready

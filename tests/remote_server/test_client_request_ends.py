@@ -125,7 +125,7 @@ def test_cancel_all_frees_every_row(client, fake):
     assert client.counters()["cancelled"] == 6
 
     (asked,) = fake.all_asked(Get)
-    fake.do(lambda: fake.answer(asked))  # late: the rows belong to somebody else by now
+    fake.do(lambda: fake.answer(asked))  # late: the rows have another owner by now
     eventually(lambda: client.counters()["late_replies"] >= 5)
     assert_untouched(rows)
     fake.behave()

@@ -1,4 +1,4 @@
-"""The client and its server: coming, going, restarts, and what each says first."""
+"""The client and its server: coming, going, restarts, and hellos."""
 
 import logging
 import socket
@@ -41,7 +41,7 @@ UNAVAILABLE = GetOutcome.UNAVAILABLE
 
 @pytest.fixture
 def unused_port():
-    """An endpoint where nobody listens."""
+    """An endpoint where no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
@@ -119,7 +119,7 @@ def test_a_restarted_server_is_greeted_again(client, fake):
 
 
 def test_a_large_put_survives_the_end_of_its_server(fake, make_client):
-    """Its rows come free although nobody will ever read them."""
+    """Its rows come free although no server will ever read them."""
     client = make_client(fake.endpoint, block_bytes=1 << 20)
     fake.stop_reading()
     future = client.put(
@@ -194,7 +194,7 @@ def test_what_the_old_server_said_is_ignored(client, fake):
 
 
 def test_a_server_that_returns_to_an_old_epoch_is_believed(client, fake):
-    """When it says so in a welcome: a client that knows better than its server is stuck."""
+    """When a welcome announces it: a client that contradicts its server is stuck."""
     for number, epoch in enumerate(("epoch-2", "epoch-1", "epoch-2")):
         fake.epoch = epoch
         client.declare(f"reason-to-say-hello-{number}", 100)
@@ -236,7 +236,7 @@ def test_a_namespace_may_be_declared_at_any_time(client, fake):
     rows = rows_of(range(1), 2 * BLOCK_BYTES)
     put = client.put("epoch-of-new-weights", [key(1)], rows).result(PATIENCE_S)
     assert put.created == 1
-    client.declare("epoch-of-new-weights", 2 * BLOCK_BYTES)  # the same again: nothing to say
+    client.declare("epoch-of-new-weights", 2 * BLOCK_BYTES)  # the same again: nothing to send
     client.check()
     assert len(fake.all_asked(Hello)) == 2
 

@@ -75,7 +75,7 @@ def test_a_server_that_sends_what_nobody_asked_for_loses_that_connection(connect
 @pytest.mark.parametrize("connection", CONNECTIONS)
 @pytest.mark.parametrize("readable", [True, False])
 def test_a_message_of_too_many_frames_costs_that_connection(connection, readable, client, fake):
-    """And is not received to its end, while everybody waits who uses this client."""
+    """And is not received to its end, while every caller of this client waits."""
     kind, ask = ASK[connection]
     fake.silence(kind)
     future = ask(client)

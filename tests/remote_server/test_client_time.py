@@ -299,7 +299,7 @@ def large(fake, make_client, clock):
 
 
 def _is_free(region: bytearray) -> bool:
-    """Whether nobody else holds the memory: a bytearray refuses to grow while somebody does."""
+    """Whether no other object holds the memory: a bytearray refuses to grow while one does."""
     try:
         region.append(0)
         return True

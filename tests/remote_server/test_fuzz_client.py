@@ -1,4 +1,4 @@
-"""Whatever a server says: no row is wrong, none is written beyond it or too late, and the client
+"""Whatever a server sends: no row is wrong, none is written beyond it or too late, and the client
 goes on."""
 
 import os
@@ -137,7 +137,7 @@ def test_a_row_is_a_hit_only_with_its_blocks_bytes_and_is_nobodys_but_its_own(fu
             result = got.result(PATIENCE_S)
             judge_get(result, keys, rows, blocks)
             fuzzed.assert_guards_stand(sizes, shared=shared)
-            for row in rows:  # they are ours again, and nobody else's
+            for row in rows:  # they are ours again, and ours alone
                 row[:] = bytes([PATTERN]) * row.nbytes
             fuzzed.fake.lie_again(exchanges, late)
             fuzzed.assert_all_is_well()
@@ -151,7 +151,7 @@ def test_a_row_is_a_hit_only_with_its_blocks_bytes_and_is_nobodys_but_its_own(fu
 
 
 def meddle(fuzzed: FuzzedClient, damage: list[tuple[int, int]]) -> None:
-    """Bytes of the arena, and generation words, change behind everybody's back."""
+    """Bytes of the arena, and generation words, change without a message."""
     for where, what in damage:
         at = where % len(fuzzed.fake.words) if what % 2 else 0
         if what % 2:
@@ -376,7 +376,7 @@ def take_blocks(fake: FakeServer, when: Callable[[], None]) -> None:
             got = client.get(NAMESPACE, KEYS, rows, stall_s=SHORT_S).result(PATIENCE_S)
             for index in got.landed:
                 assert rows[index] == KEYS[index] * 8
-            # What was attached may be no arena of anybody's: then they come from nowhere.
+            # What was attached may be no arena at all: then no block comes.
             return len(got.landed) == len(KEYS) or client.transport == "shm"
 
         eventually(came, "the blocks come")

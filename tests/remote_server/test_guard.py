@@ -1,4 +1,4 @@
-"""What fails inside the server costs its own request: the server serves, counts it, and tells."""
+"""A failure inside the server costs its own request: the server serves, counts and reports it."""
 
 import threading
 from collections.abc import Iterator
@@ -232,7 +232,7 @@ def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
     tenancy.stop()
 
 
-# ── what /health says ────────────────────────────────────────────────────────────────────
+# ── /health ──────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture

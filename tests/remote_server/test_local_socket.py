@@ -339,7 +339,7 @@ def test_another_user_is_refused(name, files, no_leaks, monkeypatch):
 
 
 class _Everyone:
-    """Credentials as the kernel would tell them of a process of user `uid`."""
+    """Credentials as the kernel would report them of a process of user `uid`."""
 
     size = 12
 

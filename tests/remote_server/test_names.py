@@ -46,7 +46,7 @@ def obeyed(text: str) -> list[str]:
             ("Cc", "Cf", "Cs", "Zl", "Zp")]  # fmt: skip
 
 
-# ── what may be said ─────────────────────────────────────────────────────────────────────
+# ── valid names ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("evil", EVIL)

@@ -1,4 +1,4 @@
-"""A process that may open few files: it says so at start, keeps its cores, and comes back."""
+"""A process that may open few files: it logs that at start, keeps its cores, and recovers."""
 
 import logging
 import os

@@ -144,7 +144,7 @@ def test_a_deferred_put_is_answered_before_its_blocks_are_readable(peer, server)
         assert states(peer.lookup([1, 2, 3])) == [PENDING, PENDING, ABSENT]
         assert peer.get([1, 2])[0].miss == 2
         assert peer.put([1], deferred=False).existed == 1
-    peer.put([3])  # copied after the others, so its reply says that they are done
+    peer.put([3])  # copied after the others, so its reply means that they are done
     assert states(peer.lookup([1, 2])) == [READABLE, READABLE]
     assert peer.get([1, 2])[1] == [(0, block(1)), (1, block(2))]
 

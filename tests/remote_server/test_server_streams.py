@@ -1,4 +1,4 @@
-"""Streams to readers of every speed: complete, fair, bounded, and let go when nobody reads."""
+"""Streams to readers of every speed: complete, fair, bounded, and released when unread."""
 
 import pytest
 from wire_peer import Peer, block, key

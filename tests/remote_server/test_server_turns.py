@@ -45,7 +45,7 @@ PATIENCE_MS = 5_000
 
 
 class ByHand:
-    """A server whose loop turns when the test says so."""
+    """A server whose loop turns when the test calls `turn`."""
 
     def __init__(self, server: Server, context: zmq.Context) -> None:
         self.server = server
@@ -74,7 +74,7 @@ class ByHand:
         return peer
 
     def turns_until_answered(self, peer: Peer) -> int:
-        """What it sent lies before the server: how many turns that takes."""
+        """Its messages have arrived: how many turns they take."""
         self.arrived()
         name = self._names[peer]
         before, turns = self._answered[name], 0
@@ -95,7 +95,7 @@ class ByHand:
         return peer.receive()[0]
 
     def arrived(self) -> None:
-        """What was sent lies before the server."""
+        """All messages that were sent have arrived."""
         poller = zmq.Poller()
         poller.register(self.server._intake.router, zmq.POLLIN)
         assert poller.poll(PATIENCE_MS)
@@ -164,7 +164,7 @@ LONG = {
 def test_between_the_steps_of_a_long_request_every_lookup_of_others_is_answered_at_once(
     by_hand: ByHand, name: str
 ):
-    """Before, the whole of it was one turn, and nobody else was answered."""
+    """Before, the whole of it was one turn, and no other client was answered."""
     kind, fields, steps = LONG[name]
     greedy, other = by_hand.peer(), by_hand.peer()
     by_hand.store_all(greedy)

@@ -1,4 +1,4 @@
-"""Puts over shared memory: what the server is told, and whose the rows are at every moment."""
+"""Puts over shared memory: their messages, and the owner of the rows at every moment."""
 
 import time
 
