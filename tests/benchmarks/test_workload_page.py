@@ -184,12 +184,12 @@ def test_charts_show_the_figures_of_the_timeline_and_of_the_samples(workload_run
         chart.draw(axes)
         drawn[name] = {line.get_label(): [*line.get_ydata()] for line in axes.lines}
     timeline = found["throughput_timeline"]
-    for name, key, place in (
+    for name, key, title in (
         ("read", "read_gb_per_sec", "throughput"), ("written", "write_gb_per_sec", "throughput"),
         ("generated", "throughput_tokens_per_sec", "tokens"),
         ("active", "num_users", "users"), ("waiting", "in_flight", "users"),
     ):  # fmt: skip
-        assert drawn[place][name] == [moment[key] for moment in timeline], name
+        assert drawn[title][name] == [moment[key] for moment in timeline], name
     last = timeline[-1]["used_bytes"]
     assert {name: values[-1] for name, values in drawn["tiers"].items()} == {
         tier: used / 2**30 for tier, used in last.items()
