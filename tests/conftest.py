@@ -7,8 +7,8 @@ import pytest
 
 from examples import tiny_model
 
-# The servers that tests start as processes, unless they say otherwise: this port is fixed, and
-# somebody's own server may have it.
+# For the servers that tests start as processes, by default: this port is fixed, and a server of the
+# machine's user may have it.
 os.environ["KVFERRY_ADMIN"] = "off"
 
 REPOSITORY = Path(__file__).resolve().parent.parent

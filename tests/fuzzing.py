@@ -88,9 +88,10 @@ def fuzz(request: pytest.FixtureRequest) -> Fuzz:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     theirs = [item for item in items if "fuzz" in getattr(item, "fixturenames", ())]
     for item in theirs:
-        item.fuzz_seconds = None if MINUTES is None else 60 * float(MINUTES) / len(theirs)
+        seconds = None if MINUTES is None else 60 * float(MINUTES) / len(theirs)
+        item.fuzz_seconds = seconds  # type: ignore[attr-defined]
         # One that fails takes up to five minutes to find its smallest example.
-        item.add_marker(pytest.mark.timeout(400 + 2 * (item.fuzz_seconds or 0)))
+        item.add_marker(pytest.mark.timeout(400 + 2 * (seconds or 0)))
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

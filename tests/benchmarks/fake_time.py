@@ -1,4 +1,4 @@
-"""An event loop whose time passes only when everybody waits: hours in seconds, always the same."""
+"""An event loop whose time passes only when every task waits: hours in seconds, always the same."""
 
 import asyncio
 import selectors

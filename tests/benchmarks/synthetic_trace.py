@@ -41,7 +41,7 @@ def lines(requests: int, seed: int = 1, conversations: int = 24) -> list[str]:
 
 
 def write(path: Path, requests: int = 300, seed: int = 1) -> Path:
-    """At `path`, gzipped when its name says so."""
+    """At `path`, gzipped when its name ends in `.gz`."""
     text = "\n".join(lines(requests, seed)) + "\n"
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path

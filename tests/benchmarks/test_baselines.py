@@ -63,6 +63,7 @@ def test_the_server(
 ):
     monkeypatch.setattr(small_operations, "NUM_STREAMS", 1)  # processes take their time to start
     monkeypatch.setattr(saturation, "ROUNDS_PER_TRIAL", 2)
+    monkeypatch.setattr(saturation, "_PROBES", 1)
     only = ",".join(section for section in server.SECTIONS if section != "one-batch")
     record, rows = run(
         server, tmp_path, "--sizes-bytes", "4MiB", "--directory", str(tmp_path), "--only", only

@@ -21,7 +21,7 @@ FULL = Variant("full speed", "tcp")
 
 
 class Clock:
-    """Nanoseconds that pass only when told."""
+    """Nanoseconds that pass only when a test moves them."""
 
     def __init__(self) -> None:
         self.now = 0

@@ -99,7 +99,7 @@ def test_a_byte_or_a_token_too_few_is_said_with_its_way_and_level():
 
 
 def bench() -> TransferInBench:
-    arguments = transfer_in.presets.parser("m", "q", transfer_in.PRESETS).parse_args([])
+    arguments = transfer_in.presets.parser("m", "q", transfer_in.PRESETS).parse_args([])  # type: ignore[attr-defined]
     return TransferInBench(transfer_in.PRESETS["laptop"], arguments)
 
 
@@ -132,7 +132,7 @@ def test_both_passes_ask_the_same_prompts_and_the_control_asks_others():
 
 
 def test_the_twelve_rows_come_from_where_the_table_says():
-    arguments = long_prefill.presets.parser("m", "q", long_prefill.PRESETS).parse_args([])
+    arguments = long_prefill.presets.parser("m", "q", long_prefill.PRESETS).parse_args([])  # type: ignore[attr-defined]
     made = long_prefill.LongPrefillBench(long_prefill.PRESETS["laptop"], arguments)
     levels = {}
     for cache in ("on", "off"):

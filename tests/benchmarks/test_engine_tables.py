@@ -55,7 +55,7 @@ def test_a_profile_says_what_was_beside_the_steps_of_the_model_and_what_was_not(
 
 
 def transfer_out_record(with_server_s: float) -> tuple[Record, transfer_out.TransferOutBench]:
-    arguments = transfer_out.presets.parser("m", "q", transfer_out.PRESETS).parse_args([])
+    arguments = transfer_out.presets.parser("m", "q", transfer_out.PRESETS).parse_args([])  # type: ignore[attr-defined]
     bench = transfer_out.TransferOutBench(transfer_out.PRESETS["laptop"], arguments)
     record = Record("b", "c")
     for variant, seconds in (

@@ -246,7 +246,7 @@ def test_every_record_of_the_results_is_in_it(all_results: Path):
     for file in RESULTS.glob("*.json"):
         document = json.loads(file.read_text())
         if {"command", "schema"} <= document.keys():
-            assert page.escape(document["command"]) in text, file
+            assert page.escape(document["command"]) in text, file  # type: ignore[attr-defined]
     assert "Left out" not in text
 
 

@@ -11,7 +11,7 @@ from benchmarks.harness.runner import Case, Runner, Skipped, WrongBytes
 
 
 class Clock:
-    """Moves only when told."""
+    """Time moves only when the test moves it."""
 
     now = 0.0
 
@@ -101,7 +101,7 @@ def test_the_progress_line_is_for_those_who_watch():
 
 
 def progress(clock: Clock, total: float, weights: list[float]) -> list[str]:
-    """What the log says about measurements of one case that takes 10 s, in two rounds each."""
+    """The log of measurements of one case that takes 10 s, in two rounds each."""
     log = io.StringIO()
     here = Runner(2, 0, log, clock, total)
 

@@ -99,7 +99,7 @@ def test_each_level_gives_what_it_has_and_bytes_agree_with_arithmetic():
             assert engine.counters().moved == dict.fromkeys(engine.counters().moved, 0)
             levels = {"server": cached}
             assert moved(engine) == []
-            engine.forget(pool=True)  # a new weight epoch: nobody has its blocks
+            engine.forget(pool=True)  # a new weight epoch: no tier has its blocks
             levels = {}
             assert moved(engine) == []
             assert engine._pool is not None

@@ -91,7 +91,7 @@ def test_all_rows_are_there_measured_or_skipped_with_a_reason(
     left_out = ("vLLM's fs tier", "kvferry, shared memory, no disk", "kvferry, tcp, no disk")
     names = [entry.name for entry in SYSTEMS if entry.name not in left_out]
     monkeypatch.setattr(six, "SYSTEMS", [catalogue.find(name) for name in names])
-    monkeypatch.setattr(catalogue, "SYSTEMS", six.SYSTEMS)
+    monkeypatch.setattr(catalogue, "SYSTEMS", six.SYSTEMS)  # type: ignore[attr-defined]
     record, rows = run(tmp_path, "--systems", *names)
     assert len(rows) == len(names) * 3
     assert all((row["seconds"] is None) == ("skipped" in row) for row in record["rows"])
@@ -227,7 +227,7 @@ def test_a_system_that_breaks_while_it_starts_fails_its_own_rows_only(tmp_path):
         cases = [case for entry in entries
                  for case in six._cases(stack, entry, sizes, share, 1)]  # fmt: skip
         samples = Runner(1, 0).measure("both", cases)
-    reasons = {key.system: sample.failed for key, sample in samples.items()}
+    reasons = {key.system: sample.failed for key, sample in samples.items()}  # type: ignore[attr-defined]
     assert reasons["broken"] == "RuntimeError: AttributeError: no attribute 'start'"
     assert reasons["shared-memory map"] is None
 

@@ -194,7 +194,7 @@ def test_with_20_ms_of_storage_a_read_takes_them_and_a_lookup_does_not(tmp_path:
     (result,) = read_csv(csv)
     assert result.errors == 0
     assert result.read.p50 >= 20
-    assert result.lookup.p50 < 20
+    assert result.lookup.p50 < result.read.p50 - 15, "the machine may be busy, the storage is not"
     assert result.split is not None and result.split.storage >= 19.9, (
         "not the server's, nor the wire"
     )

@@ -94,7 +94,7 @@ def test_a_truncated_archive_and_an_empty_file_are_refused(tmp_path):
 
 
 def best_of_all(requests: tuple[Request, ...], capacity: int) -> int:
-    """Every choice of what to keep, tried: the definition, as slowly as it can be said."""
+    """Every choice of what to keep, tried: the definition itself, and slow."""
 
     def leading(kept: frozenset[int], blocks: tuple[int, ...]) -> int:
         return sum(1 for _ in itertools.takewhile(kept.__contains__, blocks))
@@ -328,7 +328,7 @@ SMALL = [
 
 @pytest.mark.parametrize("transport", ["tcp"])
 def test_a_real_server_finds_what_its_policy_says_block_for_block(tmp_path, capsys, transport):
-    trace = write(tmp_path / "trace.jsonl.gz", 150)
+    trace = write(tmp_path / "trace.jsonl.gz", 90)
     status = trace_benchmark.main([
         "--trace", str(trace), *SMALL, "--server-disk", "0,128MiB", "--transport", transport,
         "--json", str(tmp_path / "r.json"), "--csv", str(tmp_path / "r.csv"),

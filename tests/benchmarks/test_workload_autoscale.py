@@ -113,7 +113,7 @@ def test_a_single_user_who_waits_too_long_ends_the_search_with_nobody():
     [
         ([(100, 0.64), (120, 0.96)], 110),
         ([(100, 0.7), (100, 0.9), (120, 0.75), (120, 0.95)], 102),
-        ([(20, 0.01), (100, 0.64), (120, 0.96), (200, 40.0)], 110),  # far away says nothing
+        ([(20, 0.01), (100, 0.64), (120, 0.96), (200, 40.0)], 110),  # far away has no weight
         ([(100, 0.6), (120, 0.7)], 120),  # no further than was tried
         ([(100, 0.9), (120, 1.2)], 100),
         ([(100, 0.79), (100, 0.81)], 90),  # at one number of users there is no line

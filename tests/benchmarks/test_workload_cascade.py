@@ -1,4 +1,4 @@
-"""The cascade: a block lies in one tier, and is written to disk when it leaves memory."""
+"""The cascade: a block is in one tier, and is written to disk when memory evicts it."""
 
 import asyncio
 from pathlib import Path

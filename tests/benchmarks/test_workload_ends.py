@@ -35,7 +35,7 @@ def begin(folder: Path, *more: str) -> "subprocess.Popen[str]":
 
 
 def wait_for(process: "subprocess.Popen[str]", word: str) -> None:
-    """Until a progress line says so."""
+    """Until a progress line reports it."""
     assert process.stderr is not None
     for line in process.stderr:
         if word in line:

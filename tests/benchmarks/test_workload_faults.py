@@ -1,4 +1,4 @@
-"""What goes wrong in a store of this process: it is told, it is counted, and nothing hangs."""
+"""Faults in a store of this process: each is reported and counted, and nothing hangs."""
 
 import asyncio
 from pathlib import Path
@@ -68,11 +68,11 @@ async def test_a_byte_that_changed_in_memory_is_a_miss_and_is_counted(tmp_path: 
 
 async def test_an_error_in_one_write_is_its_callers_and_leaves_nothing_behind(tmp_path: Path):
     with host_of(tmp_path, MEMORY, DISK) as host:
-        host._writes._payload.broken = b"block-000003"
+        host._writes._payload.broken = b"block-000003"  # type: ignore[attr-defined]
         with pytest.raises(OSError, match="no bytes"):
             await host.write(blocks_of(range(6)))
         assert (await host.read(blocks_of(range(6)))).blocks == 0
-        host._writes._payload.broken = b""
+        host._writes._payload.broken = b""  # type: ignore[attr-defined]
         assert (await host.write(blocks_of(range(6)))).created == 6
         await host.settle()
         assert host.store.tier.stats().pinned == 0

@@ -1,4 +1,4 @@
-"""Every figure of a run is in its raw samples, whoever computes it."""
+"""Figures of a run: each follows from its raw samples."""
 
 import json
 import math
@@ -250,7 +250,7 @@ def test_nothing_but_what_was_asked_for_is_left_behind(workload_run):
     assert names == {"run.json", "run.html"}
 
 
-# ── verdicts, from latencies that nobody has measured ────────────────────────────────────────
+# ── verdicts, from invented latencies ────────────────────────────────────────────────────────
 
 
 def request(**more: Any) -> RequestSample:

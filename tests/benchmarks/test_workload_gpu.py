@@ -1,4 +1,4 @@
-"""The GPU tier, with a CPU as its device: what lies there, what is read from where, the books."""
+"""The GPU tier, with a CPU as its device: its blocks, its reads, its accounts."""
 
 import asyncio
 import random

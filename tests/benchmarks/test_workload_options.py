@@ -1,4 +1,4 @@
-"""What may be asked of a run, and what is said of the rest."""
+"""Options of a run, and the messages for wrong ones."""
 
 import dataclasses
 import fnmatch

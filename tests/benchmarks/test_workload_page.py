@@ -184,12 +184,12 @@ def test_charts_show_the_figures_of_the_timeline_and_of_the_samples(workload_run
         chart.draw(axes)
         drawn[name] = {line.get_label(): [*line.get_ydata()] for line in axes.lines}
     timeline = found["throughput_timeline"]
-    for name, key, chart in (
+    for name, key, title in (
         ("read", "read_gb_per_sec", "throughput"), ("written", "write_gb_per_sec", "throughput"),
         ("generated", "throughput_tokens_per_sec", "tokens"),
         ("active", "num_users", "users"), ("waiting", "in_flight", "users"),
     ):  # fmt: skip
-        assert drawn[chart][name] == [moment[key] for moment in timeline], name
+        assert drawn[title][name] == [moment[key] for moment in timeline], name
     last = timeline[-1]["used_bytes"]
     assert {name: values[-1] for name, values in drawn["tiers"].items()} == {
         tier: used / 2**30 for tier, used in last.items()
@@ -197,7 +197,7 @@ def test_charts_show_the_figures_of_the_timeline_and_of_the_samples(workload_run
     latency = drawn["latency"]
     assert latency.keys() == {"queue", "storage", "end to end"}
     for place, worst in enumerate(latency["end to end"]):
-        if not math.isnan(worst):  # somebody was answered then
+        if not math.isnan(worst):  # a request was answered then
             assert latency["queue"][place] <= latency["storage"][place] <= worst
     slowest = max(request.total_s for request in samples.requests)
     assert 0 < max(filter(lambda each: each > 0, latency["end to end"])) <= 1000 * slowest + 1e-3

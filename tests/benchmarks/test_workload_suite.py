@@ -91,7 +91,9 @@ def test_every_letter_of_the_wrapper_changes_what_it_says(tmp_path):
             "7",
         ],
     )
-    of = {name: options for name, options, _ in (tuple(one) for one in runs.values())}
+    of: dict[Any, Any] = {
+        name: options for name, options, _ in (tuple(one) for one in runs.values())
+    }
     assert {of[name].model for name in ("cpu-only", "autoscale", "production")} == {"tiny-1b"}
     assert [of[name].duration for name in ("cpu-only", "storage-saturation", "production")] == [
         1, 2, 3,

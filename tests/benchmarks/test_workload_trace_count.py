@@ -1,4 +1,4 @@
-"""A replayed trace finds what a count over it says, when nothing is evicted and nobody is early."""
+"""Replayed traces: hits equal a count over the trace when no block is evicted or early."""
 
 import json
 import random

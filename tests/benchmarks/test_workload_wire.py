@@ -1,4 +1,4 @@
-"""A run against a server: nobody else's blocks, nothing left behind, and its end when it ends."""
+"""A run against a server: only its own blocks, nothing left behind, and its end when it ends."""
 
 import asyncio
 import gc
@@ -98,7 +98,7 @@ async def test_rows_hold_the_bytes_of_their_keys(endpoint: str, transport: str):
         rows = backend._windows.get_nowait()
         for row in rows:
             row[:] = bytes(len(row))
-        backend._windows._queue.appendleft(rows)
+        backend._windows._queue.appendleft(rows)  # type: ignore[attr-defined]
         assert (await backend.read(blocks)).blocks == 4
         for row, key, length in zip(rows, *blocks, strict=False):
             expected = bytearray(length)
@@ -245,7 +245,7 @@ def test_a_run_whose_server_is_killed_writes_what_was_measured_and_says_why_it_f
         "--generation-mode", "none", "--bytes-scale", "0.05",
         "--seed", "1", "--output", str(output), *(arrival or ["--think-scale", "0"]),
     ])  # fmt: skip
-    gc.collect()  # a task whose error nobody has looked at says so when it goes
+    gc.collect()  # a task whose error was not retrieved logs it when it is collected
     printed = capsys.readouterr()
     assert code == 1
     *progress, line = printed.err.splitlines()

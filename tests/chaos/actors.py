@@ -42,7 +42,7 @@ class Totals:
 
 
 class Actor:
-    """Runs requests until told to stop. One thread calls it."""
+    """Runs requests until it is stopped. One thread calls it."""
 
     def __init__(self, name: str, seed: int, endpoint: str, transport: str) -> None:
         self.name = name
@@ -53,7 +53,7 @@ class Actor:
         self._under_way: deque[Request] = deque()
 
     def run(self, take_turn: Callable[[], bool]) -> None:
-        """Request after request, each once `take_turn` has said that it may."""
+        """Request after request, each once `take_turn` has returned true."""
         while take_turn():
             self._wait_a_little_for_the_server()
             while len(self._under_way) >= self._rng.randint(1, _MOST_UNDER_WAY):

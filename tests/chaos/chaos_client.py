@@ -39,7 +39,7 @@ class Hung(AssertionError):
 
 
 class WrongBytes(AssertionError):
-    """A row that was announced holds something else; or one was written that nobody offered."""
+    """An announced row holds other bytes, or a row that no request offered was written."""
 
 
 @dataclass(eq=False)
@@ -119,8 +119,8 @@ def _word_for_error(error: BaseException) -> str:
 class ChaosClient:
     """A `RemoteClient` over `transport` ("tcp" or "shm"), with pieces of memory for rows.
 
-    Rows that are nobody's are full of `POISON`, and whoever finds something else there has
-    found a write after the end of a request.
+    Rows of no request are full of `POISON`: any other byte there is a write after the end of a
+    request.
     """
 
     def __init__(
@@ -193,7 +193,7 @@ class ChaosClient:
         return Request("get", future, time.monotonic() + timeout_s, ns, numbers, rows, piece)
 
     def finish(self, request: Request) -> str:
-        """Wait for it, judge it, take its rows back; says in one word how it ended."""
+        """Wait for it, judge it, take its rows back; returns how it ended, in one word."""
         result = request.wait()
         self.worst_overrun_s = max(self.worst_overrun_s, request.overrun_s)
         word = request.judge(result)
@@ -223,7 +223,7 @@ class ChaosClient:
     # ── the end ──────────────────────────────────────────────────────────────────────────
 
     def check(self) -> None:
-        """At rest: its books balance, it holds nothing, and nobody wrote where he should not."""
+        """At rest: its books balance, it holds nothing, and no byte beside its rows was written."""
         self.client.check(timeout_s=PATIENCE_S)
         assert self.client.queued_bytes == 0
         assert self.client.counters()["internal_errors"] == 0

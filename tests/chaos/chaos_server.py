@@ -209,7 +209,7 @@ class ChaosServer:
     # ── its books ────────────────────────────────────────────────────────────────────────
 
     def stats(self) -> StatsReply:
-        """What it says of itself, asked by a client of its own that no proxy disturbs."""
+        """Its statistics, read by a client of its own that no proxy disturbs."""
         client = RemoteClient(ClientConfig(self.endpoint, client_name="observer"))
         try:
             return stats_of(client)

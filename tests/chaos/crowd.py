@@ -3,7 +3,7 @@
     python crowd.py ENDPOINT
 
 Reads lines like `touch 64`: from then on each connection has 16,384 keys of such requests under
-way, 64 in each request. Says "ready" when every connection has been answered once.
+way, 64 in each request. Prints "ready" when every connection has been answered once.
 """
 
 import sys

@@ -2,7 +2,7 @@
 
     python doomed_client.py ENDPOINT TRANSPORT OP
 
-Says "ready", begins the request when it reads a line, and waits for its end, which never comes.
+Prints "ready", begins the request when it reads a line, and waits for its end, which never comes.
 """
 
 import sys

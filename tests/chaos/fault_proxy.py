@@ -64,8 +64,8 @@ class Faults:
     """Nothing moves in these directions, and nothing is lost: it goes on when this ends."""
 
     swallowed: frozenset[Direction] = NEITHER
-    """Messages and heartbeats in these directions are lost, and nobody is told. One direction
-    is a half-open connection, both are a black hole."""
+    """Messages and heartbeats in these directions are lost, without an error. One direction is
+    a half-open connection, both are a black hole."""
 
     latency_s: float = 0.0
     """One way: a round trip takes twice as long."""
@@ -251,7 +251,7 @@ class FaultProxy:
             one.close()
 
     def _look_around(self) -> float | None:
-        """Register what may move now, and say how long until more may."""
+        """Register what may move now; returns how long until more may."""
         now, next_due = time.monotonic(), inf
         wanted = dict.fromkeys(self._pipes, 0)
         for source, pipe in self._pipes.items():
@@ -448,7 +448,7 @@ class FaultProxy:
         self._end_when_empty(pipe)
 
     def _end_when_empty(self, pipe: _Pipe) -> None:
-        """A sender that has left is told to the other side after all that it sent."""
+        """The other side learns that a sender has left after all bytes that it sent."""
         if pipe.ended and not pipe.queue and not pipe.held:
             self._end(pipe)
 

@@ -1,4 +1,4 @@
-"""What every block must hold, and rows that tell when somebody touched them who should not.
+"""The bytes of every block, and rows that show a write by the wrong owner.
 
 A block's bytes follow from its namespace and key alone. So whatever was lost, repeated or mixed
 up on the way: a row that is announced as landed holds exactly those bytes, or the cache lied.
@@ -46,7 +46,7 @@ def content(namespace: Namespace, number: int) -> bytes:
 
 
 def poison(rows: Sequence[memoryview]) -> None:
-    """Fill rows whose request has ended: they are ours again, and nobody may write there."""
+    """Fill rows whose request has ended: they are ours again, and no one else may write there."""
     for row in rows:
         row[:] = bytes([POISON]) * row.nbytes
 

@@ -169,8 +169,8 @@ class Scene:
     def new_prompts(
         self, count: int, tokens: tuple[int, int] = SHORT, max_tokens: int = MAX_TOKENS
     ) -> list[list[int]]:
-        """Prompts that nobody has asked, and what an engine without a connector answers. Each
-        has between `tokens[0]` and `tokens[1]` tokens."""
+        """New prompts, and the answers of an engine without a connector. Each has between
+        `tokens[0]` and `tokens[1]` tokens."""
         prompts = [
             prompt_tokens(self._rng.randint(*tokens), next(self._seeds)) for _ in range(count)
         ]

@@ -1,4 +1,4 @@
-"""What a fault proxy may do to one message: each function says what to send in its place.
+"""Faults of a proxy to one message: each function returns the bytes to send in its place.
 
 A `Tamper` gets a seeded generator and the message, and returns runs of bytes to send instead;
 `CUT` among them ends the connection there. `None` means: nothing to be done to this one.

@@ -1,6 +1,6 @@
 """Clocks that jump: the client's, the server's, an hour ahead and an hour back.
 
-Both sides read the monotonic clock only, which nobody sets; a suspended machine, or one that is
+Both sides read the monotonic clock only, which cannot be set; a suspended machine, or one that is
 moved to another host, may still see it leap ahead. That it goes back is against its contract:
 then deadlines come later by as much, and nothing else may happen.
 """
@@ -139,9 +139,9 @@ WALL_CLOCKS = {"time", "time_ns", "localtime", "gmtime", "now", "utcnow", "today
 
 @pytest.mark.parametrize("package", ["remote_server", "kv_connector"])
 def test_nothing_reads_the_clock_that_people_set(package):
-    """But for the disk, whose newest copy must be told from one that was written before a
-    restart: what it numbers with never goes back, whatever the clock does; for the age of what it
-    holds, which goes on while no server runs; and for what is only told to people."""
+    """Three exceptions. The disk distinguishes its newest copy from one written before a restart
+    by numbers that never go back, whatever the clock does. The age of its blocks goes on while no
+    server runs. The third is output for people."""
     for file in (REPOSITORY / package).rglob("*.py"):
         if file.parent.name in ("disk", "cli") or file.name in ("expiry.py", "wall_clock.py"):
             continue

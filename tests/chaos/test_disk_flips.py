@@ -1,5 +1,5 @@
-"""One bit on the server's disk, many times over: in headers and blocks, of files that nobody has
-open and of those that a server is reading from."""
+"""One bit on the server's disk, many times over: in headers and blocks, of files that no process
+has open and of those that a server is reading from."""
 
 import os
 from collections import Counter

@@ -1,4 +1,4 @@
-"""The fault proxy does what it says: a chaos suite that does no harm would pass as well."""
+"""The fault proxy injects each fault: a chaos suite without faults would pass as well."""
 
 import random
 import time

@@ -62,7 +62,7 @@ class Flipper:
         return hit
 
     def _look_at_what_was_kept(self, namespace, numbers):
-        """By a client on another way, which nobody disturbs: right, or not there."""
+        """By a client on another way, which no fault disturbs: right, or not there."""
         self.judge.finish(self.judge.get(namespace, numbers))
 
     def _recover(self, namespace):

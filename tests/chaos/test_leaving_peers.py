@@ -5,9 +5,8 @@ import struct
 
 import pytest
 from chaos_server import eventually
+from zmtp import command_of, connected
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL" + bytes(16) + bytes(32)
-READY = b"\x05READY" + b"\x0bSocket-Type" + b"\x00\x00\x00\x06DEALER" + b"\x08Identity" + bytes(4)
 PING = b"\x04PING" + bytes(2)
 MESSAGE = bytes([0, 100]) + bytes(100)
 
@@ -17,18 +16,14 @@ NUM_MESSAGES = (40, 4_000)
 """Of one peer: fewer, and far more, than libzmq reads at once (8 KiB)."""
 
 
-def command(body):
-    return bytes([4, len(body)]) + body
-
-
 @pytest.mark.parametrize("num_messages", NUM_MESSAGES)
 def test_peers_that_leave_a_stopped_server_with_messages_unread_do_not_end_it(server, num_messages):
-    """A ping lies behind what is unread: its answer has nowhere to go."""
+    """A ping follows what is unread: its answer has nowhere to go."""
     for _ in range(ROUNDS):
         peers = [connected_peer(server.endpoint) for _ in range(NUM_PEERS)]
         server.freeze()
         for peer in peers:
-            peer.sendall(MESSAGE * num_messages + command(PING))
+            peer.sendall(MESSAGE * num_messages + command_of(PING))
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             peer.close()
         server.thaw()
@@ -37,9 +32,7 @@ def test_peers_that_leave_a_stopped_server_with_messages_unread_do_not_end_it(se
 
 
 def connected_peer(endpoint):
-    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
-    peer = socket.create_connection((host, int(port)), timeout=5)
-    peer.sendall(GREETING + command(READY))
+    peer = connected(endpoint)
     received = b""
     while b"READY" not in received:
         received += peer.recv(1000)

@@ -28,7 +28,7 @@ def client(make_client, transport):
 
 
 def recovers(client, patience_s=20.0):
-    """Hits come again, without anybody's help, and the client is at rest afterwards."""
+    """Hits come again without outside help, and the client is at rest afterwards."""
     client.wait_until_ready(patience_s)
     for namespace in NAMESPACES:
         words = []
@@ -121,7 +121,7 @@ def test_over_1_megabyte_a_second_a_get_goes_on_as_long_as_something_comes(
 def test_whatever_becomes_of_messages_on_the_way_nothing_wrong_is_announced(
     name, share, client, proxy, whole
 ):
-    """The oracle of `ChaosClient` looks at every row that is said to have landed."""
+    """The oracle of `ChaosClient` checks every row that was announced as landed."""
     tamper = TAMPERS.get(name) or ReorderMessages()
     proxy.set(Faults(tamper=tamper, share=share))
     for _ in range(8 if whole else 2):

@@ -49,7 +49,7 @@ def test_what_is_pinned_stays_whole_and_others_are_declined_until_it_is_taken(
 def test_over_shared_memory_one_client_keeps_a_sixteenth_of_the_memory_at_most(
     server, proxy, make_client
 ):
-    """A block is pinned until its lease is released; everybody else can still put."""
+    """A block is pinned until its lease is released; other clients can still put."""
     slow = make_client("shm", num_pieces=NUM_BLOCKS // PER_REQUEST, shared_window_bytes=1 << 30)
     other = make_client("shm", server.endpoint)
     for numbers in all_of(0):

@@ -5,6 +5,7 @@ one command, or one whole message with all of its frames. The units of a stream,
 are the stream.
 """
 
+import socket
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -12,6 +13,9 @@ import msgspec
 
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4
+
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL" + bytes(16) + bytes(32)
+READY = b"\x05READY" + b"\x0bSocket-Type" + b"\x00\x00\x00\x06DEALER" + b"\x08Identity" + bytes(4)
 
 _header = msgspec.msgpack.Decoder(dict)
 
@@ -24,7 +28,7 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where one frame lies in its unit: its flags and length, then its body."""
+    """The place of one frame in its unit: its flags and length, then its body."""
 
     start: int
     body: int
@@ -52,6 +56,25 @@ class Unit:
             return str(_header.decode(self.raw[header.body : header.end]).get("type", ""))
         except msgspec.DecodeError:
             return ""
+
+
+def connected(endpoint: str, receive_bytes: int | None = None) -> socket.socket:
+    """A TCP connection to a ROUTER, to which a DEALER's half of the handshake has been sent.
+
+    `receive_bytes` limits what the kernel holds of the answers.
+    """
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    peer = socket.socket()
+    if receive_bytes is not None:
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    peer.settimeout(20)
+    peer.connect((host, int(port)))
+    peer.sendall(GREETING + command_of(READY))
+    return peer
+
+
+def command_of(body: bytes) -> bytes:
+    return bytes([COMMAND, len(body)]) + body
 
 
 def message_of(bodies: list[bytes]) -> bytes:

@@ -1,4 +1,4 @@
-"""The wheel, built and installed where nothing is but what it declares.
+"""The wheel, built and installed into an environment of its declared dependencies only.
 
 It is built from a source archive of a copy of the tree, as `python -m build` does, without a
 network. The environment it goes into begins empty and gets links to the distributions that the

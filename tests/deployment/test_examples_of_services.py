@@ -1,4 +1,4 @@
-"""The container file and the systemd unit say what is so: commands, settings, times, sizes."""
+"""The container file and the systemd unit are true: commands, settings, times, sizes."""
 
 import argparse
 import configparser
@@ -152,6 +152,8 @@ def last(steps: Sequence[tuple[str, str]], name: str) -> str:
 
 def test_the_container_runs_serve_and_gets_the_signals_itself(steps: list[tuple[str, str]]):
     """The form with brackets: no shell between the signal and the server."""
+    program: str
+    arguments: list[str]
     program, *arguments = [*json.loads(last(steps, "ENTRYPOINT")), *json.loads(last(steps, "CMD"))]
     assert (program, arguments[0]) == ("kvferry", "serve")
     assert settings_of(arguments[1:]) == ServerConfig()
@@ -217,7 +219,7 @@ def test_docker_waits_for_longer_than_a_drain_takes():
     assert all(float(s) >= ServerConfig().drain_timeout_s + BESIDE_DRAIN_S for s in found)
 
 
-# ── what the texts tell people to type ───────────────────────────────────────────────────
+# ── commands in the texts ────────────────────────────────────────────────────────────────
 
 
 def readme(name: str) -> str:

@@ -1,4 +1,4 @@
-"""The wheel is complete, holds nothing else, and runs where nothing is but what it declares."""
+"""The wheel is complete, holds nothing else, and runs with its declared dependencies only."""
 
 import importlib.metadata
 import json

@@ -175,7 +175,7 @@ def counted_of(counted: Mapping[str, float], name: str) -> float:
 
 
 class Longest(NamedTuple):
-    """Where the longest of a histogram's observations lies."""
+    """The bucket of the longest of a histogram's observations."""
 
     more_than: float
     at_most: float

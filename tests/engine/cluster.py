@@ -115,7 +115,7 @@ def running(*engines: "Engine") -> Iterator[None]:
 
 
 class Engine(VllmServer):
-    """An engine whose answers say where their prompt tokens came from."""
+    """An engine whose answers report where their prompt tokens came from."""
 
     def ask(self, prompt: list[int], max_tokens: int = 8, **extra: Any) -> Completion:
         return self.complete(

@@ -1,4 +1,4 @@
-"""The other ways to run it: the pool alone, and the tier in somebody else's offloading config."""
+"""The other ways to run it: the pool alone, and the tier in a foreign offloading config."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -16,7 +16,7 @@ def pool_files() -> set[Path]:
 def test_an_engine_killed_and_started_before_its_server_finds_its_blocks_when_that_is_there(
     engine: Engine, cluster: Cluster, model: Path, logs: Path
 ):
-    """Nothing listens where the new engine looks: it computes, says so once, and recovers."""
+    """Nothing listens at the new engine's address: it computes, logs it once, and recovers."""
     prompts = [prompt_tokens(1200, seed=700 + i) for i in range(2)]
     engine.when_ready()
     cold = [engine.ask(prompt) for prompt in prompts]

@@ -1,4 +1,4 @@
-"""An engine of two workers: both map the scheduler's pool, and both are heard."""
+"""An engine of two workers: both map the scheduler's pool, and both report."""
 
 from pathlib import Path
 

@@ -68,7 +68,7 @@ def test_weights_that_change_and_come_back(cluster: Cluster, model: Path, logs: 
         assert tokens == {**NOTHING, "pool": WHOLE} and answer.agrees_with(cold)
         cluster.settled()
 
-        # In place, and reported to nobody.
+        # In place, and not reported.
         engine.scale_norms(0.5)
         engine.until_noticed(1)
         other, tokens = engine.ask_from(PROMPT)

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server that says what a test tells it to, on a thread of its own."""
+"""An OpenAI-compatible server with scripted answers, on a thread of its own."""
 
 import asyncio
 import json

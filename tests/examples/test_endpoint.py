@@ -120,7 +120,7 @@ def test_an_error_status_is_one_line_with_the_servers_reason(
 
 
 def test_a_server_that_is_not_there_is_one_line_that_says_what_to_do():
-    with socket.socket() as taken:  # bound and not listening: nobody else gets the port
+    with socket.socket() as taken:  # bound and not listening: no other process gets the port
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(EndpointError) as refused:

@@ -1,4 +1,4 @@
-"""Prompts are what they are said to be: the same each time, and alike exactly so far."""
+"""Prompts have their declared properties: the same each time, and alike exactly so far."""
 
 import json
 from pathlib import Path

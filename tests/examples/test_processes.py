@@ -9,12 +9,12 @@ import pytest
 
 from examples.processes import LoggedProcess, StartFailed
 
-# Says ready, and has a child that ignores the polite request to end.
+# Prints ready, and has a child that ignores SIGTERM.
 PARENT_WITH_STUBBORN_CHILD = "sh -c 'trap \"\" TERM; echo ready; sleep 100' & sleep 100"
 
 
 class Script(LoggedProcess):
-    """A shell script that is ready when it has said so."""
+    """A shell script that is ready when it has printed `ready`."""
 
     name = "script"
     start_timeout_s = 5.0

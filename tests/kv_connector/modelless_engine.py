@@ -1,7 +1,7 @@
 """A whole engine without a model: vLLM's scheduler and block pool, our connector on both sides.
 
 What a model would compute for a block is a number that depends on the weights, on the content of
-the block before it as it lies in the engine, and on the block's tokens. A block of old weights,
+the block before it as the engine holds it, and on the block's tokens. A block of old weights,
 or one that was computed behind such a block, is therefore recognized wherever it turns up.
 """
 
@@ -44,12 +44,12 @@ Bytes = np.ndarray[Any, np.dtype[np.int8]]
 
 
 def computed(weights: int, before: int, tokens: Sequence[int]) -> int:
-    """What lies in a block with these tokens, behind a block with `before` in it."""
+    """The contents of a block with these tokens, behind a block with `before` in it."""
     return hash((weights, before, tuple(tokens))) & (2**62 - 1)
 
 
 def right(weights: int, tokens: Sequence[int]) -> list[int]:
-    """What lies in the whole blocks of these tokens when one model has computed all of them."""
+    """The contents of the whole blocks of these tokens when one model has computed all of them."""
     content, before = [], 0
     for first in range(0, len(tokens) // TOKENS * TOKENS, TOKENS):
         before = computed(weights, before, tokens[first : first + TOKENS])
@@ -105,7 +105,7 @@ class ModellessEngine:
         return self._model
 
     def load(self, weights: int) -> None:
-        """Other weights, as `reload_weights` would: in place, and reported to nobody."""
+        """Other weights, as `reload_weights` would: in place, and not reported."""
         self.weights = weights
         self._model.weight.fill_(weights)
 
@@ -218,7 +218,7 @@ class ModellessEngine:
     # ── what is where ────────────────────────────────────────────────────────────────────
 
     def pool(self) -> dict[bytes, int]:
-        """What lies in the pool's readable rows, by key."""
+        """The contents of the pool's readable rows, by key."""
         rows = np.frombuffer(self.manager.primary_tier.get_kv_memoryview(), np.int64)
         rows = rows.reshape(self.manager.primary_tier._num_chunks, -1)
         return {
@@ -241,7 +241,7 @@ class ModellessEngine:
         return found
 
     def block(self, request: Request, index: int) -> int:
-        """What lies in a block of the engine that this request holds."""
+        """The contents of a block of the engine that this request holds."""
         ids = self.scheduler.kv_cache_manager.get_block_ids(request.request_id)[0]
         return int(self._content[ids[index], 0])
 

@@ -1,10 +1,10 @@
-"""A `RemoteClient` that answers when the test says so, and an engine around the tier."""
+"""A stand-in for `RemoteClient` whose futures the test completes, and an engine around the tier."""
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, make_offload_key
@@ -51,7 +51,11 @@ class Asked:
 class ScriptedClient:
     """Records what it is asked; `ready` is the test's to set."""
 
+    latest: "ClassVar[ScriptedClient]"
+    """The one that was made last."""
+
     def __init__(self, config: Any) -> None:
+        ScriptedClient.latest = self
         self.config = config
         self.ready = True
         self.absent = False
@@ -155,7 +159,7 @@ class Engine:
             server="tcp://127.0.0.1:1",
             **settings,
         )
-        self.client: ScriptedClient = self.tier._client  # type: ignore[assignment]
+        self.client = ScriptedClient.latest
         if declared:
             self.tier.declare("model", {"model": "m"})
         self._jobs = 0

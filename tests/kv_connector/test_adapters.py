@@ -52,7 +52,7 @@ def answered(engine: ModellessEngine, name: str, lora: LoRARequest) -> list[int]
 def test_an_adapter_that_stays_is_served_from_the_pool(engine: ModellessEngine, tmp_path: Path):
     lora = write(tmp_path / "lora", "one")
     answered(engine, "one", lora)
-    engine.weights = 2  # whatever is computed now can be told from what was stored
+    engine.weights = 2  # what is computed now differs from what was stored
     assert answered(engine, "two", lora) == right(1, PROMPT)
 
 

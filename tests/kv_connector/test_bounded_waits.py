@@ -1,4 +1,4 @@
-"""Nobody waits for ever: not a request, not a row, not an engine that wants to rest."""
+"""Bounded waits: of a request, of a row, of an engine that is to become idle."""
 
 import pytest
 from scripted_client import ScriptedClient

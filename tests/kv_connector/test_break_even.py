@@ -226,7 +226,7 @@ def test_a_prefix_that_would_load_slower_than_it_computes_is_not_asked_for(engin
 
 
 def test_a_request_that_prefetches_loads_what_is_slower_than_computing(engine: Engine):
-    """32 ms to compute, 50 ms to load: nobody waits for its answer."""
+    """32 ms to compute, 50 ms to load: no request waits for its answer."""
     measured(engine, load_s=0.05)
     context, keys = engine.request("r", 8, **{PREFETCH_KEY: True})
     assert engine.lookup(context, keys) == ["RETRY"] * 8

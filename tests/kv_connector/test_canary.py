@@ -217,7 +217,7 @@ def test_a_server_that_is_not_there_is_no_failure_and_costs_nothing(
 
 
 def test_a_server_that_never_answers_costs_a_second_at_most(make_host: Callable[..., Host]):
-    """Connections are taken and nothing is ever said."""
+    """Connections are accepted and nothing is ever sent."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()

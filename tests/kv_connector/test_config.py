@@ -1,4 +1,4 @@
-"""A wrong setting is told at start, by name, with its value and the nearest right one."""
+"""A wrong setting is reported at start, by name, with its value and the nearest right one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""An engine whose settings keep it from the blocks of another says so in its own log, once."""
+"""An engine whose settings keep it from the blocks of another logs it, once."""
 
 import logging
 from types import SimpleNamespace

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_connector, request_of
+from scripted_client import ScriptedClient
 
 from kv_connector import metrics
 from kv_connector.connector import KVFerryConnector
@@ -80,7 +81,7 @@ def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector,
     assert connector.scheduler.config.supports_partial_tail
     tier: Any = connector._remote
     tier.declare("model", {"model": "m"})
-    client = tier._client
+    client = ScriptedClient.latest
     count = 0
 
     @given(bodies, st.booleans(), st.sampled_from([None, 16, 32, 48, 80, 96]))
@@ -117,7 +118,11 @@ def test_no_body_raises_in_a_hook_or_names_a_metric(connector: KVFerryConnector,
         "pinned_rows",
         "draining",
     }
-    known |= {"partial_block", *tier._client.counters(), *metrics.INTEGRITY_REASONS.values()}
+    known |= {
+        "partial_block",
+        *ScriptedClient.latest.counters(),
+        *metrics.INTEGRITY_REASONS.values(),
+    }
     assert labels_of(connector) <= known
     assert not [key for key in tier.totals() if key[0] == metrics.HOOK_ERRORS]
 

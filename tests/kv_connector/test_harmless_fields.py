@@ -1,5 +1,5 @@
 """Engines that differ in what does not matter share: a pair for every field and every variable
-that is said to be harmless."""
+that is listed as harmless."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ def owner_of(config: VllmConfig, kind: str) -> Any:
 
 
 def fields_of(kind: str) -> list[str]:
-    """Those said to be harmless."""
+    """Those listed as harmless."""
     named = HARMLESS[kind]
     if "*" not in named:
         return [field for field in named if (kind, field) not in LOOKED_INTO]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from real_connector import BLOCK, FULL, Layers, group_of, real_connector, request_of
-from scripted_client import STEP_END
+from scripted_client import STEP_END, ScriptedClient
 from vllm.v1.core.kv_cache_manager import KVCacheBlocks
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import SlidingWindowSpec
@@ -50,7 +50,7 @@ def sources_of(connector: KVFerryConnector, groups: Sequence[Layers]) -> dict[An
         if tokens is not None:
             break
         manager.on_schedule_end(STEP_END)
-        for asked in tier._client.asked:
+        for asked in ScriptedClient.latest.asked:
             if not asked.reply.done():
                 if asked.operation == "lookup":
                     asked.found(*[KeyState.READABLE] * len(asked.keys))

@@ -1,7 +1,7 @@
 """No exception of ours reaches the engine, whichever hook vLLM calls and whatever breaks inside.
 
 The hooks are read from vLLM's own classes, so one that a new vLLM adds, and that we override,
-is called here without anybody thinking of it, or fails `test_every_hook_of_ours_is_called`.
+is called here without a change, or fails `test_every_hook_of_ours_is_called`.
 """
 
 import inspect
@@ -49,7 +49,7 @@ TIER_FAULTS = [
 
 
 class Tier:
-    """A tier with a request that has been looked up and a job for whoever wants one."""
+    """A tier with a request that has been looked up, and a job for the hooks that take one."""
 
     def __init__(self) -> None:
         self.engine = Engine()
@@ -217,7 +217,7 @@ def test_a_reset_begins_a_new_epoch_though_its_transfers_break(monkeypatch: pyte
 
 @pytest.mark.parametrize("hook", hooks_of(HostWorker))
 def test_nothing_leaves_the_worker_but_a_failed_copy(hook: str):
-    """After its thread has died of one: nobody waits for what will not come."""
+    """After its thread has died of one: no caller waits for what will not come."""
     region = MagicMock()
     region.cleanup.side_effect = BrokenOnPurpose
     worker = HostWorker(SimpleNamespace(tensors=[], group_data_refs=[]), region, 1)

@@ -28,7 +28,7 @@ CONNECTOR_FAULTS = [
 @pytest.fixture
 def quiet_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker does at its start, without an engine to do it to."""
-    monkeypatch.setattr(connector_module.namespace, "worker_facts", lambda *_: {"attention": "x"})
+    monkeypatch.setattr(connector_module.namespace, "worker_facts", lambda *_: {"attention": "x"})  # type: ignore[attr-defined]
     monkeypatch.setattr(connector_module, "client_config", lambda *_: None)
     monkeypatch.setattr(connector_module, "run_canary", lambda *_: Report(Outcome.PASSED))
 
@@ -60,7 +60,7 @@ def test_nothing_leaves_a_hook_of_the_connector(
         assert answers == [healthy] * 3, "what vLLM computed is passed on all the same"
     if fault != "_remote":
         assert ours.errors >= 1
-    # Each part says it once, and once why it could not be counted.
+    # Each part logs it once, and once why it could not be counted.
     parts = {"build_connector_meta": 4, "get_num_new_matched_tokens": 2, "register_kv_caches": 2}
     parts_of_hook = parts.get(hook, 1)
     assert 1 <= tracebacks() <= 2 * parts_of_hook, "said once, not every time"
@@ -111,7 +111,7 @@ def test_what_fails_in_a_worker_is_reported(quiet_world: None, monkeypatch: pyte
     """A worker has no metrics of its own."""
     worker = Connector()
     worker.connector._remote = worker.connector._introduction = None
-    monkeypatch.setattr(connector_module.namespace, "worker_facts", Broken())
+    monkeypatch.setattr(connector_module.namespace, "worker_facts", Broken())  # type: ignore[attr-defined]
     for _ in range(3):
         worker.call("register_kv_caches")
     sent = worker.call("build_connector_worker_meta")

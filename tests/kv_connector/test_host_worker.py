@@ -1,4 +1,4 @@
-"""The host worker moves exactly the bytes it was told to, in the order it was told."""
+"""The host worker moves exactly the bytes of its jobs, in their order."""
 
 import numpy as np
 import pytest

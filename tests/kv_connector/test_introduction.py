@@ -1,4 +1,4 @@
-"""The engine declares whose blocks it holds once every worker was heard, and not before."""
+"""The engine declares its namespace once every worker has reported, and not before."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ PASSED = Report(Outcome.PASSED)
 
 
 class Introduced:
-    """A tier of an engine with two workers; nothing was heard yet."""
+    """A tier of an engine with two workers; neither has reported yet."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *not_known: str) -> None:
         self.engine = Engine(declared=False, wait_budget_ms=100)
@@ -176,7 +176,7 @@ def test_facts_that_no_server_takes_keep_the_engine_from_the_server(ours: Introd
     """The engine runs by now: it cannot be refused any more."""
 
     def refuse(*_: Any) -> None:
-        raise introduction_module.ConfigError("a fact of 9,000 characters")
+        raise introduction_module.ConfigError("a fact of 9,000 characters")  # type: ignore[attr-defined]
 
     ours.engine.client.declare = refuse  # type: ignore[method-assign]
     ours.hear(heard(0), heard(1))
@@ -184,7 +184,7 @@ def test_facts_that_no_server_takes_keep_the_engine_from_the_server(ours: Introd
 
 
 def test_a_reset_before_the_introduction_counts_as_one_after_it(ours: Introduced):
-    """The weights may have been updated: nobody else's blocks are theirs."""
+    """The weights may have been updated: no other engine's blocks are theirs."""
     ours.engine.tier.drain_jobs()
     assert ours.declared == []
     ours.hear(heard(0), heard(1))

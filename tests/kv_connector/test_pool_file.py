@@ -102,7 +102,7 @@ def region_name() -> Iterator[str]:
 
 
 def test_vllms_region_lies_in_a_file_that_cannot_shrink(region_name: str):
-    """Both sides map what the first one made; the name may go, and nobody can truncate it."""
+    """Both sides map what the first one made; the name may go, and no process can truncate it."""
     made = offer_sealed_file(region_name, 16 * 4096)
     assert made is not None
     assert offer_sealed_file(region_name, 16 * 4096) is None, "the second one finds it"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_connector, request_of
-from scripted_client import Engine
+from scripted_client import Engine, ScriptedClient
 from vllm.v1.kv_offload.base import ReqContext
 
 from kv_connector import metrics
@@ -187,12 +187,12 @@ def test_a_partial_tail_stays_in_the_pool(connector: KVFerryConnector):
     status, keys = tail_of(connector, None)
     connector.scheduler.manager.complete_store(keys, status.req_context)
     assert tier.totals()[metrics.DECLINED_BLOCKS, "partial_block"] == len(GROUPS)
-    assert not tier._client.asked
+    assert not ScriptedClient.latest.asked
     assert {tier.lookup(key, status.req_context).name for key in keys} == {"MISS"}
     whole = status.group_states[0].offload_keys[:1]
     assert tier.lookup(whole[0], status.req_context).name == "RETRY"
     connector.scheduler.manager.prepare_store(whole, status.req_context)
     connector.scheduler.manager.complete_store(whole, status.req_context)
-    assert tier._client.last("lookup").keys == whole, "a whole block is offered"
+    assert ScriptedClient.latest.last("lookup").keys == whole, "a whole block is offered"
     tier._transfers.drain(0.1)
     connector.reset_cache()

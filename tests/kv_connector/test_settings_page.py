@@ -1,4 +1,4 @@
-"""docs/SETTINGS.md says what the code does, and says all of it."""
+"""docs/SETTINGS.md describes what the code does, and all of it."""
 
 import re
 from pathlib import Path

@@ -169,9 +169,9 @@ def test_a_worker_that_reports_another_pool_ends_the_engine(monkeypatch: pytest.
 
 
 MOMENTS = [
-    (pool_file.os.path, "lexists"), (pool_file.Path, "exists"), (pool_file.Path, "unlink"),
-    (pool_file, "check_memory_fits"), (pool_file.os, "memfd_create"), (pool_file.os, "ftruncate"),
-    (pool_file.Path, "symlink_to"), (pool_file.Path, "stat"),
+    (pool_file.os.path, "lexists"), (pool_file.Path, "exists"), (pool_file.Path, "unlink"),  # type: ignore[attr-defined]
+    (pool_file, "check_memory_fits"), (pool_file.os, "memfd_create"), (pool_file.os, "ftruncate"),  # type: ignore[attr-defined]
+    (pool_file.Path, "symlink_to"), (pool_file.Path, "stat"),  # type: ignore[attr-defined]
 ]  # fmt: skip
 
 

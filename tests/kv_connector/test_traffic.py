@@ -1,4 +1,4 @@
-"""The minute line says where prompt tokens came from, and only what is new."""
+"""The minute line reports where prompt tokens came from, and only what is new."""
 
 from kv_connector import metrics
 from kv_connector.metrics import Traffic

@@ -1,4 +1,4 @@
-"""No field of vLLM's config is overlooked: each is a fact, seen in one, or said to be harmless."""
+"""No field of vLLM's config is overlooked: each is a fact, seen in one, or listed as harmless."""
 
 import dataclasses
 import re

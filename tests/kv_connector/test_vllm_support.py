@@ -219,7 +219,7 @@ def test_the_command_lists_what_an_unpacked_version_lacks(package: Path, tmp_pat
 
 
 def test_without_vllm_the_sentence_says_which_to_install(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(vllm_support.util, "find_spec", lambda _: None)
+    monkeypatch.setattr(vllm_support.util, "find_spec", lambda _: None)  # type: ignore[attr-defined]
     with pytest.raises(ConfigError, match=r"kvferry needs vLLM 0\.32, and none is installed"):
         vllm_support.refuse_unsupported()
 

@@ -140,7 +140,7 @@ def test_weights_are_not_touched_while_the_engine_may_be_asleep(monkeypatch: pyt
 
 
 class Device:
-    """A GPU's stand-in: what was copied has come when the test says so."""
+    """A GPU's stand-in: the test decides when a copy has arrived."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.arrived = True

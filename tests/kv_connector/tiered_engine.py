@@ -64,11 +64,15 @@ class TieredEngine:
                 engine_id=name, parallel=SimpleNamespace(world_size=1, pp_size=1)
             ),
         )
+
+        def make_client(config: Any) -> Any:
+            self.client: Any = client_factory(config)
+            return self.client
+
         self.tier = RemoteTier(
-            spec, view, "RemoteTier", sees_everything=not bare, client_factory=client_factory,
+            spec, view, "RemoteTier", sees_everything=not bare, client_factory=make_client,
             clock=self.clock, server=server, **settings,
         )  # fmt: skip
-        self.client: Any = self.tier._client
         self.tier.declare("model", {"model": "m"})
         self.manager = TieringOffloadingManager(self.primary, [self.tier, *more_tiers(spec, view)])
 

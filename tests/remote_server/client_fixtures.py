@@ -3,11 +3,13 @@
 Test modules name this file in `pytest_plugins`.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 
 import pytest
-from client_helpers import BLOCK_BYTES, NAMESPACE, Clock, Heap, Memory, Shared
+from client_helpers import BLOCK_BYTES, NAMESPACE, Clock, Heap, Memory, Shared, io_threads
 from fake_server import FakeServer, eventually
+from held import LANES, FaultPoints
 
 from remote_server.client import ClientConfig, RemoteClient
 
@@ -18,7 +20,21 @@ def clock() -> Clock:
 
 
 @pytest.fixture
-def shared() -> Iterator[Shared]:
+def points(monkeypatch: pytest.MonkeyPatch) -> FaultPoints:
+    """Fault points of the clients that the test makes. `shared` installs them."""
+    points = FaultPoints()
+    for lane in LANES:
+        monkeypatch.setattr(lane, "no_pause", points)
+    return points
+
+
+@pytest.fixture
+def breaks_inside() -> None:
+    """The test makes its clients fail inside, so they may count internal errors."""
+
+
+@pytest.fixture
+def shared(points: FaultPoints) -> Iterator[Shared]:
     """All rows of this test lie in one region, which its clients register."""
     Memory.source = shared = Shared()
     yield shared
@@ -41,12 +57,12 @@ def fake() -> Iterator[FakeServer]:
 
 
 @pytest.fixture
-def make_client() -> Iterator[Callable[..., RemoteClient]]:
+def make_client(request: pytest.FixtureRequest) -> Iterator[Callable[..., RemoteClient]]:
     """Make clients of an endpoint; quick to reconnect, and `NAMESPACE` declared.
 
     Whatever the test did to them, their books must balance afterwards and they must close.
     """
-    clients: list[RemoteClient] = []
+    clients: list[tuple[RemoteClient, threading.Thread]] = []
 
     def make(
         endpoint: str, *, block_bytes: int = BLOCK_BYTES, wait: bool = True,
@@ -56,10 +72,12 @@ def make_client() -> Iterator[Callable[..., RemoteClient]]:
         if isinstance(Memory.source, Shared):
             quick["transport"] = "shm"
         config = ClientConfig(endpoint, **{**quick, **settings})
+        before = io_threads()
         client = RemoteClient(config, clock=clock) if clock else RemoteClient(config)
         if clock:
             clock.clients.append(client)
-        clients.append(client)
+        (thread,) = io_threads() - before
+        clients.append((client, thread))
         if isinstance(Memory.source, Shared):
             region = Memory.source.region
             client.register(region.view, region.fd)
@@ -70,14 +88,14 @@ def make_client() -> Iterator[Callable[..., RemoteClient]]:
         return client
 
     yield make
-    for client in clients:
+    for client, thread in clients:
         client.check()
         client.close()
         client.check()
-        assert not client._loop._thread.is_alive(), "the thread outlived close"
+        assert not thread.is_alive(), "the thread outlived close"
         assert client.queued_bytes == 0
         counters = client.counters()
-        assert counters["internal_errors"] == 0
+        assert "breaks_inside" in request.fixturenames or counters["internal_errors"] == 0
         assert counters["shm_attached"] == counters["shm_detached"]
 
 

@@ -1,30 +1,72 @@
-"""Blocks, rows and a clock for the tests of the client."""
+"""Blocks, rows, a clock and a hold on the I/O thread for the tests of the client."""
 
 import ctypes
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from fake_server import PATIENCE_S, FakeServer
+from fake_server import PATIENCE_S, Asked, FakeServer, eventually
 
 from remote_server.client import GetOutcome, RemoteClient, SharedRegion
 from remote_server.errors import ServerUnavailable
+from remote_server.protocol import Stats
 
 NAMESPACE = "ns"
 BLOCK_BYTES = 4096
 
 
 class Clock:
-    """Time stands still until `advance`, which lets the clients made with it look again."""
+    """Time stands still until `advance`, which wakes the clients made with it."""
 
     def __init__(self) -> None:
         self.now = 1000.0
+        self.num_reads = 0
         self.clients: list[RemoteClient] = []
 
     def __call__(self) -> float:
+        self.num_reads += 1
         return self.now
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
         for client in self.clients:
-            client._loop.mailbox.wake()
+            wake(client)
+
+
+def io_threads() -> set[threading.Thread]:
+    """The I/O threads of all clients in this process."""
+    return {thread for thread in threading.enumerate() if thread.name == "kvferry-client"}
+
+
+def wake(client: RemoteClient) -> None:
+    """Make the I/O thread take a turn. It has nothing to forget."""
+    client.forget("a namespace of no test")
+
+
+def turn(client: RemoteClient) -> None:
+    """Let the I/O thread take a whole turn: what it was going to do, it has done."""
+    client.check()
+    client.check()
+
+
+@contextmanager
+def io_thread_held(client: RemoteClient, fake: FakeServer) -> Iterator[None]:
+    """The client's I/O thread waits in a callback until this block ends."""
+    reached, go_on = threading.Event(), threading.Event()
+    asked: list[Asked] = []
+    former = fake.rules.get(Stats, fake.answer)
+    fake.rules[Stats] = asked.append
+    future = client.stats(timeout_s=PATIENCE_S)
+    eventually(lambda: asked, "the request has arrived")
+    fake.rules[Stats] = former
+    # Added before the reply is sent, so it runs on the thread that receives the reply.
+    future.add_done_callback(lambda _: (reached.set(), go_on.wait(PATIENCE_S)))
+    fake.do(lambda: fake.answer(asked[0]))
+    assert reached.wait(PATIENCE_S), "the reply was not received"
+    try:
+        yield
+    finally:
+        go_on.set()
 
 
 def key(number: int) -> bytes:

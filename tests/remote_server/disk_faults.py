@@ -180,7 +180,7 @@ class FakeDisk:
 
 
 class SteppedPool:
-    """A pool without threads: jobs run when the test says, in the order of a seed."""
+    """A pool without threads: jobs run when the test runs them, in the order of a seed."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from remote_server import protocol
 from remote_server.store.disk.files import Folder, Written
@@ -32,7 +33,7 @@ def wait_for(tier: DiskTier, event: threading.Event, until: Callable[[], bool]) 
 class RealDisk:
     """A `DiskTier` over `path`. `with` ends it as a clean stop does, and checks it first."""
 
-    def __init__(self, path: Path, budget: int, segment_bytes: int, **options: object) -> None:
+    def __init__(self, path: Path, budget: int, segment_bytes: int, **options: Any) -> None:
         self.event = threading.Event()
         self.files = options.pop("files", None) or Folder(path)
         self.pool = ThreadPool(self.event.set, num_threads=options.pop("num_threads", 3))

@@ -1,4 +1,4 @@
-"""A process that writes blocks until it is killed, and says which have been written.
+"""A process that writes blocks until it is killed, and prints which have been written.
 
 `python disk_writer.py FOLDER FIRST` writes block number n = FIRST, FIRST + 1, … under the key
 n mod 40, 8 at a time, and prints the highest n that is written.

@@ -1,38 +1,57 @@
-"""A server that does as it is told: answers, stays silent, lies, and counts what it was asked.
+"""The scripted server: a ROUTER on a thread of its own that answers as a test prescribes.
 
-Its default answers are those of a small honest server, so a test scripts only its one lie:
+Contract:
 
-    fake.rules[Get] = lambda asked: fake.send(asked, got, blocks, b"wrong bytes")
+- Without a script, every answer is that of a small honest server. A test scripts only its one lie:
 
-Rules run on the fake's own thread; `do` runs anything else there. `wait_for` is how a test
-knows that a request has arrived.
+      fake.rules[Get] = lambda asked: fake.send(asked, got, blocks, b"wrong bytes")
+
+- `rules` run on the fake's thread, and so do the functions given to `do`. `send`, `send_raw` and
+  `answer` belong to that thread.
+- `asked` holds every request in the order of arrival. `wait_for` returns when one has arrived.
+- `lie` answers one kind of request with spoiled or invented frames.
+- With `near`, the fake announces a local socket, leases blocks from an arena and copies from the
+  region that a client attached. `local_rule` answers there, on another thread.
+- A rule that raises ends the fake; `close` raises its exception again.
 """
 
+import mmap
+import os
 import queue
+import secrets
+import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import zmq
+from descriptors import memfd
 
 from remote_server import protocol
 from remote_server.protocol import (
+    Attach,
+    Attached,
     Blocks,
     Clear,
     Cleared,
     Error,
     Found,
     Get,
+    GetShared,
     Got,
     Hello,
     Keep,
     Kept,
     KeyState,
+    Leased,
     Lookup,
+    NotAttached,
     Put,
     PutOutcome,
+    PutShared,
+    Release,
     Stats,
     StatsReply,
     Stored,
@@ -43,7 +62,24 @@ from remote_server.protocol import (
     Welcome,
 )  # fmt: skip
 
+if TYPE_CHECKING:
+    from mutations import Step
+
 PATIENCE_S = 5.0  # a test that waits this long has failed
+
+ARENA_BYTES = 64 << 20  # of which next to nothing is ever touched
+NUM_SLOTS = 64
+SLOT_BYTES = 8192
+WORDS = NUM_SLOTS * SLOT_BYTES
+"""Where the generation words begin."""
+
+Frames = list[bytes]
+
+Lies: TypeAlias = "Sequence[tuple[int, list[Step]] | Frames]"
+"""Raw frames, or the number of an honest message and what to do to it."""
+
+Exchange = tuple["Asked", list[Frames]]
+"""A request, and the frames of the honest answer to it."""
 
 
 @dataclass
@@ -65,7 +101,10 @@ def eventually(condition: Callable[[], Any], what: str = "") -> Any:
 
 
 class FakeServer:
-    def __init__(self, endpoint: str = "tcp://127.0.0.1:*", epoch: str = "epoch-1") -> None:
+    def __init__(
+        self, endpoint: str = "tcp://127.0.0.1:*", epoch: str = "epoch-1", *, near: bool = False
+    ) -> None:
+        self.near = near
         self.epoch = epoch
         self.max_keys = protocol.MAX_KEYS_PER_MESSAGE
         self.blocks_per_frame = 1
@@ -74,6 +113,7 @@ class FakeServer:
         self.rules: dict[type, Callable[[Asked], None]] = {}
         self.asked: list[Asked] = []
         self.failure: BaseException | None = None
+        self._recorded: list[Frames] | None = None
         self._gate = threading.Event()
         self._gate.set()
         self._orders: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -88,14 +128,34 @@ class FakeServer:
         self._bind(endpoint)
         self.endpoint = self._router.getsockopt_string(zmq.LAST_ENDPOINT)
         self._thread = threading.Thread(target=self._run, name="fake-server", daemon=True)
+        self._open_local_socket()
         self._thread.start()
+
+    def _open_local_socket(self) -> None:
+        self.local_socket = f"kvferry-test-{secrets.token_hex(8)}"
+        self.arena_fd = memfd(ARENA_BYTES)
+        self.arena = mmap.mmap(self.arena_fd, ARENA_BYTES)
+        self.words = memoryview(self.arena)[WORDS:].cast("Q")
+        self.slots: dict[tuple[str, bytes], int] = {}
+        self.token = 77
+        self.attaches: list[Attach] = []
+        self.connections: list[socket.socket] = []
+        self.region: mmap.mmap | None = None
+        self.tickets: memoryview | None = None
+        self.local_rule: Callable[[socket.socket, Attach, list[int]], None] = self.attach
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._listener.bind(f"\0{self.local_socket}")
+        self._listener.listen(8)
+        self._local = threading.Thread(target=self._serve_local, name="fake-local", daemon=True)
+        self._local.start()
 
     def _bind(self, endpoint: str) -> None:
         # A port just left by another fake is free again a moment later.
         deadline = time.monotonic() + PATIENCE_S
         while True:
             try:
-                return self._router.bind(endpoint)
+                self._router.bind(endpoint)
+                return
             except zmq.ZMQError:
                 if time.monotonic() > deadline:
                     raise
@@ -104,18 +164,70 @@ class FakeServer:
     # ── for tests ────────────────────────────────────────────────────────────────────────
 
     def close(self) -> None:
+        self.hang_up()
+        if self._listener.fileno() >= 0:
+            # Closing alone would not wake the thread that waits for the next connection.
+            self._listener.shutdown(socket.SHUT_RDWR)
+            self._listener.close()
+            self._local.join(PATIENCE_S)
         self._gate.set()
         self._running = False
         self._thread.join(PATIENCE_S)
+        self._release_memory()
         if self.failure is not None:
             raise self.failure
         self._context.destroy(linger=0)
+
+    def _release_memory(self) -> None:
+        """Other tests count descriptors and maps."""
+        self.words.release()
+        self.arena.close()
+        if self.arena_fd >= 0:
+            os.close(self.arena_fd)
+            self.arena_fd = -1
+        self.forget_region()
 
     def __enter__(self) -> "FakeServer":
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def lie(
+        self,
+        kind: type,
+        lies: Lies,
+        *,
+        honest_in_the_end: bool,
+        meddle: Callable[[], None] = lambda: None,
+    ) -> list[Exchange]:
+        """From now on answer requests of this kind with `lies`; returns them as they come in.
+
+        `meddle` runs when the honest answer is known and nothing was sent.
+        """
+        exchanges: list[Exchange] = []
+
+        def rule(asked: Asked) -> None:
+            honest = self.honest_answer(asked)
+            exchanges.append((asked, honest))
+            meddle()
+            self._send_lies(asked, honest, lies)
+            for frames in honest if honest_in_the_end else ():
+                self.send_raw(asked, *frames)
+
+        self.rules[kind] = rule
+        return exchanges
+
+    def lie_again(self, exchanges: list[Exchange], lies: Lies) -> None:
+        """Answer again what has been answered, or given up: first wrongly, then honestly."""
+
+        def send() -> None:
+            for asked, honest in exchanges:
+                self._send_lies(asked, honest, lies)
+                for frames in honest:
+                    self.send_raw(asked, *frames)
+
+        self.do(send)
 
     def silence(self, *kinds: type) -> None:
         """Receive these and never answer."""
@@ -162,11 +274,36 @@ class FakeServer:
         self.send_raw(asked, *protocol.encode(message), *payload)
 
     def send_raw(self, asked: Asked, *frames: bytes) -> None:
+        if self._recorded is not None:
+            self._recorded.append([*frames])
+            return
         try:
             self._router.send_multipart([asked.peer, *frames])
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:  # the client has left, as clients may
                 raise
+
+    def honest_answer(self, asked: Asked) -> list[Frames]:
+        """The messages of `answer`, not sent."""
+        recorded: list[Frames] = []
+        self._recorded = recorded
+        try:
+            self.answer(asked)
+        finally:
+            self._recorded = None
+        return recorded
+
+    def _send_lies(self, asked: Asked, honest: list[Frames], lies: Lies) -> None:
+        from mutations import spoil  # imports hypothesis, which takes a third of a second
+
+        for lie in lies:
+            if isinstance(lie, tuple):
+                if not honest:
+                    continue
+                number, program = lie
+                lie = spoil(honest[number % len(honest)], program)
+            if lie:
+                self.send_raw(asked, *lie)
 
     def blocks_for(self, asked: Asked, indices: list[int], *, more: bool = False) -> list[Any]:
         """The honest Blocks message for these indices, and its payload frames."""
@@ -222,7 +359,7 @@ class FakeServer:
         self.rules.get(type(asked.message), self.answer)(asked)
 
     def answer(self, asked: Asked) -> None:
-        """What an honest server says."""
+        """Send the replies of an honest server."""
         message = asked.message
         about = {"request_id": message.request_id, "epoch": self.epoch}
         match message:
@@ -259,6 +396,12 @@ class FakeServer:
             case Clear():
                 removed, self.blocks = len(self.blocks), {}
                 self.send(asked, Cleared(removed=removed, **about))
+            case PutShared():
+                self.send(asked, self.stored_for(asked))
+            case GetShared():
+                self.send(asked, self.leased_for(asked))
+            case Release():
+                pass
 
     def welcome(self, asked: Asked) -> Welcome:
         return Welcome(
@@ -266,6 +409,7 @@ class FakeServer:
             protocol=protocol.PROTOCOL_VERSION, server="fake", max_keys=self.max_keys,
             max_frame_bytes=protocol.MAX_FRAME_BYTES,
             max_message_bytes=protocol.MAX_MESSAGE_BYTES, transports=["tcp"],
+            local_socket=self.local_socket if self.near else "",
         )  # fmt: skip
 
     def answer_put(self, asked: Asked) -> None:
@@ -297,3 +441,108 @@ class FakeServer:
                 request_id=asked.message.request_id, epoch=self.epoch, code=code, message="no"
             ),
         )  # fmt: skip
+
+    def forget_region(self) -> None:
+        """Unmap what a client offered."""
+        if self.region is not None and self.tickets is not None:
+            self.region.close()
+            tickets: Any = self.tickets.obj
+            self.tickets.release()
+            tickets.close()
+            self.region = self.tickets = None
+
+    # ── the local socket ─────────────────────────────────────────────────────────────────
+
+    def hang_up(self) -> None:
+        """End every local connection, as a server does when it dies."""
+        while self.connections:
+            self.connections.pop().close()
+
+    def _serve_local(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            data, files, _, _ = socket.recv_fds(connection, 4096, 4)
+            message = protocol.decode_local(data)
+            self.connections.append(connection)
+            self.attaches.append(message)
+            self.local_rule(connection, message, list(files))
+            for fd in files:
+                os.close(fd)
+
+    def attach(self, connection: socket.socket, message: Attach, files: list[int]) -> None:
+        """Map the region and lend the arena, as an honest server does."""
+        self.forget_region()
+        self.region = mmap.mmap(files[0], message.region_bytes, prot=mmap.PROT_READ)
+        tickets = mmap.mmap(files[1], protocol.MAX_TICKETS * 8, prot=mmap.PROT_READ)
+        self.tickets = memoryview(tickets).cast("Q")
+        self.say(connection, self.attached(), [self.arena_fd])
+
+    def attached(self) -> Attached:
+        return Attached(epoch=self.epoch, region=self.token, arena_bytes=ARENA_BYTES)
+
+    def say(self, connection: socket.socket, message: object, files: list[int]) -> None:
+        socket.send_fds(connection, [protocol.encode_local(message)], files)
+
+    def refuse_attach(self, reason: str) -> None:
+        self.local_rule = lambda connection, message, files: self.say(
+            connection, NotAttached(reason=reason), []
+        )
+
+    def stored_for(self, asked: Asked) -> Stored:
+        """Copy the rows, look at the ticket, keep what still counts."""
+        put = asked.message
+        assert self.region is not None and self.tickets is not None
+        spans = zip(put.offsets, put.lengths, strict=True)
+        blocks = [self.region[offset : offset + length] for offset, length in spans]
+        withdrawn = self.tickets[put.ticket] != put.ticket_value
+        outcomes = []
+        for number, (key, block) in enumerate(zip(put.keys, blocks, strict=True)):
+            if withdrawn:
+                outcomes.append(PutOutcome.DECLINED)
+                continue
+            if put.checksums:
+                assert protocol.checksum(put.namespace, key, block) == put.checksums[number]
+            existed = (put.namespace, key) in self.blocks
+            outcomes.append(PutOutcome.EXISTED if existed else PutOutcome.CREATED)
+            self.hold(put.namespace, {key: block})
+        return Stored(
+            request_id=put.request_id, epoch=self.epoch, total=len(outcomes),
+            created=outcomes.count(PutOutcome.CREATED), existed=outcomes.count(PutOutcome.EXISTED),
+            forced=0, duplicate=0, declined={"withdrawn": len(outcomes)} if withdrawn else {},
+            outcomes=bytes(outcomes),
+        )  # fmt: skip
+
+    def leased_for(self, asked: Asked) -> Leased:
+        """The honest answer: every block it holds, each in a slot of its own."""
+        get = asked.message
+        found = [i for i, key in enumerate(get.keys) if (get.namespace, key) in self.blocks]
+        blocks = [self.blocks[get.namespace, get.keys[i]] for i in found]
+        slots = [self._slot(get.namespace, get.keys[i]) for i in found]
+        for slot, block in zip(slots, blocks, strict=True):
+            self.fill(slot, block, 1000 + slot)
+        checksums = [
+            protocol.checksum(get.namespace, get.keys[i], block)
+            for i, block in zip(found, blocks, strict=True)
+        ]
+        return Leased(
+            request_id=get.request_id, epoch=self.epoch, lease=get.request_id + 10**6,
+            lease_ms=10_000, total=len(get.keys), hit=len(found), miss=len(get.keys) - len(found),
+            duplicate=0, found=found, offsets=[slot * SLOT_BYTES for slot in slots],
+            lengths=[len(block) for block in blocks],
+            checksums=checksums if get.checked else [],
+            words=[WORDS + 8 * slot for slot in slots],
+            generations=[1000 + slot for slot in slots],
+        )  # fmt: skip
+
+    def _slot(self, namespace: str, key: bytes) -> int:
+        # Every other slot, so that no test relies on blocks being neighbours.
+        return self.slots.setdefault((namespace, key), 2 * len(self.slots) % NUM_SLOTS)
+
+    def fill(self, slot: int, block: bytes, generation: int) -> None:
+        """Put other bytes into a slot, as when its block was evicted."""
+        self.words[slot] = 0
+        self.arena[slot * SLOT_BYTES : slot * SLOT_BYTES + len(block)] = bytes(block)
+        self.words[slot] = generation

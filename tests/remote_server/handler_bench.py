@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 import zmq
-from shared_peer import TICKETS_BYTES, memfd
+from descriptors import memfd
+from wire_peer import TICKETS_BYTES
 
 from remote_server import protocol
 from remote_server.server.copier import Copier
@@ -122,7 +123,7 @@ class HandlerBench:
         self.shared.expire_leases()
 
     def settle(self) -> None:
-        """Everybody reads on, or has left: what was waiting goes."""
+        """Every client reads on, or has left: what was waiting goes."""
         self.router.full.clear()
         deadline = time.monotonic() + PATIENCE_S
         while True:

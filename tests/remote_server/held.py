@@ -6,9 +6,11 @@ from contextlib import contextmanager
 
 from fake_server import PATIENCE_S
 
-from remote_server.client.shared import SharedPuts
-from remote_server.client.shared_gets import SharedGets
-from remote_server.fault_points import Point, no_pause
+from remote_server.client import shared, shared_gets
+from remote_server.fault_points import Pause, Point, no_pause
+
+LANES = (shared_gets, shared)
+"""Their objects take `no_pause` of their module when they are made."""
 
 
 class Held:
@@ -26,19 +28,28 @@ class Held:
         assert self._go_on.wait(PATIENCE_S), "held too long"
 
     def wait(self) -> None:
-        """Until it stands there."""
+        """Until the I/O thread is at the point."""
         assert self._reached.wait(PATIENCE_S), f"{self._point} was not reached"
 
     def release(self) -> None:
         self._go_on.set()
 
 
-@contextmanager
-def held_at(lane: SharedGets | SharedPuts, point: Point, skip: int = 0) -> Iterator[Held]:
-    """Whoever comes to `point`, `skip` times passed, stays there until this block ends."""
-    lane.gate = held = Held(point, skip)
-    try:
-        yield held
-    finally:
-        held.release()
-        lane.gate = no_pause
+class FaultPoints:
+    """The pause of every client that is made while it is installed in `LANES`."""
+
+    def __init__(self) -> None:
+        self.pause: Pause = no_pause
+
+    def __call__(self, point: Point) -> None:
+        self.pause(point)
+
+    @contextmanager
+    def held_at(self, point: Point, skip: int = 0) -> Iterator[Held]:
+        """An I/O thread that comes to `point`, `skip` times passed, waits until this block ends."""
+        self.pause = held = Held(point, skip)
+        try:
+            yield held
+        finally:
+            held.release()
+            self.pause = no_pause

@@ -1,4 +1,4 @@
-"""Messages that are nearly right: drawn as small programs, applied to whatever a peer would say.
+"""Messages that are nearly right: drawn as small programs, applied to honest messages.
 
 A program is drawn before the message exists that it will spoil, because replies are made on
 another thread. So its steps hold plain numbers, taken modulo what they find. They shrink well.
@@ -36,7 +36,7 @@ RAW = (
 
 
 class Step(NamedTuple):
-    """`what` to do, and three numbers that say where and with what."""
+    """`what` to do, and three numbers: where, and with what."""
 
     what: str
     a: int
@@ -107,7 +107,7 @@ def spoil_map(header: bytes, step: Step) -> bytes:
             fields[name] = _spoil_value(fields[name], step)
     try:
         return msgspec.msgpack.encode(fields)
-    except Exception:  # spoiled beyond what can be said
+    except Exception:  # spoiled beyond what can be encoded
         return header
 
 

@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from client_helpers import Clock, Shared
-from fake_shared import FakeSharedServer
+from fake_server import FakeServer
 
 from remote_server.client import RemoteClient
 
 
 @pytest.fixture
-def near() -> Iterator[FakeSharedServer]:
-    with FakeSharedServer() as near:
+def near() -> Iterator[FakeServer]:
+    with FakeServer(near=True) as near:
         yield near
 
 
 @pytest.fixture
 def local(
-    near: FakeSharedServer, shared: Shared, make_client: Callable[..., RemoteClient]
+    near: FakeServer, shared: Shared, make_client: Callable[..., RemoteClient]
 ) -> RemoteClient:
     """A client whose rows `near` can reach."""
     return make_client(near.endpoint)
@@ -28,7 +28,7 @@ def local(
 
 @pytest.fixture
 def local_timed(
-    near: FakeSharedServer, shared: Shared, make_client: Callable[..., RemoteClient], clock: Clock
+    near: FakeServer, shared: Shared, make_client: Callable[..., RemoteClient], clock: Clock
 ) -> RemoteClient:
     """The same; its time only `clock.advance` moves."""
     return make_client(near.endpoint, clock=clock)

@@ -18,6 +18,7 @@ from collections import Counter
 
 from client_helpers import NAMESPACE, block, key
 from fake_server import eventually
+from held import LANES
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.fault_points import Point
@@ -66,17 +67,19 @@ def main() -> None:
         endpoint, transport="shm", integrity=False, breaker_timeouts=10**9,
         shared_window_bytes=8 * block_bytes,
     )  # fmt: skip
+
+    def pause(point: Point) -> None:
+        if rng.random() < STOPS:
+            counts[f"stopped {point.name.lower()}"] += 1
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    for lane in LANES:
+        setattr(lane, "no_pause", pause)  # noqa: B010
     client = RemoteClient(config)
     client.register(region.view, region.fd)
     client.declare(NAMESPACE, block_bytes)
     eventually(lambda: client.ready)
 
-    def gate(point: Point) -> None:
-        if rng.random() < STOPS:
-            counts[f"stopped {point.name.lower()}"] += 1
-            os.kill(os.getpid(), signal.SIGSTOP)
-
-    client._loop.lanes.shared.gets.gate = client._loop.lanes.shared.puts.gate = gate
     rows = [region.view[i * block_bytes : (i + 1) * block_bytes] for i in range(BATCH)]
     print("ready", flush=True)
     rounds = 0

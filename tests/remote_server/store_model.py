@@ -1,9 +1,9 @@
 """A store that is a dict and a list of uses: what the real one may and may not do, in plain words.
 
-It places nothing and evicts nothing. It is told where blocks were put and which have gone, and
-says whether that was allowed:
+It places nothing and evicts nothing. It receives where blocks were put and which have gone, and
+returns whether that was allowed:
 
-- a readable block goes only when a put needs room, is replaced, or when somebody removes it;
+- a readable block goes only when a put needs room, is replaced, or is removed;
 - what is pinned, or being written, stays where it is;
 - no more leaves than was needed: blocks of the put's own size class, the least recently used
   first, or whole slabs of other classes, none of them used more recently than another that
@@ -195,7 +195,7 @@ class StoreModel:
             self.unreadable(place)
         self.evicted += len(gone)
         self.slabs_recut += len(taken)
-        # An emptied slab of its own class is free for anybody, and so counted either way.
+        # An emptied slab of its own class is free for every class, and so counted either way.
         assert num_new == min(wanted, self.room(slot_bytes)[1]), "room that was not used"
         if num_new < wanted:
             self._judge_refusal(slot_bytes)

@@ -1,18 +1,13 @@
 """A folder of real key files, servers that use it, and peers that hold its keys."""
 
-import mmap
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import zmq
-from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, SharedPeer, memfd
 from wire_peer import Peer
 
-from remote_server import protocol
 from remote_server.keys import make_keys, read_client_keys, read_server_keys
-from remote_server.protocol import Attach, Attached
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
@@ -66,7 +61,7 @@ class Tenancy:
             assert quarters.store.counters["refused_internal"] == 0
 
     def peer(self, name: str, server_key: bytes | None = None, **options) -> Peer:
-        """A DEALER that says hello with the keys in the file of `name`."""
+        """A DEALER that connects with the keys in the file of `name`."""
         keys = read_client_keys(self.client_file(name))
         return Peer(
             self.context, self.server.endpoint, curve_serverkey=server_key or keys.server,
@@ -76,30 +71,6 @@ class Tenancy:
     @property
     def server_key(self) -> bytes:
         return read_server_keys(str(self.folder / "server.key")).public
-
-
-class Guest(SharedPeer):
-    """A shared peer that says the secret of its welcome, or another one."""
-
-    def __init__(self, peer: Peer, namespace: str = "ns", secret: bytes | None = None) -> None:
-        welcome = peer.hello(namespace)
-        said = welcome.local_secret if secret is None else secret
-        connect = LocalConnection(welcome.local_socket)
-        files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
-        attach = Attach(protocol=1, client="test", region_bytes=REGION_BYTES, secret=said)
-        connect.send(protocol.encode_local(attach), files)
-        self.answer, got = connect.receive()
-        if not isinstance(self.answer, Attached):
-            for fd in files:
-                os.close(fd)
-            connect.close()
-            return
-        self.peer, self.connection, self.token = peer, connect, self.answer.region
-        self.rows = mmap.mmap(files[0], REGION_BYTES)
-        self.tickets = memoryview(mmap.mmap(files[1], TICKETS_BYTES)).cast("Q")
-        self.arena = mmap.mmap(got[0], self.answer.arena_bytes, prot=mmap.PROT_READ)
-        for fd in (*files, *got):
-            os.close(fd)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The admin HTTP over a real server: what it says, who may change something, what does no harm."""
+"""The admin HTTP over a real server: its answers, the right to change, and what does no harm."""
 
 import asyncio
 import contextlib
@@ -34,7 +34,7 @@ from remote_server.server.snapshot import Snapshot
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 
-# ── what it says ─────────────────────────────────────────────────────────────────────────
+# ── its answers ──────────────────────────────────────────────────────────────────────────
 
 
 def value_of(text: str, name: str, **labels: str) -> float:
@@ -360,7 +360,7 @@ async def test_connections_that_come_in_one_burst_are_counted_one_by_one(
     monkeypatch: pytest.MonkeyPatch,
 ):
     inside, go_on = threading.Event(), threading.Event()
-    summary = site.summary
+    summary = site.summary  # type: ignore[attr-defined]
 
     def held(snapshot: Snapshot) -> dict[str, Any]:
         inside.set()

@@ -1,4 +1,4 @@
-"""The breaker, told the time."""
+"""The breaker, with the time as an argument."""
 
 from math import inf
 

@@ -20,7 +20,7 @@ from client_helpers import (
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
 
-from remote_server.client import GetOutcome
+from remote_server.client import ClientConfig, GetOutcome
 from remote_server.errors import (
     DeadlineExceeded,
 )
@@ -62,7 +62,7 @@ def test_three_timeouts_open_the_breaker_and_a_hello_closes_it(fake, make_client
         clock.advance(0.02)
         fake.wait_for(Hello, hellos + 1)
         assert_unavailable(client)
-        clock.advance(client._loop._config.hello_timeout_s)
+        clock.advance(ClientConfig(fake.endpoint).hello_timeout_s)
         eventually(lambda n=hellos: client.counters()["timeouts_hello"] == n)
 
     fake.behave()

@@ -3,7 +3,7 @@
 import errno
 import logging
 import math
-import threading
+from concurrent.futures import Future
 
 import pytest
 import zmq
@@ -14,14 +14,17 @@ from client_helpers import (
     block,
     empty_rows,
     hold_blocks,
+    io_thread_held,
     key,
     rows_of,
+    wake,
 )
 from fake_server import PATIENCE_S, eventually
 
 from remote_server import protocol
-from remote_server.client import GetOutcome
-from remote_server.client.mailbox import Call
+from remote_server.client import GetOutcome, requests
+from remote_server.client.lanes import Lanes
+from remote_server.client.mailbox import Call, Mailbox
 from remote_server.errors import ConfigError, LocalProtocolError, ServerUnavailable
 from remote_server.protocol import Get, Stats
 
@@ -74,7 +77,7 @@ def test_what_cannot_be_a_namespace_is_refused_and_ends_that_request_alone(
 def test_a_declaration_that_cannot_be_said_fails_at_the_door(
     namespace, fingerprint, client, fake, bystander
 ):
-    """Said again after each failure, it would end every other request for ever."""
+    """Sent again after each failure, it would end every other request for ever."""
     with pytest.raises(ConfigError):
         client.declare(namespace, 4096, fingerprint)
     assert client.ready
@@ -106,17 +109,15 @@ def test_a_callback_that_raises_ends_neither_the_thread_nor_another_request(
         raise error
 
     keys = hold_blocks(fake, range(1))
-    gate = threading.Event()
-    client._loop.mailbox.submit(Call(lambda: gate.wait(PATIENCE_S)))  # nothing ends before that
-    futures = [
-        client.lookup(NAMESPACE, keys, timeout_s=60),
-        client.get(NAMESPACE, keys, empty_rows(1), stall_s=60),
-        client.put(NAMESPACE, keys, rows_of(range(1)), timeout_s=60),
-        client.lookup("undeclared", keys),
-    ]
-    for future in futures:
-        future.add_done_callback(callback)
-    gate.set()
+    with io_thread_held(client, fake):
+        futures = [
+            client.lookup(NAMESPACE, keys, timeout_s=60),
+            client.get(NAMESPACE, keys, empty_rows(1), stall_s=60),
+            client.put(NAMESPACE, keys, rows_of(range(1)), timeout_s=60),
+            client.lookup("undeclared", keys),
+        ]
+        for future in futures:
+            future.add_done_callback(callback)
     for future in futures:
         future.exception(PATIENCE_S)
     assert_works(client, fake)
@@ -139,7 +140,7 @@ def test_a_caller_that_releases_its_row_in_the_middle_of_a_get_loses_nothing_of_
 
 
 def test_a_failure_that_would_end_the_thread_ends_requests_and_not_the_thread(
-    client, fake, monkeypatch
+    client, fake, monkeypatch, breaks_inside
 ):
     fake.silence(Stats)
     future = client.stats(timeout_s=60)
@@ -149,12 +150,11 @@ def test_a_failure_that_would_end_the_thread_ends_requests_and_not_the_thread(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(client._loop.lanes, "expire", leave)
-        client._loop.mailbox.wake()
+        patch.setattr(Lanes, "expire", leave)
+        wake(client)
         assert isinstance(future.exception(PATIENCE_S), ServerUnavailable)
     eventually(lambda: client.ready)
     assert_works(client, fake)
-    client._loop.counters["internal_errors"] = 0  # expected here, and nowhere else
 
 
 def test_where_no_socket_can_be_made_rows_travel_over_tcp_and_no_request_ends(
@@ -180,32 +180,29 @@ def test_where_no_socket_can_be_made_rows_travel_over_tcp_and_no_request_ends(
 def test_where_no_socket_can_be_made_for_a_region_the_client_becomes_ready_over_tcp(
     fake, shared, make_client, monkeypatch
 ):
-    client = make_client(fake.endpoint, transport="tcp", block_bytes=0, wait=False)
+    open_socket, refused = zmq.Context.socket, []
+    left = iter(range(3))  # enough for a client without a region
 
-    def none_left(*_, **__):
-        raise zmq.ZMQError(errno.EMFILE)
+    def open_while_some_are_left(context, kind):
+        if kind == zmq.DEALER and next(left, None) is None:
+            refused.append(kind)
+            raise zmq.ZMQError(errno.EMFILE)
+        return open_socket(context, kind)
 
-    monkeypatch.setattr(client._loop.lanes, "_connect", none_left)
-    object.__setattr__(client._config, "transport", "auto")
-    client._registered = False
-    client.register(shared.region.view, shared.region.fd)
-    client.declare(NAMESPACE, BLOCK_BYTES)
-    eventually(lambda: client.ready)
+    monkeypatch.setattr(zmq.Context, "socket", open_while_some_are_left)
+    client = make_client(fake.endpoint, transport="auto")
+    assert refused
     assert client.transport == "tcp"
     assert_works(client, fake)
 
 
-def test_a_call_that_fails_while_the_client_closes_keeps_no_request_open(client):
-    client.close()
-
+def test_a_call_that_fails_while_the_client_closes_keeps_no_request_open():
     def fail():
         raise ZeroDivisionError
 
-    mailbox = client._loop.mailbox
-    mailbox.closed = False
-    mailbox._woken = True  # as when its thread is about to look
+    mailbox, future = Mailbox(), Future()
     mailbox.submit(Call(fail))
-    future = client.lookup(NAMESPACE, [key(1)])
+    mailbox.submit(requests.lookup(future, NAMESPACE, [key(1)], timeout_s=1))
     assert not future.done()
     mailbox.close()
     assert isinstance(future.exception(0), ServerUnavailable)

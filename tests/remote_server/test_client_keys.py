@@ -1,4 +1,4 @@
-"""Our client at servers with keys and without: it is let in, or says why not and computes."""
+"""Our client at servers with keys and without: it is let in, or reports why not and computes."""
 
 import time
 
@@ -67,7 +67,7 @@ def test_a_frame_of_the_largest_size_passes_encrypted(tenancy, make_client):
 
 
 def told(client: RemoteClient, reason: str) -> None:
-    """`client` says so, at once and for every request, and never gets in."""
+    """`client` reports it, at once and for every request, and never gets in."""
 
     def says_so() -> bool:
         error = client.lookup(NAMESPACE, [key(1)], timeout_s=0.05).exception(1)
@@ -99,7 +99,7 @@ def test_a_client_without_keys_at_a_server_with_keys_says_so(tenancy, make_clien
 
 
 def test_a_client_with_keys_does_not_speak_to_a_server_without(tenancy, make_client):
-    """It would send an engine's blocks to whoever took the server's address."""
+    """It would send an engine's blocks to any process that took the server's address."""
     with Server(ServerConfig(bind="tcp://127.0.0.1:*", memory=16 << 20, populate=False)) as server:
         client = make_client(server.endpoint, keys=tenancy.client_file("a"), wait=False)
         told(client, "the server has no keys")
@@ -161,7 +161,7 @@ def test_a_key_file_that_others_can_read_stops_a_client_before_it_starts(tenancy
 
 def test_memory_is_not_handed_to_a_local_socket_of_another_user(monkeypatch):
     """Who takes the name of a server that has ended would get to read the engine's pool."""
-    monkeypatch.setattr(attachment.os, "getuid", lambda: 1000)
+    monkeypatch.setattr(attachment.os, "getuid", lambda: 1000)  # type: ignore[attr-defined]
     monkeypatch.setattr(attachment, "_user_of", lambda connection: 1001)
     with pytest.raises(NotAttachable, match="belongs to user 1001"):
         attachment._check_server_user(None)

@@ -10,8 +10,6 @@ from client_helpers import (
     block,
     empty_rows,
     hold_blocks,
-    key,
-    rows_of,
 )  # fmt: skip
 from fake_server import PATIENCE_S, eventually
 from msgspec.structs import replace
@@ -23,8 +21,6 @@ from remote_server.protocol import (
     Found,
     Get,
     Got,
-    Put,
-    Stored,
     Touched,
     Verified,
     Verify,
@@ -256,21 +252,6 @@ def test_checksums_are_not_looked_at_when_integrity_is_off(fake, make_client):
     ]
 
 
-def test_puts_carry_checksums_unless_integrity_is_off(fake, make_client):
-    seen = []
-
-    def note(asked):
-        seen.append(asked.message.checksums)
-        fake.answer(asked)
-
-    fake.rules[Put] = note
-    keys, blocks = [key(0), key(1)], [block(0), block(1)]
-    for integrity in (True, False):
-        client = make_client(fake.endpoint, integrity=integrity)
-        client.put(NAMESPACE, keys, rows_of(range(2))).result(PATIENCE_S)
-    assert seen == [protocol.checksums(NAMESPACE, keys, blocks), []]
-
-
 def test_an_answer_to_a_lookup_that_does_not_fit_counts_as_none(client, fake):
     def answer(asked):
         about = {"request_id": asked.message.request_id, "epoch": fake.epoch}
@@ -285,25 +266,6 @@ def test_an_answer_to_a_lookup_that_does_not_fit_counts_as_none(client, fake):
     assert found.states == b"\1"
     assert found.prefix == 0, "a prefix never outruns its states"
     assert client.counters()["protocol_errors"] == 4
-
-
-def test_an_answer_to_a_put_that_does_not_fit_counts_as_none(client, fake):
-    def answer(asked):
-        stored = Stored(
-            request_id=asked.message.request_id, epoch=fake.epoch, total=2, created=2, existed=0,
-            forced=0, duplicate=0, declined={}, outcomes=b"\0\0",
-        )  # fmt: skip
-        fake.send(asked, replace(stored, outcomes=b"\0"))
-        fake.send(asked, replace(stored, outcomes=b"\0\x63"))
-        fake.send(asked, replace(stored, created=-1))
-        fake.send(asked, Touched(request_id=stored.request_id, epoch=fake.epoch, touched=1))
-        fake.send(asked, stored, b"payload")
-        fake.send(asked, stored)
-
-    fake.rules[protocol.Put] = answer
-    put = client.put(NAMESPACE, [b"a", b"b"], rows_of(range(2))).result(PATIENCE_S)
-    assert put.created == 2
-    assert client.counters()["protocol_errors"] == 5
 
 
 def _garbage(rng, asked, fake):

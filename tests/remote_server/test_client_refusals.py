@@ -1,4 +1,4 @@
-"""What the client or the server refuses: told at once, with the reason, and counted."""
+"""Refusals of the client and of the server: reported at once, with the reason, and counted."""
 
 import pytest
 from client_helpers import (

@@ -1,8 +1,9 @@
-"""The client and its server: coming, going, restarts, and what each says first."""
+"""The client and its server: coming, going, restarts, and hellos."""
 
 import logging
 import socket
 import threading
+from contextlib import ExitStack
 
 import pytest
 import zmq
@@ -14,6 +15,7 @@ from client_helpers import (
     assert_works,
     empty_rows,
     hold_blocks,
+    io_thread_held,
     key,
     rows_of,
 )  # fmt: skip
@@ -22,7 +24,7 @@ from msgspec.structs import replace
 
 from remote_server import protocol
 from remote_server.client import GetOutcome
-from remote_server.client.mailbox import Call
+from remote_server.client.loop import Loop
 from remote_server.client.session import REFUSED_RETRY_S
 from remote_server.errors import (
     DeadlineExceeded,
@@ -39,7 +41,7 @@ UNAVAILABLE = GetOutcome.UNAVAILABLE
 
 @pytest.fixture
 def unused_port():
-    """An endpoint where nobody listens."""
+    """An endpoint where no process listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
@@ -117,7 +119,7 @@ def test_a_restarted_server_is_greeted_again(client, fake):
 
 
 def test_a_large_put_survives_the_end_of_its_server(fake, make_client):
-    """Its rows come free although nobody will ever read them."""
+    """Its rows come free although no server will ever read them."""
     client = make_client(fake.endpoint, block_bytes=1 << 20)
     fake.stop_reading()
     future = client.put(
@@ -192,7 +194,7 @@ def test_what_the_old_server_said_is_ignored(client, fake):
 
 
 def test_a_server_that_returns_to_an_old_epoch_is_believed(client, fake):
-    """When it says so in a welcome: a client that knows better than its server is stuck."""
+    """When a welcome announces it: a client that contradicts its server is stuck."""
     for number, epoch in enumerate(("epoch-2", "epoch-1", "epoch-2")):
         fake.epoch = epoch
         client.declare(f"reason-to-say-hello-{number}", 100)
@@ -234,7 +236,7 @@ def test_a_namespace_may_be_declared_at_any_time(client, fake):
     rows = rows_of(range(1), 2 * BLOCK_BYTES)
     put = client.put("epoch-of-new-weights", [key(1)], rows).result(PATIENCE_S)
     assert put.created == 1
-    client.declare("epoch-of-new-weights", 2 * BLOCK_BYTES)  # the same again: nothing to say
+    client.declare("epoch-of-new-weights", 2 * BLOCK_BYTES)  # the same again: nothing to send
     client.check()
     assert len(fake.all_asked(Hello)) == 2
 
@@ -253,20 +255,20 @@ def test_ready_is_never_true_of_a_namespace_that_the_loop_learns_of_while_it_is_
 ):
     client = make_client(fake.endpoint, block_bytes=0)
     fake.silence(Hello)
-    loop_may_go_on = threading.Event()
-    client._loop.mailbox.submit(Call(lambda: loop_may_go_on.wait(PATIENCE_S)))
-    client.declare("new", 4096)
-    was_ready = type(client._loop).ready.fget
+    was_ready = vars(Loop)["ready"].fget
+    with ExitStack() as held:
+        held.enter_context(io_thread_held(client, fake))
+        client.declare("new", 4096)
 
-    def read_and_let_the_loop_go_on(loop):
-        before = was_ready(loop)
-        loop_may_go_on.set()
-        eventually(lambda: not client._num_undeclared)
-        return before
+        def read_and_let_the_loop_go_on(loop):
+            before = was_ready(loop)
+            held.close()
+            fake.wait_for(Hello)  # the loop has taken the declaration over
+            return before
 
-    monkeypatch.setattr(type(client._loop), "ready", property(read_and_let_the_loop_go_on))
-    assert not client.ready
-    loop_may_go_on.set()
+        monkeypatch.setattr(Loop, "ready", property(read_and_let_the_loop_go_on))
+        assert not client.ready
+        monkeypatch.undo()
 
 
 def test_a_refused_namespace_is_unavailable_and_the_others_are_not(timed, fake, clock, caplog):
@@ -327,7 +329,10 @@ def test_limits_beyond_the_protocol_are_not_believed(client, fake):
     )
     client.declare("second", 100)
     eventually(lambda: client.ready)
-    assert client._loop.session.limits.max_keys == protocol.MAX_KEYS_PER_MESSAGE
+    keys = [key(1)] * (protocol.MAX_KEYS_PER_MESSAGE + 1)
+    assert len(client.lookup(NAMESPACE, keys, timeout_s=PATIENCE_S).result().states) == len(keys)
+    asked = [len(one.message.keys) for one in fake.all_asked(Lookup)]
+    assert asked == [protocol.MAX_KEYS_PER_MESSAGE, 1]
     assert client.put(NAMESPACE, [key(1)], rows_of(range(1))).result(PATIENCE_S).created == 1
 
 
@@ -335,7 +340,11 @@ def test_what_happens_to_a_connection_is_read_without_keeping_anything(fake, mak
     """Every pause before reconnecting is another number; none of them may stay behind."""
     client = make_client(fake.endpoint)
     members = len(zmq.Event._value2member_map_)
+    host, port = fake.endpoint.removeprefix("tcp://").rsplit(":", 1)
     fake.close()
-    eventually(lambda: client._loop.lanes.connections[0].connect_failed)
+    with socket.create_server((host, int(port))) as listener:
+        for _ in range(12):  # four times for each of its connections
+            listener.accept()[0].close()
+    client.check()
     assert client.counters()["disconnects"]
     assert len(zmq.Event._value2member_map_) == members

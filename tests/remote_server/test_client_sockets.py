@@ -30,12 +30,31 @@ ASK = {
 """Brings a server in touch with one connection, whose id it learns from the request."""
 
 
-def test_no_socket_has_a_receive_mark_and_only_the_one_for_blocks_has_no_heartbeats(local):
+def _flood(fake, asked):
+    """More replies than were asked for, on the connection of `asked`: the client ends it."""
+    unasked = Found(request_id=10**9, epoch=fake.epoch, prefix=0, states=b"")
+    for _ in range(2000):
+        fake.send(asked, unasked)
+
+
+def test_no_socket_has_a_receive_mark_and_only_the_one_for_blocks_has_no_heartbeats(
+    monkeypatch, near, shared, make_client
+):
     """A mark and a heartbeat together end the process when the connection is reset."""
-    sockets = [connection._socket for connection in local._loop.lanes.connections]
-    assert len(sockets) == 4
+    open_socket, sockets = zmq.Context.socket, []
+
+    def open_and_note(context, kind):
+        socket = open_socket(context, kind)
+        if kind == zmq.DEALER:
+            sockets.append(socket)
+        return socket
+
+    monkeypatch.setattr(zmq.Context, "socket", open_and_note)
+    make_client(near.endpoint)
     assert [socket.rcvhwm for socket in sockets] == [0] * 4
-    assert [socket.heartbeat_ivl for socket in sockets] == [2000, 0, 2000, 2000]
+    assert sorted(socket.heartbeat_ivl for socket in sockets) == [0, 2000, 2000, 2000]
+    (for_blocks,) = [socket for socket in sockets if not socket.heartbeat_ivl]
+    assert for_blocks.maxmsgsize == protocol.MAX_FRAME_BYTES
 
 
 @pytest.mark.parametrize("connection", CONNECTIONS)
@@ -44,13 +63,7 @@ def test_a_server_that_sends_what_nobody_asked_for_loses_that_connection(connect
     fake.silence(kind)
     future = ask(client)
     (asked,) = fake.wait_for(kind)
-    unasked = Found(request_id=10**9, epoch=fake.epoch, prefix=0, states=b"")
-
-    def flood():
-        for _ in range(2000):
-            fake.send(asked, unasked)
-
-    fake.do(flood)
+    fake.do(lambda: _flood(fake, asked))
     eventually(lambda: client.counters()["disconnects"] == 1, "it has hung up")
     eventually(future.done, "what waited on it has ended")
     assert client.counters()["late_replies"] < 1010, "what was queued with them is gone"
@@ -62,7 +75,7 @@ def test_a_server_that_sends_what_nobody_asked_for_loses_that_connection(connect
 @pytest.mark.parametrize("connection", CONNECTIONS)
 @pytest.mark.parametrize("readable", [True, False])
 def test_a_message_of_too_many_frames_costs_that_connection(connection, readable, client, fake):
-    """And is not received to its end, while everybody waits who uses this client."""
+    """And is not received to its end, while every caller of this client waits."""
     kind, ask = ASK[connection]
     fake.silence(kind)
     future = ask(client)
@@ -115,26 +128,23 @@ def test_a_frame_larger_than_any_header_ends_a_connection_that_brings_no_blocks(
     assert_works(client, fake)
 
 
-class _NoFiles:
-    """A context of a process that may not open another file."""
+def _no_files(context, kind):
+    """In place of `Context.socket`: the process may not open another file."""
+    raise zmq.ZMQError(errno.EMFILE)
 
-    def socket(self, kind):
+
+def _no_monitors(open_socket):
+    """In place of `Context.socket`: the process may open a socket, and no monitor of it."""
+
+    def fail(*_):
         raise zmq.ZMQError(errno.EMFILE)
 
-
-class _NoMonitor:
-    """One that may open a socket, and then none."""
-
-    def __init__(self, context):
-        self._context = context
-
-    def socket(self, kind):
-        socket = self._context.socket(kind)
-        socket.get_monitor_socket = self._fail
+    def open_without_monitor(context, kind):
+        socket = open_socket(context, kind)
+        socket.get_monitor_socket = fail
         return socket
 
-    def _fail(self, *_):
-        raise zmq.ZMQError(errno.EMFILE)
+    return open_without_monitor
 
 
 @pytest.mark.parametrize("what", ["socket", "monitor"])
@@ -143,13 +153,15 @@ def test_where_no_file_can_be_opened_a_connection_is_made_again_later(
     connection, what, client, fake, monkeypatch, caplog
 ):
     """Its connections are lost meanwhile; with them all requests, and the client for a while."""
-    one = client._loop.lanes.connections[CONNECTIONS.index(connection)]
     keys = hold_blocks(fake, range(2))
-    context = one._context
+    kind, ask = ASK[connection]
+    fake.silence(kind)
+    ask(client)
+    (asked,) = fake.wait_for(kind)
+    opens = _no_files if what == "socket" else _no_monitors(zmq.Context.socket)
     with monkeypatch.context() as patch:
-        patch.setattr(one, "_context", _NoFiles() if what == "socket" else _NoMonitor(context))
-        one.stuck_at = 0.0
-        client._loop.mailbox.wake()
+        patch.setattr(zmq.Context, "socket", opens)
+        fake.do(lambda: _flood(fake, asked))
         eventually(lambda: "cannot open a connection" in caplog.text)
         eventually(lambda: client.counters()["disconnects"] == 1)
         assert not client.ready
@@ -157,5 +169,6 @@ def test_where_no_file_can_be_opened_a_connection_is_made_again_later(
             assert_unavailable(client)
         client.get(NAMESPACE, keys, empty_rows(2)).result(PATIENCE_S)
         client.put(NAMESPACE, keys, rows_of(range(2))).result(PATIENCE_S)
+    fake.behave()
     eventually(lambda: client.ready, "it has found a file")
     assert_works(client, fake)

@@ -136,7 +136,7 @@ def test_doctor_without_a_server_still_looks_at_the_host(capsys):
 
 def test_doctor_warns_of_little_shared_memory(tmp_path, monkeypatch):
     usage = type("Usage", (), {"total": 64 << 20, "free": 64 << 20, "used": 0})
-    monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: usage)
+    monkeypatch.setattr(doctor_module.shutil, "disk_usage", lambda _: usage)  # type: ignore[attr-defined]
     found = {finding.check: finding for finding in doctor_module.host_findings(sys_=tmp_path)}
     assert found["shared memory"].verdict == "bad" and "--shm-size" in found["shared memory"].told
     assert found["huge pages"].verdict == "note"

@@ -1,4 +1,4 @@
-"""Places among the connections: whose they are, and that nobody takes all of them."""
+"""Places among the connections: their owners, and that no tenant takes all of them."""
 
 import socket
 import time
@@ -253,7 +253,7 @@ def test_silent_connections_of_two_tenants_are_counted_for_their_own(tenancy):
 def test_peers_that_never_finish_their_handshake_keep_nobody_out(
     context: zmq.Context, greeting: bytes
 ):
-    """A connection that says nothing counted against the limit for five seconds."""
+    """A connection that sends nothing counted against the limit for five seconds."""
     config = ServerConfig(
         bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False, max_connections=8
     )
@@ -265,8 +265,8 @@ def test_peers_that_never_finish_their_handshake_keep_nobody_out(
             peer.sendall(greeting)
             silent.append(peer)
         honest = [Peer(context, server.endpoint) for _ in range(8)]
-        for peer in honest:
-            peer.hello()
+        for one in honest:
+            one.hello()
         stats = honest[0].stats()
         assert stats.counters["peers_refused_connections"] == 0
         assert stats.counters["peers_refused_unfinished"] >= 150 - connections.LEAST_HANDSHAKES

@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from descriptors import open_fds
 from disk_helpers import RealDisk, budget_for
 from disk_server import put_all, small_server
-from shared_peer import open_fds
 from wire_peer import Peer
 
 from remote_server.errors import ConfigError
@@ -118,7 +118,7 @@ def test_where_directories_cannot_be_locked_lock_is_enough(tmp_path, monkeypatch
         flock(fd, flags)
 
     flock = fcntl.flock
-    monkeypatch.setattr(folder_module.fcntl, "flock", as_on_nfs)
+    monkeypatch.setattr(folder_module.fcntl, "flock", as_on_nfs)  # type: ignore[attr-defined]
     disk = open_disk(tmp_path)
     assert "cannot be locked itself" in caplog.text
     with pytest.raises(ConfigError, match="in use by another server"):

@@ -21,7 +21,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.
 
 
 def write_until_killed(folder: Path, first: int, num_lines: int) -> int:
-    """The highest number that the process said was written."""
+    """The highest number that the process printed as written."""
     command = [sys.executable, str(HERE / "disk_writer.py"), str(folder), str(first)]
     last = first - 1
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT) as process:
@@ -30,7 +30,7 @@ def write_until_killed(folder: Path, first: int, num_lines: int) -> int:
                 last = int(process.stdout.readline())
         finally:
             process.kill()
-        for line in process.stdout:  # what it said before it noticed
+        for line in process.stdout:  # what it printed before it ended
             last = int(line) if line.endswith("\n") else last
     assert process.returncode == -9
     return last

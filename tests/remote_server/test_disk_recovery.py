@@ -344,7 +344,7 @@ def test_a_directory_with_somebody_elses_files_is_refused_and_left_as_it_is(tmp_
 def test_a_segment_with_one_bit_of_its_header_flipped_is_damaged_and_stops_no_server(
     tmp_path, place
 ):
-    """Also where the bit makes it look like somebody else's file, or another version's."""
+    """Also where the bit makes it look like a foreign file, or another version's."""
     fill(tmp_path, 5)
     with open(tmp_path / "segment-00000001", "r+b") as file:
         page = bytearray(file.read(PAGE))

@@ -1,4 +1,4 @@
-"""The disk tier on a real directory, with real threads, and with files that fail when told."""
+"""The disk tier on a real directory, with real threads, and with files that fail on demand."""
 
 import errno
 import logging
@@ -286,7 +286,7 @@ def test_bytes_that_changed_on_disk_are_a_miss_and_their_slot_is_free(disk, tmp_
 
 
 def test_bytes_that_are_not_what_their_checksum_says_are_never_served(disk):
-    """Whoever wrote them: what counts is what was announced when the block came."""
+    """Whatever wrote them: the checksum of the put counts."""
     (block,) = disk.tier.begin_puts("ns", [b"k"], BLOCK, [BLOCK], [12345])
     done = []
     disk.tier.write([block], [memoryview(data_of(1))], done.append)

@@ -1,4 +1,4 @@
-"""Whatever a server says: no row is wrong, none is written beyond it or too late, and the client
+"""Whatever a server sends: no row is wrong, none is written beyond it or too late, and the client
 goes on."""
 
 import os
@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from client_helpers import NAMESPACE, PATTERN
-from fake_server import PATIENCE_S, eventually
-from fake_shared import ARENA_BYTES, WORDS, FakeSharedServer
+from descriptors import memfd, open_fds
+from fake_server import ARENA_BYTES, PATIENCE_S, WORDS, FakeServer, eventually
+from fuzzed_client import KEYS, LARGEST, SHORT_S, FuzzedClient
 from hypothesis import given
 from hypothesis import strategies as st
-from lying_server import KEYS, LARGEST, SHORT_S, LyingServer
 from mutations import HEADER, Step, programs, raw_messages, spoil_map, steps
-from shared_peer import memfd, open_fds
 
 from remote_server import protocol
 from remote_server.client import (
@@ -80,20 +79,20 @@ wants = st.lists(
 
 
 class World:
-    """The liar and its client, kept as long as all is well with them."""
+    """The client, kept as long as all is well with it."""
 
     def __init__(self) -> None:
-        self._liar: LyingServer | None = None
+        self._fuzzed: FuzzedClient | None = None
 
-    def __call__(self) -> LyingServer:
-        if self._liar is None:
-            self._liar = LyingServer()
-        return self._liar
+    def __call__(self) -> FuzzedClient:
+        if self._fuzzed is None:
+            self._fuzzed = FuzzedClient()
+        return self._fuzzed
 
     def end(self) -> None:
-        if self._liar is not None:
-            liar, self._liar = self._liar, None
-            liar.close()
+        if self._fuzzed is not None:
+            fuzzed, self._fuzzed = self._fuzzed, None
+            fuzzed.close()
 
 
 @pytest.fixture
@@ -105,7 +104,7 @@ def world(monkeypatch):
     world.end()
 
 
-def try_out(world: World, what: Callable[[LyingServer], None]) -> None:
+def try_out(world: World, what: Callable[[FuzzedClient], None]) -> None:
     """After a failure the next example, which may be a smaller one, starts afresh."""
     try:
         what(world())
@@ -124,41 +123,41 @@ def test_a_row_is_a_hit_only_with_its_blocks_bytes_and_is_nobodys_but_its_own(fu
         damage=st.lists(st.tuples(places, places), max_size=2),
     )  # fmt: skip
     def one(wants, told, late, honest, per_frame, damage):
-        def check(liar: LyingServer) -> None:
-            liar.fake.blocks_per_frame = per_frame
-            blocks = liar.hold({want.key: want.length for want in wants if want.there})
+        def check(fuzzed: FuzzedClient) -> None:
+            fuzzed.fake.blocks_per_frame = per_frame
+            blocks = fuzzed.hold({want.key: want.length for want in wants if want.there})
             sizes = [want.row for want in wants]
-            rows = liar.rows(sizes, shared=shared)
-            heard = liar.lie(
+            rows = fuzzed.rows(sizes, shared=shared)
+            exchanges = fuzzed.fake.lie(
                 GetShared if shared else Get, told, honest_in_the_end=honest,
-                meddle=lambda: meddle(liar, damage),
+                meddle=lambda: meddle(fuzzed, damage),
             )  # fmt: skip
             keys = [want.key for want in wants]
-            got = liar.client.get(NAMESPACE, keys, rows, stall_s=SHORT_S, timeout_s=1)
+            got = fuzzed.client.get(NAMESPACE, keys, rows, stall_s=SHORT_S, timeout_s=1)
             result = got.result(PATIENCE_S)
             judge_get(result, keys, rows, blocks)
-            liar.assert_guards_stand(sizes, shared=shared)
-            for row in rows:  # they are ours again, and nobody else's
+            fuzzed.assert_guards_stand(sizes, shared=shared)
+            for row in rows:  # they are ours again, and ours alone
                 row[:] = bytes([PATTERN]) * row.nbytes
-            liar.tell_late(heard, late)
-            liar.assert_all_is_well()
+            fuzzed.fake.lie_again(exchanges, late)
+            fuzzed.assert_all_is_well()
             for row in rows:
                 assert row.tobytes().count(PATTERN) == row.nbytes, "written after the end"
-            liar.assert_guards_stand(sizes, shared=shared)
+            fuzzed.assert_guards_stand(sizes, shared=shared)
 
         try_out(world, check)
 
-    fuzz.run(one, examples=200)
+    fuzz.run(one, examples=120)
 
 
-def meddle(liar: LyingServer, damage: list[tuple[int, int]]) -> None:
-    """Bytes of the arena, and generation words, change behind everybody's back."""
+def meddle(fuzzed: FuzzedClient, damage: list[tuple[int, int]]) -> None:
+    """Bytes of the arena, and generation words, change without a message."""
     for where, what in damage:
-        at = where % len(liar.fake.words) if what % 2 else 0
+        at = where % len(fuzzed.fake.words) if what % 2 else 0
         if what % 2:
-            liar.fake.words[at] ^= 1 << what % 64
+            fuzzed.fake.words[at] ^= 1 << what % 64
         else:
-            liar.fake.arena[where % WORDS] ^= 1 << what % 8
+            fuzzed.fake.arena[where % WORDS] ^= 1 << what % 8
 
 
 def judge_get(result, keys, rows, blocks) -> None:
@@ -180,23 +179,23 @@ def test_a_put_ends_whatever_is_answered_and_its_rows_are_only_read(fuzz, world,
         honest=mostly, deferred=st.booleans(),
     )  # fmt: skip
     def one(sizes, told, late, honest, deferred):
-        def check(liar: LyingServer) -> None:
-            liar.hold({})
-            rows = liar.rows(sizes, shared=shared)
+        def check(fuzzed: FuzzedClient) -> None:
+            fuzzed.hold({})
+            rows = fuzzed.rows(sizes, shared=shared)
             keys = KEYS[: len(rows)]
             kind = PutShared if shared else Put
-            heard = liar.lie(kind, told, honest_in_the_end=honest)
-            put = liar.client.put(NAMESPACE, keys, rows, deferred=deferred, timeout_s=SHORT_S)
+            exchanges = fuzzed.fake.lie(kind, told, honest_in_the_end=honest)
+            put = fuzzed.client.put(NAMESPACE, keys, rows, deferred=deferred, timeout_s=SHORT_S)
             result = put.result(PATIENCE_S)
             assert len(result.outcomes) == len(keys)
             assert all(one is None or one in PutOutcome for one in result.outcomes)
             if None in result.outcomes:
                 assert isinstance(result.error, KVFerryError)
-            liar.tell_late(heard, late)
-            liar.assert_all_is_well()
+            fuzzed.fake.lie_again(exchanges, late)
+            fuzzed.assert_all_is_well()
             for row in rows:
                 assert row.tobytes().count(PATTERN) == row.nbytes
-            liar.assert_guards_stand(sizes, shared=shared)
+            fuzzed.assert_guards_stand(sizes, shared=shared)
 
         try_out(world, check)
 
@@ -229,13 +228,13 @@ def test_a_small_request_ends_whatever_is_answered(fuzz, world):
         honest=mostly,
     )  # fmt: skip
     def one(kind, told, late, honest):
-        def check(liar: LyingServer) -> None:
-            liar.hold(dict.fromkeys(KEYS[::2], 64))
-            heard = liar.lie(kind, told, honest_in_the_end=honest)
+        def check(fuzzed: FuzzedClient) -> None:
+            fuzzed.hold(dict.fromkeys(KEYS[::2], 64))
+            exchanges = fuzzed.fake.lie(kind, told, honest_in_the_end=honest)
             with suppress(KVFerryError):
-                asks[kind](liar.client)
-            liar.tell_late(heard, late)
-            liar.assert_all_is_well()
+                asks[kind](fuzzed.client)
+            fuzzed.fake.lie_again(exchanges, late)
+            fuzzed.assert_all_is_well()
 
         try_out(world, check)
 
@@ -245,19 +244,19 @@ def test_a_small_request_ends_whatever_is_answered(fuzz, world):
 def test_whatever_a_welcome_says_the_next_honest_one_is_believed(fuzz, world):
     @given(told=lies, honest=mostly, wants=wants)
     def one(told, honest, wants):
-        def check(liar: LyingServer) -> None:
-            blocks = liar.hold({want.key: want.length for want in wants if want.there})
-            heard = liar.lie(Hello, told, honest_in_the_end=honest)
-            liar.client.declare("liar's", 1)
-            eventually(lambda: heard, "a hello")
+        def check(fuzzed: FuzzedClient) -> None:
+            blocks = fuzzed.hold({want.key: want.length for want in wants if want.there})
+            exchanges = fuzzed.fake.lie(Hello, told, honest_in_the_end=honest)
+            fuzzed.client.declare("liar's", 1)
+            eventually(lambda: exchanges, "a hello")
             keys, sizes = [want.key for want in wants], [want.row for want in wants]
             for shared in (False, True):  # within the limits that the welcome may have set
-                rows = liar.rows(sizes, shared=shared)
-                got = liar.client.get(NAMESPACE, keys, rows, stall_s=SHORT_S, timeout_s=1)
+                rows = fuzzed.rows(sizes, shared=shared)
+                got = fuzzed.client.get(NAMESPACE, keys, rows, stall_s=SHORT_S, timeout_s=1)
                 judge_get(got.result(PATIENCE_S), keys, rows, blocks)
-            liar.fake.behave()
-            liar.client.forget("liar's")
-            liar.assert_all_is_well()
+            fuzzed.fake.behave()
+            fuzzed.client.forget("liar's")
+            fuzzed.assert_all_is_well()
 
         try_out(world, check)
 
@@ -269,7 +268,7 @@ def test_whatever_a_welcome_says_the_next_honest_one_is_believed(fuzz, world):
 FILES = ("arena", "arena twice", "none", "small", "tiny", "empty", "unsealed", "pipe", "folder")
 
 
-def files_for(kind: str, fake: FakeSharedServer) -> list[int]:
+def files_for(kind: str, fake: FakeServer) -> list[int]:
     """Descriptors to hand over, the caller's to close."""
     match kind:
         case "arena":
@@ -310,7 +309,7 @@ tolds = st.builds(
 )  # fmt: skip
 
 
-def answer_of(told: Told, fake: FakeSharedServer, files: list[int]) -> bytes:
+def answer_of(told: Told, fake: FakeServer, files: list[int]) -> bytes:
     size = ARENA_BYTES
     if told.honest_size and files:
         size = os.fstat(files[0]).st_size
@@ -333,7 +332,7 @@ def test_whatever_a_local_socket_answers_blocks_come_all_the_same(fuzz):
     @given(told=tolds)
     def one(told):
         before = open_fds()
-        with FakeSharedServer() as fake:
+        with FakeServer(near=True) as fake:
             heard = []
 
             def rule(connection: socket.socket, message: Any, files: list[int]) -> None:
@@ -361,7 +360,7 @@ def test_whatever_a_local_socket_answers_blocks_come_all_the_same(fuzz):
     fuzz.run(one, examples=80)
 
 
-def take_blocks(fake: FakeSharedServer, when: Callable[[], None]) -> None:
+def take_blocks(fake: FakeServer, when: Callable[[], None]) -> None:
     """A client whose rows are shared asks for blocks, and gets them where there is a way."""
     region = SharedRegion(1 << 16)
     client = RemoteClient(ClientConfig(fake.endpoint, reconnect_s=0.01))
@@ -377,7 +376,7 @@ def take_blocks(fake: FakeSharedServer, when: Callable[[], None]) -> None:
             got = client.get(NAMESPACE, KEYS, rows, stall_s=SHORT_S).result(PATIENCE_S)
             for index in got.landed:
                 assert rows[index] == KEYS[index] * 8
-            # What was attached may be no arena of anybody's: then they come from nowhere.
+            # What was attached may be no arena at all: then no block comes.
             return len(got.landed) == len(KEYS) or client.transport == "shm"
 
         eventually(came, "the blocks come")

@@ -8,10 +8,11 @@ from contextlib import suppress
 from typing import NamedTuple
 
 import zmq
+from descriptors import memfd, open_fds
 from hypothesis import given
 from hypothesis import strategies as st
 from mutations import HEADER, RAW, Step, spoil_map, steps
-from shared_peer import REGION_BYTES, TICKETS_BYTES, memfd, open_fds
+from wire_peer import REGION_BYTES, TICKETS_BYTES
 
 from remote_server import protocol
 from remote_server.protocol import Attach, Attached, NotAttached
@@ -126,7 +127,7 @@ class Listening:
 
 
 def answer(visitor: socket.socket) -> protocol.LocalMessage | None:
-    """What was said to it, if anything: attached, with an arena, or why not."""
+    """What was sent to it, if anything: attached, with an arena, or why not."""
     try:
         data, files, _, _ = socket.recv_fds(visitor, 4096, 4)
     except OSError:
@@ -163,7 +164,7 @@ def test_whatever_is_offered_the_server_keeps_only_regions_that_are_well(fuzz):
                     visitor.close()
                     listening.turn()
             assert len(listening.attached) == attached
-            listening.now += 10  # who has said nothing complete by now is sent away
+            listening.now += 10  # a visitor without a complete message by now is disconnected
             listening.turn()
             assert not listening.local.pending
             assert listening.refused + attached == len(script), "a visit that came to nothing"

@@ -162,7 +162,7 @@ class StoreMachine(RuleBasedStateMachine):
     def outcomes(
         self, name: str, keys: Sequence[bytes], *, force: bool, draining: bool
     ) -> list[PutOutcome]:
-        """What the protocol says of each key, when there is room."""
+        """The protocol's outcome for each key, when there is room."""
         found = []
         for index, key in enumerate(keys):
             there = self.state(name, key) is not KeyState.ABSENT
@@ -339,7 +339,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(name=namespaces, keys=keys, damaged=st.sets(st.integers(0, 7), max_size=2))
     def verify(self, name, keys, damaged):
-        """Damaged in memory, that is: whoever has it pinned reads it damaged."""
+        """Damaged in memory, that is: a reader that has it pinned reads it damaged."""
         blocks = self.store.pin_to_verify(name, keys)
         wanted = [key for key in dict.fromkeys(keys) if (name, key) in self.model.readable]
         copies = [self.model.readable[name, key] for key in wanted]

@@ -30,7 +30,7 @@ def few_keys_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class InTurns(Conversation):
-    """What is heard waits for its turn."""
+    """What is received waits for its turn."""
 
     def __init__(self) -> None:
         self.serving: Serving | None = None
@@ -55,7 +55,7 @@ class InTurns(Conversation):
         self.serving.go_on_later(self.quarters, client, rest)
 
     def hear(self, client: bytes, frames: list[bytes]) -> None:
-        if self.serving is None:  # what is said before the beginning
+        if self.serving is None:  # messages before the beginning
             super().hear(client, frames)
             return
         request = request_in(frames)
@@ -67,7 +67,7 @@ class InTurns(Conversation):
         self.serving.take(self.quarters, client, views)
 
     def step(self, number: int) -> None:
-        """So many steps of whoever's turn it is."""
+        """So many steps of the request whose turn it is."""
         bench = self.bench
         while number and self.serving.num_waiting:
             known = len(bench.outboxes.replies)

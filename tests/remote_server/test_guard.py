@@ -1,4 +1,4 @@
-"""What fails inside the server costs its own request: the server serves, counts it, and tells."""
+"""A failure inside the server costs its own request: the server serves, counts and reports it."""
 
 import threading
 from collections.abc import Iterator
@@ -8,9 +8,8 @@ import pytest
 from admin_http import Http, served
 from disk_server import LENGTH, put_all, small_server
 from fake_server import eventually
-from shared_peer import SharedPeer
 from tenancy import Tenancy
-from wire_peer import Peer, block, key
+from wire_peer import Peer, SharedPeer, block, key
 
 from remote_server import guard
 from remote_server.guard import MANY_FAILURES, Guard
@@ -21,6 +20,7 @@ from remote_server.server.outgoing import BlockStream
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
 from remote_server.store.disk import pool as threads_module
+from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.pool import Job as DiskJob
 from remote_server.store.disk.pool import Priority
 
@@ -232,7 +232,7 @@ def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
     tenancy.stop()
 
 
-# ── what /health says ────────────────────────────────────────────────────────────────────
+# ── /health ──────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.fixture
@@ -260,7 +260,7 @@ async def test_health_tells_of_a_part_that_fails_every_time(ask, monkeypatch):
 
 
 async def test_health_tells_of_a_thread_of_the_disk_that_has_ended(ask, monkeypatch, tmp_path):
-    real, left = threads_module.Scratch, [True]
+    real, left = Scratch, [True]
 
     def scratch():
         if left and left.pop():

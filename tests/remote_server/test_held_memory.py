@@ -4,15 +4,32 @@ Each attack runs against `python -m remote_server`, whose resident memory is loo
 behind it.
 """
 
-import fcntl
 import os
-import socket
 import time
+from collections.abc import Sequence
 
-import msgpack
+import msgspec
 import pytest
-from deaf_peer import MOST_GROWTH, HandPeer, MiB, ServerProcess, sparse_memfd
+import zmtp
+from descriptors import memfd
+from server_process import MOST_GROWTH, ServerProcess
+from wire_peer import HandPeer, LocalConnection, block
 
+from remote_server import protocol
+from remote_server.protocol import (
+    Blocks,
+    Clear,
+    Error,
+    Got,
+    PutShared,
+    Stats,
+    StatsReply,
+    Stored,
+    Welcome,
+)
+from remote_server.sizes import MiB
+
+BLOCK_BYTES = 65_536
 SMALL = 65_000  # in slots of 65,024 bytes: no two blocks are neighbours
 NUM_BLOCKS = 700
 
@@ -42,6 +59,37 @@ def connect(server: ServerProcess):
         peer.close()
 
 
+def get_small(peer: HandPeer, numbers: Sequence[int]) -> int:
+    """A streamed get of blocks of `SMALL` bytes. How many messages they came in."""
+    peer.send_get(numbers)
+    return receive_small(peer, numbers)
+
+
+def receive_small(peer: HandPeer, numbers: Sequence[int]) -> int:
+    """The replies to a streamed get, each block compared. How many messages they came in."""
+    got, _ = peer.receive()
+    assert isinstance(got, Got), got
+    assert got.hit == len(numbers)
+    arrived, messages, more = [], 0, True
+    while more:
+        part, frames = peer.receive()
+        assert isinstance(part, Blocks)
+        views = protocol.split_frames(frames, part.lengths, part.blocks_per_frame)
+        for index, view in zip(part.indices, views, strict=True):
+            assert view == block(numbers[index], SMALL)
+        arrived += part.indices
+        messages += 1
+        more = part.more
+    assert arrived == [*range(len(numbers))]
+    return messages
+
+
+def stats_requests(peer: HandPeer, count: int, **fields: bool) -> bytes:
+    """As they go over the wire."""
+    asks = [Stats(request_id=peer.next_id(), **fields) for _ in range(count)]
+    return b"".join(zmtp.message_of(protocol.encode(ask)) for ask in asks)
+
+
 def texts(number: int, fields: int, chars: int) -> dict[str, str]:
     return {f"field {at}": f"{number} ".ljust(chars, "x") for at in range(fields)}
 
@@ -54,25 +102,24 @@ def test_small_blocks_for_peers_that_do_not_read_take_no_memory_and_others_are_s
     server, connect, stream
 ):
     honest = connect()
-    honest.hello()
+    honest.hello(block_bytes=BLOCK_BYTES)
     for first in range(0, NUM_BLOCKS, 50):
-        assert honest.put(range(first, first + 50), SMALL)["created"] == 50
-    keys = [b"key-%032d" % number for number in range(NUM_BLOCKS)]
+        assert honest.put(range(first, first + 50), length=SMALL).created == 50
     deaf = [connect(small=True) for _ in range(16)]
     for _ in range(4):
         for peer in deaf:
-            peer.send("get", namespace="ns", keys=keys, stream=stream)
+            peer.send_get(range(NUM_BLOCKS), stream=stream)
     until_answered_or_refused(honest, 4 * len(deaf))
     server.watch(0.5)
     began = time.monotonic()
-    meanwhile = honest.get(range(NUM_BLOCKS), SMALL)
+    meanwhile = get_small(honest, range(NUM_BLOCKS))
     assert time.monotonic() - began < 10, "others are served"
     server.growth()
     assert server.most < MOST_GROWTH
     for peer in deaf:
         peer.close()
     assert_at_rest(honest)
-    messages = honest.get(range(NUM_BLOCKS), SMALL)
+    messages = get_small(honest, range(NUM_BLOCKS))
     assert messages <= NUM_BLOCKS // 15 + 1, "blocks share frames again"
     if stream:
         assert meanwhile > 2 * messages, "they went one by one, from where they lie"
@@ -80,34 +127,30 @@ def test_small_blocks_for_peers_that_do_not_read_take_no_memory_and_others_are_s
 
 def until_answered_or_refused(peer: HandPeer, num_gets: int) -> None:
     """Of these gets, each of all blocks, every one was answered or refused by name."""
-    ends = time.monotonic() + 60
-    while True:
-        counters = peer.stats()["counters"]
+
+    def ended(stats: StatsReply) -> bool:
+        counters = stats.counters
         unread = counters.get("bad_messages_unread", 0)
         refused = unread + counters.get("refused_too_much_in_flight", 0)
-        if counters["get_total"] // NUM_BLOCKS + refused >= num_gets:
-            return
-        assert time.monotonic() < ends, f"{counters['get_total']} keys, {refused} refused"
+        return counters["get_total"] // NUM_BLOCKS + refused >= num_gets
+
+    peer.stats_once(ended)
 
 
 def assert_at_rest(peer: HandPeer) -> None:
     """Soon nothing is pinned."""
-    ends = time.monotonic() + 20
-    while peer.stats()["tiers"]["memory"]["pinned"]:
-        assert time.monotonic() < ends, "blocks stay pinned"
-        time.sleep(0.02)
+    peer.stats_once(lambda stats: not stats.tiers["memory"].pinned)
 
 
 def test_what_a_peer_did_not_read_for_long_arrives_whole_and_in_order(server, connect):
     honest, slow = connect(), connect(small=True)
-    honest.hello()
+    honest.hello(block_bytes=BLOCK_BYTES)
     for first in range(0, NUM_BLOCKS, 50):
-        honest.put(range(first, first + 50), SMALL)
-    keys = [b"key-%032d" % number for number in range(NUM_BLOCKS)]
-    slow.send("get", namespace="ns", keys=keys)
-    honest.wait_for("get_total", NUM_BLOCKS)
+        honest.put(range(first, first + 50), length=SMALL)
+    slow.send_get(range(NUM_BLOCKS))
+    honest.stats_once(lambda stats: stats.counters["get_total"] >= NUM_BLOCKS)
     server.watch(0.2)
-    assert slow.get_rest(range(NUM_BLOCKS), SMALL) <= NUM_BLOCKS // 15 + 1
+    assert receive_small(slow, range(NUM_BLOCKS)) <= NUM_BLOCKS // 15 + 1
     assert server.most < MOST_GROWTH
 
 
@@ -122,20 +165,20 @@ def test_replies_that_nobody_reads_take_no_memory(server, connect, asked_for):
     deaf = [connect(small=True) for _ in range(2)]
     for peer in deaf:
         for _ in range(20):
-            peer.socket.sendall(b"".join(peer.message("stats", **asked_for) for _ in range(100)))
-    honest.wait_for("bad_messages_unread", 1)
+            peer.socket.sendall(stats_requests(peer, 100, **asked_for))
+    honest.stats_once(lambda stats: stats.counters.get("bad_messages_unread", 0) >= 1)
     server.watch(1.0)
     assert server.most < MOST_GROWTH
-    assert honest.stats()["type"] == "stats_reply"
+    assert isinstance(honest.stats(), StatsReply)
     replies = 0
     while deaf[0].readable():  # the replies are in order, and then there is nothing more
         reply, _ = deaf[0].receive()
         replies += 1
-        assert reply["request_id"] == replies
+        assert reply.request_id == replies
         if not deaf[0].readable():
             server.watch(0.1)
     assert 0 < replies < 2000
-    assert deaf[0].ask("lookup", namespace="ns-1", keys=[b"k"])["states"] == b"\0"
+    assert deaf[0].lookup([1], namespace="ns-1").states == b"\0"
 
 
 def test_small_replies_that_nobody_reads_take_no_memory_either(server, connect):
@@ -143,12 +186,12 @@ def test_small_replies_that_nobody_reads_take_no_memory_either(server, connect):
     honest = connect()
     for number in range(100):
         honest.hello(f"ns-{number}")
-    size = len(msgpack.packb(honest.stats()))
+    size = len(protocol.encode(honest.stats())[1])
     assert 10_000 < size < 16_000
     deaf = [connect(small=True) for _ in range(16)]
     for peer in deaf:
-        peer.socket.sendall(b"".join(peer.message("stats") for _ in range(600)))
-    honest.wait_for("bad_messages_unread", 16 * 100)
+        peer.socket.sendall(stats_requests(peer, 600))
+    honest.stats_once(lambda stats: stats.counters.get("bad_messages_unread", 0) >= 16 * 100)
     server.watch(0.5)
     assert server.most < MOST_GROWTH
 
@@ -159,10 +202,15 @@ def test_small_replies_that_nobody_reads_take_no_memory_either(server, connect):
 def test_a_fingerprint_that_is_too_large_is_refused_with_the_reason(server, connect):
     peer = connect()
     refused = peer.hello("large", fingerprint=texts(0, 17, 1_000))
-    assert (refused["type"], refused["code"]) == ("error", "bad_request")
-    assert "at most 16384" in refused["message"]
-    assert "large" not in peer.stats()["namespaces"]
-    assert peer.hello("fits", fingerprint=texts(0, 16, 1_000))["type"] == "welcome"
+    assert isinstance(refused, Error) and refused.code == "bad_request"
+    assert "at most 16384" in refused.message
+    assert "large" not in peer.stats().namespaces
+    assert isinstance(peer.hello("fits", fingerprint=texts(0, 16, 1_000)), Welcome)
+
+
+def described(peer: HandPeer) -> StatsReply:
+    """The server's statistics, with the fingerprints of its namespaces."""
+    return peer.ask(Stats(request_id=peer.next_id(), fingerprints=True))
 
 
 @pytest.mark.parametrize(("fields", "chars"), [(64, 1_024), (15, 1_000)], ids=["huge", "allowed"])
@@ -174,21 +222,21 @@ def test_many_fingerprints_take_no_memory_and_stats_stay_quick(server, connect, 
                    fingerprint=texts(number, fields, chars))  # fmt: skip
         server.growth()
     began = time.monotonic()
-    reply = honest.stats(fingerprints=True)
+    reply = described(honest)
     assert time.monotonic() - began < 1.0
     server.growth()
     assert server.most < MOST_GROWTH
-    described = [one for one in reply["namespaces"].values() if one["fingerprint"]]
-    assert sum(len(msgpack.packb(one)) for one in described) < 6 * MiB
+    kept = [one for one in reply.namespaces.values() if one.fingerprint]
+    assert sum(len(msgspec.msgpack.encode(one)) for one in kept) < 6 * MiB
     if fields == 15:
-        assert reply["namespaces"]["honest"]["forgotten"]
-        assert reply["namespaces"]["ns-599"]["fingerprint"] == texts(1_599, fields, chars)
-        assert reply["counters"]["fingerprints_forgotten"] > 100
+        assert reply.namespaces["honest"].forgotten
+        assert reply.namespaces["ns-599"].fingerprint == texts(1_599, fields, chars)
+        assert reply.counters["fingerprints_forgotten"] > 100
     again = honest.hello("honest", client="engine", fingerprint={"model": "m"})
-    assert again["type"] == "welcome"
-    known = honest.stats(fingerprints=True)["namespaces"]["honest"]
-    assert (known["client"], known["fingerprint"]) == ("engine", {"model": "m"})
-    assert not known["forgotten"]
+    assert isinstance(again, Welcome)
+    known = described(honest).namespaces["honest"]
+    assert (known.client, known.fingerprint) == ("engine", {"model": "m"})
+    assert not known.forgotten
 
 
 # ── holes ────────────────────────────────────────────────────────────────────────────────────
@@ -197,30 +245,24 @@ def test_many_fingerprints_take_no_memory_and_stats_stay_quick(server, connect, 
 def test_puts_from_a_region_that_is_one_hole_allocate_nothing(server, connect):
     peer, region_bytes, length = connect(), 1024 * MiB, 1 * MiB
     welcome = peer.hello(block_bytes=length)
-    region, tickets = sparse_memfd(region_bytes), sparse_memfd(8_192)
-    local = socket.socket(socket.AF_UNIX)
-    local.connect("\0" + welcome["local_socket"])
-    for fd in (region, tickets):
-        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    region, tickets = memfd(region_bytes), memfd(8_192)
     os.pwrite(tickets, (1).to_bytes(8, "little"), 0)
-    attach = {"type": "attach", "request_id": 1, "protocol": 1, "client": "",
-              "region_bytes": region_bytes}  # fmt: skip
-    socket.send_fds(local, [msgpack.packb(attach)], [region, tickets])
-    attached = msgpack.unpackb(socket.recv_fds(local, 4096, 2)[0])
+    local = LocalConnection(welcome.local_socket)
+    attached, files = local.attach([region, tickets], region_bytes)
     for first in range(0, region_bytes // length, 32):
         offsets = [at * length for at in range(first, first + 32)]
-        stored = peer.ask(
-            "put_shared", namespace="ns", keys=[b"%d" % at for at in offsets],
-            lengths=[length] * 32, checksums=[], offsets=offsets, region=attached["region"],
+        stored = peer.ask(PutShared(
+            request_id=peer.next_id(), namespace="ns", keys=[b"%d" % at for at in offsets],
+            lengths=[length] * 32, checksums=[], offsets=offsets, region=attached.region,
             ticket=0, ticket_value=1,
-        )  # fmt: skip
-        assert stored["type"] == "stored", stored
+        ))  # fmt: skip
+        assert isinstance(stored, Stored), stored
         server.growth()
     assert os.fstat(region).st_blocks == 0
     assert server.most < MOST_GROWTH
     local.close()
-    os.close(region)
-    os.close(tickets)
+    for fd in (region, tickets, *files):
+        os.close(fd)
 
 
 # ── namespaces ───────────────────────────────────────────────────────────────────────────────
@@ -230,31 +272,32 @@ def test_many_namespaces_of_a_byte_keep_no_new_engine_out_and_cost_their_own_con
     server, connect
 ):
     old, greedy, new = connect(), connect(), connect()
-    old.hello("old")
-    old.put(range(8), 65_536, namespace="old")
+    old.hello("old", block_bytes=BLOCK_BYTES)
+    old.put(range(8), length=BLOCK_BYTES, namespace="old")
     for number in range(1_100):
-        assert greedy.hello(f"ns-{number}", block_bytes=1)["type"] == "welcome"
-        assert greedy.put(range(1), 1, namespace=f"ns-{number}")["created"] == 1
+        assert isinstance(greedy.hello(f"ns-{number}", block_bytes=1), Welcome)
+        assert greedy.put(range(1), length=1, namespace=f"ns-{number}").created == 1
         server.growth()
-    assert new.hello("new")["type"] == "welcome"
-    assert new.put(range(4), 65_536, namespace="new")["created"] == 4
-    assert old.get(range(8), 65_536, namespace="old")
+    assert isinstance(new.hello("new", block_bytes=BLOCK_BYTES), Welcome)
+    assert new.put(range(4), length=BLOCK_BYTES, namespace="new").created == 4
+    _, blocks = old.get(range(8), namespace="old")
+    assert blocks == [(number, block(number, BLOCK_BYTES)) for number in range(8)]
     stats = new.stats()
-    assert len(stats["namespaces"]) == 1024
-    assert stats["counters"]["namespaces_evicted_idle"] == 1_100 + 2 - 1024
-    assert "ns-0" not in stats["namespaces"] and "ns-1099" in stats["namespaces"]
+    assert len(stats.namespaces) == 1024
+    assert stats.counters["namespaces_evicted_idle"] == 1_100 + 2 - 1024
+    assert "ns-0" not in stats.namespaces and "ns-1099" in stats.namespaces
     assert server.most < MOST_GROWTH
 
 
 def test_an_empty_namespace_may_be_declared_with_another_block_size(server, connect):
     peer = connect()
     peer.hello("ns", block_bytes=64)
-    peer.put(range(1), 64)
-    assert peer.hello("ns", block_bytes=128)["code"] == "block_bytes_mismatch"
-    peer.ask("clear", namespace="ns")
-    assert peer.hello("ns", block_bytes=128)["type"] == "welcome"
-    assert peer.put(range(1), 128)["created"] == 1
-    assert peer.hello("ns", block_bytes=64)["code"] == "block_bytes_mismatch"
+    peer.put(range(1), length=64)
+    assert peer.hello("ns", block_bytes=128).code == "block_bytes_mismatch"
+    peer.ask(Clear(request_id=peer.next_id(), namespace="ns"))
+    assert isinstance(peer.hello("ns", block_bytes=128), Welcome)
+    assert peer.put(range(1), length=128).created == 1
+    assert peer.hello("ns", block_bytes=64).code == "block_bytes_mismatch"
 
 
 # ── what libzmq holds ────────────────────────────────────────────────────────────────────────
@@ -264,8 +307,8 @@ def test_a_message_without_an_end_is_cut_off_where_no_correct_client_gets(server
     """Nothing of it has come to the server: libzmq hands over whole messages. The bound is a
     message of 256 MiB, 64 MiB, and 32 MiB for each connection; a stall adds what is sent in it."""
     honest, endless = connect(), connect()
-    honest.hello()
-    honest.put(range(4), SMALL)
+    honest.hello(block_bytes=BLOCK_BYTES)
+    honest.put(range(4), length=SMALL)
     piece = bytes([3]) + (1 * MiB).to_bytes(8, "big") + bytes(1 * MiB)
 
     def send_without_end() -> None:
@@ -277,7 +320,7 @@ def test_a_message_without_an_end_is_cut_off_where_no_correct_client_gets(server
         send_without_end()
     assert server.most < (256 + 64 + 2 * 32 + 192) * MiB
     again = connect()
-    assert again.get(range(4), SMALL) == 1
-    assert again.stats()["counters"]["sockets_replaced"] == 1
+    assert get_small(again, range(4)) == 1
+    assert again.stats().counters["sockets_replaced"] == 1
     server.watch(0.2)
     assert server.growth() < MOST_GROWTH

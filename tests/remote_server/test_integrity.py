@@ -1,7 +1,7 @@
 """What is not the block that was put is never announced, is counted by its reason, and goes.
 
-Against a real server, whose memory this test damages, over both transports. What a server may
-say wrongly in a message is in `test_client_landing.py` and `test_shared_gets.py`.
+Against a real server, whose memory this test damages, over both transports. Wrong messages of a
+server are in `test_client_landing.py` and `test_shared_gets.py`.
 """
 
 from collections.abc import Callable, Iterator
@@ -86,7 +86,7 @@ def test_a_bit_that_rots_in_memory_is_found_by_its_reader_and_its_block_removed(
 def test_two_intact_blocks_in_each_others_place_are_both_found_and_removed(
     client: RemoteClient, quiet_server: Server
 ):
-    """Each hashes well: only the identity within the checksum tells them apart."""
+    """Each hashes well: only the identity within the checksum distinguishes them."""
     one, other = in_memory(quiet_server, 0), in_memory(quiet_server, 3)
     kept = bytes(one)
     one[:] = other
@@ -112,7 +112,7 @@ def test_a_block_shorter_than_the_row_it_is_wanted_in_stays_where_it_is_right(
 def test_a_reader_without_checksums_takes_what_it_gets(
     transport: str, quiet_server: Server, make_client: Callable[..., RemoteClient]
 ):
-    """So that nobody believes the switch to be harmless: it is for measuring."""
+    """The switch is not harmless: it is for measuring."""
     client = make_client(quiet_server.endpoint, integrity=False)
     client.put(NAMESPACE, [key(0)], rows_of(range(1)), deferred=False).result(PATIENCE_S)
     in_memory(quiet_server, 0)[7] ^= 1

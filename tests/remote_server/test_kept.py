@@ -30,8 +30,8 @@ def make():
         return made[-1][1]
 
     yield tier
-    for arena, tier in made:
-        tier.check()
+    for arena, one in made:
+        one.check()
         arena.close()
 
 

@@ -9,15 +9,8 @@ import threading
 import time
 
 import pytest
-from shared_peer import (
-    REGION_BYTES,
-    TICKETS_BYTES,
-    LocalConnection,
-    SharedPeer,
-    memfd,
-    open_fds,
-)
-from wire_peer import Peer
+from descriptors import memfd, open_fds
+from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, Peer, SharedPeer
 
 from remote_server import protocol
 from remote_server.protocol import Attach, Attached, NotAttached
@@ -340,13 +333,13 @@ def test_only_so_many_regions_are_attached(name, files, no_leaks, monkeypatch):
 
 
 def test_another_user_is_refused(name, files, no_leaks, monkeypatch):
-    monkeypatch.setattr(local_socket_module.os, "getuid", lambda: 4242)
+    monkeypatch.setattr(local_socket_module.os, "getuid", lambda: 4242)  # type: ignore[attr-defined]
     monkeypatch.setattr(local_socket_module, "_CREDENTIALS", _Everyone(uid=77))
     assert "belongs to user 4242, not 77" in refusal(LocalConnection(name))
 
 
 class _Everyone:
-    """Credentials as the kernel would tell them of a process of user `uid`."""
+    """Credentials as the kernel would report them of a process of user `uid`."""
 
     size = 12
 
@@ -358,7 +351,7 @@ class _Everyone:
 
 
 def test_a_file_of_another_user_is_refused(monkeypatch, files):
-    monkeypatch.setattr(region.os, "getuid", lambda: 4242)
+    monkeypatch.setattr(region.os, "getuid", lambda: 4242)  # type: ignore[attr-defined]
     region.check_file(files[0], REGION_BYTES, os.fstat(files[0]).st_uid, "region")
     with pytest.raises(region.NotAttachable, match="belongs to user"):
         region.check_file(files[0], REGION_BYTES, 77, "region")

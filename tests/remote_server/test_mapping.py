@@ -7,7 +7,7 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-from shared_peer import memfd
+from descriptors import memfd
 
 from remote_server.shm import arena as arena_module
 from remote_server.shm import mapping
@@ -23,7 +23,7 @@ def num_faults() -> int:
 
 
 class Over:
-    """An event on which nobody waits long: it notes for how long they would."""
+    """An event whose waits end at once: it notes how long they would have lasted."""
 
     def __init__(self, *, is_set: bool) -> None:
         self.waits: list[float] = []
@@ -87,7 +87,7 @@ def test_who_touches_memory_does_not_go_on_when_it_is_over():
 
 def test_threads_that_fault_memory_in_are_as_urgent_as_those_they_can_hold_up(monkeypatch):
     """A thread with a lower priority, kept from its core while it has the interpreter or a lock
-    of the kernel's, keeps everybody who needs that waiting: for a second, on a busy machine."""
+    of the kernel's, keeps every other user of it waiting: for a second, on a busy machine."""
     urgency: list[int] = []
     noted = threading.Semaphore(0)
 

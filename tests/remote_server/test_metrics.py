@@ -1,4 +1,4 @@
-"""What the server's /metrics says, and that documents and dashboard speak of what there is."""
+"""The server's /metrics, and that documents and dashboard name metrics that exist."""
 
 import asyncio
 import json

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import aiohttp
 import pytest
+from descriptors import memfd
 from fake_server import FakeServer, eventually
-from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, memfd
+from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection
 
 from remote_server import protocol
 from remote_server.cli import COMMANDS, main
@@ -45,7 +46,7 @@ def obeyed(text: str) -> list[str]:
             ("Cc", "Cf", "Cs", "Zl", "Zp")]  # fmt: skip
 
 
-# ── what may be said ─────────────────────────────────────────────────────────────────────
+# ── valid names ──────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize("evil", EVIL)

@@ -1,4 +1,4 @@
-"""A process that may open few files: it says so at start, keeps its cores, and comes back."""
+"""A process that may open few files: it logs that at start, keeps its cores, and recovers."""
 
 import logging
 import os
@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 import pytest
+from descriptors import memfd, open_fds
 from fake_server import eventually
-from shared_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, memfd, open_fds
-from wire_peer import Peer
+from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, Peer
 
 from remote_server import plain_text, process_limits, protocol
 from remote_server.errors import ConfigError

@@ -1,6 +1,6 @@
 """A client written from PROTOCOL.md alone: the `msgpack` package and a ZeroMQ socket.
 
-Nothing of `remote_server` is imported here; the server is a process.
+Nothing of `remote_server` writes, reads or hashes here; the server is a process.
 """
 
 import subprocess
@@ -10,25 +10,22 @@ import msgpack
 import pytest
 import xxhash
 import zmq
+from wire_peer import Peer
 
 
 class PlainClient:
     def __init__(self, endpoint: str) -> None:
         self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.rcvhwm = 0
-        self.socket.connect(endpoint)
-        self.requests = 0
+        self.peer = Peer(self.context, endpoint, rcvhwm=0)
 
     def send(self, kind: str, payload=(), **fields) -> int:
-        self.requests += 1
-        header = {"type": kind, "request_id": self.requests, **fields}
-        self.socket.send_multipart([b"KVF1", msgpack.packb(header), *payload])
-        return self.requests
+        request_id = self.peer.next_id()
+        header = {"type": kind, "request_id": request_id, **fields}
+        self.peer.send_frames([b"KVF1", msgpack.packb(header), *payload])
+        return request_id
 
     def receive(self) -> tuple[dict, list[bytes]]:
-        assert self.socket.poll(5000), "no reply"
-        magic, header, *payload = self.socket.recv_multipart()
+        magic, header, *payload = self.peer.receive_frames()
         assert magic == b"KVF1"
         return msgpack.unpackb(header), payload
 

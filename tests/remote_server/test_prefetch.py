@@ -1,4 +1,4 @@
-"""`POST /prefetch`: what is on disk comes into memory before anybody gets it."""
+"""`POST /prefetch`: what is on disk comes into memory before a client gets it."""
 
 import asyncio
 import json

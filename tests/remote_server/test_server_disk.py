@@ -5,8 +5,7 @@ import os
 
 import pytest
 from disk_server import COUNT, IN_MEMORY, LENGTH, checked_server, damage, put_all, small_server
-from shared_peer import SharedPeer
-from wire_peer import Peer, block, key
+from wire_peer import Peer, SharedPeer, block, key
 
 from remote_server.protocol import Clear, GetShared, Touch, Verify
 from remote_server.server.config import ServerConfig

@@ -15,8 +15,7 @@ from disk_server import (
     receive_blocks,
     whole,
 )
-from shared_peer import SharedPeer
-from wire_peer import Peer, block
+from wire_peer import Peer, SharedPeer, block
 
 from remote_server import protocol
 from remote_server.protocol import Blocks, Clear

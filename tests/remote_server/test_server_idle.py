@@ -1,4 +1,4 @@
-"""What a server does when nobody asks, on a clock that the test moves."""
+"""A server without requests, on a clock that the test moves."""
 
 import logging
 

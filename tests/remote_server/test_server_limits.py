@@ -4,9 +4,8 @@ from contextlib import suppress
 
 import pytest
 import zmq
-from shared_peer import SharedPeer
-from tenancy import Guest, tenancy
-from wire_peer import BLOCK_BYTES, Peer, block, key
+from tenancy import tenancy
+from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import Clear, Error, Lookup, Touch
@@ -70,7 +69,7 @@ def test_a_reader_that_asks_and_does_not_read_is_refused_and_others_are_served(s
     assert refused >= 30, "what the kernel's buffers took is on its way no more"
     assert other.get(range(16))[1] == [(n, block(n, 256 * KiB)) for n in range(16)]
     errors = 0
-    while errors < refused:  # each is told so, and what it did get arrives
+    while errors < refused:  # each receives an error, and what it did get arrives
         reply, _ = slow.receive()
         if isinstance(reply, Error):
             errors += 1
@@ -234,7 +233,7 @@ def test_a_namespace_whose_quota_is_pinned_takes_no_more(tenancy):
 def test_what_was_cleared_and_is_still_read_counts_in_the_quota_of_its_namespace(tenancy):
     tenancy.write(a=f'memory = "4MiB"\nnamespace_memory = {8 * BLOCK_BYTES}')
     tenancy.start()
-    guest = Guest(tenancy.peer("a"))
+    guest = SharedPeer(tenancy.peer("a"), namespace="ns")
     guest.put(range(8))
     leased = guest.lease(range(6))
     guest.peer.ask(Clear(request_id=guest.peer.next_id(), namespace="ns"))
@@ -338,7 +337,7 @@ def test_what_is_on_disk_grows_old_over_a_restart_and_on_its_way_back(
     ages._disk_clock_ns = lambda: start_ns + 3700 * 10**9
     assert peer.lookup([0, 2]).states == ABSENT * 2
     assert peer.get([1])[0].found == []
-    for _ in range(50):  # what nobody asks for
+    for _ in range(50):  # what no client gets
         now[0] += 1
         stats = peer.stats()
     assert stats.counters["disk_expired"] == 4

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 import zmq
-from wire_peer import BLOCK_BYTES, Peer, key
+from wire_peer import BLOCK_BYTES, HandPeer, Peer, key
 
 from remote_server import protocol
 from remote_server.protocol import Error, Lookup
@@ -13,8 +13,6 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB
 
-GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL" + bytes(16) + bytes(32)
-READY = b"\x05READY" + b"\x0bSocket-Type" + b"\x00\x00\x00\x06DEALER" + b"\x08Identity" + bytes(4)
 EMPTY_AND_MORE, EMPTY_AND_LAST = b"\x01\x00", b"\x00\x00"
 
 READABLE = bytes([2])
@@ -28,20 +26,9 @@ def server():
         server.store.check()
 
 
-def by_hand(server: Server) -> socket.socket:
-    """A connection whose handshake is over."""
-    host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
-    peer = socket.create_connection((host, int(port)), timeout=10)
-    peer.sendall(GREETING + bytes([4, len(READY)]) + READY)
-    received = b""
-    while b"READY" not in received:
-        received += peer.recv(1000)
-    return peer
-
-
-def header(number: int) -> tuple[bytes, bytes]:
+def header(number: int) -> list[bytes]:
     message = Lookup(request_id=number, namespace="ns", keys=[key(1)])
-    return tuple(protocol.encode(message))
+    return protocol.encode(message)
 
 
 # ── frames ───────────────────────────────────────────────────────────────────────────────────
@@ -68,7 +55,7 @@ def test_a_message_whose_rest_takes_too_long_costs_the_connections_and_no_block(
     other = Peer(context, server.endpoint)
     other.hello()
     other.put([1])
-    peer = by_hand(server)
+    peer = HandPeer(server.endpoint).socket
     frames = intake.MAX_FRAMES + 2 * intake.DISCARDED_FRAMES
     peer.sendall(EMPTY_AND_MORE * frames + EMPTY_AND_LAST)
     while peer.recv(1000):
@@ -88,7 +75,8 @@ def test_a_message_without_an_end_costs_the_connections_when_it_has_grown_too_la
     other = Peer(context, server.endpoint)
     other.hello()
     other.put([1])
-    peer, piece = by_hand(server), bytes([3]) + (1 * MiB).to_bytes(8, "big") + bytes(1 * MiB)
+    peer = HandPeer(server.endpoint).socket
+    piece = bytes([3]) + (1 * MiB).to_bytes(8, "big") + bytes(1 * MiB)
     assert taken(peer, piece, at_most=4096) < 1024, "a gigabyte was taken"
     newcomer = Peer(context, server.endpoint)
     assert newcomer.lookup([1]).states == other.lookup([1]).states == READABLE

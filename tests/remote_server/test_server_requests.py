@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from wire_peer import BLOCK_BYTES, block, key
+from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
 from remote_server.protocol import (
@@ -20,6 +20,38 @@ from remote_server.protocol import (
 )
 
 ABSENT, PENDING, READABLE = KeyState
+
+
+class OverTcp:
+    """Puts and gets whose blocks travel in messages."""
+
+    copy = "remote_server.protocol.checksum"
+    """What the server calls when it copies a block."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.put_message, self.put, self._get = peer.put_message, peer.put, peer.get
+
+    def get(self, numbers):
+        return [block for _, block in self._get(numbers)[1]]
+
+
+class OverSharedMemory:
+    """Puts and gets whose blocks are in the peer's region and in the arena."""
+
+    copy = "remote_server.server.shm_puts.copy_shared"
+
+    def __init__(self, peer: Peer) -> None:
+        shared = SharedPeer(peer)
+        self._put_message, self.put, self.get = shared.put_message, shared.put, shared.get
+        self.close = shared.close
+
+    def put_message(self, numbers):
+        return self._put_message(numbers), ()
+
+
+@pytest.fixture(params=[OverTcp, OverSharedMemory], ids=["tcp", "shm"])
+def way(request, peer):
+    return request.param(peer)
 
 
 def states(found):
@@ -53,10 +85,9 @@ def test_a_get_without_hits_is_its_summary_alone(peer):
 
 
 @pytest.mark.parametrize("length", [1, 100, 4095, 4096])
-def test_a_block_shorter_than_its_namespace_keeps_its_length(peer, length):
-    peer.put([1, 2, 3], length=length)
-    _, arrived = peer.get([1, 2, 3])
-    assert arrived == [(i, block(n, length)) for i, n in enumerate([1, 2, 3])]
+def test_a_block_shorter_than_its_namespace_keeps_its_length(way, length):
+    way.put([1, 2, 3], length=length)
+    assert way.get([1, 2, 3]) == [block(n, length) for n in [1, 2, 3]]
 
 
 @pytest.mark.parametrize("length", [4096, 100_000, 300_000, 1 << 20])
@@ -113,7 +144,7 @@ def test_a_deferred_put_is_answered_before_its_blocks_are_readable(peer, server)
         assert states(peer.lookup([1, 2, 3])) == [PENDING, PENDING, ABSENT]
         assert peer.get([1, 2])[0].miss == 2
         assert peer.put([1], deferred=False).existed == 1
-    peer.put([3])  # copied after the others, so its reply says that they are done
+    peer.put([3])  # copied after the others, so its reply means that they are done
     assert states(peer.lookup([1, 2])) == [READABLE, READABLE]
     assert peer.get([1, 2])[1] == [(0, block(1)), (1, block(2))]
 
@@ -141,12 +172,12 @@ def test_the_bytes_of_a_deferred_put_may_change_once_it_is_answered(peer, server
     assert peer.get([1])[1] == [(0, block(1))]
 
 
-def test_bytes_that_are_not_what_was_announced_are_never_readable(peer):
-    message, _ = peer.put_message([1, 2])
-    stored = peer.ask(message, block(1), block(3))
-    assert (stored.created, stored.declined) == (1, {"checksum": 1})
-    assert list(stored.outcomes) == [0, 4]
-    assert states(peer.lookup([1, 2])) == [READABLE, ABSENT]
+def test_bytes_that_are_not_what_was_announced_are_never_readable(way, peer):
+    sums = [protocol.checksum("ns", key(n), block(m)) for n, m in ((1, 1), (2, 3), (3, 3))]
+    stored = way.put([1, 2, 3], checksums=sums)
+    assert (stored.created, stored.declined) == (2, {"checksum": 1})
+    assert list(stored.outcomes) == [0, 4, 0]
+    assert states(peer.lookup([1, 2, 3])) == [READABLE, ABSENT, READABLE]
     assert peer.stats().counters["put_declined_checksum"] == 1
 
 
@@ -267,17 +298,14 @@ def test_a_failure_inside_the_server_is_one_error_and_the_server_lives(peer, ser
     assert peer.put([1]).created == 1
 
 
-def test_a_copy_that_fails_drops_its_blocks_and_the_server_lives(peer, server, monkeypatch):
+def test_a_copy_that_fails_drops_its_blocks_and_the_server_lives(way, peer, monkeypatch):
     def explode(*_):
         raise RuntimeError("a bug")
 
+    message, payload = way.put_message([1])
     with monkeypatch.context() as patch:
-        patch.setattr(protocol, "checksum", explode)
-        put = protocol.Put(
-            request_id=peer.next_id(), namespace="ns", keys=[key(1)], lengths=[BLOCK_BYTES],
-            checksums=[0], deferred=False,
-        )  # fmt: skip
-        stored = peer.ask(put, block(1))
+        patch.setattr(way.copy, explode)
+        stored = peer.ask(message, *payload)
     assert stored.declined == {"checksum": 1}
     assert states(peer.lookup([1])) == [ABSENT]
-    assert peer.put([1]).created == 1
+    assert way.put([1]).created == 1

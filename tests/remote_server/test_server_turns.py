@@ -11,9 +11,8 @@ from itertools import count
 
 import pytest
 import zmq
-from shared_peer import SharedPeer
 from tenancy import tenancy
-from wire_peer import Peer, key
+from wire_peer import Peer, SharedPeer, key
 
 from remote_server import protocol
 from remote_server.protocol import (
@@ -31,7 +30,7 @@ from remote_server.protocol import (
 )
 from remote_server.server import serving
 from remote_server.server.config import ServerConfig
-from remote_server.server.send_queue import Parcel
+from remote_server.server.outgoing import Parcel
 from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP
@@ -46,7 +45,7 @@ PATIENCE_MS = 5_000
 
 
 class ByHand:
-    """A server whose loop turns when the test says so."""
+    """A server whose loop turns when the test calls `turn`."""
 
     def __init__(self, server: Server, context: zmq.Context) -> None:
         self.server = server
@@ -75,7 +74,7 @@ class ByHand:
         return peer
 
     def turns_until_answered(self, peer: Peer) -> int:
-        """What it sent lies before the server: how many turns that takes."""
+        """Its messages have arrived: how many turns they take."""
         self.arrived()
         name = self._names[peer]
         before, turns = self._answered[name], 0
@@ -96,7 +95,7 @@ class ByHand:
         return peer.receive()[0]
 
     def arrived(self) -> None:
-        """What was sent lies before the server."""
+        """All messages that were sent have arrived."""
         poller = zmq.Poller()
         poller.register(self.server._intake.router, zmq.POLLIN)
         assert poller.poll(PATIENCE_MS)
@@ -165,7 +164,7 @@ LONG = {
 def test_between_the_steps_of_a_long_request_every_lookup_of_others_is_answered_at_once(
     by_hand: ByHand, name: str
 ):
-    """Before, the whole of it was one turn, and nobody else was answered."""
+    """Before, the whole of it was one turn, and no other client was answered."""
     kind, fields, steps = LONG[name]
     greedy, other = by_hand.peer(), by_hand.peer()
     by_hand.store_all(greedy)
@@ -286,7 +285,7 @@ def test_a_long_put_is_one_put(by_hand: ByHand):
     assert (stored.total, stored.forced, stored.duplicate) == (1200, 600, 600)
     assert stored.outcomes == bytes([2]) * 600 + bytes([3]) * 600
     tier = by_hand.server.store.tier
-    ticks = [tier._index["ns"][one].tick for one in KEYS[:600]]
+    ticks = [tier._index["ns"][one].tick for one in KEYS[:600]]  # type: ignore[attr-defined]
     assert ticks == sorted(ticks, reverse=True)
 
 

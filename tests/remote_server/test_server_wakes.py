@@ -55,7 +55,7 @@ class WaitsForRoom:
 
 
 def test_a_stream_goes_on_at_once_when_what_left_memory_makes_room_for_it(idle_server):
-    """Nobody else tells the loop, which would sleep for as long as it may."""
+    """Nothing else wakes the loop, which would sleep for as long as it may."""
     quarters = idle_server.quarters[""]
     room = RoomInMemory()
     stream = WaitsForRoom(room)

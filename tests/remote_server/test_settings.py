@@ -1,4 +1,4 @@
-"""Where settings come from, which wins, and what is said of a wrong one."""
+"""Sources of settings, their order, and the message for a wrong one."""
 
 import argparse
 import logging

@@ -15,14 +15,16 @@ from client_helpers import (
     hold_blocks,
     key,
     rows_of,
+    wake,
 )  # fmt: skip
-from fake_server import PATIENCE_S, eventually
-from fake_shared import ARENA_BYTES, FakeSharedServer
+from descriptors import memfd, open_fds
+from fake_server import ARENA_BYTES, PATIENCE_S, FakeServer, eventually
 from msgspec.structs import replace
-from shared_peer import memfd, open_fds
 
+from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.client.attachment import ANSWER_S, RETRY_S
+from remote_server.client.shared import SharedLane
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, GetShared, Put, PutShared
 from remote_server.server.config import ServerConfig
@@ -134,7 +136,7 @@ def test_a_refusal_means_unavailable_when_nothing_else_is_allowed(
     client = make_client(near.endpoint, wait=False)
     eventually(lambda: client.counters()["shm_refused"] == 1)
     assert not client.ready
-    eventually(lambda: client._loop.session.ready)
+    assert client.stats().result(PATIENCE_S), "the server is there"
     got = client.get(NAMESPACE, [key(0)], empty_rows(1), stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [UNAVAILABLE]
     assert "not sealed" in str(got.error)
@@ -286,7 +288,7 @@ def test_a_restarted_server_is_attached_at_once(auto, near):
     works(auto, near, GetShared)
     near.close()
     eventually(lambda: auto.transport == "tcp")
-    with FakeSharedServer(near.endpoint, epoch="epoch-2") as successor:
+    with FakeServer(near.endpoint, epoch="epoch-2", near=True) as successor:
         eventually(lambda: auto.transport == "shm")
         works(auto, successor, GetShared)
         put = auto.put(NAMESPACE, [key(9)], rows_of(range(1))).result(PATIENCE_S)
@@ -303,9 +305,9 @@ def test_a_new_epoch_detaches(auto, near):
 def test_a_broken_tcp_connection_ends_transfers_and_not_the_attachment(auto, near):
     near.silence(PutShared)
     put = auto.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=60)
-    near.wait_for(PutShared)
-    connection = auto._loop.lanes.shared._connection
-    auto._call(lambda: (connection.reopen(), auto._loop.lanes.shared.lost()))
+    (asked,) = near.wait_for(PutShared)
+    too_large = bytes(protocol.MAX_HEADER_BYTES + 1)  # which ends the connection
+    near.do(lambda: near.send_raw(asked, protocol.MAGIC, too_large))
     assert isinstance(put.result(PATIENCE_S).error, ServerUnavailable)
     near.behave()
     eventually(lambda: auto.transport == "shm")
@@ -313,7 +315,7 @@ def test_a_broken_tcp_connection_ends_transfers_and_not_the_attachment(auto, nea
     assert len(near.attaches) == 1
 
 
-def test_an_exception_inside_the_loop_begins_again(auto, near, monkeypatch):
+def test_an_exception_inside_the_loop_begins_again(auto, near, monkeypatch, breaks_inside):
     def fail(*_):
         raise ZeroDivisionError("a bug")
 
@@ -322,13 +324,12 @@ def test_an_exception_inside_the_loop_begins_again(auto, near, monkeypatch):
     got = auto.get(NAMESPACE, keys, empty_rows(1), stall_s=60)
     near.wait_for(GetShared)
     with monkeypatch.context() as patch:
-        patch.setattr(auto._loop.lanes.shared, "expire", fail)
-        auto._loop.mailbox.wake()
+        patch.setattr(SharedLane, "expire", fail)
+        wake(auto)
         assert got.result(PATIENCE_S).outcomes == [UNAVAILABLE]
     near.behave()
     eventually(lambda: auto.ready and auto.transport == "shm")
     works(auto, near, GetShared)
-    auto._loop.counters["internal_errors"] = 0  # expected here, and nowhere else
 
 
 def _num_maps() -> int:
@@ -371,7 +372,7 @@ def test_close_waits_for_the_arenas_of_all_earlier_attachments(near, monkeypatch
     near.close()
     eventually(lambda: client.transport == "tcp")
     for epoch in ("epoch-2", "epoch-3"):
-        with FakeSharedServer(near.endpoint, epoch=epoch):
+        with FakeServer(near.endpoint, epoch=epoch, near=True):
             eventually(lambda: client.transport == "shm")
         eventually(lambda: client.transport == "tcp")
     closing.set()

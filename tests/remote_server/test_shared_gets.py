@@ -12,29 +12,24 @@ from client_helpers import (
     empty_rows,
     hold_blocks,
     key,
+    rows_of,
+    turn,
 )  # fmt: skip
-from fake_server import PATIENCE_S, eventually
-from fake_shared import ARENA_BYTES
-from held import held_at
+from fake_server import ARENA_BYTES, PATIENCE_S, eventually
 from msgspec.structs import replace
 
 from remote_server.client import GetOutcome
 from remote_server.client.get_lane import ABANDON_S
 from remote_server.client.lease import SHARE_OF_ARENA
-from remote_server.errors import DeadlineExceeded, RequestRefused
+from remote_server.errors import RequestRefused
 from remote_server.fault_points import Point
-from remote_server.protocol import Get, GetShared, Lookup, Release, Touched, Verify
+from remote_server.protocol import Get, GetShared, Lookup, PutShared, Release, Touched, Verify
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 HIT, MISS, CORRUPT, LATE, UNAVAILABLE = (
     GetOutcome.HIT, GetOutcome.MISS, GetOutcome.CORRUPT, GetOutcome.LATE, GetOutcome.UNAVAILABLE,
 )  # fmt: skip
-
-
-def turn(client):
-    client.check()
-    client.check()
 
 
 def lease_of(asked):
@@ -64,13 +59,6 @@ def test_a_get_copies_what_is_leased_and_releases_it(local, near):
     assert not near.all_asked(Get)
 
 
-def test_a_key_twice_fills_both_rows(local, near):
-    keys = hold_blocks(near, range(1))
-    rows = empty_rows(2)
-    assert local.get(NAMESPACE, keys * 2, rows, stall_s=5).result(PATIENCE_S).landed == [0, 1]
-    assert rows[0] == rows[1] == block(0)
-
-
 def test_the_window_bounds_what_is_asked_for(near, shared, make_client):
     client = make_client(near.endpoint, shared_window_bytes=4 * BLOCK_BYTES)
     keys = hold_blocks(near, range(10))
@@ -93,9 +81,21 @@ def test_the_window_bounds_what_is_asked_for(near, shared, make_client):
 def test_the_window_is_at_most_a_sixteenth_of_the_servers_memory(near, shared, make_client):
     client = make_client(near.endpoint, shared_window_bytes=1 << 40)
     num_blocks = ARENA_BYTES // SHARE_OF_ARENA // BLOCK_BYTES
-    gets, puts = client._loop.lanes.shared.gets, client._loop.lanes.shared.puts
+    keys = [key(number) for number in range(2 * num_blocks)]
+    near.silence(GetShared, PutShared)
+    client.get(NAMESPACE, keys, empty_rows(len(keys)), stall_s=60)
+    client.put(NAMESPACE, keys, rows_of(range(len(keys))), timeout_s=60)
+    gets = near.wait_for(GetShared, 2)
+    eventually(lambda: num_keys(near, PutShared) > num_blocks * 3 // 4, "the window is filled")
     turn(client)
-    assert gets._window._most_bytes == puts._most_bytes == num_blocks * BLOCK_BYTES
+    assert len(near.all_asked(GetShared)) == 2
+    assert max(len(asked.message.keys) for asked in gets) == num_blocks // 2, "half of the window"
+    assert num_keys(near, PutShared) <= num_blocks
+
+
+def num_keys(near, kind):
+    """Of all requests of this kind."""
+    return sum(len(asked.message.keys) for asked in near.all_asked(kind))
 
 
 def test_the_next_question_releases_what_was_copied(near, shared, make_client):
@@ -117,7 +117,7 @@ def one_by_one(monkeypatch):
 
 
 def test_lookups_are_sent_in_the_middle_of_a_get(
-    near, shared, make_client, monkeypatch, one_by_one
+    near, shared, points, make_client, monkeypatch, one_by_one
 ):
     """A turn copies a bounded number of bytes."""
     monkeypatch.setattr("remote_server.client.shared_gets.TURN_BYTES", BLOCK_BYTES)
@@ -134,7 +134,7 @@ def test_lookups_are_sent_in_the_middle_of_a_get(
             case 6:
                 sent.extend(near.wait_for(Lookup))
 
-    client._loop.lanes.shared.gets.gate = gate
+    points.pause = gate
     got = client.get(NAMESPACE, keys, empty_rows(8), stall_s=5)
     found = client.lookup(NAMESPACE, keys, timeout_s=5)
     asked.set()
@@ -256,28 +256,6 @@ def test_a_refused_get_says_why(local, near):
 # ── time ─────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_get_ends_when_no_lease_comes_for_its_stall_time(local_timed, near, clock):
-    near.silence(GetShared)
-    rows = empty_rows(2)
-    keys = hold_blocks(near, range(2))
-    future = local_timed.get(NAMESPACE, keys, rows, stall_s=0.050)
-    (asked,) = near.wait_for(GetShared)
-    turn(local_timed)
-    clock.advance(0.049)
-    turn(local_timed)
-    assert not future.done()
-    clock.advance(0.002)
-    got = future.result(PATIENCE_S)
-    assert got.outcomes == [LATE, LATE]
-    assert isinstance(got.error, DeadlineExceeded)
-    assert local_timed.counters()["timeouts_get"] == 1
-    near.do(lambda: near.answer(asked))
-    near.wait_for(Release)
-    assert released(near) == [lease_of(asked)], "a late lease is given back unread"
-    assert local_timed.counters()["late_replies"] == 1
-    assert_untouched(rows)
-
-
 def test_what_never_comes_is_taken_back(near, shared, make_client, clock):
     client = make_client(near.endpoint, clock=clock, shared_window_bytes=4 * BLOCK_BYTES)
     keys = hold_blocks(near, range(8))
@@ -298,12 +276,14 @@ def test_what_never_comes_is_taken_back(near, shared, make_client, clock):
     assert client.counters()["get_resets"] == 0
 
 
-def test_cancel_ends_a_get_between_two_blocks(near, shared, make_client, monkeypatch, one_by_one):
+def test_cancel_ends_a_get_between_two_blocks(
+    near, shared, points, make_client, monkeypatch, one_by_one
+):
     monkeypatch.setattr("remote_server.client.shared_gets.TURN_BYTES", BLOCK_BYTES)
     client = make_client(near.endpoint)
     keys = hold_blocks(near, range(8))
     rows = empty_rows(8)
-    with held_at(client._loop.lanes.shared.gets, Point.BEFORE_COPY, skip=3) as held:
+    with points.held_at(Point.BEFORE_COPY, skip=3) as held:
         future = client.get(NAMESPACE, keys, rows, stall_s=5)
         held.wait()
         assert not client.cancel_all(0.01)
@@ -319,12 +299,12 @@ def test_cancel_ends_a_get_between_two_blocks(near, shared, make_client, monkeyp
 @pytest.mark.parametrize("integrity", [True, False])
 @pytest.mark.parametrize("skip", [0, 2])
 def test_a_get_that_was_stopped_between_blocks_copies_no_more(
-    near, shared, make_client, clock, integrity, skip, one_by_one
+    near, shared, points, make_client, clock, integrity, skip, one_by_one
 ):
     client = make_client(near.endpoint, clock=clock, integrity=integrity)
     keys = hold_blocks(near, range(4))
     rows = empty_rows(4)
-    with held_at(client._loop.lanes.shared.gets, Point.BEFORE_COPY, skip=skip) as held:
+    with points.held_at(Point.BEFORE_COPY, skip=skip) as held:
         future = client.get(NAMESPACE, keys, rows, stall_s=500, timeout_s=1)
         held.wait()
         clock.now += 100
@@ -345,13 +325,13 @@ POINTS = [
 @pytest.mark.parametrize("late", [True, False], ids=["past its deadline", "in time"])
 @pytest.mark.parametrize(("point", "integrity"), POINTS)
 def test_a_get_that_was_stopped_while_its_blocks_were_replaced_announces_none_of_them(
-    near, shared, make_client, clock, point, integrity, late
+    near, shared, points, make_client, clock, point, integrity, late
 ):
     """The lease ran out meanwhile, and the server gave the slots to other blocks."""
     client = make_client(near.endpoint, clock=clock, integrity=integrity)
     keys = hold_blocks(near, range(3))
     rows = empty_rows(3)
-    with held_at(client._loop.lanes.shared.gets, point) as held:
+    with points.held_at(point) as held:
         future = client.get(NAMESPACE, keys, rows, stall_s=500, timeout_s=50)
         held.wait()
         for slot in (0, 2, 4):
@@ -366,10 +346,10 @@ def test_a_get_that_was_stopped_while_its_blocks_were_replaced_announces_none_of
     assert bytes(rows[0].obj) == after, "written after its end"
 
 
-def test_words_say_whose_the_bytes_are_even_when_the_old_generation_is_zero(local, near):
+def test_words_say_whose_the_bytes_are_even_when_the_old_generation_is_zero(local, near, points):
     """A slot in the middle of being given away holds 0; no block ever has that generation."""
     keys = hold_blocks(near, range(1))
-    with held_at(local._loop.lanes.shared.gets, Point.BEFORE_GENERATION) as held:
+    with points.held_at(Point.BEFORE_GENERATION) as held:
         future = local.get(NAMESPACE, keys, empty_rows(1), stall_s=5)
         held.wait()
         near.words[0] = 0

@@ -3,14 +3,13 @@
 import ctypes
 import mmap
 import os
+from collections.abc import Iterator
 
 import pytest
 import zmq
-from shared_peer import BLOCK_BYTES, SharedPeer, memfd
-from wire_peer import Peer, block, key
+from descriptors import memfd
+from wire_peer import BLOCK_BYTES, Peer, SharedPeer, block
 
-from remote_server import protocol
-from remote_server.protocol import PutShared
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.shm.mapping import ReadOnlyMap, has_pages, map_read_only, unmap
@@ -28,87 +27,71 @@ def server():
         server.store.check()
 
 
-class SparsePeer(SharedPeer):
-    """With a descriptor of its region, so that pages can be counted and given back."""
+@pytest.fixture
+def region() -> Iterator[int]:
+    """A memory file that is one hole."""
+    fd = memfd(REGION)
+    yield fd
+    os.close(fd)
 
-    region: int
 
-    @property
-    def allocated(self) -> int:
-        return os.fstat(self.region).st_blocks * 512
+def allocated(region: int) -> int:
+    return os.fstat(region).st_blocks * 512
 
-    def punch(self) -> None:
-        """Give all pages back, and keep the size."""
-        keep_size, punch_hole = 1, 2
-        libc = ctypes.CDLL(None, use_errno=True)
-        size = ctypes.c_long(REGION)
-        assert not libc.fallocate(self.region, keep_size | punch_hole, ctypes.c_long(0), size)
 
-    def put_at(self, offsets: range, data: bytes, **fields):
-        """Blocks of `data`, which are in the region already or are a hole of it."""
-        keys = [key(number) for number in range(len(offsets))]
-        self.tickets[3] = ticket = self.tickets[3] + 1
-        fields.setdefault("checksums", [protocol.checksum("ns", one, data) for one in keys])
-        put = PutShared(
-            request_id=self.peer.next_id(), namespace="ns", keys=keys, region=self.token,
-            offsets=[*offsets], lengths=[len(data)] * len(keys), ticket=3, ticket_value=ticket,
-            **fields,
-        )  # fmt: skip
-        return self.peer.ask(put)
+def punch(region: int) -> None:
+    """Give all pages back, and keep the size."""
+    keep_size, punch_hole = 1, 2
+    libc = ctypes.CDLL(None, use_errno=True)
+    size = ctypes.c_long(REGION)
+    assert not libc.fallocate(region, keep_size | punch_hole, ctypes.c_long(0), size)
 
 
 @pytest.fixture
-def sparse(server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch):
-    kept: list[int] = []
-
-    def kept_memfd(num_bytes: int) -> int:
-        fd = memfd(num_bytes)
-        kept.append(os.dup(fd))
-        return fd
-
-    monkeypatch.setattr("shared_peer.memfd", kept_memfd)
+def sparse(server: Server, context: zmq.Context, region: int) -> SharedPeer:
+    """A peer that shares `region`."""
     peer = Peer(context, server.endpoint)
     peer.hello(block_bytes=1 * MiB)
-    shared = SparsePeer(peer, REGION)
-    shared.region = kept[0]
-    yield shared
-    for fd in kept:
-        os.close(fd)
+    return SharedPeer(peer, REGION, region_file=region)
 
 
 @pytest.mark.parametrize("length", [PAGE, 64 * 1024, 1 * MiB])
-def test_blocks_put_from_holes_are_zeros_and_allocate_nothing(sparse: SparsePeer, length: int):
+def test_blocks_put_from_holes_are_zeros_and_allocate_nothing(
+    sparse: SharedPeer, region: int, length: int
+):
     number = 32
     stored = sparse.put_at(range(0, 4 * number * length, 4 * length), bytes(length))
     assert stored.created == number
-    assert sparse.allocated == 0
+    assert allocated(region) == 0
     assert sparse.get([0, number - 1]) == [bytes(length)] * 2
 
 
-def test_a_block_that_lies_partly_in_a_hole_is_stored_as_it_is(sparse: SparsePeer):
+def test_a_block_that_lies_partly_in_a_hole_is_stored_as_it_is(sparse: SharedPeer, region: int):
     sparse.rows[PAGE : 2 * PAGE] = b"x" * PAGE
     data = bytes(PAGE) + b"x" * PAGE + bytes(2 * PAGE)
     assert sparse.put_at(range(0, 1), data).created == 1
     assert sparse.get([0]) == [data]
-    assert sparse.allocated == PAGE
+    assert allocated(region) == PAGE
 
 
-def test_a_hole_that_is_not_what_was_announced_is_declined(sparse: SparsePeer):
+def test_a_hole_that_is_not_what_was_announced_is_declined(sparse: SharedPeer):
     stored = sparse.put_at(range(0, PAGE, PAGE), bytes(PAGE), checksums=[7])
     assert stored.declined == {"checksum": 1}
 
 
-def test_pages_that_were_given_back_after_a_put_are_not_allocated_by_the_next(sparse: SparsePeer):
+def test_pages_that_were_given_back_after_a_put_are_not_allocated_by_the_next(
+    sparse: SharedPeer, region: int
+):
     sparse.rows[: 8 * MiB] = b"x" * (8 * MiB)
     assert sparse.put_at(range(0, 8 * MiB, 1 * MiB), b"x" * (1 * MiB)).created == 8
-    sparse.punch()
+    punch(region)
     zeros = bytes(1 * MiB)
     assert sparse.put_at(range(0, 8 * MiB, 1 * MiB), zeros, force=True).forced == 8
-    assert sparse.allocated == 0
+    assert allocated(region) == 0
     assert sparse.get([0]) == [zeros]
 
 
-def test_what_exists_is_not_read_from_the_file(sparse: SparsePeer, monkeypatch):
+def test_what_exists_is_not_read_from_the_file(sparse: SharedPeer, monkeypatch):
     """That is slower, and for holes alone."""
 
     def never(*_: object) -> None:

@@ -24,7 +24,7 @@ pytest_plugins = ["client_fixtures"]
 
 CHILD = Path(__file__).with_name("stopped_child.py")
 LENGTH = 64 * KiB
-NUM_STOPS = 40
+NUM_STOPS = 20
 
 
 @pytest.fixture
@@ -104,17 +104,21 @@ def test_a_reader_stopped_beyond_its_lease_announces_no_wrong_block(server, cloc
     """Meanwhile its leases end, and its slots are given to other blocks, over and over."""
     num_keys = 512  # 32 MiB through a memory of 16, which each half fills
 
-    def put(first, number):
-        numbers = range(first, first + number)
+    halves = []
+    for numbers in (range(256), range(256, 512)):
         rows = [memoryview(block(n, LENGTH)) for n in numbers]
-        tcp.put(NAMESPACE, [key(n) for n in numbers], rows, deferred=False).result(PATIENCE_S)
+        halves.append(([key(n) for n in numbers], rows))
 
-    put(0, 256)
+    def put(half):
+        keys, rows = halves[half]
+        tcp.put(NAMESPACE, keys, rows, deferred=False).result(PATIENCE_S)
+
+    put(0)
     child = start("get", server, num_keys)
     for number in range(NUM_STOPS):
         child.wait_until_stopped()
         clock.advance(LEASE_MS / 1000 + 1)
-        put(256 if number % 2 == 0 else 0, 256)
+        put(1 - number % 2)
         child.go_on()
     counts = child.finish()
     assert counts.get("wrong", 0) == 0

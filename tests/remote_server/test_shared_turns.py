@@ -55,7 +55,7 @@ class _LanesThatOnlyCopy(Lanes):
 
 
 def test_copying_on_stops_where_a_lease_ends():
-    """The rest of that turn releases it and asks for more; skipped, nobody would."""
+    """The rest of that turn releases it and asks for more; skipped, nothing would."""
     gets = SimpleNamespace(in_the_middle=True, copies=2)
 
     def copy() -> None:

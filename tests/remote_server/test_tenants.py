@@ -4,15 +4,14 @@ import os
 
 import pytest
 import zmq
-from shared_peer import open_fds
-from tenancy import Guest, tenancy
-from wire_peer import BLOCK_BYTES, Peer, block, key
+from descriptors import open_fds
+from tenancy import tenancy
+from wire_peer import BLOCK_BYTES, Peer, Refused, SharedPeer, block, key
 
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.keys import make_keys
 from remote_server.protocol import (
-    Attached,
     Clear,
     Error,
     Get,
@@ -20,7 +19,6 @@ from remote_server.protocol import (
     Hello,
     Keep,
     Lookup,
-    NotAttached,
     Put,
     PutShared,
     Release,
@@ -119,7 +117,7 @@ def test_a_tenant_that_fills_its_quota_evicts_only_its_own(tenancy):
 def test_pinning_all_of_its_memory_takes_nothing_from_another_tenant(tenancy):
     tenancy.write(a='memory = "1MiB"', b='memory = "1MiB"')
     tenancy.start()
-    greedy, a = Guest(tenancy.peer("b")), tenancy.peer("a")
+    greedy, a = SharedPeer(tenancy.peer("b"), namespace="ns"), tenancy.peer("a")
     a.hello()
     full = 1 * MiB // BLOCK_BYTES
     for first in range(0, full, 100):
@@ -134,7 +132,7 @@ def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(ten
     tenancy.write(a='namespaces = ["team-a", "shared/"]', b="")
     server = tenancy.start()
     peer = tenancy.peer("a")
-    guest = Guest(peer, "team-a/model")
+    guest = SharedPeer(peer, namespace="team-a/model")
     assert guest.put([1], namespace="team-a/model").created == 1
     assert peer.hello("shared/x").protocol == 1
     namespace = namespace or "x"
@@ -175,7 +173,7 @@ def test_the_namespace_that_every_engine_tries_at_start_is_always_allowed(tenanc
 def test_a_tenants_arena_never_shows_a_byte_of_another_tenant(tenancy):
     tenancy.write(a='memory = "1MiB"', b='memory = "1MiB"')
     tenancy.start()
-    a, b = Guest(tenancy.peer("a")), Guest(tenancy.peer("b"))
+    a, b = (SharedPeer(tenancy.peer(name), namespace="ns") for name in "ab")
     a.put(range(5))
     assert a.get(range(5)) == [block(number) for number in range(5)]
     whole = b.arena[:]
@@ -186,7 +184,7 @@ def test_a_tenants_arena_never_shows_a_byte_of_another_tenant(tenancy):
 
 def test_regions_and_leases_of_one_tenant_mean_nothing_to_another(tenancy):
     server = tenancy.start()
-    a, b = Guest(tenancy.peer("a")), Guest(tenancy.peer("b"))
+    a, b = (SharedPeer(tenancy.peer(name), namespace="ns") for name in "ab")
     a.put([1])
     held = a.lease([1])
     assert held.hit == 1
@@ -206,12 +204,11 @@ def test_a_process_without_the_secret_of_the_session_attaches_nothing(tenancy, s
     a, b = tenancy.peer("a"), tenancy.peer("b")
     secret = b.hello().local_secret if said == "b" else said
     assert len(b.hello().local_secret) == 32
-    guest = Guest(a, secret=secret)
-    assert isinstance(guest.answer, NotAttached)
-    assert "secret" in guest.answer.reason
+    with pytest.raises(Refused, match="secret"):
+        SharedPeer(a, namespace="ns", secret=secret)
     assert a.stats().counters["regions_refused"] == 1
     assert server.quarters["a"].shared._regions == {}
-    assert isinstance(Guest(a).answer, Attached)
+    assert SharedPeer(a, namespace="ns").token
 
 
 # ── who is let in ────────────────────────────────────────────────────────────────────────────

@@ -119,7 +119,7 @@ class World:
     def close(self) -> None:
         assert self.memory.stats().pinned == 0
         assert self.memory.stats().pending == 0
-        for namespace in SIZES:  # and at rest, what is said to be there is there
+        for namespace in SIZES:  # and at rest, what is announced is there
             for number in range(NUM_KEYS):
                 key = b"%d" % number
                 state = self.waterfall.lookup_all(namespace, [key])[0]

@@ -156,7 +156,7 @@ def test_block_sizes_that_came_and_went_leave_nothing_behind(store: Store):
         fill(store, "a")
         store.check()
         store.clear("a")
-    assert not store.tier.slabs.classes
+    assert not store.tier.slabs.classes  # type: ignore[attr-defined]
     declare(store, "b", block_bytes=64)
     fill(store, "b")
-    assert [*store.tier.slabs.classes] == [slot_bytes_for(64)]
+    assert [*store.tier.slabs.classes] == [slot_bytes_for(64)]  # type: ignore[attr-defined]

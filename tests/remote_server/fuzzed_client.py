@@ -1,13 +1,11 @@
-"""A fake server that lies by a script, the client that it lies to, and proof that both live on."""
+"""The client of a fake server that answers wrongly: rows between guards, and its recovery."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from client_helpers import NAMESPACE, PATTERN
-from fake_server import PATIENCE_S, Asked, eventually
-from fake_shared import SLOT_BYTES, FakeSharedServer
-from mutations import Frames, Step, spoil
+from fake_server import PATIENCE_S, SLOT_BYTES, FakeServer, eventually
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.errors import KVFerryError
@@ -25,11 +23,11 @@ PROBES = [b"probe %d" % number for number in range(2)]
 SHORT_S = 0.04
 
 
-class LyingServer:
-    """One fake server and one client of it, whose rows may be shared memory or may not."""
+class FuzzedClient:
+    """A client and its fake server. The rows may be shared memory or may not."""
 
     def __init__(self) -> None:
-        self.fake = FakeSharedServer()
+        self.fake = FakeServer(near=True)
         self.region = SharedRegion(REGION_BYTES)
         self.heap = memoryview(bytearray(REGION_BYTES))
         self.version = 0
@@ -80,78 +78,12 @@ class LyingServer:
         self.fake.do(lambda: (self.fake.blocks.clear(), self.fake.hold(NAMESPACE, blocks)))
         return blocks
 
-    # ── lying ────────────────────────────────────────────────────────────────────────────
-
-    def honest(self, asked: Asked) -> list[Frames]:
-        """What the fake would send. On its thread."""
-        said: list[Frames] = []
-        self.fake.send_raw = lambda _, *frames: said.append([*frames])  # type: ignore[method-assign]
-        try:
-            self.fake.answer(asked)
-        finally:
-            del self.fake.send_raw
-        return said
-
-    def lie(
-        self,
-        kind: type,
-        lies: Sequence[tuple[int, list[Step]] | Frames],
-        *,
-        honest_in_the_end: bool,
-        meddle: Callable[[], None] = lambda: None,
-    ) -> list[tuple[Asked, list[Frames]]]:
-        """From now on requests of this kind are answered by `lies`: raw frames, or the number
-        of an honest message and what to do to it. Returns what was asked, as it comes in.
-
-        `meddle` runs when the honest answer is known and nothing was sent.
-        """
-        heard: list[tuple[Asked, list[Frames]]] = []
-
-        def rule(asked: Asked) -> None:
-            said = self.honest(asked)
-            heard.append((asked, said))
-            meddle()
-            self.tell(asked, said, lies)
-            for frames in said if honest_in_the_end else ():
-                self.fake.send_raw(asked, *frames)
-
-        self.fake.rules[kind] = rule
-        return heard
-
-    def tell(
-        self, asked: Asked, said: list[Frames], lies: Sequence[tuple[int, list[Step]] | Frames]
-    ) -> None:
-        """On the fake's thread."""
-        for lie in lies:
-            if isinstance(lie, tuple):
-                if not said:
-                    continue
-                number, program = lie
-                lie = spoil(said[number % len(said)], program)
-            if lie:
-                self.fake.send_raw(asked, *lie)
-
-    def tell_late(
-        self,
-        heard: list[tuple[Asked, list[Frames]]],
-        lies: Sequence[tuple[int, list[Step]] | Frames],
-    ) -> None:
-        """Answer again what has been answered, or given up."""
-
-        def tell() -> None:
-            for asked, said in heard:
-                self.tell(asked, said, lies)
-                self.tell(asked, said, [(number, []) for number in range(len(said))])
-
-        self.fake.do(tell)
-
     # ── living on ────────────────────────────────────────────────────────────────────────
 
     def assert_all_is_well(self) -> None:
-        """Once nobody lies any more, everything works again by itself, on every lane.
+        """With an honest server everything works again by itself, on every lane.
 
-        And since the answers come in the order they were sent, whatever was sent before this
-        has been taken by then.
+        Answers come in the order they were sent, so all earlier ones have been received by then.
         """
         self.fake.behave()
         self.client.declare(f"again {self.version}", LARGEST)  # a welcome, to be believed
