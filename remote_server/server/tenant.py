@@ -20,12 +20,12 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
 from remote_server.server.limits import BYTES_PER_BLOCK, Allowances, HeldByOne, InFlight
 from remote_server.server.metrics import MeteredHandlers, Meters
-from remote_server.server.send_queue import Outboxes
+from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.shm_puts import SharedPuts
 from remote_server.server.shm_requests import Leases, SharedHandlers
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
-from remote_server.server.tenant_config import Tenant
+from remote_server.server.tenant_config import TenantConfig
 from remote_server.shm.arena import Arena
 from remote_server.sizes import format_bytes
 from remote_server.store.admission import Admission, Admit, WriteBudget
@@ -33,7 +33,7 @@ from remote_server.store.disk.folder import make_private
 from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
-from remote_server.store.expiry import TimeToLive
+from remote_server.store.expiry import Ttl
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Store
 from remote_server.turns import Steps
@@ -41,12 +41,12 @@ from remote_server.turns import Steps
 log = logging.getLogger(__name__)
 
 
-class Quarters:
+class Tenant:
     """One tenant's store, in an arena of its own, and its clients' requests. One thread."""
 
     def __init__(
         self,
-        tenant: Tenant,
+        tenant: TenantConfig,
         config: ServerConfig,
         router: "zmq.Socket[bytes]",
         poller: zmq.Poller,
@@ -56,7 +56,7 @@ class Quarters:
         guard: Guard,
         threads: Threads,
         held: Allowances,
-        go_on_later: "Callable[[Quarters, bytes, Steps[None]], None]",
+        go_on_later: "Callable[[Tenant, bytes, Steps[None]], None]",
     ) -> None:
         """Maps the memory and opens the disk; `close` releases both. Raises `ConfigError`, and then
         nothing is held. `held` counts what connections of all tenants hold. The end of a request, a
@@ -76,10 +76,10 @@ class Quarters:
         disk = self.disk.tier if self.disk is not None else None
         ttl = None
         if tenant.ttl_s:
-            ttl = TimeToLive(tenant.ttl_s, clock, *(() if disk is None else (disk.now_ns,)))
+            ttl = Ttl(tenant.ttl_s, clock, *(() if disk is None else (disk.now_ns,)))
         self.store = Store(tier, clock, disk, self._admission(config, disk), ttl, guard)
         in_flight = InFlight(tier, config.max_inflight)
-        self.outboxes = Outboxes(router, tier.unpin_all, held, guard)
+        self.send_queues = SendQueues(router, tier.unpin_all, held, guard)
         self.leases = Leases(tier.unpin_all, clock)
         self.shared_puts = SharedPuts(self.arena, copier.gate, guard)
         self.shared = SharedHandlers(
@@ -89,7 +89,7 @@ class Quarters:
         self._meters = Meters(self.store.namespaces.__contains__)
         self.handlers = MeteredHandlers(
             self._meters,
-            self.store, copier, self.outboxes, self.shared,
+            self.store, copier, self.send_queues, self.shared,
             self.local.name if self.local is not None else "",
             self.local.secret if self.local is not None else b"",
             tenant=tenant.name, may_name=tenant.may_name, in_flight=in_flight,
@@ -104,12 +104,12 @@ class Quarters:
     @property
     def busy(self) -> bool:
         """Something is under way that a drain waits for."""
-        waterfall = self.store.waterfall
+        tier_stack = self.store.tier_stack
         return bool(
             self.shared_puts
-            or (waterfall is not None and waterfall.busy)
-            or self.outboxes.waiting
-            or self.outboxes.in_flight
+            or (tier_stack is not None and tier_stack.busy)
+            or self.send_queues.waiting
+            or self.send_queues.in_flight
         )
 
     @property
@@ -125,7 +125,7 @@ class Quarters:
 
     def _held(self) -> Held:
         """What its connections hold now."""
-        connections = self.outboxes.holders()
+        connections = self.send_queues.holders()
         for client, uncopied in self.handlers.uncopied.items():
             before = connections.get(client, HeldByOne(connection=client.hex()))
             connections[client] = msgspec.structs.replace(before, uncopied=uncopied)
@@ -141,8 +141,8 @@ class Quarters:
 
     def snapshot(self) -> Part:
         """On the loop thread: its state now."""
-        store, waterfall, disk = self.store, self.store.waterfall, self.store.disk
-        replies, streams = self.outboxes.num_waiting()
+        store, tier_stack, disk = self.store, self.store.tier_stack, self.store.disk
+        replies, streams = self.send_queues.num_waiting()
         traffic = self._meters.traffic()
         return Part(
             regions=store.counters["regions_attached"] - store.counters["regions_gone"],
@@ -154,7 +154,7 @@ class Quarters:
                 shared_puts=len(self.shared_puts),
                 replies=replies,
                 streams=streams,
-                demotions=waterfall.num_to_demote if waterfall is not None else 0,
+                demotions=tier_stack.num_to_demote if tier_stack is not None else 0,
             ),
             recovery=Recovery(
                 segments=disk.recovery.scanning if disk is not None else 0,
@@ -170,8 +170,8 @@ class Quarters:
 
     def finish_jobs(self) -> None:
         """Must be called whenever the disk's threads woke the loop."""
-        if self.store.waterfall is not None:
-            self._guard.run(f"{self.name}the disk", self.store.waterfall.finish_jobs, None)
+        if self.store.tier_stack is not None:
+            self._guard.run(f"{self.name}the disk", self.store.tier_stack.finish_jobs, None)
 
     def handle_local(self, events: Mapping[object, int]) -> None:
         if self.local is not None:
@@ -182,8 +182,8 @@ class Quarters:
         """Copy, send and release what is due. True when there is more to do at once."""
         run, name = self._guard.run, self.name
         more = run(f"{name}copying", self.shared_puts.copy_some, False)
-        more |= run(f"{name}sending", self.outboxes.send_some, False)
-        more |= run(f"{name}unpinning", self.outboxes.release, False)
+        more |= run(f"{name}sending", self.send_queues.send_some, False)
+        more |= run(f"{name}unpinning", self.send_queues.release, False)
         run(f"{name}ending leases", self.shared.expire_leases, None)
         run(f"{name}ageing", self.store.expire_some, None)
         return more
@@ -193,7 +193,7 @@ class Quarters:
         if self.local is not None:
             self.local.close()
             self.local = None
-        self.outboxes.cancel_all()
+        self.send_queues.cancel_all()
 
     def close(self) -> None:
         """Must be called when libzmq holds nothing of the arena any more."""
@@ -254,10 +254,10 @@ class Quarters:
 
 
 def namespaces_named(
-    quarters: Mapping[str, Quarters], full_name: str | None
-) -> Iterator[tuple[Quarters, str]]:
-    """The namespace with that full name, in its tenant's quarters; of all tenants all for None."""
-    for each in quarters.values():
+    tenants: Mapping[str, Tenant], full_name: str | None
+) -> Iterator[tuple[Tenant, str]]:
+    """The namespace with that full name, in its tenant's store; of all tenants all for None."""
+    for each in tenants.values():
         for name in each.store.namespace_stats(texts=False):
             if full_name in (None, each.full_name(name)):
                 yield each, name

@@ -160,9 +160,9 @@ def test_what_does_not_fit_is_said_once_with_what_would(caplog, monkeypatch):
 
 def test_engines_that_all_come_back_at_once_wait_in_the_local_socket(server, peer):
     name = peer.hello().local_socket
-    local = server.quarters[""].local
+    local = server.tenants[""].local
     waiting = []
-    server.desk.ask(lambda: local._poller.unregister(local._number)).result(5)
+    server.loop_calls.call(lambda: local._poller.unregister(local._number)).result(5)
     local._listening = False
     local._watch_listener = lambda: None
     try:
@@ -205,7 +205,7 @@ def test_lines_that_are_left_out_are_counted_in_the_next(caplog):
 def test_descriptors_that_find_no_room_are_named_as_that(server, peer):
     files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
     local = LocalConnection(peer.hello().local_socket)
-    eventually(lambda: server.quarters[""].local._pending)
+    eventually(lambda: server.tenants[""].local._pending)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     attach = protocol.encode_local(Attach(protocol=1, region_bytes=REGION_BYTES, client="x"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(files) + 1, hard))
