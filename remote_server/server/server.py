@@ -98,10 +98,10 @@ class Server:
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
         tenants = read_tenants(self.config)
-        for tenant in tenants:
-            check_file_sizes(tenant.memory + tenant.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
-            if tenant.disk:
-                check_file_sizes(segment_bytes_for(tenant.disk), "disk")
+        for config in tenants:
+            check_file_sizes(config.memory + config.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
+            if config.disk:
+                check_file_sizes(segment_bytes_for(config.disk), "disk")
         warn_if_too_few(self.config.max_connections, self._other_files(tenants))
         self._guard = Guard(self._clock)
         self._copier = Copier(self._guard)
@@ -117,11 +117,11 @@ class Server:
         self.tenants: dict[str, Tenant] = {}
         """By tenant name. Without tenants one serves all clients, under the empty name."""
         try:
-            self._auth = self._make_auth(router, [tenant.name for tenant in tenants])
-            for tenant in tenants:
-                self.tenants[tenant.name] = Tenant(
-                    tenant, self.config, router, self._poller, self._copier, self._clock,
-                    self._server_counters(tenant), self._guard, self._disk_threads, self._held,
+            self._auth = self._make_auth(router, [config.name for config in tenants])
+            for config in tenants:
+                self.tenants[config.name] = Tenant(
+                    config, self.config, router, self._poller, self._copier, self._clock,
+                    self._server_counters(config), self._guard, self._disk_threads, self._held,
                     self._serving.go_on_later,
                 )  # fmt: skip
             self._intake = Intake(
@@ -221,8 +221,8 @@ class Server:
 
     def snapshot(self) -> Snapshot:
         """On the loop thread: the state of the whole server now."""
-        everybody = self.tenants.values()
-        seen = gather([tenant.snapshot() for tenant in everybody])
+        tenants = self.tenants.values()
+        seen = gather([tenant.snapshot() for tenant in tenants])
         first = next(iter(everybody))
         return Snapshot(
             server=server_name(),
@@ -350,12 +350,12 @@ class Server:
     def _patience_ms(self, more_to_do: bool) -> int:
         if more_to_do:
             return 0
-        everybody = self.tenants.values()
-        if any(tenant.send_queues.stuck for tenant in everybody):
+        tenants = self.tenants.values()
+        if any(tenant.send_queues.stuck for tenant in tenants):
             return STUCK_RETRY_MS
-        if self._drain_until is not None or any(q.send_queues.in_flight for q in everybody):
+        if self._drain_until is not None or any(q.send_queues.in_flight for q in tenants):
             return RELEASE_MS
-        if any(tenant.local is not None and tenant.local.pending for tenant in everybody):
+        if any(tenant.local is not None and tenant.local.pending for tenant in tenants):
             return PENDING_MS
         if self._auth.is_shut:
             return PENDING_MS
