@@ -223,7 +223,7 @@ class Server:
         """On the loop thread: the state of the whole server now."""
         tenants = self.tenants.values()
         seen = gather([tenant.snapshot() for tenant in tenants])
-        first = next(iter(everybody))
+        first = next(iter(tenants))
         return Snapshot(
             server=server_name(),
             endpoint=self.endpoint,
