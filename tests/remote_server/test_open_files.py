@@ -74,7 +74,7 @@ def test_a_server_without_descriptors_takes_no_core_and_serves_again(start, cont
 
     def come() -> bool:
         """A few more, fewer than may wait; whether all descriptors are taken."""
-        for _ in range(8):
+        for _ in range(24):
             crowd.append(socket.socket())
             crowd[-1].setblocking(False)
             with suppress(BlockingIOError):
