@@ -58,15 +58,23 @@ def cpu_s(pid: int) -> float:
 # ── the server's own sockets ─────────────────────────────────────────────────────────────
 
 
-def test_a_server_without_descriptors_takes_no_core_and_serves_again(start, context):
+@pytest.fixture
+def crowd() -> Iterator[list[socket.socket]]:
+    """Sockets that are closed when the test is over."""
+    crowd: list[socket.socket] = []
+    yield crowd
+    for each in crowd:
+        each.close()
+
+
+def test_a_server_without_descriptors_takes_no_core_and_serves_again(start, context, crowd):
     process = start(resource.RLIMIT_NOFILE, 100)
     endpoint = process.stdout.readline().split()[3]
     port = int(endpoint.rpartition(":")[2])
-    crowd: list[socket.socket] = []
 
     def come() -> bool:
         """A few more, fewer than may wait; whether all descriptors are taken."""
-        for _ in range(8):
+        for _ in range(24):
             crowd.append(socket.socket())
             crowd[-1].setblocking(False)
             with suppress(BlockingIOError):
