@@ -13,6 +13,7 @@ import pytest
 import torch
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
+from kv_connector import self_test
 from kv_connector.host_worker import HostWorker, Region
 from kv_connector.namespace import namespace_of
 from kv_connector.self_test import CANARY_S, Outcome, Report, run_self_test
@@ -74,7 +75,10 @@ class Host:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server, and time for it to answer on a busy machine."""
+    monkeypatch.setattr(self_test, "CANARY_S", 20.0)
+    monkeypatch.setattr(self_test, "ATTACHING_S", 5.0)
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
     with Server(config) as server:
         yield server
