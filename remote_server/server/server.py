@@ -397,13 +397,13 @@ class Server:
 
     def _report(self, tenant: Tenant) -> None:
         counters = tenant.store.all_counters()
-        if counters == self._reported.get(tenant.name):
+        if counters == self._reported.get(tenant.label):
             return
-        self._reported[tenant.name] = counters
+        self._reported[tenant.label] = counters
         memory = tenant.store.tier_stats()["memory"]
         log.info(
             "%smemory %s of %s in %d blocks, %d evicted; lookups %d of %d keys hit; gets %d of %d",
-            tenant.name,
+            tenant.label,
             format_bytes(memory.used_bytes), format_bytes(memory.budget_bytes), memory.blocks,
             counters["evicted"], counters["lookup_hits"], counters["lookup_keys"],
             counters["get_hit"], counters["get_total"],

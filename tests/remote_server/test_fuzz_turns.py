@@ -38,9 +38,8 @@ class InTurns(Conversation):
         self.serving = Serving(num_tenants=2)  # with one, small requests would not wait
         bench = self.bench
         self.tenant = types.SimpleNamespace(
-            tenant=types.SimpleNamespace(name=""), send_queues=bench.send_queues,
-            handlers=bench.handlers, store=bench.store,
-        )  # fmt: skip
+            name="", send_queues=bench.send_queues, handlers=bench.handlers, store=bench.store
+        )
         bench.handlers._later = self.later
         turn = bench.turn
 

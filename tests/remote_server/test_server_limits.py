@@ -150,7 +150,7 @@ def test_a_client_that_reads_no_reply_is_not_answered_without_end(start, context
     for number in range(1000):
         deaf.send(Lookup(request_id=number + 1, namespace="ns", keys=keys))
     other.stats_once(lambda stats: stats.counters.get("bad_messages_unread", 0) > 0)
-    waiting = [*server.tenants[""].send_queues._send_queues.values()]
+    waiting = [*server.tenants[""].send_queues._queues.values()]
     held = max(send_queue.reply_bytes for send_queue in waiting)
     assert 4 * MiB < held < 4 * MiB + 20 * KiB, "one more reply than it may hold"
     assert other.lookup([1]).states == ABSENT

@@ -269,7 +269,7 @@ def test_a_connection_that_names_itself_is_not_served_by_a_server_with_tenants(t
     known = tenancy.peer("a")
     known.stats_once(lambda stats: stats.counters["refused_routing_id"] == 1)
     assert silent(named)
-    assert server.tenants["b"].send_queues._send_queues == {}
+    assert server.tenants["b"].send_queues._queues == {}
 
 
 # ── keys come and go ─────────────────────────────────────────────────────────────────────────
