@@ -14,10 +14,11 @@ setup: $(READY) ## build .venv: vLLM for this machine, the tools, this project
 $(READY): .ci/setup pyproject.toml setup.py requirements/cpu.txt requirements/gpu.txt
 	@.ci/setup
 
-check: $(READY) ## lint, formatting, types
+check: $(READY) ## lint, formatting, types, retired words
 	$(PYTHON_VENV) -m ruff check
 	$(PYTHON_VENV) -m ruff format --check
 	$(PYTHON_VENV) -m mypy
+	$(PYTHON_VENV) .ci/prose.py
 
 format: $(READY) ## repair findings of `check` where possible
 	$(PYTHON_VENV) -m ruff check --fix

@@ -209,7 +209,7 @@ LONGEST_PAUSE_S = 2.0
 
 
 @dataclass
-class LookupPause:
+class LookupBreaker:
     """Pauses lookups after `LATE_IN_A_ROW` late ones. Only the scheduler thread calls it."""
 
     clock: Callable[[], float]

@@ -27,7 +27,6 @@ from vllm.v1.kv_offload.base import OffloadKey
 
 import kv_connector
 from kv_connector import namespace
-from kv_connector.canary import Outcome, Report, run_canary
 from kv_connector.config import (
     ConnectorConfig,
     client_config,
@@ -65,6 +64,7 @@ from kv_connector.pool_rows import owned_in_packed_blocks
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.request_options import apply_request_options, keep_to_engine, keep_to_pool
 from kv_connector.resets import Resets
+from kv_connector.self_test import Outcome, Report, run_self_test
 from kv_connector.spec import POOL_NAME_KEY
 from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
 from remote_server.errors import ConfigError
@@ -150,14 +150,14 @@ class KVFerryConnector(OffloadingConnector):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         rows_are_known = self._find_packed_groups(kv_caches)
         super().register_kv_caches(kv_caches)
-        self._report(self._take_facts(kv_caches) if rows_are_known else None, self._run_canary())
+        self._report(self._take_facts(kv_caches) if rows_are_known else None, self._run_self_test())
         self._watch_weights()
 
     @never_raises(lambda: None)
-    def _report(self, facts: namespace.Facts | None, canary: Report | None) -> None:
+    def _report(self, facts: namespace.Facts | None, self_test: Report | None) -> None:
         if self._reporter is not None:
             pool = self.connector_worker.spec.pool_file
-            self._reporter.change(facts=facts, canary=canary, pool=pool)
+            self._reporter.change(facts=facts, self_test=self_test, pool=pool)
 
     @never_raises(lambda: False, but=ConfigError)
     def _find_packed_groups(self, kv_caches: dict[str, torch.Tensor]) -> bool:
@@ -193,11 +193,11 @@ class KVFerryConnector(OffloadingConnector):
         return namespace.worker_facts(self._vllm_config, kv_caches)
 
     @never_raises(lambda: Report(Outcome.BROKEN, "see the worker's log"))
-    def _run_canary(self) -> Report | None:
+    def _run_self_test(self) -> Report | None:
         if self._config.server is None:
             return None
         config = client_config(self._config, f"canary of {self._vllm_config.instance_id}")
-        return run_canary(self.connector_worker.spec.canary_stage, config)
+        return run_self_test(self.connector_worker.spec.self_test_fixture, config)
 
     def set_xfer_handshake_metadata_pp_aware(
         self, metadata: dict[tuple[int, int], KVConnectorHandshakeMetadata]

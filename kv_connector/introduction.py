@@ -32,9 +32,9 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.logger import init_logger
 
-from kv_connector.canary import Outcome, Report
 from kv_connector.namespace import Facts
 from kv_connector.pool_file import PoolFile
+from kv_connector.self_test import Outcome, Report
 from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.protocol import StatsReply
@@ -58,7 +58,7 @@ class WorkerReport:
     facts: Facts | None = None
     """The worker's facts; None if they could not be established."""
 
-    canary: Report | None = None
+    self_test: Report | None = None
     """None without a server."""
 
     failed_hooks: tuple[str, ...] = ()
@@ -202,7 +202,7 @@ class Tier(Protocol):
     def stay_out(self, why: str) -> None: ...
     def wait_no_longer(self) -> None: ...
     def count_hook_error(self, hook: str) -> None: ...
-    def count_canary(self, result: str) -> None: ...
+    def count_self_test(self, result: str) -> None: ...
 
 
 class Introduction:
@@ -250,9 +250,9 @@ class Introduction:
         for rank, report in sorted(self._reports.by_rank.items()):
             if report.facts is None:
                 reasons.append(f"worker {rank} could not establish its facts")
-            if report.canary is not None and report.canary.outcome is Outcome.FAILED:
+            if report.self_test is not None and report.self_test.outcome is Outcome.FAILED:
                 reasons.append(
-                    f"the start-up canary of worker {rank} failed: {report.canary.detail}"
+                    f"the start-up canary of worker {rank} failed: {report.self_test.detail}"
                 )
         if self.pool_is_wrong:
             reasons.append("the CPU pool is not used either")
@@ -280,10 +280,10 @@ class Introduction:
         for hook in report.failed_hooks:
             if hook not in counted:
                 self._tier.count_hook_error(hook)
-        if report.canary is not None and (before is None or before.canary is None):
-            self.pool_is_wrong |= report.canary.miscopied
-            self._tier.count_canary(report.canary.outcome)
-            if report.canary.outcome is Outcome.BROKEN:
+        if report.self_test is not None and (before is None or before.self_test is None):
+            self.pool_is_wrong |= report.self_test.miscopied
+            self._tier.count_self_test(report.self_test.outcome)
+            if report.self_test.outcome is Outcome.BROKEN:
                 self._tier.count_hook_error("canary")
 
 

@@ -16,13 +16,13 @@ from typing import NamedTuple
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
 from kv_connector import metrics
-from kv_connector.break_even import BreakEven, LookupPause, Patience
+from kv_connector.break_even import BreakEven, LookupBreaker, Patience
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import never_raises
+from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, LookupState, Missed, PoolRoom, Room
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import PoolRows
 from kv_connector.request_options import bypass_of, prefetches
-from kv_connector.waiting import LOOKUPS_TO_USE_A_REPLY, Missed, PoolRoom, Room, Waiting
 from remote_server.client import RemoteClient
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Found, KeyState
@@ -44,7 +44,7 @@ class Answer(NamedTuple):
 
     sent_s: float
     ended_s: float
-    wait: Waiting | None
+    wait: LookupState | None
     """State of the request; None for a probe, which no request waits for."""
     generation: int
     keys: list[bytes]
@@ -82,7 +82,7 @@ class Lookups:
         self._break_even = break_even
         self._patience = patience
         self._clock = clock
-        self._waits: dict[str, Waiting] = {}
+        self._waits: dict[str, LookupState] = {}
         self._step = 0
         self.workers_missing = False
         """Whether `namespace` is None because not every worker has reported yet."""
@@ -105,7 +105,7 @@ class Lookups:
         no room."""
         self._held_since_s: float | None = None
         """Start of the time in which rows of the pool must not be loaded into."""
-        self._pause = LookupPause(clock)
+        self._pause = LookupBreaker(clock)
         self._probe_key: OffloadKey | None = None
         """The key for the next probe, a lookup that no request waits for."""
 
@@ -120,7 +120,7 @@ class Lookups:
         params = req_context.kv_transfer_params
         prefetch = prefetches(params)
         budget_ms = self._config.load_timeout_ms if prefetch else self._config.wait_budget_ms
-        self._waits[req_context.req_id] = Waiting(
+        self._waits[req_context.req_id] = LookupState(
             budget_s=budget_ms / 1000, bypass=bypass_of(params) is not None, prefetch=prefetch
         )
 
@@ -225,7 +225,7 @@ class Lookups:
             self._observe_wait(wait, waited_s, self._step - wait.first_step)
         self._room.release(request_id)
 
-    def _observe_wait(self, wait: Waiting, seconds: float, steps: int) -> None:
+    def _observe_wait(self, wait: LookupState, seconds: float, steps: int) -> None:
         wait.admitted = True
         self._counters.observe(metrics.WAIT_SECONDS, seconds)
         self._counters.observe(metrics.WAIT_STEPS, steps)
@@ -254,7 +254,7 @@ class Lookups:
         self._held_since_s = None
 
     def _look_up(
-        self, wait: Waiting, namespace: str | None, key: OffloadKey, request_id: str
+        self, wait: LookupState, namespace: str | None, key: OffloadKey, request_id: str
     ) -> None:
         """The first lookup of a request in a step: decide what holds for all of its keys."""
         now_s = self._clock()
@@ -287,7 +287,7 @@ class Lookups:
         waited for it before."""
         return held or self.workers_missing or now_s <= self._greeted_by_s
 
-    def _holds(self, wait: Waiting, now_s: float) -> bool:
+    def _holds(self, wait: LookupState, now_s: float) -> bool:
         """Whether a held request stays held. It does until every worker has reported, the server
         has replied to the first hello and the epoch has its name, within the request's budget."""
         if not (self.workers_missing or self.unnamed) and (
@@ -308,7 +308,9 @@ class Lookups:
             wait.news = wait.news or wait.held
             wait.held = False
 
-    def _decide(self, wait: Waiting, readable: list[bytes], request_id: str, now_s: float) -> None:
+    def _decide(
+        self, wait: LookupState, readable: list[bytes], request_id: str, now_s: float
+    ) -> None:
         """Whether the blocks that the server holds may be loaded in this step."""
         if self._held_since_s is not None:
             if now_s - self._held_since_s > self._config.load_timeout_ms / 1000:
@@ -340,7 +342,7 @@ class Lookups:
         seconds = self._config.load_timeout_ms / 1000 / 2
         return int(bytes_per_s * seconds / self._rows.block_bytes)
 
-    def _refuse(self, wait: Waiting, key: bytes, reason: Missed) -> LookupResult:
+    def _refuse(self, wait: LookupState, key: bytes, reason: Missed) -> LookupResult:
         """A miss: for this request, or for now."""
         if wait.states.get(key) is not reason:
             wait.give_up((key,), reason)
@@ -391,7 +393,7 @@ class Lookups:
         """The server is back: end the pause of lookups."""
         self._pause.forget()
 
-    def _query(self, wait: Waiting, namespace: str | None) -> None:
+    def _query(self, wait: LookupState, namespace: str | None) -> None:
         keys = wait.take_wanted()
         if namespace is None:
             wait.give_up(keys, Missed.UNAVAILABLE)
@@ -405,7 +407,7 @@ class Lookups:
                 partial(self._on_found, wait, wait.generation, keys, now_s, is_awaited=True)
             )
 
-    def _query_again(self, wait: Waiting, namespace: str | None) -> None:
+    def _query_again(self, wait: LookupState, namespace: str | None) -> None:
         """The engine could not admit this request, whose lookup was late or not sent. Send another
         lookup of what was a miss. Until its reply is here the keys stay misses: no time is lost."""
         if namespace is None or wait.queried_again or self._pause.paused or not self._client.ready:
@@ -427,7 +429,7 @@ class Lookups:
                 partial(self._on_found, None, 0, [key], self._clock(), is_awaited=False)
             )
 
-    def _worth_fetching(self, wait: Waiting, keys: list[bytes], *, round_trips: int) -> bool:
+    def _worth_fetching(self, wait: LookupState, keys: list[bytes], *, round_trips: int) -> bool:
         if wait.prefetch:
             return True
         num_bytes = len(keys) * self._rows.block_bytes
@@ -469,7 +471,7 @@ class Lookups:
     @never_raises(lambda: None)
     def _on_found(
         self,
-        wait: Waiting | None,
+        wait: LookupState | None,
         generation: int,
         keys: list[bytes],
         sent_s: float,

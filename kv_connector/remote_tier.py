@@ -190,7 +190,7 @@ class RemoteTier(SecondaryTierManager):
         does not step."""
         self._lookups.hold_nothing()
 
-    def count_canary(self, result: str) -> None:
+    def count_self_test(self, result: str) -> None:
         """One worker reported its start-up canary."""
         self._counters.count(metrics.CANARIES, label=result)
 

@@ -17,7 +17,6 @@ from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kv_connector.canary_stage import Part, Stage
 from kv_connector.host_worker import HostWorker, Run, plan_copy
 from kv_connector.pool_file import (
     Place,
@@ -37,6 +36,7 @@ from kv_connector.pool_rows import (
     pages_of,
     places_of_rows,
 )
+from kv_connector.self_test_fixture import Fixture, Part
 from remote_server.errors import ConfigError
 
 POOL_NAME_KEY = "kvferry_pool_name"
@@ -200,7 +200,7 @@ class FerrySpec(TieringOffloadingSpec):
             self._worker = self.create_worker(kv_caches)
         return self._worker
 
-    def canary_stage(self) -> Stage:
+    def self_test_fixture(self) -> Fixture:
         """The blocks and rows that this worker's start-up canary may borrow, before any other use.
 
         Raises `ValueError` with the reason where no canary can run.
@@ -223,7 +223,7 @@ class FerrySpec(TieringOffloadingSpec):
         owned = self.packed or owned_by_groups(self._kv_caches)
         # Where all share one copy of a row, only rank 0 stores it, but each rank loads it.
         turn, turns = (parallel.rank, parallel.world_size) if self.replicated_layout else (0, 1)
-        return Stage(
+        return Fixture(
             self._worker,
             self._kv_caches,
             part,

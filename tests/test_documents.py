@@ -20,13 +20,6 @@ MOST_WORDS_PER_SENTENCE = 20
 # A file is named as `folder/file.py`, perhaps with a test behind it, and a folder as `folder/`.
 PATH = re.compile(r"`((?:[a-z_.]+/)+(?:[A-Za-z_]+\.[a-z]+)?)(?:::[a-z_0-9]+)?`")
 ANY_NAME = "NAME."  # as in `folder/NAME.py`
-RENAMED = {
-    "kv_connector/self_test.py": "kv_connector/canary.py",
-    "remote_server/client/channels.py": "remote_server/client/lanes.py",
-    "remote_server/store/tier_stack.py": "remote_server/store/waterfall.py",
-}
-"""Files that the documents name by the names they are about to get."""
-
 LINK = re.compile(r"\]\(([^)#]+)(#[^)]*)?\)")
 
 
@@ -53,7 +46,7 @@ def test_the_architecture_is_read_in_ten_minutes():
 def test_every_file_and_folder_that_is_named_exists(name: str):
     named = {path for path in PATH.findall((ROOT / name).read_text()) if ANY_NAME not in path}
     assert len(named) > 20
-    there = {path for path in named if (ROOT / RENAMED.get(path, path)).exists()}
+    there = {path for path in named if (ROOT / path).exists()}
     assert named == there
 
 

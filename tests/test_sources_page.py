@@ -11,6 +11,7 @@ from test_help import PROGRAMS
 from benchmarks.features_page import RESULTS, Feature, read, render
 from benchmarks.harness import registry
 from benchmarks.harness.record import Record
+from remote_server.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = read()
@@ -29,7 +30,7 @@ def is_ours(command: list[str]) -> bool:
     match command:
         case ["kvferry", name, *flags]:
             folder = "remote_server"
-            known = (ROOT / folder / "cli" / f"{name}.py").exists()
+            known = name in {*COMMANDS, "unpin"}
         case ["python", "-m", name, *flags]:
             folder, known = name.partition(".")[0], name in PROGRAMS
         case _:

@@ -1,4 +1,4 @@
-"""The source's waterfall on the store of this process: a block is in one tier, and is written to
+"""The source's tier_stack on the store of this process: a block is in one tier, and is written to
 disk when it is evicted from memory.
 
 Before a write, and before a read that loads blocks from disk, the least recently used blocks are

@@ -105,7 +105,7 @@ class HostWrites:
     def give_up_late(self) -> bool:
         """True once no block is in transfer to the disk. Missing blocks then never arrive, and the
         writes already answered are reported without them."""
-        if self._store.waterfall is not None and self._store.waterfall.busy:
+        if self._store.tier_stack is not None and self._store.tier_stack.busy:
             return False
         late = {put for put in self._to_disk.values() if put.is_whole}
         self._to_disk = {key: put for key, put in self._to_disk.items() if put not in late}
@@ -159,11 +159,11 @@ class HostWrites:
 
     def until_on_disk(self, keys: Sequence[bytes]) -> Turn[None]:
         """Offer these blocks of memory to the disk, and end when each is written or declined."""
-        assert self._store.waterfall is not None
+        assert self._store.tier_stack is not None
         put = Put()
         put.is_whole = True
         self._expect_on_disk(keys, put)
-        self._store.waterfall.asked_again(self._namespace, keys)
+        self._store.tier_stack.asked_again(self._namespace, keys)
         yield from self._until_on_disk(keys, put)
 
     # ── down to disk ─────────────────────────────────────────────────────────────────────
@@ -180,12 +180,12 @@ class HostWrites:
 
     def _until_on_disk(self, keys: Sequence[bytes], put: Put) -> Turn[None]:
         """Keep `keys` in memory only until each is written to disk or declined."""
-        waterfall = self._store.waterfall
-        assert waterfall is not None
+        tier_stack = self._store.tier_stack
+        assert tier_stack is not None
         tier = self._memory.tier
         pinned = [block for block in tier.pin_all(self._namespace, keys) if block is not None]
         try:
-            while not put.left.isdisjoint(keys) and waterfall.busy:
+            while not put.left.isdisjoint(keys) and tier_stack.busy:
                 yield False
         finally:
             self._declined(keys)  # they cannot be written any more

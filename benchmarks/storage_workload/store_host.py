@@ -143,5 +143,5 @@ class StoreHost:
         return await self._thread.call(ask)
 
     def _finish_jobs(self) -> None:
-        if self.store.waterfall is not None:
-            self.store.waterfall.finish_jobs()
+        if self.store.tier_stack is not None:
+            self.store.tier_stack.finish_jobs()

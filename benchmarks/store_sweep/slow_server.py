@@ -123,9 +123,9 @@ class SlowServer(Server):
 
     def start(self) -> None:
         super().start()
-        (quarters,) = self.quarters.values()
-        self._slow = SlowGets(quarters.handlers.handle, self._channels)
-        handlers = quarters.handlers
+        (tenant,) = self.tenants.values()
+        self._slow = SlowGets(tenant.handlers.handle, self._channels)
+        handlers = tenant.handlers
         handlers.handle = self._slow.handle  # type: ignore[method-assign]
         handlers.times_of = self._slow.timing(handlers.times_of)  # type: ignore[method-assign]
 

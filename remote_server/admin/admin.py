@@ -28,7 +28,7 @@ class Admin:
     """`with Admin(config) as admin:` holds the address; `serve(server)` answers from then on.
 
     Errors here are logged, and the cache goes on serving. The thread waits on sockets and shares
-    only `server.desk` with the server's loop.
+    only `server.loop_calls` with the server's loop.
     """
 
     def __init__(self, config: ServerConfig) -> None:

@@ -143,7 +143,7 @@ class Site:
         if self._taken is not None and monotonic() - self._taken_at < SNAPSHOT_S:
             return self._taken
         if self._taking is None or self._taking.done():
-            self._taking = asyncio.wrap_future(self._server.desk.ask(self._server.snapshot))
+            self._taking = asyncio.wrap_future(self._server.loop_calls.call(self._server.snapshot))
         try:
             # Shielded: other requests may wait for the same one.
             self._taken = await asyncio.wait_for(asyncio.shield(self._taking), ALIVE_S)
@@ -214,7 +214,7 @@ class Site:
     async def _ask(self, question: Callable[[], Any]) -> Any:
         try:
             return await asyncio.wait_for(
-                asyncio.wrap_future(self._server.desk.ask(question)), ALIVE_S
+                asyncio.wrap_future(self._server.loop_calls.call(question)), ALIVE_S
             )
         except (ServerUnavailable, TimeoutError) as error:
             raise web.HTTPServiceUnavailable(

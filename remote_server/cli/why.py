@@ -6,7 +6,7 @@ from typing import Any
 from remote_server.ascii_json import ascii_json
 from remote_server.cli.common import add_server, ask_stats, connected, print_lines
 from remote_server.protocol import StatsReply
-from remote_server.protocol.namespace_diff import Gap, all_gaps
+from remote_server.protocol.namespace_diff import Difference, all_gaps
 
 
 def add(commands: Any) -> None:
@@ -42,7 +42,7 @@ def run(flags: argparse.Namespace) -> int:
     return 1 if gaps else 0
 
 
-def _report(reply: StatsReply, known: list[str], gaps: list[Gap]) -> list[str]:
+def _report(reply: StatsReply, known: list[str], gaps: list[Difference]) -> list[str]:
     width = max(len("namespace"), *map(len, known))
     lines = [f"{'namespace':<{width}}  {'blocks':>9}  {'on disk':>9}  engine"]
     for name in known:

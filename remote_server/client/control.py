@@ -8,11 +8,11 @@ from typing import Any
 
 from remote_server import protocol
 from remote_server.client import requests
+from remote_server.client.client_context import ClientContext, ReplyReader
 from remote_server.client.connection import Connection
 from remote_server.client.requests import Ask
 from remote_server.client.results import ClientConfig
 from remote_server.client.session import Declaration, Session
-from remote_server.client.wiring import Inbox, Wiring
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -21,16 +21,16 @@ from remote_server.errors import (
 )
 
 
-class ControlLane:
+class ControlChannel:
     """Sends small requests in order, a bounded number at a time, and matches replies to them."""
 
-    def __init__(self, connection: Connection, wiring: Wiring) -> None:
+    def __init__(self, connection: Connection, client_context: ClientContext) -> None:
         self._connection = connection
-        self._session = wiring.session
-        self._counters = wiring.counters
-        self._next_request_id = wiring.next_request_id
-        self._max_in_flight = wiring.config.max_control_in_flight
-        self._inbox = Inbox(connection, wiring, "control")
+        self._session = client_context.session
+        self._counters = client_context.counters
+        self._next_request_id = client_context.next_request_id
+        self._max_in_flight = client_context.config.max_control_in_flight
+        self._reply_reader = ReplyReader(connection, client_context, "control")
         self._asks: dict[Ask, None] = {}
         self._queue: deque[tuple[Ask, int]] = deque()
         self._in_flight: dict[int, tuple[Ask, int]] = {}
@@ -83,7 +83,7 @@ class ControlLane:
         if not self._in_flight and not self._connection.readable:
             return
         self._now = now
-        self._inbox.empty_into(self._take)
+        self._reply_reader.empty_into(self._take)
 
     def _take(self, reply: protocol.Reply) -> None:
         ask, number = self._in_flight.get(reply.request_id, (None, 0))
@@ -165,14 +165,14 @@ def _reason(error: KVFerryError) -> str:
     return "local_errors" if isinstance(error, LocalProtocolError) else "unavailable"
 
 
-class Greeter:
+class HelloExchange:
     """Sends the hellos that the session has due over the control channel."""
 
     def __init__(
         self,
         config: ClientConfig,
         session: Session,
-        control: ControlLane,
+        control: ControlChannel,
         clock: Callable[[], float],
     ) -> None:
         self._config = config

@@ -4,23 +4,25 @@ import logging
 from collections.abc import Sequence
 
 from remote_server import protocol
+from remote_server.client.client_context import ClientContext
 from remote_server.client.connection import Connection
-from remote_server.client.get_lane import GetLane
+from remote_server.client.get_channel import GetChannel
 from remote_server.client.get_window import GetBatch, GetTransfer, GetWindow
 from remote_server.client.results import GetOutcome
-from remote_server.client.wiring import Wiring
 from remote_server.errors import RemoteProtocolError, ServerUnavailable
 
 
 class Landing:
     """Receives the payload of `Blocks` messages."""
 
-    def __init__(self, connection: Connection, window: GetWindow, wiring: Wiring) -> None:
+    def __init__(
+        self, connection: Connection, window: GetWindow, client_context: ClientContext
+    ) -> None:
         self._connection = connection
         self._window = window
-        self._counters = wiring.counters
-        self._verify = wiring.verify
-        self._integrity = wiring.config.integrity
+        self._counters = client_context.counters
+        self._verify = client_context.verify
+        self._integrity = client_context.config.integrity
 
     def take(self, batch: GetBatch, reply: protocol.Blocks) -> None:
         """Receive the blocks that `reply` announces, and no other frames.
@@ -128,16 +130,16 @@ _TURN_BYTES = 4 << 20
 _TURN_MESSAGES = 64
 
 
-class TcpGets(GetLane):
+class TcpGets(GetChannel):
     """All gets of one client over tcp, oldest first."""
 
-    def __init__(self, connection: Connection, wiring: Wiring) -> None:
-        super().__init__(wiring)
+    def __init__(self, connection: Connection, client_context: ClientContext) -> None:
+        super().__init__(client_context)
         self._connection = connection
-        self._on_reply = wiring.on_reply
-        self._window: GetWindow = GetWindow(wiring.config)
-        self._landing = Landing(connection, self._window, wiring)
-        self._batch_blocks = max(1, wiring.config.get_window_blocks // 4)
+        self._on_reply = client_context.on_reply
+        self._window: GetWindow = GetWindow(client_context.config)
+        self._landing = Landing(connection, self._window, client_context)
+        self._batch_blocks = max(1, client_context.config.get_window_blocks // 4)
         self.blocked = False
         """The connection refused a message; try again shortly."""
 

@@ -4,7 +4,7 @@ Other threads only append to a queue and wake it. One turn of the loop, `_turn`:
 submitted requests, receive, handle lost connections, end what is late, send.
 
 Receiving precedes expiry, so that a reply that has come counts even when this thread did not run
-until after the deadline. `lanes.py` decides which connection carries a request.
+until after the deadline. `channels.py` decides which connection carries a request.
 """
 
 import logging
@@ -18,14 +18,14 @@ import zmq
 
 from remote_server import protocol
 from remote_server.client import requests
-from remote_server.client.control import Greeter
-from remote_server.client.lanes import Lanes
+from remote_server.client.channels import Channels
+from remote_server.client.client_context import ClientContext
+from remote_server.client.control import HelloExchange
 from remote_server.client.mailbox import Call, Mailbox, Submission, turn_away
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.results import ClientConfig, GetOutcome, new_counters
 from remote_server.client.session import Epoch, Session
-from remote_server.client.wiring import Wiring
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
 
 logger = logging.getLogger(__name__)
@@ -62,15 +62,15 @@ class Loop:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            wiring = Wiring(
+            client_context = ClientContext(
                 config, self.session, self.counters, clock, self._on_reply, self._verify
             )
-            self.lanes = Lanes(self._context, self._poller, wiring)
+            self.channels = Channels(self._context, self._poller, client_context)
         except BaseException:
             self.mailbox.close()
             self._context.destroy(linger=0)
             raise
-        self._greeter = Greeter(config, self.session, self.lanes.control, clock)
+        self.hello_exchange = HelloExchange(config, self.session, self.channels.control, clock)
         self._poller.register(self.mailbox.fileno(), zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="kvferry-client", daemon=True)
         self._thread.start()
@@ -79,7 +79,7 @@ class Loop:
 
     @property
     def ready(self) -> bool:
-        return self.session.ready and self.lanes.ready and not self._stopping
+        return self.session.ready and self.channels.ready and not self._stopping
 
     def stop(self) -> None:
         """Start the shutdown: every request ends, then the thread."""
@@ -115,33 +115,33 @@ class Loop:
 
     def _turn(self) -> None:
         readable = self._wait()
-        if not readable and not self.mailbox and self.lanes.copy_on():
+        if not readable and not self.mailbox and self.channels.copy_on():
             return
         polled_at = now = self._clock()
         if self.mailbox or self.mailbox.fileno() in readable:
             self._take_over(now)
-        self.lanes.receive(now, readable)
+        self.channels.receive(now, readable)
         now = self._clock()
         self._notice_changes(now)
         # Not by `now`: this thread may not have run between the last poll and `now`, and replies
         # that came meanwhile have not been received.
-        self.lanes.expire(polled_at)
-        self._greeter.send_hellos(now)
-        self.lanes.pump(now)
+        self.channels.expire(polled_at)
+        self.hello_exchange.send_hellos(now)
+        self.channels.pump(now)
         self._finish_cancels()
 
     def _wait(self) -> Container[object]:
         """Wait until there is work. Returns the sockets with something to receive."""
         timeout_s = 0.0
-        if not self.mailbox and not self.lanes.has_more:
-            timeout_s = max(0.0, min(self.session.wake_at(), self.lanes.wake_at) - self._clock())
-            if self.lanes.poll_again:
+        if not self.mailbox and not self.channels.has_more:
+            timeout_s = max(0.0, min(self.session.wake_at(), self.channels.wake_at) - self._clock())
+            if self.channels.poll_again:
                 timeout_s = min(timeout_s, _POLL_AGAIN_S)
         # A poll counts in milliseconds; rounding down would spin through the last one.
         wait_ms = None if timeout_s == inf else min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS)
         readable = dict(self._poller.poll(wait_ms))
         if readable or self._had_readable:
-            for connection in self.lanes.connections:
+            for connection in self.channels.connections:
                 connection.note_poll(readable)
         self._had_readable = bool(readable)
         return readable
@@ -160,14 +160,14 @@ class Loop:
         if isinstance(submission, Call):
             submission.run()
         else:
-            self.lanes.accept(submission, now)
+            self.channels.accept(submission, now)
 
     def register(self, region: RegisteredRegion) -> None:
         """On the I/O thread: rows in `region` use shared memory where that is possible."""
         if self.mailbox.closed:
             return
         try:
-            self.lanes.register(region)
+            self.channels.register(region)
         except OSError as error:
             logger.warning("%s: no shared memory: %s", self._config.endpoint, error)
 
@@ -175,7 +175,7 @@ class Loop:
 
     def _on_reply(self, reply: protocol.Reply) -> bool:
         """Whether to process `reply`: it comes from the server's current boot."""
-        welcome = isinstance(reply, protocol.Welcome) and self.lanes.control.awaits(
+        welcome = isinstance(reply, protocol.Welcome) and self.channels.control.awaits(
             reply.request_id
         )
         match self.session.on_epoch(reply.epoch, welcome=welcome):
@@ -190,7 +190,7 @@ class Loop:
                 return welcome
 
     def _notice_changes(self, now: float) -> None:
-        control = self.lanes.connections[0]
+        control = self.channels.connections[0]
         changes = control.changes(now)
         if control.turned_away != self.session.turned_away:
             self.session.was_turned_away(control.turned_away)
@@ -202,8 +202,8 @@ class Loop:
             else:
                 self.counters["disconnects"] += 1
                 self.session.went_down("connection lost")
-                self.lanes.control.end_all(ServerUnavailable("the connection broke"))
-        self.lanes.notice_losses(now)
+                self.channels.control.end_all(ServerUnavailable("the connection broke"))
+        self.channels.notice_losses(now)
         if self._restarted:
             self._restarted = False
             self._end_everything(ServerUnavailable("the server restarted"), now)
@@ -211,18 +211,18 @@ class Loop:
     def _verify(self, namespace: str, keys: list[bytes]) -> None:
         self.counters["verify_sent"] += len(keys)
         ask = requests.verify(namespace, keys, VERIFY_TIMEOUT_S, self.counters)
-        self.lanes.accept(ask, self._clock())
+        self.channels.accept(ask, self._clock())
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 
     def _end_everything(self, error: KVFerryError, now: float) -> None:
         """End every request and keep late replies to them from being processed."""
-        self.lanes.control.end_all(error)
-        self.lanes.end_transfers(error, UNAVAILABLE)
-        if self.lanes.gets.has_leftovers:
-            self.lanes.gets.reset()
-        if self.lanes.shared is not None:
-            self.lanes.shared.poll(now)
+        self.channels.control.end_all(error)
+        self.channels.end_transfers(error, UNAVAILABLE)
+        if self.channels.gets.has_leftovers:
+            self.channels.gets.reset()
+        if self.channels.shared is not None:
+            self.channels.shared.poll(now)
 
     def cancel_all(self, done: threading.Event) -> None:
         """On the I/O thread: end every request taken over so far, then set `done`."""
@@ -230,10 +230,10 @@ class Loop:
             done.set()
             return
         error = DeadlineExceeded("cancelled by the caller")
-        self.counters["cancelled"] += sum(lane.num_waiting for lane in self.lanes)
-        self.lanes.control.end_all(error, hellos=False)
-        self.lanes.end_transfers(error, GetOutcome.LATE)
-        self._cancels.append((self.lanes.puts.settling(), done))
+        self.counters["cancelled"] += sum(channel.num_waiting for channel in self.channels)
+        self.channels.control.end_all(error, hellos=False)
+        self.channels.end_transfers(error, GetOutcome.LATE)
+        self._cancels.append((self.channels.puts.settling(), done))
 
     def _finish_cancels(self) -> None:
         for cancel in list(self._cancels):
@@ -247,9 +247,9 @@ class Loop:
         error = ServerUnavailable(f"internal error: {cause!r}")
         _do_each(
             partial(self.session.went_down, "internal error"),
-            partial(self.lanes.control.end_all, error),
-            *self.lanes.ends(error, UNAVAILABLE),
-            *self.lanes.resets(),
+            partial(self.channels.control.end_all, error),
+            *self.channels.ends(error, UNAVAILABLE),
+            *self.channels.resets(),
         )
         time.sleep(_RECOVERY_PAUSE_S)
 
@@ -258,12 +258,12 @@ class Loop:
         error = ServerUnavailable("the client was closed")
         _do_each(
             partial(self._take_over, self._clock()),
-            partial(self.lanes.control.end_all, error),
+            partial(self.channels.control.end_all, error),
         )
-        _do_each(*self.lanes.ends(error, UNAVAILABLE), self.lanes.close)
+        _do_each(*self.channels.ends(error, UNAVAILABLE), self.channels.close)
         # Without a limit: a row given back too early would be sent with other bytes.
-        while self.lanes.puts.is_settling:
-            self.lanes.puts.settle()
+        while self.channels.puts.is_settling:
+            self.channels.puts.settle()
             time.sleep(_POLL_AGAIN_S)
         self._finish_cancels()
         self._context.destroy(linger=0)

@@ -11,12 +11,12 @@ two blocks, without waiting, and its leases are released.
 from collections.abc import Callable
 
 from remote_server import protocol
-from remote_server.client.get_lane import GetLane
+from remote_server.client.client_context import ClientContext
+from remote_server.client.get_channel import GetChannel
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.lease import Lease, LeaseBatch, LeaseWindow
 from remote_server.client.region import ArenaView, RegisteredRegion
 from remote_server.client.results import GetOutcome
-from remote_server.client.wiring import Wiring
 from remote_server.errors import KVFerryError, RemoteProtocolError
 from remote_server.fault_points import Pause, no_pause
 from remote_server.protocol import GetShared, Leased, Release
@@ -25,24 +25,24 @@ from remote_server.protocol import GetShared, Leased, Release
 TURN_BYTES = 8 << 20
 
 
-class SharedGets(GetLane):
+class SharedGets(GetChannel):
     """All gets of one client whose rows are in its region, oldest first."""
 
     def __init__(
         self,
         region: RegisteredRegion,
-        wiring: Wiring,
+        client_context: ClientContext,
         require: Callable[[], int],
         send: Callable[[protocol.Request], bool],
     ) -> None:
         """`require` returns the server's number for our region, or raises why there is none."""
-        super().__init__(wiring)
+        super().__init__(client_context)
         self._region = region
-        self._clock = wiring.clock
+        self._clock = client_context.clock
         self._require = require
         self._send = send
-        self._verify = wiring.verify
-        self._window: LeaseWindow = LeaseWindow(wiring.config.shared_window_bytes)
+        self._verify = client_context.verify
+        self._window: LeaseWindow = LeaseWindow(client_context.config.shared_window_bytes)
         self.gate: Pause = no_pause
 
     @property

@@ -20,7 +20,7 @@ FOR_PEOPLE = ("model_name",)
 _DIGEST = re.compile(r"[0-9a-f]{16,}")
 
 
-class Gap(NamedTuple):
+class Difference(NamedTuple):
     """`here` finds no block that `there` stored, because of `fields`."""
 
     here: str
@@ -69,7 +69,7 @@ def gaps_of(
     engine: str,
     fingerprint: Mapping[str, str],
     known: Mapping[str, NamespaceStats],
-) -> list[Gap]:
+) -> list[Difference]:
     """Differences that keep `engine` from similar blocks: in its own namespace another way of
     making keys, and of the other namespaces with blocks the one that differs least."""
     found = []
@@ -77,14 +77,14 @@ def gaps_of(
         for other, differs in own.engines.items():
             fields = compare(fingerprint, own.fingerprint | differs)
             if other != engine and fields:
-                found.append(Gap(engine, other, namespace, namespace, fields, _blocks(own)))
+                found.append(Difference(engine, other, namespace, namespace, fields, _blocks(own)))
     nearest = min(_others(namespace, engine, fingerprint, known), key=_distance, default=None)
     if nearest is not None and len(nearest.fields) <= MOST_FIELDS:
         found.append(nearest)
     return found
 
 
-def all_gaps(known: Mapping[str, NamespaceStats]) -> list[Gap]:
+def all_gaps(known: Mapping[str, NamespaceStats]) -> list[Difference]:
     """The differences of the engine that declared each namespace last."""
     return [
         gap
@@ -96,15 +96,15 @@ def all_gaps(known: Mapping[str, NamespaceStats]) -> list[Gap]:
 
 def _others(
     namespace: str, engine: str, fingerprint: Mapping[str, str], known: Mapping[str, NamespaceStats]
-) -> Iterable[Gap]:
+) -> Iterable[Difference]:
     for other, stats in known.items():
         if other == namespace or not stats.fingerprint or not (blocks := _blocks(stats)):
             continue
         if fields := compare(fingerprint, stats.fingerprint):
-            yield Gap(engine, stats.client, namespace, other, fields, blocks)
+            yield Difference(engine, stats.client, namespace, other, fields, blocks)
 
 
-def _distance(gap: Gap) -> tuple[int, int]:
+def _distance(gap: Difference) -> tuple[int, int]:
     return len(gap.fields), -gap.blocks
 
 

@@ -20,7 +20,7 @@ from remote_server.plain_text import FewLines
 from remote_server.process_limits import NO_MORE_FILES, Entrance, may_open
 from remote_server.protocol import MAX_FRAME_BYTES
 from remote_server.server.connections import ENDED_CURVE, ENDED_PLAIN, Connections
-from remote_server.server.tenant_config import KnownKeys
+from remote_server.server.tenant_config import TenantKeys
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ COUNTERS = (
 )  # fmt: skip
 
 
-class Door:
+class Authenticator:
     """Admits the connections of the ROUTER, the only socket of its context with ZAP. One thread."""
 
     def __init__(
@@ -71,7 +71,7 @@ class Door:
         clock: Callable[[], float],
         max_connections: int,
         server_keys: ServerKeys | None,
-        known: KnownKeys | None,
+        known: TenantKeys | None,
         guard: Guard | None = None,
         tenants: Sequence[str] = ("",),
     ) -> None:
@@ -121,7 +121,7 @@ class Door:
         self._monitor: zmq.Socket[bytes] = self._context.socket(zmq.PAIR)
         self._monitor.rcvhwm = 0
         self._monitor.linger = 0
-        reports = f"inproc://door-{id(router)}"
+        reports = f"inproc://authenticator-{id(router)}"
         router.monitor(
             reports, _OPENED | _CLOSED | _SUCCEEDED | _BROKEN | _LISTENING | _NOT_ACCEPTED
         )

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from itertools import islice
 
-from remote_server.server.outgoing import Parcel, RequestTimes, blocks_parcel, next_batch
+from remote_server.server.outgoing import OutgoingMessage, RequestTimes, blocks_message, next_batch
 from remote_server.sizes import MiB
 from remote_server.store.gets import Found
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
-from remote_server.store.waterfall import Waterfall
+from remote_server.store.tier_stack import TierStack
 
 # Read and not sent yet, of one stream: enough to keep the disk's threads busy.
 WINDOW_BYTES = 16 * MiB
@@ -56,7 +56,7 @@ class DiskStream:
         epoch: str,
         namespace: str,
         found: Found,
-        waterfall: Waterfall,
+        tier_stack: TierStack,
         tier: Tier,
         times: RequestTimes | None = None,
     ) -> None:
@@ -65,7 +65,7 @@ class DiskStream:
         self._request_id = request_id
         self._epoch = epoch
         self._namespace = namespace
-        self._waterfall = waterfall
+        self._tier_stack = tier_stack
         self._tier = tier
         self._places = deque(
             Place(index, key, block, State.WAITING if block is None else State.HERE)
@@ -75,12 +75,12 @@ class DiskStream:
         self.num_rows = len(self._places)
         memory = tier.stats().budget_bytes
         room = min(WINDOW_BYTES, memory // SHARE_OF_MEMORY)
-        self._window = max(1, room // waterfall.block_bytes_of(namespace))
+        self._window = max(1, room // tier_stack.block_bytes_of(namespace))
         self._num_coming = 0
         self._ended = False
 
     def go_on(self, last_resort: bool) -> bool:
-        """Read as far as the window has room. Whether `next_parcel` has something now.
+        """Read as far as the window has room. Whether `next_message` has something now.
 
         `last_resort`: no message in flight to this client will free memory, so a block that finds
         no room now is lost. Waiting for other clients could be a deadlock.
@@ -107,11 +107,11 @@ class DiskStream:
                 if not last_resort or self._num_coming or head.state is not State.WAITING:
                     break
                 head.state = State.LOST
-                self._waterfall.gave_up(1)
+                self._tier_stack.gave_up(1)
             self._drop_lost()
         return not self._places or self._places[0].state is State.HERE
 
-    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
+    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
         if self._ended:
             return None
         here_indices: deque[int] = deque()
@@ -127,7 +127,7 @@ class DiskStream:
         self._drop_lost()
         self._ended = not self._places
         self.num_bytes -= sum(block.length for block in blocks)
-        return blocks_parcel(
+        return blocks_message(
             self._request_id, self._epoch, indices, blocks, self._tier, self._times,
             more=not self._ended,
         )  # fmt: skip
@@ -162,14 +162,14 @@ class DiskStream:
                 place.state = State.HERE if block is not None else self._why_not(place)
 
         keys = [place.key for place in wanted]
-        self._waterfall.fetch(self._namespace, keys, fetched, final=False)
+        self._tier_stack.fetch(self._namespace, keys, fetched, final=False)
 
     def _why_not(self, place: Place) -> State:
         """No room, as long as the block is still on disk; lost otherwise."""
-        there = self._waterfall.is_readable(self._namespace, place.key)
+        there = self._tier_stack.is_readable(self._namespace, place.key)
         return State.WAITING if there else State.LOST
 
     def _drop_lost(self) -> None:
         while self._places and self._places[0].state is State.LOST:
             self._places.popleft()
-            self._waterfall.counters["lost"] += 1
+            self._tier_stack.counters["lost"] += 1

@@ -33,9 +33,9 @@ from remote_server.protocol import (
 from remote_server.server.copier import Copier, VerifyJob
 from remote_server.server.get import FrameGets
 from remote_server.server.limits import InFlight, waiting_bytes
-from remote_server.server.outgoing import Parcel, RequestTimes, Stream
+from remote_server.server.outgoing import OutgoingMessage, RequestTimes, Stream
 from remote_server.server.put import FramePuts
-from remote_server.server.send_queue import Outboxes
+from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_requests import SharedHandlers
 from remote_server.server.wall_clock import wall_time_s
 from remote_server.store.namespaces import NamespaceInfo
@@ -71,7 +71,7 @@ def server_name() -> str:
 
 
 class Handlers:
-    """Answers requests from `store`, through `outboxes`; copies bytes through `copier`.
+    """Answers requests from `store`, through `send_queues`; copies bytes through `copier`.
 
     Every request but a release is answered exactly once (a get may be followed by its blocks). A
     refused request changes nothing. Neither `handle` nor the steps that it returns raise.
@@ -81,7 +81,7 @@ class Handlers:
         self,
         store: Store,
         copier: Copier,
-        outboxes: Outboxes,
+        send_queues: SendQueues,
         shared: SharedHandlers,
         local_socket: str,
         local_secret: bytes = b"",
@@ -108,7 +108,7 @@ class Handlers:
         self._local_socket = local_socket
         self._store = store
         self._copier = copier
-        self._outboxes = outboxes
+        self._send_queues = send_queues
         self._server = server_name()
         in_flight = in_flight or InFlight(store.tier, 0)
         self._most_in_flight = in_flight.per_client
@@ -117,7 +117,7 @@ class Handlers:
             store, partial(copier.submit, tenant=tenant), copier.is_full, self._reply
         )
         self._gets = FrameGets(
-            store, outboxes, in_flight, self._post, self._post_stream, self._go_on_later
+            store, send_queues, in_flight, self._post, self._post_stream, self._go_on_later
         )
         self.uncopied = self._puts.uncopied
         self._by_type: dict[type, Callable[..., Steps[None] | None]] = {
@@ -138,8 +138,8 @@ class Handlers:
     def counters(self) -> dict[str, int]:
         """All counts since the start, by the names of PROTOCOL.md."""
         counters = self._store.all_counters()
-        counters["bytes_out"] = self._outboxes.bytes_out
-        counters["clients_gone"] = self._outboxes.clients_gone
+        counters["bytes_out"] = self._send_queues.bytes_out
+        counters["clients_gone"] = self._send_queues.clients_gone
         return counters
 
     def handle(
@@ -363,7 +363,7 @@ class Handlers:
         self._store.when_gone(answer)
 
     def _keep(self, client: bytes, request: Keep, _: Sequence[memoryview]) -> Steps[None]:
-        act = self._store.keep if request.keep else self._store.let_go
+        act = self._store.pin if request.keep else self._store.unpin
         now = yield from act(request.namespace, request.keys)
         reply = Kept(
             request_id=request.request_id,
@@ -391,14 +391,14 @@ class Handlers:
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
     def _reply(self, client: bytes, message: protocol.Reply) -> None:
-        self._post(client, message, Parcel([*protocol.encode(message)]))
+        self._post(client, message, OutgoingMessage([*protocol.encode(message)]))
 
-    def _post(self, client: bytes, message: protocol.Reply, parcel: Parcel) -> None:
-        """Every reply passes through here: `parcel` is `message`, encoded, with its payload."""
-        self._outboxes.post(client, parcel)
+    def _post(self, client: bytes, message: protocol.Reply, outgoing: OutgoingMessage) -> None:
+        """Every reply passes through here: `outgoing` is `message`, encoded, with its payload."""
+        self._send_queues.post(client, outgoing)
 
     def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
-        self._outboxes.post_stream(client, stream)
+        self._send_queues.post_stream(client, stream)
 
     def refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
         """Answer the message `frames`, of any type, with an error, and count it."""

@@ -14,7 +14,7 @@ from remote_server.server.disk_stream import DiskStream
 from remote_server.server.limits import InFlight
 from remote_server.server.outgoing import (
     BlockStream,
-    Parcel,
+    OutgoingMessage,
     RequestTimes,
     Stream,
     blocks_per_frame,
@@ -22,13 +22,13 @@ from remote_server.server.outgoing import (
     times_now,
     to_gather,
 )
-from remote_server.server.send_queue import Outboxes
+from remote_server.server.send_queue import SendQueues
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP, Steps
 
-Post = Callable[[bytes, protocol.Reply, Parcel], None]
+Post = Callable[[bytes, protocol.Reply, OutgoingMessage], None]
 PostStream = Callable[[bytes, Get, Stream], None]
 GoOnLater = Callable[[bytes, int, Steps[None]], None]
 
@@ -40,15 +40,15 @@ class FrameGets:
     def __init__(
         self,
         store: Store,
-        outboxes: Outboxes,
+        send_queues: SendQueues,
         in_flight: InFlight,
         post: Post,
         post_stream: PostStream,
         go_on_later: GoOnLater,
     ) -> None:
-        """The last three take the client. Of `outboxes` only limits and held bytes are read."""
+        """The last three take the client. Of `send_queues` only limits and held bytes are read."""
         self._store = store
-        self._outboxes = outboxes
+        self._send_queues = send_queues
         self._in_flight = in_flight
         self._post = post
         self._post_stream = post_stream
@@ -76,13 +76,13 @@ class FrameGets:
             stream = self._stream_of(request, found, times)
             if len(found.blocks) > KEYS_PER_STEP:
                 yield
-            if not self._outboxes.may_stream(client, len(found.blocks)):
+            if not self._send_queues.may_stream(client, len(found.blocks)):
                 raise RequestRefused(
                     ErrorCode.TOO_MUCH_IN_FLIGHT,
                     "too many small blocks are in flight: request more as blocks arrive",
                 )
             got = self._got(request, found, times)
-            self._post(client, got, Parcel([*protocol.encode(got)]))
+            self._post(client, got, OutgoingMessage([*protocol.encode(got)]))
         except BaseException:
             store.tier.unpin_all([block for block in found.blocks if block is not None])
             raise
@@ -93,9 +93,9 @@ class FrameGets:
         store = self._store
         if isinstance(found, Pinned):
             return BlockStream(request.request_id, store.epoch, found, store.tier, times)
-        assert store.waterfall is not None, "nothing else finds what is not in memory"
+        assert store.tier_stack is not None, "nothing else finds what is not in memory"
         return DiskStream(
-            request.request_id, store.epoch, request.namespace, found, store.waterfall, store.tier,
+            request.request_id, store.epoch, request.namespace, found, store.tier_stack, store.tier,
             times,
         )  # fmt: skip
 
@@ -118,7 +118,7 @@ class FrameGets:
         def check(pinned: Sequence[Block]) -> None:
             nonlocal held
             more = sum([block.length for block in pinned])
-            self._in_flight.check(self._outboxes.bytes_of(client) + held, more)
+            self._in_flight.check(self._send_queues.bytes_of(client) + held, more)
             held += more
 
         return check
@@ -152,7 +152,7 @@ class FrameGets:
         try:
             num_bytes = sum(block.length for block in found.blocks)
             per_frame, copied = self._frame_of_whole_get(client, found.blocks, num_bytes)
-            with self._outboxes.held.gathered.promised(copied):
+            with self._send_queues.held.gathered.promised(copied):
                 while left:
                     if frames and (per_frame > 1 or len(frames) % KEYS_PER_STEP == 0):
                         yield
@@ -172,10 +172,10 @@ class FrameGets:
             blocks_per_frame=per_frame,
         )
         own_frames = len(frames) if sent_from_arena else 0
-        parcel = Parcel(
+        outgoing = OutgoingMessage(
             [*protocol.encode(got), *frames], sent_from_arena, num_bytes, gathered, own_frames
         )
-        self._post(client, got, parcel)
+        self._post(client, got, outgoing)
 
     def _frame_of_whole_get(
         self, client: bytes, blocks: Sequence[Block], num_bytes: int
@@ -188,13 +188,13 @@ class FrameGets:
                 f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
                 "request a stream, or fewer keys",
             )
-        outboxes, per_frame = self._outboxes, blocks_per_frame(blocks)
-        self._in_flight.check(outboxes.bytes_of(client), num_bytes)
+        send_queues, per_frame = self._send_queues, blocks_per_frame(blocks)
+        self._in_flight.check(send_queues.bytes_of(client), num_bytes)
         copied = to_gather(blocks, per_frame, self._store.tier) if per_frame > 1 else 0
-        if copied and not outboxes.may_gather(client, copied):
+        if copied and not send_queues.may_gather(client, copied):
             per_frame, copied = 1, 0
         own_frames = 0 if copied else -(-len(blocks) // per_frame)
-        if not outboxes.may_post(client, own_frames):
+        if not send_queues.may_post(client, own_frames):
             raise RequestRefused(
                 ErrorCode.TOO_MUCH_IN_FLIGHT,
                 f"a message of {len(blocks)} blocks, while earlier ones are unread: request a "

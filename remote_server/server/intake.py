@@ -11,10 +11,10 @@ from remote_server import protocol
 from remote_server.errors import ConfigError, RequestRefused
 from remote_server.process_limits import backlog
 from remote_server.protocol import ErrorCode
-from remote_server.server.auth import Door
+from remote_server.server.auth import Authenticator
 from remote_server.server.send_queue import SEND_HIGH_WATER_MARK
 from remote_server.server.serving import Serving
-from remote_server.server.tenant import Quarters
+from remote_server.server.tenant import Tenant
 
 # The routing id, the magic, the header, and at most one payload frame for each block.
 MAX_FRAMES = 3 + protocol.MAX_KEYS_PER_MESSAGE
@@ -117,18 +117,18 @@ class Intake:
         context: "zmq.Context[zmq.Socket[bytes]]",
         router: "zmq.Socket[bytes]",
         poller: zmq.Poller,
-        door: Door,
-        quarters: Mapping[str, Quarters],
+        auth: Authenticator,
+        tenants: Mapping[str, Tenant],
         serving: Serving,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The caller closes `router`. `quarters` are by tenant name."""
+        """The caller closes `router`. `tenants` are by name."""
         self.router = router
         self.endpoint = ""
         self._context = context
         self._poller = poller
-        self._door = door
-        self._quarters = quarters
+        self._auth = auth
+        self._tenants = tenants
         self._serving = serving
         self._clock = clock
         poller.register(router, zmq.POLLIN)
@@ -142,7 +142,7 @@ class Intake:
             if error.errno == zmq.EADDRINUSE:
                 hint = f"another process listens there; stop it, or {hint}"
             raise ConfigError(f"bind: {address}: {error.strerror}; {hint}") from error
-        self._door.bound()
+        self._auth.bound()
         self.endpoint = self.router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def take_in(self) -> None:
@@ -159,21 +159,21 @@ class Intake:
 
     def forget_gone(self) -> None:
         """Drop the requests of connections that have ended."""
-        for client in self._door.take_gone():
+        for client in self._auth.take_gone():
             self._serving.drop(client)
 
     def start_over(self) -> None:
         """Replace the socket, and lose all that libzmq has received on it. Clients reconnect by
         themselves; their requests in flight are lost, blocks are not. Raises `CannotBind`."""
-        self._door.counters["sockets_replaced"] += 1
+        self._auth.counters["sockets_replaced"] += 1
         self._poller.unregister(self.router)
-        self._door.unwatch()
+        self._auth.unwatch()
         self.router.close(linger=0)
         self._serving.drop_all()
         self.router = make_router(self._context, self.endpoint)
-        self._door.watch(self.router)
-        for quarters in self._quarters.values():
-            quarters.outboxes.start_over(self.router)
+        self._auth.watch(self.router)
+        for tenant in self._tenants.values():
+            tenant.send_queues.start_over(self.router)
         self._poller.register(self.router, zmq.POLLIN)
         self._bind_again()
 
@@ -182,15 +182,15 @@ class Intake:
     def _take(self, message: Message) -> bool:
         """Whether the message is done with, rather than queued."""
         frames = message.frames
-        quarters = self._quarters_of(frames)
-        if quarters is None:
+        tenant = self._tenant_of(frames)
+        if tenant is None:
             return True
         client = frames[0].bytes
-        if not self._door.admits(client, frames[-1], quarters.tenant.name):
-            quarters.store.counters["requests_dropped_gone"] += 1
+        if not self._auth.admits(client, frames[-1], tenant.name):
+            tenant.store.counters["requests_dropped_gone"] += 1
             return True
         views = [frame.buffer for frame in frames[1:]]
-        return self._serving.take(quarters, client, views, message.refusal)
+        return self._serving.take(tenant, client, views, message.refusal)
 
     def _bind_again(self) -> None:
         """libzmq's thread closes the address some time after `close` has returned."""
@@ -203,27 +203,27 @@ class Intake:
                     raise CannotBind(f"{self.endpoint} cannot be bound again: {error}") from error
                 time.sleep(0.001)
             else:
-                self._door.bound()
+                self._auth.bound()
                 return
 
-    def _quarters_of(self, frames: list[zmq.Frame]) -> Quarters | None:
-        """The quarters of the tenant that libzmq authenticated in the handshake."""
-        tenant = self._door.tenant_of(frames[-1])
+    def _tenant_of(self, frames: list[zmq.Frame]) -> Tenant | None:
+        """The tenant that libzmq authenticated in the handshake."""
+        tenant = self._auth.tenant_of(frames[-1])
         if tenant is None:
             self._refuse_revoked(frames)
             return None
         if tenant and not _is_given(frames[0].bytes):
             # The id could be that of another tenant's connection that has just ended, whose waiting
             # replies this one would receive.
-            self._door.counters["refused_routing_id"] += 1
+            self._auth.counters["refused_routing_id"] += 1
             return None
-        return self._quarters[tenant]
+        return self._tenants[tenant]
 
     def _refuse_revoked(self, frames: list[zmq.Frame]) -> None:
         """Its key was withdrawn: refuse the request."""
-        former = self._quarters.get(self._door.former_tenant_of(frames[-1]))
+        former = self._tenants.get(self._auth.former_tenant_of(frames[-1]))
         client = frames[0].bytes
-        if former is not None and former.outboxes.accepts(client):
+        if former is not None and former.send_queues.accepts(client):
             refusal = RequestRefused(
                 ErrorCode.REVOKED_KEY, "your key is no longer one of your tenant's"
             )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from remote_server.errors import ServerUnavailable
 from remote_server.guard import Guard
-from remote_server.server.tenant import Quarters, namespaces_named
+from remote_server.server.tenant import Tenant, namespaces_named
 from remote_server.store.prefetch import Prefetch, Prefetched
 
 Answer = TypeVar("Answer")
@@ -21,7 +21,7 @@ Answer = TypeVar("Answer")
 MAX_QUESTIONS = 64
 
 
-class Desk:
+class LoopCalls:
     """`ask` on any thread, `answer_one` on the loop's."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -30,7 +30,7 @@ class Desk:
         self._questions: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
         self._closed = False
 
-    def ask(self, question: Callable[[], Answer]) -> "Future[Answer]":
+    def call(self, question: Callable[[], Answer]) -> "Future[Answer]":
         """Have the loop call `question`, which must be quick: the loop serves no request meanwhile.
 
         The future gets its result or exception. It fails with `ServerUnavailable` when the loop has
@@ -47,7 +47,7 @@ class Desk:
             self._wake()
         return future
 
-    def answer_one(self) -> None:
+    def run_one(self) -> None:
         """One a turn, so that many calls delay a request by no more than one."""
         if not self._questions:
             return
@@ -82,10 +82,10 @@ class Prefetches:
     """The prefetches of all tenants. Called on the loop's thread only."""
 
     def __init__(
-        self, quarters: Mapping[str, Quarters], guard: Guard, wake: Callable[[], None]
+        self, tenants: Mapping[str, Tenant], guard: Guard, wake: Callable[[], None]
     ) -> None:
         """`wake` makes the loop take a turn soon."""
-        self._quarters = quarters
+        self._tenants = tenants
         self._guard = guard
         self._wake = wake
         self._steps: deque[tuple[Future[Prefetched], Callable[[], None]]] = deque()
@@ -100,20 +100,20 @@ class Prefetches:
         The future is done at the end, with the exception of a step that raised; never when the
         server ends before that. Raises `ServerUnavailable` while `MAX_PREFETCHES` are under way.
         """
-        for quarters, name in namespaces_named(self._quarters, namespace):
-            return self._begin(quarters, name, keys)
+        for tenant, name in namespaces_named(self._tenants, namespace):
+            return self._begin(tenant, name, keys)
         return None
 
     def _begin(
-        self, quarters: Quarters, namespace: str, keys: Sequence[bytes]
+        self, tenant: Tenant, namespace: str, keys: Sequence[bytes]
     ) -> "tuple[Prefetch, Future[Prefetched]]":
         if len(self._under_way) >= MAX_PREFETCHES:
             raise ServerUnavailable(f"{MAX_PREFETCHES} prefetches are under way")
         future: Future[Prefetched] = Future()
         future.set_running_or_notify_cancel()
         go_on_later = partial(self._go_on_later, future)
-        quarters.store.use_namespace(namespace)
-        begun = quarters.store.prefetch(namespace, keys, go_on_later, future.set_result)
+        tenant.store.use_namespace(namespace)
+        begun = tenant.store.prefetch(namespace, keys, go_on_later, future.set_result)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.remove)
         go_on_later(begun.go_on)

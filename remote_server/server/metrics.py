@@ -27,7 +27,7 @@ from remote_server.protocol import (
     Stored,
 )
 from remote_server.server.dispatch import Handlers
-from remote_server.server.outgoing import Parcel, Stream
+from remote_server.server.outgoing import OutgoingMessage, Stream
 from remote_server.turns import Steps
 
 BOUNDS_S = (
@@ -187,8 +187,8 @@ class MeteredHandlers(Handlers):
             meters.open[client, request.request_id] = self._operations[kind], now, traffic
         return super()._dispatch(client, request, payload)
 
-    def _post(self, client: bytes, message: protocol.Reply, parcel: Parcel) -> None:
-        super()._post(client, message, parcel)
+    def _post(self, client: bytes, message: protocol.Reply, outgoing: OutgoingMessage) -> None:
+        super()._post(client, message, outgoing)
         answered = self._meters.open.pop((client, message.request_id), None)
         if answered is None:  # could not be read, or was answered before
             return
@@ -198,7 +198,7 @@ class MeteredHandlers(Handlers):
             count = _COUNT.get(type(message))
             if count is not None:
                 count(traffic, message)
-                traffic.bytes_out += parcel.num_bytes
+                traffic.bytes_out += outgoing.num_bytes
             if type(message) is Found:
                 self._meters.pending_keys += message.states.count(KeyState.PENDING)
 
@@ -235,13 +235,13 @@ class MeteredStream:
     def num_rows(self) -> int:
         return self._stream.num_rows
 
-    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
-        parcel = self._stream.next_parcel(may_gather)
-        if parcel is None:
+    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
+        outgoing = self._stream.next_message(may_gather)
+        if outgoing is None:
             self._histogram.observe(self._clock() - self._began)
         else:
-            self._traffic.bytes_out += parcel.num_bytes
-        return parcel
+            self._traffic.bytes_out += outgoing.num_bytes
+        return outgoing
 
 
 # Tested by type: `isinstance` of a union costs as much as all the rest.

@@ -22,7 +22,7 @@ FRAME_BYTES = 2304
 ROW_BYTES = 200
 
 
-class Parcel:
+class OutgoingMessage:
     """One message ready to send: all its frames, and the pinned blocks that they point to.
 
     `gathered` of its `num_bytes` of blocks are copies. `held_bytes` is its memory beside blocks:
@@ -49,7 +49,7 @@ class Parcel:
 
 
 class Stream(Protocol):
-    """Produces one parcel after another. Owns the pins of the blocks that are in no parcel yet."""
+    """Produces one message after another. Owns the pins of the blocks that are in none yet."""
 
     @property
     def num_bytes(self) -> int:
@@ -60,12 +60,12 @@ class Stream(Protocol):
         """Blocks that it began with."""
 
     def go_on(self, last_resort: bool) -> bool:
-        """Prepare the next parcel. Whether `next_parcel` may be called now.
+        """Prepare the next message. Whether `next_message` may be called now.
 
         `last_resort`: no message in flight to this client will free memory for it.
         """
 
-    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
+    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
         """The next message, which takes over its blocks' pins, or None at the end. Small blocks are
         sent one by one, straight from the arena, unless it `may_gather` them."""
 
@@ -197,16 +197,16 @@ class BlockStream:
     def go_on(self, last_resort: bool) -> bool:
         return True
 
-    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
+    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
         if not self._blocks:
             return None
         indices, blocks = next_batch(self._indices, self._blocks, may_gather)
-        parcel = blocks_parcel(
+        outgoing = blocks_message(
             self._request_id, self._epoch, indices, blocks, self._tier, self._times,
             more=bool(self._blocks),
         )  # fmt: skip
-        self.num_bytes -= parcel.num_bytes
-        return parcel
+        self.num_bytes -= outgoing.num_bytes
+        return outgoing
 
     def cancel(self) -> None:
         self._tier.unpin_all(self._blocks)
@@ -236,10 +236,10 @@ def next_batch(
     return indices, blocks
 
 
-def blocks_parcel(
+def blocks_message(
     request_id: int, epoch: str, indices: list[int], blocks: list[Block], tier: Tier,
     times: RequestTimes | None, *, more: bool,
-) -> Parcel:  # fmt: skip
+) -> OutgoingMessage:  # fmt: skip
     """One `Blocks` message. Takes over the pins of `blocks`; the last message may have no block."""
     server_us, storage_us = times_now(times)
     header = protocol.Blocks(
@@ -256,4 +256,4 @@ def blocks_parcel(
     num_bytes = sum(header.lengths)
     payload = frames_of(blocks, max(1, len(blocks)), tier)
     frames = [*protocol.encode(header), *payload.frames]
-    return Parcel(frames, payload.pinned, num_bytes, payload.gathered)
+    return OutgoingMessage(frames, payload.pinned, num_bytes, payload.gathered)

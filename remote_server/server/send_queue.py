@@ -10,7 +10,7 @@ import zmq
 
 from remote_server.guard import Guard
 from remote_server.server.limits import Allowances, HeldByOne
-from remote_server.server.outgoing import FRAME_BYTES, ROW_BYTES, Parcel, Stream
+from remote_server.server.outgoing import FRAME_BYTES, ROW_BYTES, OutgoingMessage, Stream
 from remote_server.sizes import KiB
 from remote_server.store.slabs import Block
 
@@ -55,7 +55,7 @@ class Sent(NamedTuple):
     held_bytes: int
 
 
-class Outbox:
+class SendQueue:
     """The queue of one client: replies first, then its streams in order. A stream that waits for a
     disk is passed by. Counts what the client holds, in `held` as well."""
 
@@ -69,14 +69,16 @@ class Outbox:
         self.client = client
         self.held = held
         self.unseen = unseen
-        self.replies: deque[Parcel] = deque()
+        self.replies: deque[OutgoingMessage] = deque()
         self.streams: deque[Stream] = deque()
-        self.stuck: Parcel | None = None  # refused by a full socket; sent before all others
+        self.stuck: OutgoingMessage | None = (
+            None  # refused by a full socket; sent before all others
+        )
         self.in_flight: deque[Sent] = deque()
         self.paused = False
         """Its streams wait until libzmq has released what was sent."""
         self.block_bytes = self.gathered = self.reply_bytes = self.stream_bytes = 0
-        """Of parcels, waiting or sent, and of streams."""
+        """Of messages, waiting or sent, and of streams."""
 
     def __len__(self) -> int:
         return len(self.replies) + len(self.streams) + (self.stuck is not None)
@@ -112,11 +114,11 @@ class Outbox:
         self.stream_bytes += rows * ROW_BYTES
         self.held.streams.held += rows * ROW_BYTES
 
-    def next_parcel(self) -> Parcel | None:
-        """The next parcel to send, already counted."""
+    def next_message(self) -> OutgoingMessage | None:
+        """The next message to send, already counted."""
         if self.stuck is not None:
-            parcel, self.stuck = self.stuck, None
-            return parcel
+            outgoing, self.stuck = self.stuck, None
+            return outgoing
         if self.replies:
             return self.replies.popleft()
         # A client's streams wait for what it has not read itself. When other clients' unread bytes
@@ -133,7 +135,7 @@ class Outbox:
             if not stream.go_on(last_resort=not waiting and not self.in_flight):
                 waiting += 1
                 continue
-            next_of_stream = stream.next_parcel(may_gather)
+            next_of_stream = stream.next_message(may_gather)
             if next_of_stream is not None:
                 self.take(
                     next_of_stream.num_bytes, next_of_stream.gathered, next_of_stream.held_bytes
@@ -143,7 +145,7 @@ class Outbox:
         return None
 
 
-class Outboxes:
+class SendQueues:
     """Sends each client's queue, a turn at a time, on a ROUTER socket.
 
     A client that reads slowly fills its own queue in libzmq and keeps its own messages waiting
@@ -163,7 +165,7 @@ class Outboxes:
         self._guard = guard or Guard()
         self._router = router
         self._unpin_all = unpin
-        self._outboxes: dict[bytes, Outbox] = {}  # clients with something waiting or in flight
+        self._queues: dict[bytes, SendQueue] = {}  # clients with something waiting or in flight
         self._unseen: dict[bytes, int] = {}  # of others
         self.bytes_out = 0
         self.clients_gone = 0
@@ -172,79 +174,79 @@ class Outboxes:
     def stuck(self) -> bool:
         """Some client's queue was full, or its streams wait for it to read. libzmq reports no end
         of that."""
-        return any(outbox.stuck is not None or outbox.paused for outbox in self._outboxes.values())
+        return any(queue.stuck is not None or queue.paused for queue in self._queues.values())
 
     @property
     def waiting(self) -> bool:
         """Something has not been handed to libzmq yet; it may wait for a disk."""
-        return any(len(outbox) for outbox in self._outboxes.values())
+        return any(len(queue) for queue in self._queues.values())
 
     def num_waiting(self) -> tuple[int, int]:
         """Replies, and streams, that have not been handed to libzmq as a whole."""
         replies = streams = 0
-        for outbox in self._outboxes.values():
-            replies += len(outbox.replies) + (outbox.stuck is not None)
-            streams += len(outbox.streams)
+        for queue in self._queues.values():
+            replies += len(queue.replies) + (queue.stuck is not None)
+            streams += len(queue.streams)
         return replies, streams
 
     @property
     def in_flight(self) -> bool:
-        return any(outbox.in_flight for outbox in self._outboxes.values())
+        return any(queue.in_flight for queue in self._queues.values())
 
     def accepts(self, client: bytes) -> bool:
         """Whether `client` may send requests: it has few enough unread replies."""
-        outbox = self._outboxes.get(client)
-        return outbox is None or (
-            self.held.replies.allows(outbox.reply_bytes) and len(outbox) < MAX_WAITING_PER_CLIENT
+        queue = self._queues.get(client)
+        return queue is None or (
+            self.held.replies.allows(queue.reply_bytes) and len(queue) < MAX_WAITING_PER_CLIENT
         )
 
     def bytes_of(self, client: bytes) -> int:
         """The bytes in flight to one client or queued for it."""
-        outbox = self._outboxes.get(client)
-        return 0 if outbox is None else outbox.num_bytes
+        queue = self._queues.get(client)
+        return 0 if queue is None else queue.num_bytes
 
     def holders(self) -> dict[bytes, HeldByOne]:
         """What each client holds, of those that hold anything."""
         return {
             client: HeldByOne(
                 connection=client.hex(),
-                gathered=outbox.gathered,
-                replies=outbox.reply_bytes,
-                streams=outbox.stream_bytes,
+                gathered=queue.gathered,
+                replies=queue.reply_bytes,
+                streams=queue.stream_bytes,
             )
-            for client, outbox in self._outboxes.items()
+            for client, queue in self._queues.items()
         }
 
     def may_gather(self, client: bytes, num_bytes: int) -> bool:
         """Whether so many bytes of small blocks may be copied for `client`."""
-        outbox = self._outboxes.get(client)
-        return self.held.gathered.allows(0 if outbox is None else outbox.gathered, num_bytes)
+        queue = self._queues.get(client)
+        return self.held.gathered.allows(0 if queue is None else queue.gathered, num_bytes)
 
     def may_post(self, client: bytes, own_frames: int) -> bool:
         """Whether a message of so many frames, each of which points into the arena, may wait."""
-        outbox = self._outboxes.get(client)
-        theirs = 0 if outbox is None else outbox.reply_bytes
+        queue = self._queues.get(client)
+        theirs = 0 if queue is None else queue.reply_bytes
         return self.held.replies.allows_one(theirs, own_frames * FRAME_BYTES)
 
     def may_stream(self, client: bytes, num_rows: int) -> bool:
         """Whether another stream of so many blocks may wait for `client`."""
-        outbox = self._outboxes.get(client)
-        theirs = 0 if outbox is None else outbox.stream_bytes
+        queue = self._queues.get(client)
+        theirs = 0 if queue is None else queue.stream_bytes
         return self.held.streams.allows_one(theirs, num_rows * ROW_BYTES)
 
-    def post(self, client: bytes, parcel: Parcel) -> None:
-        outbox = self._outbox(client)
-        outbox.replies.append(parcel)
-        outbox.take(parcel.num_bytes, parcel.gathered, parcel.held_bytes)
+    def post(self, client: bytes, outgoing: OutgoingMessage) -> None:
+        queue = self._send_queue(client)
+        queue.replies.append(outgoing)
+        queue.take(outgoing.num_bytes, outgoing.gathered, outgoing.held_bytes)
 
     def post_stream(self, client: bytes, stream: Stream) -> None:
-        self._outbox(client).add(stream)
+        self._send_queue(client).add(stream)
 
     def send_some(self) -> bool:
         """Give each client a turn. True when one of them can send more at once."""
         more = False
-        for outbox in self._outboxes.values():
-            turn = partial(self._send_or_drop, outbox)
+        for queue in self._queues.values():
+            turn = partial(self._send_or_drop, queue)
             more |= self._guard.run("sending to a client", turn, False)
         return more
 
@@ -252,15 +254,15 @@ class Outboxes:
         """Unpin the blocks whose bytes libzmq has released, and forget idle clients. True when a
         stream may have waited for that memory: no event would wake it."""
         more = False
-        for client, outbox in [*self._outboxes.items()]:
-            while outbox.in_flight and outbox.in_flight[0].tracker.done:
-                sent = outbox.in_flight.popleft()
+        for client, queue in [*self._queues.items()]:
+            while queue.in_flight and queue.in_flight[0].tracker.done:
+                sent = queue.in_flight.popleft()
                 self._unpin_all(sent.blocks)
-                outbox.give_back(sent.num_bytes, sent.gathered, sent.held_bytes)
-                more |= bool(outbox.streams)
-            if not outbox.in_flight and not len(outbox):
-                del self._outboxes[client]
-                self._remember(client, outbox.unseen)
+                queue.give_back(sent.num_bytes, sent.gathered, sent.held_bytes)
+                more |= bool(queue.streams)
+            if not queue.in_flight and not len(queue):
+                del self._queues[client]
+                self._remember(client, queue.unseen)
         return more
 
     def _remember(self, client: bytes, unseen: int) -> None:
@@ -278,68 +280,68 @@ class Outboxes:
 
     def cancel_all(self) -> None:
         """Drop what was not handed to libzmq yet."""
-        for outbox in self._outboxes.values():
-            self._drop(outbox)
+        for queue in self._queues.values():
+            self._drop(queue)
 
-    def _outbox(self, client: bytes) -> Outbox:
-        outbox = self._outboxes.get(client)
-        if outbox is None:
-            outbox = Outbox(client, self.held, self._unseen.pop(client, 0))
-            self._outboxes[client] = outbox
-        return outbox
+    def _send_queue(self, client: bytes) -> SendQueue:
+        queue = self._queues.get(client)
+        if queue is None:
+            queue = SendQueue(client, self.held, self._unseen.pop(client, 0))
+            self._queues[client] = queue
+        return queue
 
-    def _send_or_drop(self, outbox: Outbox) -> bool:
+    def _send_or_drop(self, queue: SendQueue) -> bool:
         """A failure would repeat in every turn, so the client's queue is dropped."""
         try:
-            return self._send_turn(outbox)
+            return self._send_turn(queue)
         except BaseException:
-            self._drop(outbox)
+            self._drop(queue)
             raise
 
-    def _send_turn(self, outbox: Outbox) -> bool:
+    def _send_turn(self, queue: SendQueue) -> bool:
         sent_bytes, until = 0, monotonic() + TURN_S
         while sent_bytes < TURN_BYTES and (not sent_bytes or monotonic() < until):
-            parcel = outbox.next_parcel()
-            if parcel is None:
+            outgoing = queue.next_message()
+            if outgoing is None:
                 return False
             try:
-                tracker = self._send(outbox, parcel)
+                tracker = self._send(queue, outgoing)
             except zmq.Again:
-                outbox.stuck = parcel
+                queue.stuck = outgoing
                 return False
             except zmq.ZMQError as error:
                 if error.errno != zmq.EHOSTUNREACH:
-                    outbox.give_back(parcel.num_bytes, parcel.gathered, parcel.held_bytes)
+                    queue.give_back(outgoing.num_bytes, outgoing.gathered, outgoing.held_bytes)
                     raise
-                self._discard(outbox, parcel)
-                self._drop(outbox)
+                self._discard(queue, outgoing)
+                self._drop(queue)
                 self.clients_gone += 1
                 return False
-            sent_bytes += max(1, parcel.num_bytes)
-            self.bytes_out += parcel.num_bytes
-            held_bytes = parcel.held_bytes
+            sent_bytes += max(1, outgoing.num_bytes)
+            self.bytes_out += outgoing.num_bytes
+            held_bytes = outgoing.held_bytes
             if tracker is None:
-                outbox.give_back(0, 0, held_bytes)
-                outbox.unseen += held_bytes
+                queue.give_back(0, 0, held_bytes)
+                queue.unseen += held_bytes
                 continue
             # When this message is released, the untracked ones before it are released too.
-            outbox.take(0, 0, outbox.unseen)
-            held_bytes += outbox.unseen
-            outbox.unseen = 0
-            sent = Sent(tracker, parcel.blocks, parcel.num_bytes, parcel.gathered, held_bytes)
-            outbox.in_flight.append(sent)
+            queue.take(0, 0, queue.unseen)
+            held_bytes += queue.unseen
+            queue.unseen = 0
+            sent = Sent(tracker, outgoing.blocks, outgoing.num_bytes, outgoing.gathered, held_bytes)
+            queue.in_flight.append(sent)
         return True
 
-    def _send(self, outbox: Outbox, parcel: Parcel) -> zmq.MessageTracker | None:
+    def _send(self, queue: SendQueue, outgoing: OutgoingMessage) -> zmq.MessageTracker | None:
         """Hand one whole message to libzmq, or nothing of it. The tracker is done when libzmq has
         released it; None when the message is too small to be tracked.
 
         Only the first frame, which names the client, can be refused: libzmq counts whole messages
         against its mark, and takes the rest of one that it has begun.
         """
-        self._router.send(outbox.client, _MORE)
-        frames = parcel.frames
-        if len(frames) == _HEADER + 1 and outbox.unseen + parcel.held_bytes >= UNSEEN_BYTES:
+        self._router.send(queue.client, _MORE)
+        frames = outgoing.frames
+        if len(frames) == _HEADER + 1 and queue.unseen + outgoing.held_bytes >= UNSEEN_BYTES:
             frames[_HEADER] = zmq.Frame(frames[_HEADER], copy=False, track=True)
         trackers = []
         last = len(frames) - 1
@@ -352,18 +354,18 @@ class Outboxes:
             return None
         return trackers[0] if len(trackers) == 1 else zmq.MessageTracker(*trackers)
 
-    def _discard(self, outbox: Outbox, parcel: Parcel) -> None:
-        """Release a parcel that is not sent."""
-        self._unpin_all(parcel.blocks)
-        outbox.give_back(parcel.num_bytes, parcel.gathered, parcel.held_bytes)
+    def _discard(self, queue: SendQueue, outgoing: OutgoingMessage) -> None:
+        """Release a message that is not sent."""
+        self._unpin_all(outgoing.blocks)
+        queue.give_back(outgoing.num_bytes, outgoing.gathered, outgoing.held_bytes)
 
-    def _drop(self, outbox: Outbox) -> None:
-        if outbox.stuck is not None:
-            self._discard(outbox, outbox.stuck)
-            outbox.stuck = None
-        for parcel in outbox.replies:
-            self._discard(outbox, parcel)
-        outbox.replies.clear()
-        for stream in [*outbox.streams]:
+    def _drop(self, queue: SendQueue) -> None:
+        if queue.stuck is not None:
+            self._discard(queue, queue.stuck)
+            queue.stuck = None
+        for outgoing in queue.replies:
+            self._discard(queue, outgoing)
+        queue.replies.clear()
+        for stream in [*queue.streams]:
             stream.cancel()
-            outbox.remove(stream)
+            queue.remove(stream)

@@ -19,20 +19,20 @@ from remote_server.guard import Guard
 from remote_server.keys import read_server_keys
 from remote_server.process_limits import check_file_sizes, named_when_missing, warn_if_too_few
 from remote_server.protocol import TierStats
-from remote_server.server.auth import Door
+from remote_server.server.auth import Authenticator
 from remote_server.server.config import ServerConfig, check_memory_fits
 from remote_server.server.connections import most_handshakes
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import server_name
 from remote_server.server.intake import CannotBind, Flooded, Intake, make_router
 from remote_server.server.limits import Allowances, PrivateMemory
-from remote_server.server.loop_calls import Desk, Prefetches
+from remote_server.server.loop_calls import LoopCalls, Prefetches
 from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.shm_requests import Leases
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
-from remote_server.server.tenant import Quarters, namespaces_named
-from remote_server.server.tenant_config import KnownKeys, Tenant, read_tenants
+from remote_server.server.tenant import Tenant, namespaces_named
+from remote_server.server.tenant_config import TenantConfig, TenantKeys, read_tenants
 from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, Population, warn_if_dev_shm_is_small
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.pool import Threads
@@ -98,10 +98,10 @@ class Server:
         check_memory_fits(self.config.memory)
         warn_if_dev_shm_is_small(self.config.memory)
         tenants = read_tenants(self.config)
-        for tenant in tenants:
-            check_file_sizes(tenant.memory + tenant.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
-            if tenant.disk:
-                check_file_sizes(segment_bytes_for(tenant.disk), "disk")
+        for config in tenants:
+            check_file_sizes(config.memory + config.memory // BYTES_PER_WORD * WORD_BYTES, "memory")
+            if config.disk:
+                check_file_sizes(segment_bytes_for(config.disk), "disk")
         warn_if_too_few(self.config.max_connections, self._other_files(tenants))
         self._guard = Guard(self._clock)
         self._copier = Copier(self._guard)
@@ -114,34 +114,34 @@ class Server:
         self._poller = zmq.Poller()
         self._poller.register(self._copier.wakeup, zmq.POLLIN)
         self._held = Allowances()
-        self.quarters: dict[str, Quarters] = {}
+        self.tenants: dict[str, Tenant] = {}
         """By tenant name. Without tenants one serves all clients, under the empty name."""
         try:
-            self._door = self._make_door(router, [tenant.name for tenant in tenants])
-            for tenant in tenants:
-                self.quarters[tenant.name] = Quarters(
-                    tenant, self.config, router, self._poller, self._copier, self._clock,
-                    self._server_counters(tenant), self._guard, self._disk_threads, self._held,
+            self._auth = self._make_auth(router, [config.name for config in tenants])
+            for config in tenants:
+                self.tenants[config.name] = Tenant(
+                    config, self.config, router, self._poller, self._copier, self._clock,
+                    self._server_counters(config), self._guard, self._disk_threads, self._held,
                     self._serving.go_on_later,
                 )  # fmt: skip
             self._intake = Intake(
-                self._context, router, self._poller, self._door, self.quarters, self._serving,
+                self._context, router, self._poller, self._auth, self.tenants, self._serving,
                 self._clock,
             )  # fmt: skip
             self._intake.bind(self.config.bind)
         except BaseException:
-            for quarters in self.quarters.values():
-                quarters.leave()
+            for tenant in self.tenants.values():
+                tenant.leave()
             self._context.destroy(linger=0)
-            for quarters in self.quarters.values():
-                quarters.close()
+            for tenant in self.tenants.values():
+                tenant.close()
             self._disk_threads.stop()
             self._copier.stop()
             raise
         if self.config.populate:
-            self._population = Population([each.arena for each in self.quarters.values()])
-        self.desk = Desk(self._copier.wake)
-        self.prefetches = Prefetches(self.quarters, self._guard, self._copier.wake)
+            self._population = Population([each.arena for each in self.tenants.values()])
+        self.loop_calls = LoopCalls(self._copier.wake)
+        self.prefetches = Prefetches(self.tenants, self._guard, self._copier.wake)
         self._next_check = self._clock() + CHECK_INTERVAL_S
         self._next_report = self._clock() + REPORT_INTERVAL_S
         self._reported: dict[str, dict[str, int]] = {}
@@ -151,7 +151,7 @@ class Server:
         try:
             self._serve()
         finally:
-            self.desk.close()
+            self.loop_calls.close()
 
     def _serve(self) -> None:
         more_to_do = False
@@ -165,11 +165,11 @@ class Server:
         events = dict(self._poller.poll(self._patience_ms(more_to_do)))
         if self._copier.wakeup.fileno() in events:
             self._copier.drain_wakeup()
-            for quarters in self.quarters.values():
-                quarters.finish_jobs()
-        run("authentication", partial(self._door.handle, events), None)
-        for quarters in self.quarters.values():
-            quarters.handle_local(events)
+            for tenant in self.tenants.values():
+                tenant.finish_jobs()
+        run("authentication", partial(self._auth.handle, events), None)
+        for tenant in self.tenants.values():
+            tenant.handle_local(events)
         if self._intake.router in events:
             run("receiving requests", self._take_in, None)
         more_to_do = False
@@ -177,10 +177,10 @@ class Server:
             more_to_do = run("serving requests", self._serve_requests, False)
         if self._copier.busy:
             more_to_do |= run("copying", self._copier.copy_some, False)
-        for quarters in self.quarters.values():
-            more_to_do |= quarters.take_turn()
+        for tenant in self.tenants.values():
+            more_to_do |= tenant.take_turn()
         more_to_do |= self.prefetches.take_turn()
-        self.desk.answer_one()
+        self.loop_calls.run_one()
         idle = not events and not more_to_do
         run("periodic checks", partial(self._check_periodically, idle), None)
         return more_to_do
@@ -188,8 +188,8 @@ class Server:
     def drain(self) -> None:
         """From any thread or signal handler: decline puts, finish requests, end `serve`."""
         self._drain_until = self._clock() + self.config.drain_timeout_s
-        for quarters in self.quarters.values():
-            quarters.handlers.draining = True
+        for tenant in self.tenants.values():
+            tenant.handlers.draining = True
         self._copier.wake()
 
     def leave(self) -> None:
@@ -202,14 +202,14 @@ class Server:
         drained = not self._leave.is_set()
         self._copier.stop()
         self._serving.drop_all()
-        for quarters in self.quarters.values():
-            quarters.leave()
-        self._door.close()
+        for tenant in self.tenants.values():
+            tenant.leave()
+        self._auth.close()
         # After a drain the last replies are still in libzmq: give it time to send them.
         self._intake.router.close(linger=200 if drained else 0)
         self._context.term()
-        for quarters in self.quarters.values():
-            quarters.close()
+        for tenant in self.tenants.values():
+            tenant.close()
         self._disk_threads.stop()
 
     @property
@@ -217,20 +217,20 @@ class Server:
         """The address that clients connect to, with the port that was bound; from `start` on."""
         return self._intake.endpoint
 
-    # ── calls through `desk` ─────────────────────────────────────────────────────────────
+    # ── calls through `loop_calls` ─────────────────────────────────────────────────────────────
 
     def snapshot(self) -> Snapshot:
         """On the loop thread: the state of the whole server now."""
-        everybody = self.quarters.values()
-        seen = gather([quarters.snapshot() for quarters in everybody])
-        first = next(iter(everybody))
+        tenants = self.tenants.values()
+        seen = gather([tenant.snapshot() for tenant in tenants])
+        first = next(iter(tenants))
         return Snapshot(
             server=server_name(),
             endpoint=self.endpoint,
             epoch=first.store.epoch,
             uptime_s=first.store.uptime_s,
             draining=first.handlers.draining,
-            connections=self._door.num_connections,
+            connections=self._auth.num_connections,
             regions=seen.regions,
             leases=seen.leases,
             queues=msgspec.structs.replace(
@@ -247,12 +247,12 @@ class Server:
             operations=seen.operations,
             ailing=self._guard.ailing + self._ended_threads(),
             counters=seen.counters
-            | dict(self._door.counters)
+            | dict(self._auth.counters)
             | dict(self._guard.counters)
             | {
-                "connections_opened": self._door.opened,
+                "connections_opened": self._auth.opened,
                 "connections_refused": sum(
-                    counters["connections_refused"] for counters in self._door.of_tenant.values()
+                    counters["connections_refused"] for counters in self._auth.of_tenant.values()
                 ),
             },
         )
@@ -275,9 +275,9 @@ class Server:
         """
         found = False
         memory = disk = 0
-        for quarters, name in namespaces_named(self.quarters, namespace):
+        for tenant, name in namespaces_named(self.tenants, namespace):
             found = True
-            removed = quarters.store.clear(name)
+            removed = tenant.store.clear(name)
             memory += removed.from_memory
             disk += removed.from_disk
         if not found and namespace is not None:
@@ -288,7 +288,7 @@ class Server:
         """Done when no tenant's cleared blocks can come back."""
         future: Future[bool] = Future()
         future.set_running_or_notify_cancel()
-        left = len(self.quarters)
+        left = len(self.tenants)
         all_gone = True
 
         def one_is_done(gone: bool) -> None:
@@ -298,20 +298,20 @@ class Server:
             if not left:
                 future.set_result(all_gone)
 
-        for quarters in self.quarters.values():
-            quarters.store.when_gone(one_is_done)
+        for tenant in self.tenants.values():
+            tenant.store.when_gone(one_is_done)
         return future
 
     def tiers(self) -> dict[str, TierStats]:
         """Occupancy by tier, all tenants together."""
-        return tiers_of([quarters.store.tier_stats() for quarters in self.quarters.values()])
+        return tiers_of([tenant.store.tier_stats() for tenant in self.tenants.values()])
 
-    def _server_counters(self, tenant: Tenant) -> ChainMap[str, int]:
+    def _server_counters(self, tenant: TenantConfig) -> ChainMap[str, int]:
         """Counters of the server that are shown to `tenant` beside its own."""
-        door = self._door
-        return ChainMap(self._guard.counters, door.counters, door.of_tenant[tenant.name])
+        auth = self._auth
+        return ChainMap(self._guard.counters, auth.counters, auth.of_tenant[tenant.name])
 
-    def _other_files(self, tenants: Sequence[Tenant]) -> int:
+    def _other_files(self, tenants: Sequence[TenantConfig]) -> int:
         """The most descriptors needed beside those of TCP connections."""
         each = LOCAL_FILES if self.config.shared_memory else 0
         segments = [t.disk // segment_bytes_for(t.disk) for t in tenants if t.disk]
@@ -320,12 +320,12 @@ class Server:
 
     # ── the loop, in parts ───────────────────────────────────────────────────────────────
 
-    def _make_door(self, router: "zmq.Socket[bytes]", tenants: list[str]) -> Door:
+    def _make_auth(self, router: "zmq.Socket[bytes]", tenants: list[str]) -> Authenticator:
         config = self.config
-        return Door(
+        return Authenticator(
             self._context, router, self._poller, self._clock, config.max_connections,
             read_server_keys(config.keys) if config.keys else None,
-            KnownKeys(config.tenants, tenants) if config.tenants else None, self._guard, tenants,
+            TenantKeys(config.tenants, tenants) if config.tenants else None, self._guard, tenants,
         )  # fmt: skip
 
     def _serve_requests(self) -> bool:
@@ -350,40 +350,40 @@ class Server:
     def _patience_ms(self, more_to_do: bool) -> int:
         if more_to_do:
             return 0
-        everybody = self.quarters.values()
-        if any(quarters.outboxes.stuck for quarters in everybody):
+        tenants = self.tenants.values()
+        if any(tenant.send_queues.stuck for tenant in tenants):
             return STUCK_RETRY_MS
-        if self._drain_until is not None or any(q.outboxes.in_flight for q in everybody):
+        if self._drain_until is not None or any(q.send_queues.in_flight for q in tenants):
             return RELEASE_MS
-        if any(quarters.local is not None and quarters.local.pending for quarters in everybody):
+        if any(tenant.local is not None and tenant.local.pending for tenant in tenants):
             return PENDING_MS
-        if self._door.is_shut:
+        if self._auth.is_shut:
             return PENDING_MS
-        return WATCH_MS if self._door.num_connections else IDLE_MS
+        return WATCH_MS if self._auth.num_connections else IDLE_MS
 
     def _drained(self) -> bool:
         if self._drain_until is None:
             return False
         busy = self._serving.num_waiting or self._copier.busy
-        quiet = not (busy or any(quarters.busy for quarters in self.quarters.values()))
+        quiet = not (busy or any(tenant.busy for tenant in self.tenants.values()))
         return quiet or self._clock() >= self._drain_until
 
     def _check_periodically(self, idle: bool) -> None:
         now = self._clock()
-        if self._private_memory.is_beyond(now, self._door.num_connections, self._accounted):
+        if self._private_memory.is_beyond(now, self._auth.num_connections, self._accounted):
             self._start_over("ZeroMQ holds more memory than requests explain")
         if idle and now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
-            for quarters in self.quarters.values():
-                self._check(quarters.store)
+            for tenant in self.tenants.values():
+                self._check(tenant.store)
         if now >= self._next_report:
             self._next_report = now + REPORT_INTERVAL_S
-            for quarters in self.quarters.values():
-                self._report(quarters)
+            for tenant in self.tenants.values():
+                self._report(tenant)
 
     def _accounted(self) -> int:
         """The bytes of private memory that are accounted for."""
-        known = sum(quarters.private_bytes for quarters in self.quarters.values())
+        known = sum(tenant.private_bytes for tenant in self.tenants.values())
         return known + self._held.num_bytes + self._serving.num_bytes
 
     def _check(self, store: Store) -> None:
@@ -395,15 +395,15 @@ class Server:
             store.counters["failed_checks"] += 1
             log.exception("internal counts disagree: please report this as a bug")
 
-    def _report(self, quarters: Quarters) -> None:
-        counters = quarters.store.all_counters()
-        if counters == self._reported.get(quarters.name):
+    def _report(self, tenant: Tenant) -> None:
+        counters = tenant.store.all_counters()
+        if counters == self._reported.get(tenant.label):
             return
-        self._reported[quarters.name] = counters
-        memory = quarters.store.tier_stats()["memory"]
+        self._reported[tenant.label] = counters
+        memory = tenant.store.tier_stats()["memory"]
         log.info(
             "%smemory %s of %s in %d blocks, %d evicted; lookups %d of %d keys hit; gets %d of %d",
-            quarters.name,
+            tenant.label,
             format_bytes(memory.used_bytes), format_bytes(memory.budget_bytes), memory.blocks,
             counters["evicted"], counters["lookup_hits"], counters["lookup_keys"],
             counters["get_hit"], counters["get_total"],
@@ -426,12 +426,12 @@ class Server:
     @property
     def store(self) -> Store:
         """Of the first tenant; without tenants, of all clients."""
-        return next(iter(self.quarters.values())).store
+        return next(iter(self.tenants.values())).store
 
     @property
     def leases(self) -> Leases:
         """Of the first tenant; without tenants, of all clients."""
-        return next(iter(self.quarters.values())).leases
+        return next(iter(self.tenants.values())).leases
 
     # ── in a test ────────────────────────────────────────────────────────────────────────
 

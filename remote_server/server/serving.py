@@ -11,7 +11,7 @@ from time import monotonic
 
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode
-from remote_server.server.tenant import Quarters
+from remote_server.server.tenant import Tenant
 from remote_server.sizes import MiB, format_bytes
 from remote_server.turns import Steps, Turns
 
@@ -37,18 +37,18 @@ SMALL_FRAMES = 64
 class Waiting:
     """One queued message, or the remaining steps of a request."""
 
-    __slots__ = ("arrived", "client", "quarters", "refusal", "steps", "views")
+    __slots__ = ("arrived", "client", "refusal", "steps", "tenant", "views")
 
     def __init__(
         self,
-        quarters: Quarters,
+        tenant: Tenant,
         client: bytes,
         views: Sequence[memoryview] = (),
         arrived: float = 0.0,
         refusal: RequestRefused | None = None,
         steps: Steps[None] | None = None,
     ) -> None:
-        self.quarters = quarters
+        self.tenant = tenant
         self.client = client
         self.views = views
         self.arrived = arrived
@@ -59,7 +59,7 @@ class Waiting:
         """Run the next step. True when the request is done."""
         if self.steps is None:
             views, self.views = self.views, ()
-            self.steps = _begin(self.quarters, self.client, views, self.refusal, self.arrived)
+            self.steps = _begin(self.tenant, self.client, views, self.refusal, self.arrived)
             return self.steps is None
         try:
             next(self.steps)
@@ -97,7 +97,7 @@ class Serving:
 
     def take(
         self,
-        quarters: Quarters,
+        tenant: Tenant,
         client: bytes,
         views: Sequence[memoryview],
         refusal: RequestRefused | None = None,
@@ -105,28 +105,28 @@ class Serving:
         """Serve or queue a message of `client`, given as frames without the routing id. With
         `refusal` that is the answer. True when it was answered at once, False when it waits."""
         if self._is_fair_already and not self._turns.num_waiting and _is_small(views):
-            steps = _begin(quarters, client, views, refusal)
+            steps = _begin(tenant, client, views, refusal)
             if steps is None:
                 return True
             # It has more steps than its size suggested.
-            request = Waiting(quarters, client, steps=steps)
-            self._turns.add(quarters.tenant.name, client, request, _bytes_of(views))
+            request = Waiting(tenant, client, steps=steps)
+            self._turns.add(tenant.name, client, request, _bytes_of(views))
             return False
         num_bytes = _bytes_of(views)
-        too_much = self._too_much(quarters.tenant.name, client, num_bytes)
+        too_much = self._too_much(tenant.name, client, num_bytes)
         if too_much is not None:
             # Answered at once, before the requests of this connection that wait.
-            quarters.store.counters["requests_refused_waiting"] += 1
-            _begin(quarters, client, views, too_much)
+            tenant.store.counters["requests_refused_waiting"] += 1
+            _begin(tenant, client, views, too_much)
             return True
-        request = Waiting(quarters, client, views, self._clock(), refusal)
-        self._turns.add(quarters.tenant.name, client, request, num_bytes)
+        request = Waiting(tenant, client, views, self._clock(), refusal)
+        self._turns.add(tenant.name, client, request, num_bytes)
         return False
 
-    def go_on_later(self, quarters: Quarters, client: bytes, steps: Steps[None]) -> None:
+    def go_on_later(self, tenant: Tenant, client: bytes, steps: Steps[None]) -> None:
         """Queue the remaining `steps` of a request that waited for the disk, behind its
         client's."""
-        self._turns.add(quarters.tenant.name, client, Waiting(quarters, client, steps=steps))
+        self._turns.add(tenant.name, client, Waiting(tenant, client, steps=steps))
 
     def serve(self) -> bool:
         """Give turns until the time for requests in a turn of the loop is over. True when more
@@ -145,7 +145,7 @@ class Serving:
         """`client` has gone: drop its requests."""
         for request in self._turns.drop(client):
             request.close()
-            request.quarters.store.counters["requests_dropped_gone"] += 1
+            request.tenant.store.counters["requests_dropped_gone"] += 1
 
     def drop_all(self) -> None:
         """All connections have gone, or the server ends."""
@@ -173,20 +173,20 @@ class Serving:
 
 
 def _begin(
-    quarters: Quarters,
+    tenant: Tenant,
     client: bytes,
     views: Sequence[memoryview],
     refusal: RequestRefused | None,
     arrived: float | None = None,
 ) -> Steps[None] | None:
     """Run the first step of a request. Returns the remaining steps, None when it is done."""
-    if not quarters.outboxes.accepts(client):
-        quarters.store.counters["bad_messages_unread"] += 1
+    if not tenant.send_queues.accepts(client):
+        tenant.store.counters["bad_messages_unread"] += 1
         return None
     if refusal is not None:
-        quarters.handlers.refuse(client, views, refusal)
+        tenant.handlers.refuse(client, views, refusal)
         return None
-    return quarters.handlers.handle(client, views, arrived)
+    return tenant.handlers.handle(client, views, arrived)
 
 
 def _is_small(views: Sequence[memoryview]) -> bool:

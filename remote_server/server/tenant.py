@@ -20,12 +20,12 @@ from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
 from remote_server.server.limits import BYTES_PER_BLOCK, Allowances, HeldByOne, InFlight
 from remote_server.server.metrics import MeteredHandlers, Meters
-from remote_server.server.send_queue import Outboxes
+from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.shm_puts import SharedPuts
 from remote_server.server.shm_requests import Leases, SharedHandlers
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
-from remote_server.server.tenant_config import Tenant
+from remote_server.server.tenant_config import TenantConfig
 from remote_server.shm.arena import Arena
 from remote_server.sizes import format_bytes
 from remote_server.store.admission import Admission, Admit, WriteBudget
@@ -33,7 +33,7 @@ from remote_server.store.disk.folder import make_private
 from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
-from remote_server.store.expiry import TimeToLive
+from remote_server.store.expiry import Ttl
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.store import Store
 from remote_server.turns import Steps
@@ -41,13 +41,13 @@ from remote_server.turns import Steps
 log = logging.getLogger(__name__)
 
 
-class Quarters:
+class Tenant:
     """One tenant's store, in an arena of its own, and its clients' requests. One thread."""
 
     def __init__(
         self,
-        tenant: Tenant,
-        config: ServerConfig,
+        config: TenantConfig,
+        server_config: ServerConfig,
         router: "zmq.Socket[bytes]",
         poller: zmq.Poller,
         copier: Copier,
@@ -56,60 +56,65 @@ class Quarters:
         guard: Guard,
         threads: Threads,
         held: Allowances,
-        go_on_later: "Callable[[Quarters, bytes, Steps[None]], None]",
+        go_on_later: "Callable[[Tenant, bytes, Steps[None]], None]",
     ) -> None:
         """Maps the memory and opens the disk; `close` releases both. Raises `ConfigError`, and then
         nothing is held. `held` counts what connections of all tenants hold. The end of a request, a
         copy or a region runs under `guard`; disk I/O runs on `threads`. `go_on_later` queues the
         remaining steps of a request when the disk has been read."""
         self._guard = guard
-        self.tenant = tenant
+        self.config = config
         self._poller = poller
         self._clock = clock
-        self.disk = self._open_disk(config, copier.wake, threads)
+        self.disk = self._open_disk(server_config, copier.wake, threads)
         try:
             self.arena = self._map()
         except BaseException:
             self._close_disk()
             raise
-        tier = MemoryTier(self.arena, namespace_bytes=tenant.namespace_memory)
+        tier = MemoryTier(self.arena, namespace_bytes=config.namespace_memory)
         disk = self.disk.tier if self.disk is not None else None
         ttl = None
-        if tenant.ttl_s:
-            ttl = TimeToLive(tenant.ttl_s, clock, *(() if disk is None else (disk.now_ns,)))
-        self.store = Store(tier, clock, disk, self._admission(config, disk), ttl, guard)
-        in_flight = InFlight(tier, config.max_inflight)
-        self.outboxes = Outboxes(router, tier.unpin_all, held, guard)
+        if config.ttl_s:
+            ttl = Ttl(config.ttl_s, clock, *(() if disk is None else (disk.now_ns,)))
+        self.store = Store(tier, clock, disk, self._admission(server_config, disk), ttl, guard)
+        in_flight = InFlight(tier, server_config.max_inflight)
+        self.send_queues = SendQueues(router, tier.unpin_all, held, guard)
         self.leases = Leases(tier.unpin_all, clock)
         self.shared_puts = SharedPuts(self.arena, copier.gate, guard)
         self.shared = SharedHandlers(
             self.store, self.shared_puts, self.arena, self.leases, in_flight
         )
-        self.local = self._listen_locally() if config.shared_memory else None
+        self.local = self._listen_locally() if server_config.shared_memory else None
         self._meters = Meters(self.store.namespaces.__contains__)
         self.handlers = MeteredHandlers(
             self._meters,
-            self.store, copier, self.outboxes, self.shared,
+            self.store, copier, self.send_queues, self.shared,
             self.local.name if self.local is not None else "",
             self.local.secret if self.local is not None else b"",
-            tenant=tenant.name, may_name=tenant.may_name, in_flight=in_flight,
+            tenant=config.name, may_name=config.may_name, in_flight=in_flight,
             server_counters=server_counters, later=partial(go_on_later, self),
         )  # fmt: skip
 
     @property
     def name(self) -> str:
+        """Empty without tenants."""
+        return self.config.name
+
+    @property
+    def label(self) -> str:
         """The prefix of its log lines; empty without tenants."""
-        return f"{self.tenant.name}: " if self.tenant.name else ""
+        return f"{self.name}: " if self.name else ""
 
     @property
     def busy(self) -> bool:
         """Something is under way that a drain waits for."""
-        waterfall = self.store.waterfall
+        tier_stack = self.store.tier_stack
         return bool(
             self.shared_puts
-            or (waterfall is not None and waterfall.busy)
-            or self.outboxes.waiting
-            or self.outboxes.in_flight
+            or (tier_stack is not None and tier_stack.busy)
+            or self.send_queues.waiting
+            or self.send_queues.in_flight
         )
 
     @property
@@ -121,11 +126,11 @@ class Quarters:
 
     def full_name(self, namespace: str) -> str:
         """`namespace`, made unique among all tenants."""
-        return f"{self.tenant.name}/{namespace}" if self.tenant.name else namespace
+        return f"{self.name}/{namespace}" if self.name else namespace
 
     def _held(self) -> Held:
         """What its connections hold now."""
-        connections = self.outboxes.holders()
+        connections = self.send_queues.holders()
         for client, uncopied in self.handlers.uncopied.items():
             before = connections.get(client, HeldByOne(connection=client.hex()))
             connections[client] = msgspec.structs.replace(before, uncopied=uncopied)
@@ -141,8 +146,8 @@ class Quarters:
 
     def snapshot(self) -> Part:
         """On the loop thread: its state now."""
-        store, waterfall, disk = self.store, self.store.waterfall, self.store.disk
-        replies, streams = self.outboxes.num_waiting()
+        store, tier_stack, disk = self.store, self.store.tier_stack, self.store.disk
+        replies, streams = self.send_queues.num_waiting()
         traffic = self._meters.traffic()
         return Part(
             regions=store.counters["regions_attached"] - store.counters["regions_gone"],
@@ -154,13 +159,13 @@ class Quarters:
                 shared_puts=len(self.shared_puts),
                 replies=replies,
                 streams=streams,
-                demotions=waterfall.num_to_demote if waterfall is not None else 0,
+                demotions=tier_stack.num_to_demote if tier_stack is not None else 0,
             ),
             recovery=Recovery(
                 segments=disk.recovery.scanning if disk is not None else 0,
                 blocks=disk.num_unverified() if disk is not None else 0,
             ),
-            held={self.tenant.name: self._held()},
+            held={self.config.name: self._held()},
             tiers=store.tier_stats(),
             namespaces={self.full_name(name): one for name, one in store.namespace_stats().items()},
             traffic={self.full_name(name): one for name, one in traffic.items()},
@@ -170,22 +175,22 @@ class Quarters:
 
     def finish_jobs(self) -> None:
         """Must be called whenever the disk's threads woke the loop."""
-        if self.store.waterfall is not None:
-            self._guard.run(f"{self.name}the disk", self.store.waterfall.finish_jobs, None)
+        if self.store.tier_stack is not None:
+            self._guard.run(f"{self.label}the disk", self.store.tier_stack.finish_jobs, None)
 
     def handle_local(self, events: Mapping[object, int]) -> None:
         if self.local is not None:
             handle = partial(self.local.handle, events)
-            self._guard.run(f"{self.name}the local socket", handle, None)
+            self._guard.run(f"{self.label}the local socket", handle, None)
 
     def take_turn(self) -> bool:
         """Copy, send and release what is due. True when there is more to do at once."""
-        run, name = self._guard.run, self.name
-        more = run(f"{name}copying", self.shared_puts.copy_some, False)
-        more |= run(f"{name}sending", self.outboxes.send_some, False)
-        more |= run(f"{name}unpinning", self.outboxes.release, False)
-        run(f"{name}ending leases", self.shared.expire_leases, None)
-        run(f"{name}ageing", self.store.expire_some, None)
+        run, label = self._guard.run, self.label
+        more = run(f"{label}copying", self.shared_puts.copy_some, False)
+        more |= run(f"{label}sending", self.send_queues.send_some, False)
+        more |= run(f"{label}unpinning", self.send_queues.release, False)
+        run(f"{label}ending leases", self.shared.expire_leases, None)
+        run(f"{label}ageing", self.store.expire_some, None)
         return more
 
     def leave(self) -> None:
@@ -193,7 +198,7 @@ class Quarters:
         if self.local is not None:
             self.local.close()
             self.local = None
-        self.outboxes.cancel_all()
+        self.send_queues.cancel_all()
 
     def close(self) -> None:
         """Must be called when libzmq holds nothing of the arena any more."""
@@ -206,33 +211,33 @@ class Quarters:
             self.disk.close()
 
     def _open_disk(
-        self, config: ServerConfig, wake: Callable[[], None], threads: Threads
+        self, server_config: ServerConfig, wake: Callable[[], None], threads: Threads
     ) -> OpenDisk | None:
-        if not config.disk or not self.tenant.disk:
+        if not server_config.disk or not self.config.disk:
             return None
-        path = Path(config.disk)
+        path = Path(server_config.disk)
         # of its own, for its budget, and so that no other tenant's file is read
-        if self.tenant.name:
+        if self.config.name:
             os.close(make_private(path))
-            path /= f"tenant-{self.tenant.name}"
-        return OpenDisk(path, self.tenant.disk, wake, self._guard, threads)
+            path /= f"tenant-{self.config.name}"
+        return OpenDisk(path, self.config.disk, wake, self._guard, threads)
 
-    def _admission(self, config: ServerConfig, disk: DiskTier | None) -> Admission | None:
+    def _admission(self, server_config: ServerConfig, disk: DiskTier | None) -> Admission | None:
         if disk is None:
             return None
-        budget, found = self.tenant.disk, sum(s.num_bytes for s in disk.segments.all)
-        rate = config.disk_write_rate
+        budget, found = self.config.disk, sum(s.num_bytes for s in disk.segments.all)
+        rate = server_config.disk_write_rate
         if rate:  # each tenant its part
-            rate = max(1, rate * budget // config.disk_bytes)
+            rate = max(1, rate * budget // server_config.disk_bytes)
         saved = WriteBudget(rate, budget, budget - found, self._clock)
-        return Admission(Admit(config.disk_admit), saved)
+        return Admission(Admit(server_config.disk_admit), saved)
 
     def _map(self) -> Arena:
         try:
-            return Arena(self.tenant.memory)
+            return Arena(self.config.memory)
         except OSError as error:
             raise ConfigError(
-                f"memory: the kernel refuses {format_bytes(self.tenant.memory)}: {error.strerror}"
+                f"memory: the kernel refuses {format_bytes(self.config.memory)}: {error.strerror}"
             ) from error
 
     def _listen_locally(self) -> LocalSocket | None:
@@ -245,7 +250,7 @@ class Quarters:
                 attached=self.shared.region_attached,
                 gone=self.shared.region_gone,
                 refused=self.shared.region_refused,
-                needs_secret=bool(self.tenant.keys),
+                needs_secret=bool(self.config.keys),
                 guard=self._guard,
             )
         except OSError as error:
@@ -254,10 +259,10 @@ class Quarters:
 
 
 def namespaces_named(
-    quarters: Mapping[str, Quarters], full_name: str | None
-) -> Iterator[tuple[Quarters, str]]:
-    """The namespace with that full name, in its tenant's quarters; of all tenants all for None."""
-    for each in quarters.values():
+    tenants: Mapping[str, Tenant], full_name: str | None
+) -> Iterator[tuple[Tenant, str]]:
+    """The namespace with that full name, in its tenant's store; of all tenants all for None."""
+    for each in tenants.values():
         for name in each.store.namespace_stats(texts=False):
             if full_name in (None, each.full_name(name)):
                 yield each, name

@@ -1,4 +1,4 @@
-"""Tenant configuration: the tenants file, and the public keys in force."""
+"""Configuration of tenants: the tenants file, and the public keys in force."""
 
 import logging
 import os
@@ -22,7 +22,7 @@ ALWAYS_ALLOWED = (f"{SELF_TESTS}canary/",)
 
 
 @dataclass(frozen=True)
-class Tenant:
+class TenantConfig:
     """One tenant and its quotas, in bytes. Without tenants one stands for all, with an empty
     name."""
 
@@ -53,14 +53,14 @@ class _Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     ttl_s: float | None = None
 
 
-def read_tenants(config: ServerConfig) -> list[Tenant]:
+def read_tenants(config: ServerConfig) -> list[TenantConfig]:
     """Those of `config.tenants`; without that, one for all clients.
 
     Raises `ConfigError` with the file, the tenant and the mistake.
     """
     if not config.tenants:
         disk = config.disk_bytes if config.disk else 0
-        return [Tenant("", config.memory, disk, ttl_s=config.ttl_s)]
+        return [TenantConfig("", config.memory, disk, ttl_s=config.ttl_s)]
     entries = _read_entries(config.tenants)
     memory = _divide_memory(entries, config)
     tenants = [
@@ -145,7 +145,9 @@ def _divide_memory(entries: Mapping[str, _Entry], config: ServerConfig) -> dict[
     return memory
 
 
-def _tenant(name: str, entry: _Entry, memory: int, config: ServerConfig, where: str) -> Tenant:
+def _tenant(
+    name: str, entry: _Entry, memory: int, config: ServerConfig, where: str
+) -> TenantConfig:
     disk = parse_bytes(entry.disk, f"{where}: disk")
     namespace_memory = parse_bytes(entry.namespace_memory, f"{where}: namespace_memory")
     if disk and not config.disk:
@@ -158,7 +160,7 @@ def _tenant(name: str, entry: _Entry, memory: int, config: ServerConfig, where: 
     ttl_s = config.ttl_s if entry.ttl_s is None else entry.ttl_s
     if not 0 <= ttl_s < float("inf"):
         raise ConfigError(f"{where}: ttl_s is {ttl_s}; 0 means no limit")
-    return Tenant(
+    return TenantConfig(
         name, memory, disk, frozenset(entry.keys), tuple(entry.namespaces), namespace_memory, ttl_s
     )
 
@@ -166,7 +168,7 @@ def _tenant(name: str, entry: _Entry, memory: int, config: ServerConfig, where: 
 log = logging.getLogger(__name__)
 
 
-class KnownKeys:
+class TenantKeys:
     """The public keys of the tenants file, read again when it has changed.
 
     Keys can therefore be added or withdrawn while the server runs. A file that cannot be read

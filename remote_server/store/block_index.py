@@ -9,7 +9,7 @@ from remote_server.store.slabs import Block, Slab
 _NONE: Mapping[bytes, list[Block]] = {}
 
 
-class BeingWritten:
+class PendingWrites:
     """Pending writes. A key can have several: a forced put does not wait for the one before."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class BeingWritten:
         return [block for by_key in taken for same_key in by_key.values() for block in same_key]
 
 
-class KeptNow(NamedTuple):
+class PinCount(NamedTuple):
     """The result of pinning or unpinning blocks for an operator."""
 
     kept: int  # blocks that are pinned now, or were unpinned
@@ -68,7 +68,7 @@ class KeptNow(NamedTuple):
     declined: int  # readable blocks beyond the limits
 
 
-class Kept:
+class OperatorPins:
     """Readable blocks that an operator has pinned, by namespace and key, within limits.
 
     Blocks with such pins may be in at most half of the slabs, so that the other half still follows

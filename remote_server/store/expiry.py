@@ -8,7 +8,7 @@ from remote_server.store.disk.tier import DiskTier
 from remote_server.store.tier import Tier
 
 
-class TimeToLive:
+class Ttl:
     """Blocks older than `ttl_s` are absent.
 
     Ages in memory follow the server's own clock. Blocks on disk outlive the server, so their ages
@@ -58,7 +58,7 @@ class Expiry:
         self,
         tier: Tier,
         disk: DiskTier | None,
-        ttl: TimeToLive | None,
+        ttl: Ttl | None,
         counters: Counter[str],
         clock: Callable[[], float],
     ) -> None:

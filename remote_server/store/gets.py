@@ -8,7 +8,7 @@ from remote_server.protocol import KeyState
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
-from remote_server.store.waterfall import Waterfall
+from remote_server.store.tier_stack import TierStack
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts
 
 _READABLE = bytes([KeyState.READABLE])
@@ -54,10 +54,10 @@ class Gets:
     """The lookups, gets and touches of `Store`."""
 
     def __init__(
-        self, tier: Tier, waterfall: Waterfall | None, expiry: Expiry, counters: Counter[str]
+        self, tier: Tier, tier_stack: TierStack | None, expiry: Expiry, counters: Counter[str]
     ) -> None:
         self._tier = tier
-        self._waterfall = waterfall
+        self._tier_stack = tier_stack
         self._expiry = expiry
         self._counters = counters
 
@@ -88,7 +88,7 @@ class Gets:
     def fetch(
         self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
     ) -> Steps[Pinned | None]:
-        if self._waterfall is None:
+        if self._tier_stack is None:
             return (yield from self.get(namespace, keys))
         first = yield from _first_places_in_steps(keys)
         gathering = Gathering(len(first), self._tier.unpin_all)
@@ -98,7 +98,7 @@ class Gets:
                 if gathering.num_expected:
                     yield
                 self._expiry.expire(namespace, part)
-                self._waterfall.fetch(namespace, part, gathering.expect(len(part)))
+                self._tier_stack.fetch(namespace, part, gathering.expect(len(part)))
         except BaseException:
             gathering.give_up()
             raise
@@ -110,8 +110,8 @@ class Gets:
     def find(
         self, namespace: str, keys: Sequence[bytes], check: Check = _anything
     ) -> Steps[Pinned | Found]:
-        waterfall = self._waterfall
-        if waterfall is None:
+        tier_stack = self._tier_stack
+        if tier_stack is None:
             return (yield from self.get(namespace, keys, check))
         first = yield from _first_places_in_steps(keys)
         found: list[Block | bool] = []
@@ -119,7 +119,7 @@ class Gets:
             for part in parts([*reversed(first)]):
                 if found:
                     yield
-                self._pin(namespace, part, found, waterfall.find, check)
+                self._pin(namespace, part, found, tier_stack.find, check)
             if True not in found:
                 pinned = [block if isinstance(block, Block) else None for block in found]
                 return self._found_in_memory(keys, first, pinned)
@@ -132,7 +132,7 @@ class Gets:
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
         """From the last key to the first, as `_pin` does. A repeated key counts once."""
-        place = self._waterfall or self._tier
+        place = self._tier_stack or self._tier
         touched: set[bytes] = set()
         is_first = True
         for part in parts([*reversed(keys)]):
@@ -145,14 +145,14 @@ class Gets:
 
     def states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The better of the two tiers' states of each key, one byte each."""
-        return (self._waterfall or self._tier).lookup_all(namespace, keys)
+        return (self._tier_stack or self._tier).lookup_all(namespace, keys)
 
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The same for a put: a key that recovery may still find on disk is ABSENT, so it is
         stored."""
-        if self._waterfall is None:
+        if self._tier_stack is None:
             return self._tier.lookup_all(namespace, keys)
-        return self._waterfall.known_states(namespace, keys)
+        return self._tier_stack.known_states(namespace, keys)
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────
 
@@ -182,12 +182,12 @@ class Gets:
     ) -> Steps[None]:
         """Unpin in memory all that the disk has as well. A later part has shown that the disk must
         be read, which was not known when the first parts were pinned."""
-        assert self._waterfall is not None
+        assert self._tier_stack is not None
         last_first = [*reversed(first)]
         for start in range(0, len(found), KEYS_PER_STEP):
             yield
             part = slice(start, start + KEYS_PER_STEP)
-            found[part] = self._waterfall.unpin_on_disk(namespace, last_first[part], found[part])
+            found[part] = self._tier_stack.unpin_on_disk(namespace, last_first[part], found[part])
 
     def _found_to_read(
         self, keys: Sequence[bytes], first: dict[bytes, int], found: list[Block | bool]

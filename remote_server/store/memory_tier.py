@@ -6,8 +6,15 @@ from itertools import islice, takewhile
 
 from remote_server.protocol import KeyState, TierStats
 from remote_server.shm.arena import Arena
-from remote_server.store.block_index import BeingWritten, Kept, KeptNow
-from remote_server.store.slabs import Block, BlockState, Room, SizeClass, Slabs, slot_bytes_for
+from remote_server.store.block_index import OperatorPins, PendingWrites, PinCount
+from remote_server.store.slabs import (
+    Block,
+    BlockState,
+    SizeClass,
+    Slabs,
+    SlotReclaim,
+    slot_bytes_for,
+)
 
 _NONE: Mapping[bytes, object] = {}
 _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
@@ -16,8 +23,8 @@ _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
 class MemoryTier:
     """A `Tier` of blocks in the slots of an arena.
 
-    Blocks that are not pinned are evicted for new ones as `Room` decides; within a namespace's
-    quota, the longest published first.
+    Blocks that are not pinned are evicted for new ones as `SlotReclaim` decides; within a quota
+    of a namespace, the longest published first.
 
     A slot's generation word is set when its block becomes readable, to a number that no other block
     of this tier ever has, and to 0 before the slot is free. A reader that copied without a pin, or
@@ -30,13 +37,13 @@ class MemoryTier:
         """`namespace_bytes` limits the blocks of one namespace; 0 for no limit."""
         self._namespace_bytes = namespace_bytes
         self.slabs = Slabs(arena.num_bytes, slab_bytes)
-        self._room = Room(self.slabs, self._evict)
-        self._kept = Kept(len(self.slabs.slabs), namespace_bytes)
+        self._reclaim = SlotReclaim(self.slabs, self._evict)
+        self._operator_pins = OperatorPins(len(self.slabs.slabs), namespace_bytes)
         self._keep_declined = 0
         self._evicted = 0
         self._arena = arena
         self._index: dict[str, dict[bytes, Block]] = {}  # readable blocks
-        self._writing = BeingWritten()
+        self._writing = PendingWrites()
         self._detached: set[Block] = set()
         self._tick = 0
         # A random start: a word of an earlier server must not match by chance.
@@ -80,7 +87,7 @@ class MemoryTier:
         wanted = zip(keys, lengths, checksums, strict=True)
         blocks: list[Block] = []
         tick = self._next_tick()
-        while (missing := len(keys) - len(blocks)) and self._room.has_slot(size_class, missing):
+        while (missing := len(keys) - len(blocks)) and self._reclaim.has_slot(size_class, missing):
             slab, slots = self.slabs.take_slots(size_class, missing)
             start, slot_bytes = slab.offset, slab.slot_bytes
             new = [  # `slots` is first in the zip, so that its end consumes no key
@@ -116,7 +123,7 @@ class MemoryTier:
             was_kept = False
             if key in index:
                 replaced = index.pop(key)  # popped, so that the index stays in order of age
-                was_kept = replaced in self._kept
+                was_kept = replaced in self._operator_pins
                 self._detach(replaced)
             index[key] = block
             block.state = readable
@@ -129,7 +136,7 @@ class MemoryTier:
             block.pins = 0
             slab.num_pinned -= 1
             if was_kept:
-                self._keep(block)
+                self._pin_for_operator(block)
         self._generation = generation
 
     def fail_put(self, block: Block) -> None:
@@ -191,28 +198,30 @@ class MemoryTier:
             self._use(block)
         return block is not None
 
-    def keep(self, namespace: str, keys: Iterable[bytes]) -> KeptNow:
+    def pin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
         kept = num_bytes = declined = 0
         for block in self._readable(namespace, keys):
-            if block in self._kept or self._keep(block):
+            if block in self._operator_pins or self._pin_for_operator(block):
                 kept += 1
                 num_bytes += block.slab.slot_bytes
             else:
                 declined += 1
-        return KeptNow(kept, num_bytes, declined)
+        return PinCount(kept, num_bytes, declined)
 
-    def let_go(self, namespace: str, keys: Iterable[bytes]) -> KeptNow:
-        blocks = [block for block in self._readable(namespace, keys) if block in self._kept]
+    def unpin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
+        blocks = [
+            block for block in self._readable(namespace, keys) if block in self._operator_pins
+        ]
         for block in blocks:
-            self._kept.remove(block)
+            self._operator_pins.remove(block)
         self.unpin_all(blocks)
-        return KeptNow(len(blocks), sum(block.slab.slot_bytes for block in blocks), 0)
+        return PinCount(len(blocks), sum(block.slab.slot_bytes for block in blocks), 0)
 
     def readable_keys(self, namespace: str) -> list[bytes]:
         return [*self._index.get(namespace, ())]
 
-    def kept_keys(self, namespace: str) -> list[bytes]:
-        return self._kept.keys(namespace)
+    def pinned_keys(self, namespace: str) -> list[bytes]:
+        return self._operator_pins.keys(namespace)
 
     def remove(self, block: Block) -> bool:
         if block.state is not BlockState.READABLE:
@@ -279,13 +288,13 @@ class MemoryTier:
             pending=sum(1 for _ in self._writing),
             pinned=sum(slab.num_pinned for slab in self.slabs.slabs),
             free_slabs=len(self.slabs.free),
-            kept=len(self._kept),
+            kept=len(self._operator_pins),
         )
 
     def counters(self) -> dict[str, int]:
         return {
             "evicted": self._evicted,
-            "slabs_recut": self._room.slabs_recut,
+            "slabs_recut": self._reclaim.slabs_recut,
             "keep_declined": self._keep_declined,
         }
 
@@ -301,8 +310,8 @@ class MemoryTier:
         assert all(block in self._class_of(block).policy for block in readable)
         in_policies = sum(len(c.policy) for c in self.slabs.classes.values())
         assert in_policies == len(readable), f"{in_policies} evictable, {len(readable)} readable"
-        assert all(self._index[b.namespace][b.key] is b and b.pins > 0 for b in self._kept)
-        self._kept.check()
+        assert all(self._index[b.namespace][b.key] is b and b.pins > 0 for b in self._operator_pins)
+        self._operator_pins.check()
         if not self._arena.closed:
             self._check_words(readable)
 
@@ -348,8 +357,8 @@ class MemoryTier:
     def _detach(self, block: Block) -> None:
         """`block` was removed from the index: free its slot now, or at its last unpin."""
         self._class_of(block).policy.remove(block)
-        if block in self._kept:
-            self._kept.remove(block)
+        if block in self._operator_pins:
+            self._operator_pins.remove(block)
             block.pins -= 1
             block.slab.num_pinned -= block.pins == 0
         if block.pins == 0:
@@ -363,9 +372,9 @@ class MemoryTier:
         index = self._index.get(namespace, {})
         return (index[key] for key in dict.fromkeys(keys) if key in index)
 
-    def _keep(self, block: Block) -> bool:
+    def _pin_for_operator(self, block: Block) -> bool:
         """Add the operator's pin to `block`; False, and counted, beyond the limits."""
-        if not self._kept.add(block):
+        if not self._operator_pins.add(block):
             self._keep_declined += 1
             return False
         block.slab.num_pinned += block.pins == 0

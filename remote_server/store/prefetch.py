@@ -8,7 +8,7 @@ from remote_server.sizes import MiB
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
-from remote_server.store.waterfall import Waterfall
+from remote_server.store.tier_stack import TierStack
 from remote_server.turns import KEYS_PER_STEP
 
 # Bytes of one prefetch that are read at a time: gets share the disk with it.
@@ -43,7 +43,7 @@ class Prefetch:
     def __init__(
         self,
         tier: Tier,
-        waterfall: Waterfall | None,
+        tier_stack: TierStack | None,
         expiry: Expiry,
         namespace: str,
         keys: Sequence[bytes],
@@ -52,14 +52,14 @@ class Prefetch:
     ) -> None:
         """`go_on_later` has the loop call a function in another turn; `on_end` is called once."""
         self._tier = tier
-        self._waterfall = waterfall
+        self._tier_stack = tier_stack
         self._expiry = expiry
         self._namespace = namespace
         self._left = [*dict.fromkeys(keys)]
         most = len(self._left)
-        if waterfall is not None:
+        if tier_stack is not None:
             share = tier.stats().budget_bytes // SHARE_OF_MEMORY
-            most = min(most, share // waterfall.block_bytes_of(namespace))
+            most = min(most, share // tier_stack.block_bytes_of(namespace))
         self._done = Prefetched(no_room=len(self._left) - most)
         del self._left[most:]
         self._go_on_later = go_on_later
@@ -84,28 +84,28 @@ class Prefetch:
         self._count(in_memory=len(part) - len(below))
         on_disk = self._on_disk(below)
         self._count(absent=len(below) - len(on_disk))
-        if on_disk and self._waterfall is not None:
-            self._read(self._waterfall, on_disk)
+        if on_disk and self._tier_stack is not None:
+            self._read(self._tier_stack, on_disk)
         else:
             self._go_on_later(self.go_on)
 
     def _take_part(self) -> list[bytes]:
         size = KEYS_PER_STEP
-        if self._waterfall is not None:
-            block_bytes = self._waterfall.block_bytes_of(self._namespace)
+        if self._tier_stack is not None:
+            block_bytes = self._tier_stack.block_bytes_of(self._namespace)
             size = max(1, min(size, WINDOW_BYTES // block_bytes))
         part, self._left = self._left[-size:], self._left[:-size]
         part.reverse()
         return part
 
     def _on_disk(self, keys: Sequence[bytes]) -> list[bytes]:
-        if self._waterfall is None:
+        if self._tier_stack is None:
             return []
-        states = self._waterfall.lookup_all(self._namespace, keys)
+        states = self._tier_stack.lookup_all(self._namespace, keys)
         return [key for key, state in zip(keys, states, strict=True)
                 if state == KeyState.READABLE]  # fmt: skip
 
-    def _read(self, waterfall: Waterfall, keys: list[bytes]) -> None:
+    def _read(self, tier_stack: TierStack, keys: list[bytes]) -> None:
         self._num_reading = len(keys)
 
         def came(blocks: list[Block | None]) -> None:
@@ -117,7 +117,7 @@ class Prefetch:
             self._count(read=len(here), no_room=no_room, absent=len(not_here) - no_room)
             self._go_on_later(self.go_on)
 
-        waterfall.fetch(self._namespace, keys, came, final=False, for_get=False)
+        tier_stack.fetch(self._namespace, keys, came, final=False, for_get=False)
 
     def _count(self, **more: int) -> None:
         old = self._done._asdict()

@@ -6,12 +6,12 @@ from itertools import compress
 from typing import NamedTuple
 
 from remote_server.protocol import Declined, PutOutcome
-from remote_server.store.expiry import Expiry, TimeToLive
+from remote_server.store.expiry import Expiry, Ttl
 from remote_server.store.gets import Gets
 from remote_server.store.namespaces import Namespaces
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
-from remote_server.store.waterfall import Waterfall
+from remote_server.store.tier_stack import TierStack
 
 _TO_WRITE = (PutOutcome.CREATED, PutOutcome.FORCED)
 
@@ -31,15 +31,15 @@ class Puts:
     def __init__(
         self,
         tier: Tier,
-        waterfall: Waterfall | None,
+        tier_stack: TierStack | None,
         namespaces: Namespaces,
         gets: Gets,
         expiry: Expiry,
-        ttl: TimeToLive | None,
+        ttl: Ttl | None,
         counters: Counter[str],
     ) -> None:
         self._tier = tier
-        self._waterfall = waterfall
+        self._tier_stack = tier_stack
         self._namespaces = namespaces
         self._gets = gets
         self._expiry = expiry
@@ -83,9 +83,9 @@ class Puts:
                 outcomes[index] = PutOutcome.DECLINED
         reserved = Reserved(outcomes, [*indices[: len(blocks)]], blocks, reasons)
         self._count_put(reserved)
-        if self._waterfall is not None and PutOutcome.EXISTED in outcomes:
+        if self._tier_stack is not None and PutOutcome.EXISTED in outcomes:
             existed = [outcome == PutOutcome.EXISTED for outcome in outcomes]
-            self._waterfall.asked_again(namespace, [*compress(all_keys, existed)])
+            self._tier_stack.asked_again(namespace, [*compress(all_keys, existed)])
         return reserved
 
     def end(
@@ -109,8 +109,8 @@ class Puts:
             for block in good:
                 block.created_at = created_at
         self._tier.complete_puts(good[::-1])
-        if self._waterfall is not None:  # without those cleared meanwhile
-            self._waterfall.published([b for b in good if b.state is BlockState.READABLE])
+        if self._tier_stack is not None:  # without those cleared meanwhile
+            self._tier_stack.published([b for b in good if b.state is BlockState.READABLE])
         forced = reserved.outcomes.count(PutOutcome.FORCED)
         self._counters["put_forced"] += forced
         self._counters["put_created"] += len(good) - forced

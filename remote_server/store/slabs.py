@@ -206,7 +206,7 @@ class Slabs:
         assert self.used_bytes == sum(block.slab.slot_bytes for block in blocks)
 
 
-class Room:
+class SlotReclaim:
     """Makes free slots from blocks that are not pinned.
 
     A size class without a free slot gets, in this order: a free slab; another class's coldest slab,

@@ -10,9 +10,9 @@ from typing import NamedTuple
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, TierStats
 from remote_server.store.admission import Admission
-from remote_server.store.block_index import KeptNow
+from remote_server.store.block_index import PinCount
 from remote_server.store.disk.tier import DiskTier
-from remote_server.store.expiry import Expiry, TimeToLive
+from remote_server.store.expiry import Expiry, Ttl
 from remote_server.store.gets import Check, Found, Gets, KeyStates, Pinned, first_places
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import NamespaceInfo, Namespaces
@@ -20,7 +20,7 @@ from remote_server.store.prefetch import Prefetch, Prefetched
 from remote_server.store.puts import Puts, Reserved
 from remote_server.store.slabs import Block
 from remote_server.store.tier import Tier
-from remote_server.store.waterfall import Waterfall
+from remote_server.store.tier_stack import TierStack
 from remote_server.turns import Steps, parts
 
 COUNTERS = (
@@ -53,7 +53,7 @@ class Store:
         clock: Callable[[], float] = time.monotonic,
         disk: DiskTier | None = None,
         admission: Admission | None = None,
-        ttl: TimeToLive | None = None,
+        ttl: Ttl | None = None,
         guard: Guard | None = None,
     ) -> None:
         """`tier` is memory, which serves everything; `disk` is the tier below it, if any, and
@@ -63,15 +63,15 @@ class Store:
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._namespaces = Namespaces(tier, disk, self.counters, clock)
-        self.waterfall = (
+        self.tier_stack = (
             None
             if disk is None
-            else Waterfall(tier, disk, self._namespaces.block_bytes_of, admission, ttl, guard)
+            else TierStack(tier, disk, self._namespaces.block_bytes_of, admission, ttl, guard)
         )
         self._expiry = Expiry(tier, disk, ttl, self.counters, clock)
-        self._gets = Gets(tier, self.waterfall, self._expiry, self.counters)
+        self._gets = Gets(tier, self.tier_stack, self._expiry, self.counters)
         self._puts = Puts(
-            tier, self.waterfall, self._namespaces, self._gets, self._expiry, ttl, self.counters
+            tier, self.tier_stack, self._namespaces, self._gets, self._expiry, ttl, self.counters
         )
         self._clock = clock
         self._started = clock()
@@ -137,39 +137,39 @@ class Store:
         """Read the blocks of `keys` that are on disk into memory; the caller calls its `go_on`
         once."""
         return Prefetch(
-            self.tier, self.waterfall, self._expiry, namespace, keys, go_on_later, on_end
+            self.tier, self.tier_stack, self._expiry, namespace, keys, go_on_later, on_end
         )
 
     # ── pins of operators ────────────────────────────────────────────────────────────────
 
-    def keep(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[KeptNow]:
+    def pin(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[PinCount]:
         """Pin the readable ones of `keys` in memory, or without `keys` all that are there now."""
         if keys is None:
             keys = self.tier.readable_keys(namespace)
-        return self._keeping(namespace, keys, self.tier.keep, expire=True)
+        return self._pinning(namespace, keys, self.tier.pin_for_operator, expire=True)
 
-    def let_go(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[KeptNow]:
-        """Undo `keep`, for all of `namespace` without `keys`."""
+    def unpin(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[PinCount]:
+        """Undo `pin`, for all of `namespace` without `keys`."""
         if keys is None:
-            keys = self.tier.kept_keys(namespace)
-        return self._keeping(namespace, keys, self.tier.let_go, expire=False)
+            keys = self.tier.pinned_keys(namespace)
+        return self._pinning(namespace, keys, self.tier.unpin_for_operator, expire=False)
 
-    def _keeping(
+    def _pinning(
         self,
         namespace: str,
         keys: Sequence[bytes],
-        act: Callable[[str, Sequence[bytes]], KeptNow],
+        act: Callable[[str, Sequence[bytes]], PinCount],
         *,
         expire: bool,
-    ) -> Steps[KeptNow]:
-        total: KeptNow | None = None
+    ) -> Steps[PinCount]:
+        total: PinCount | None = None
         for part in parts([*dict.fromkeys(keys)]):
             if total is not None:
                 yield
             if expire:
                 self._expiry.expire(namespace, part)
             now = act(namespace, part)
-            total = now if total is None else KeptNow(*map(add, total, now))
+            total = now if total is None else PinCount(*map(add, total, now))
         assert total is not None, "there is one part at least"
         return total
 
@@ -252,7 +252,7 @@ class Store:
         from_memory = self.tier.clear(namespace)
         if forget and namespace is not None:
             self._namespaces.forget(namespace)
-        from_disk = 0 if self.waterfall is None else self.waterfall.clear(namespace)
+        from_disk = 0 if self.tier_stack is None else self.tier_stack.clear(namespace)
         self.counters["removed"] += from_memory
         return Removed(from_memory, from_disk)
 
@@ -277,10 +277,10 @@ class Store:
 
     def all_counters(self) -> dict[str, int]:
         counters = {**self.counters, **self.tier.counters()}
-        if self.disk is not None and self.waterfall is not None:
-            counters["hits_memory"] += self.waterfall.hits_memory
-            counters["hits_disk"] += self.waterfall.hits_disk
-            below = {**self.disk.counters(), **self.waterfall.counters}
+        if self.disk is not None and self.tier_stack is not None:
+            counters["hits_memory"] += self.tier_stack.hits_memory
+            counters["hits_disk"] += self.tier_stack.hits_disk
+            below = {**self.disk.counters(), **self.tier_stack.counters}
             counters |= {f"disk_{name}": count for name, count in below.items()}
         return counters
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from remote_server.protocol import KeyState, TierStats
-from remote_server.store.block_index import KeptNow
+from remote_server.store.block_index import PinCount
 from remote_server.store.slabs import Block
 
 
@@ -83,20 +83,20 @@ class Tier(Protocol):
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now; False when no block is readable."""
 
-    def keep(self, namespace: str, keys: Iterable[bytes]) -> KeptNow:
+    def pin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
         """Add an operator's pin to the readable blocks of `keys`, until `let_go`. Not a use.
 
         The tier owns this pin. It ends when its block is removed, and moves to a block that
         replaces it.
         """
 
-    def let_go(self, namespace: str, keys: Iterable[bytes]) -> KeptNow:
+    def unpin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
         """Remove the operator's pins of `keys`. The result counts the pins that were removed."""
 
     def readable_keys(self, namespace: str) -> list[bytes]:
         """The keys of all readable blocks, the longest published first."""
 
-    def kept_keys(self, namespace: str) -> list[bytes]:
+    def pinned_keys(self, namespace: str) -> list[bytes]:
         """The keys of all blocks with an operator's pin."""
 
     def remove(self, block: Block) -> bool:

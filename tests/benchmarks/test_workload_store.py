@@ -176,11 +176,11 @@ async def test_a_write_that_is_on_disk_before_it_has_ended_is_told_once_and_as_a
     tmp_path: Path,
 ):
     with host_of(tmp_path, MEMORY, DISK) as host:
-        waterfall, give_back = host.store.waterfall, host._memory.give_back
+        tier_stack, give_back = host.store.tier_stack, host._memory.give_back
 
         def give_back_when_the_disk_is_idle(num_bytes: int) -> None:
-            while waterfall.busy:
-                waterfall.finish_jobs()
+            while tier_stack.busy:
+                tier_stack.finish_jobs()
             assert host._writes.give_up_late() and not host._writes._behind
             give_back(num_bytes)
 
@@ -244,8 +244,8 @@ async def test_a_write_that_the_disk_declines_is_answered_while_others_keep_the_
     with host_of(tmp_path, 0, disk_of(16)) as host:
         with gate_of(host).shut():
             held = asyncio.create_task(host.write(blocks_of(range(16))))
-            await until(host, lambda: host.store.waterfall.num_to_demote == 0
-                        and host.store.waterfall.busy)  # fmt: skip
+            await until(host, lambda: host.store.tier_stack.num_to_demote == 0
+                        and host.store.tier_stack.busy)  # fmt: skip
             done = await asyncio.wait_for(host.write(blocks_of(range(16, 20))), 10)
             assert (done.created, done.declined, done.parts) == (0, 4, ())
             assert not held.done()
@@ -259,7 +259,7 @@ async def test_without_a_memory_tier_a_read_takes_nothing_away_that_is_still_bei
     with host_of(tmp_path, 0, disk_of(64)) as host:
         with gate_of(host).shut():
             writing = asyncio.create_task(host.write(blocks_of(range(16))))
-            await until(host, lambda: host.store.waterfall.busy)
+            await until(host, lambda: host.store.tier_stack.busy)
             early = await host.read(blocks_of(range(16)))
             assert (early.blocks, by_tier(early.parts)) == (16, {"memory": 16})
         assert (await writing).created == 16

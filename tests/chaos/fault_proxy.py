@@ -9,7 +9,7 @@ One thread moves everything. It cuts each direction of each connection into ZMTP
         future = client.get(...)
         caught.wait()                                  # half of that message has been sent
         server.kill()
-        caught.let_go(deliver=False)
+        caught.release(deliver=False)
 
 What is random is drawn from `seed`; which messages it meets is up to the programs.
 """
@@ -100,7 +100,7 @@ class Catch:
         """Until it has been caught."""
         assert self.event.wait(timeout_s), f"no {self.type} came by: nothing was caught"
 
-    def let_go(self, *, deliver: bool) -> None:
+    def release(self, *, deliver: bool) -> None:
         """Send the rest of it and go on; or else end the connection where it is."""
         self._let_go(self, deliver)
 

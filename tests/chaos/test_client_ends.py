@@ -60,7 +60,7 @@ def test_pins_leases_regions_and_files_of_a_killed_client_are_given_back(
     caught.wait()
     child.kill()
     child.wait()
-    caught.let_go(deliver=deliver)
+    caught.release(deliver=deliver)
     stats = server.wait_until_at_rest()
     assert stats.counters["leases_expired"] == 0, "they ended with the client, not by their time"
     attached = stats.counters["regions_attached"] - stats.counters["regions_gone"]

@@ -90,7 +90,7 @@ def test_when_the_clients_clock_leaps_ahead_requests_under_way_end_and_the_next_
     wake(client)
     request.ends_by = time.monotonic() + 5
     assert client.finish(request) == "late"
-    caught.let_go(deliver=True)
+    caught.release(deliver=True)
     client.wait_until_ready()
     eventually(lambda: client.finish(client.get(MEDIUM, NUMBERS)) == "hit", "blocks come as before")
 
@@ -103,14 +103,14 @@ def test_when_the_clients_clock_goes_back_answers_count_and_what_has_none_can_be
     caught.wait()
     client_clock.jumped -= HOUR_S
     wake(client)
-    caught.let_go(deliver=True)
+    caught.release(deliver=True)
     assert client.finish(request) == "hit"
     caught = proxy.catch(TO_CLIENT, answer)
     request = client.get(MEDIUM, NUMBERS, timeout_s=60)
     caught.wait()
     assert client.client.cancel_all(5.0)
     assert client.finish(request) == "late"
-    caught.let_go(deliver=True)
+    caught.release(deliver=True)
     assert client.finish(client.get(MEDIUM, NUMBERS)) == "hit"
 
 
@@ -127,7 +127,7 @@ def test_when_the_servers_clock_jumps_in_the_middle_of_a_get_its_bytes_are_right
         other.wait_until_ready()
         for first in range(1000, 1640, 16):  # 40 MiB, into 32
             assert other.finish(other.put(MEDIUM, range(first, first + 16))) == "stored"
-    caught.let_go(deliver=True)
+    caught.release(deliver=True)
     word = client.finish(request)
     assert word in ("hit", "part hit", "miss"), word
     assert client.finish(client.put(MEDIUM, NUMBERS)) == "stored"

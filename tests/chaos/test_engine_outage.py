@@ -149,7 +149,7 @@ def test_requests_aborted_in_the_middle_of_their_load_leave_nothing_behind(
         try:
             aborted += scene.engine.start_and_abort(prompt, caught.event, patience_s=2)
         finally:
-            caught.let_go(deliver=rng.random() < 0.5)
+            caught.release(deliver=rng.random() < 0.5)
     assert aborted >= 50
     for prompt in prompts:
         scene.ask(prompt)

@@ -141,12 +141,12 @@ def test_a_caught_message_stops_within_and_goes_on_or_ends_as_told(line):
     line.send(2)
     caught.wait()
     assert line.received(0.1) is None
-    caught.let_go(deliver=True)
+    caught.release(deliver=True)
     assert [line.received(), line.received()] == [MESSAGE, MESSAGE]
     caught = line.proxy.catch(TO_SERVER, "", fraction=0.5)
     line.send()
     caught.wait()
-    caught.let_go(deliver=False)
+    caught.release(deliver=False)
     eventually(lambda: line.proxy.num_connections == 1, "the dealer has connected again")
     line.dealer.send(b"again")
     assert line.received() == [b"again"]

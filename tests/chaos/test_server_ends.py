@@ -44,7 +44,7 @@ def test_a_request_ends_at_once_when_its_server_is_killed(
     request.ends_by = time.monotonic() + 5
     caught.wait()
     server.kill()
-    caught.let_go(deliver=rng.random() < 0.5)
+    caught.release(deliver=rng.random() < 0.5)
     client.finish(request)
     server.restart()
     works_again(client, proxy, server)
@@ -62,7 +62,7 @@ def test_a_request_ends_by_its_deadline_when_its_server_stands_still_and_late_by
     request = phase.begin(client, timeout_s=0.2)
     caught.wait()
     server.freeze()
-    caught.let_go(deliver=True)
+    caught.release(deliver=True)
     client.finish(request)  # poisons its rows
     server.thaw()
     works_again(client, proxy, server)

@@ -40,7 +40,7 @@ def test_an_engine_whose_canary_fails_serves_from_its_pool_alone(
     cluster: Cluster, model: Path, logs: Path
 ):
     """Checksums off, so that nothing but the canary can see what this network does."""
-    prompt, log = prompt_tokens(640 + 3, seed=900), logs / "canary.log"
+    prompt, log = prompt_tokens(640 + 3, seed=900), logs / "self_test.log"
     put_before = cluster.settled().counters["put_total"]
     with (
         DamagingProxy(cluster.server.endpoint) as proxy,

@@ -13,7 +13,6 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 from vllm.v1.outputs import KVConnectorOutput
 
 from kv_connector import metrics
-from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
 from kv_connector.introduction import (
     FerryWorkerMetadata,
@@ -25,6 +24,7 @@ from kv_connector.introduction import (
 )
 from kv_connector.metrics import Traffic
 from kv_connector.resets import Resets
+from kv_connector.self_test import Outcome, Report
 
 NOTHING = OffloadingConnectorMetadata({}, {}, set())
 

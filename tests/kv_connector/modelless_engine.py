@@ -31,9 +31,9 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kv_connector import connector as connector_module
-from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
 from kv_connector.remote_tier import RemoteTier
+from kv_connector.self_test import Outcome, Report
 from kv_connector.weight_watch import models_of_caller
 from remote_server.protocol import KeyState
 
@@ -264,7 +264,7 @@ def modelless_engines(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> I
     """A maker of such engines, which end with it. Their server is what the test answers."""
     made: list[ModellessEngine] = []
     patch.setitem(RemoteTier.__init__.__kwdefaults__, "client_factory", ScriptedClient)
-    patch.setattr(connector_module, "run_canary", lambda *_: Report(Outcome.PASSED))
+    patch.setattr(connector_module, "run_self_test", lambda *_: Report(Outcome.PASSED))
 
     def make(
         *,

@@ -5,7 +5,7 @@ from scripted_client import Engine
 from tiered_engine import TieredEngine
 
 from kv_connector import lookups, metrics
-from kv_connector.waiting import MOST_LOADS_OF_A_KEY
+from kv_connector.lookup_state import MOST_LOADS_OF_A_KEY
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import KeyState
 

@@ -139,7 +139,7 @@ def test_a_row_brings_back_every_byte_of_its_block(worker: Worker, group: int):
 
 
 def test_the_canary_of_a_hybrid_model_looks_at_what_each_group_owns(worker: Worker):
-    stage = worker.spec.canary_stage()
+    stage = worker.spec.self_test_fixture()
     with stage.borrowed():
         stage.write_pattern()
         stage.store()
@@ -163,7 +163,7 @@ def test_every_rank_that_loads_a_shared_row_has_a_canary_of_its_own(worker: Work
         spec.config = replace(
             spec.config, parallel=replace(spec.config.parallel, rank=rank, world_size=3)
         )
-        stage = spec.canary_stage()
+        stage = spec.self_test_fixture()
         assert (stage.part.start, stage.part.num_bytes) == (0, num_bytes)
         rows += stage._source_rows + stage._target_rows
         del stage

@@ -11,17 +11,17 @@ from hook_list import Broken, hooks_of
 
 from kv_connector import connector as connector_module
 from kv_connector import metrics
-from kv_connector.canary import Outcome, Report
 from kv_connector.connector import KVFerryConnector
 from kv_connector.introduction import (
     WorkerReport,
 )
 from kv_connector.request_options import BYPASS_KEY
+from kv_connector.self_test import Outcome, Report
 
 CONNECTOR_FAULTS = [
     *("_traffic", "_remote", "_config", "_introduction", "_reports", "_reporter", "_resets"),
     "_watch",
-    *("namespace.worker_facts", "apply_request_options", "run_canary", "client_config"),
+    *("namespace.worker_facts", "apply_request_options", "run_self_test", "client_config"),
 ]
 
 
@@ -30,7 +30,7 @@ def quiet_world(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a worker does at its start, without an engine to do it to."""
     monkeypatch.setattr(connector_module.namespace, "worker_facts", lambda *_: {"attention": "x"})  # type: ignore[attr-defined]
     monkeypatch.setattr(connector_module, "client_config", lambda *_: None)
-    monkeypatch.setattr(connector_module, "run_canary", lambda *_: Report(Outcome.PASSED))
+    monkeypatch.setattr(connector_module, "run_self_test", lambda *_: Report(Outcome.PASSED))
 
 
 @pytest.mark.parametrize("fault", [None, *CONNECTOR_FAULTS])
@@ -117,7 +117,7 @@ def test_what_fails_in_a_worker_is_reported(quiet_world: None, monkeypatch: pyte
     sent = worker.call("build_connector_worker_meta")
     assert sent.reports[0].failed_hooks == ("_take_facts",), "each hook once"
     assert sent.reports[0].facts is None
-    assert sent.reports[0].canary == Report(Outcome.PASSED)
+    assert sent.reports[0].self_test == Report(Outcome.PASSED)
 
 
 def test_the_scheduler_declares_when_the_last_worker_was_heard(quiet_world: None):

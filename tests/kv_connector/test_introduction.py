@@ -7,8 +7,8 @@ from scripted_client import Engine
 
 from kv_connector import introduction as introduction_module
 from kv_connector import metrics
-from kv_connector.canary import Outcome, Report
 from kv_connector.introduction import MOST_STEPS, Introduction, Reports, WorkerReport
+from kv_connector.self_test import Outcome, Report
 
 PASSED = Report(Outcome.PASSED)
 
@@ -62,7 +62,7 @@ def test_nothing_is_declared_before_the_last_worker_was_heard(ours: Introduced):
     assert ours.declared == []
     ours.hear(heard(0, isa="amx"))
     assert ours.declared == [{"dtype": "half", "user": "", "isa": "amx"}]
-    ours.hear(WorkerReport(0, 2, {"isa": "amx"}, PASSED, ("_run_canary",)))
+    ours.hear(WorkerReport(0, 2, {"isa": "amx"}, PASSED, ("_run_self_test",)))
     assert len(ours.declared) == 1, "what comes later is no new introduction"
 
 
@@ -194,7 +194,7 @@ def test_a_reset_before_the_introduction_counts_as_one_after_it(ours: Introduced
 def test_what_workers_report_is_counted_once(ours: Introduced):
     broken = WorkerReport(0, 1, {}, Report(Outcome.BROKEN, "bug"), ("_take_facts",))
     ours.hear(broken)
-    ours.hear(WorkerReport(0, 2, {}, broken.canary, ("_take_facts", "later")))
+    ours.hear(WorkerReport(0, 2, {}, broken.self_test, ("_take_facts", "later")))
     totals = ours.engine.tier.totals()
     errors = {label for (name, label) in totals if name == metrics.HOOK_ERRORS}
     assert errors == {"canary", "_take_facts", "later"}

@@ -136,7 +136,7 @@ def test_the_mark_of_another_engine_is_none(pool: str, started: Start):
 def test_no_mark_lies_in_a_row_that_a_canary_borrows(replicated: bool, pool: str, started: Start):
     """Workers start at the same time: it would put back what was there before the mark."""
     workers = [started(spec_of(pool, rank, replicated=replicated)) for rank in (0, 1)]
-    stage = workers[0].canary_stage()
+    stage = workers[0].self_test_fixture()
     with stage.borrowed():
         stage.write_pattern()
         stage.store()

@@ -96,11 +96,11 @@ def test_what_changes_is_reported_again_with_what_it_replaces():
     worker.bound(with_received(NOTHING, scheduler.received))
     worker.change(facts={"isa": "amx"})
     assert worker.due is None, "the same again is no change"
-    worker.change(failed_hooks=("run_canary",))
+    worker.change(failed_hooks=("run_self_test",))
     assert worker.due is not None
     ((before, after),) = scheduler.take([worker.due])
     assert before is not None and before.failed_hooks == ()
-    assert after.failed_hooks == ("run_canary",) and after.facts == {"isa": "amx"}
+    assert after.failed_hooks == ("run_self_test",) and after.facts == {"isa": "amx"}
 
 
 def test_an_old_report_that_comes_late_replaces_nothing():

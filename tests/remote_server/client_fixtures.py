@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, Clock, Heap, Memory, Shared, io_threads
 from fake_server import FakeServer, eventually
-from held import LANES, FaultPoints
+from held import CHANNELS, FaultPoints
 
 from remote_server.client import ClientConfig, RemoteClient
 
@@ -23,8 +23,8 @@ def clock() -> Clock:
 def points(monkeypatch: pytest.MonkeyPatch) -> FaultPoints:
     """Fault points of the clients that the test makes. `shared` installs them."""
     points = FaultPoints()
-    for lane in LANES:
-        monkeypatch.setattr(lane, "no_pause", points)
+    for channel in CHANNELS:
+        monkeypatch.setattr(channel, "no_pause", points)
     return points
 
 

@@ -81,7 +81,7 @@ class FuzzedClient:
     # ── living on ────────────────────────────────────────────────────────────────────────
 
     def assert_all_is_well(self) -> None:
-        """With an honest server everything works again by itself, on every lane.
+        """With an honest server everything works again by itself, on every channel.
 
         Answers come in the order they were sent, so all earlier ones have been received by then.
         """

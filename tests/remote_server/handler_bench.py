@@ -12,8 +12,8 @@ from wire_peer import TICKETS_BYTES
 from remote_server import protocol
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import Handlers
-from remote_server.server.outgoing import Parcel
-from remote_server.server.send_queue import Outboxes
+from remote_server.server.outgoing import OutgoingMessage
+from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_puts import SharedPuts
 from remote_server.server.shm_requests import Leases, SharedHandlers
 from remote_server.shm.arena import Arena
@@ -50,16 +50,16 @@ class Router:
             self._message = []
 
 
-class Posted(Outboxes):
-    """Outboxes that note each reply when it is made, whatever becomes of it."""
+class Posted(SendQueues):
+    """SendQueues that note each reply when it is made, whatever becomes of it."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.replies: list[tuple[bytes, protocol.Reply]] = []
 
-    def post(self, client: bytes, parcel: Parcel) -> None:
-        self.replies.append((client, protocol.decode_reply(parcel.frames[1])))
-        super().post(client, parcel)
+    def post(self, client: bytes, outgoing: OutgoingMessage) -> None:
+        self.replies.append((client, protocol.decode_reply(outgoing.frames[1])))
+        super().post(client, outgoing)
 
 
 class HandlerBench:
@@ -72,11 +72,11 @@ class HandlerBench:
         self.store = Store(self.tier, self.clock)
         self.copier = Copier()
         self.router = Router()
-        self.outboxes = Posted(self.router, self.tier.unpin_all)
+        self.send_queues = Posted(self.router, self.tier.unpin_all)
         self.leases = Leases(self.tier.unpin_all, self.clock)
         self.puts = SharedPuts(self.arena, self.copier.gate)
         self.shared = SharedHandlers(self.store, self.puts, self.arena, self.leases)
-        self.handlers = Handlers(self.store, self.copier, self.outboxes, self.shared, "socket")
+        self.handlers = Handlers(self.store, self.copier, self.send_queues, self.shared, "socket")
         self.region: Region | None = None
 
     def clock(self) -> float:
@@ -117,9 +117,9 @@ class HandlerBench:
             self.copier.copy_some()
         while self.puts.copy_some():
             pass
-        while self.outboxes.send_some():
+        while self.send_queues.send_some():
             pass
-        self.outboxes.release()
+        self.send_queues.release()
         self.shared.expire_leases()
 
     def settle(self) -> None:
@@ -128,7 +128,7 @@ class HandlerBench:
         deadline = time.monotonic() + PATIENCE_S
         while True:
             self.turn()
-            if not (self.outboxes.waiting or self.outboxes.in_flight):
+            if not (self.send_queues.waiting or self.send_queues.in_flight):
                 return
             assert time.monotonic() < deadline, "something is never sent"
             time.sleep(0)

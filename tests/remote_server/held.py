@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 from fake_server import PATIENCE_S
 
-from remote_server.client import shared, shared_gets
+from remote_server.client import shared_gets, shm_channel
 from remote_server.fault_points import Pause, Point, no_pause
 
-LANES = (shared_gets, shared)
+CHANNELS = (shared_gets, shm_channel)
 """Their objects take `no_pause` of their module when they are made."""
 
 
@@ -36,7 +36,7 @@ class Held:
 
 
 class FaultPoints:
-    """The pause of every client that is made while it is installed in `LANES`."""
+    """The pause of every client that is made while it is installed in `CHANNELS`."""
 
     def __init__(self) -> None:
         self.pause: Pause = no_pause

@@ -6,7 +6,7 @@ from remote_server.server.metrics import BOUNDS_S, Timings, Traffic
 from remote_server.server.snapshot import Held, Queues, Recovery, Snapshot
 from remote_server.store.disk.tier import COUNTERS as DISK_COUNTERS
 from remote_server.store.store import COUNTERS
-from remote_server.store.waterfall import COUNTERS as WATERFALL_COUNTERS
+from remote_server.store.tier_stack import COUNTERS as WATERFALL_COUNTERS
 
 TIER = TierStats(
     budget_bytes=1 << 30, used_bytes=1 << 20, blocks=16, pending=1, pinned=2, free_slabs=3

@@ -18,7 +18,7 @@ from collections import Counter
 
 from client_helpers import NAMESPACE, block, key
 from fake_server import eventually
-from held import LANES
+from held import CHANNELS
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.fault_points import Point
@@ -73,8 +73,8 @@ def main() -> None:
             counts[f"stopped {point.name.lower()}"] += 1
             os.kill(os.getpid(), signal.SIGSTOP)
 
-    for lane in LANES:
-        setattr(lane, "no_pause", pause)  # noqa: B010
+    for channel in CHANNELS:
+        setattr(channel, "no_pause", pause)  # noqa: B010
     client = RemoteClient(config)
     client.register(region.view, region.fd)
     client.declare(NAMESPACE, block_bytes)

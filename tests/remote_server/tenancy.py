@@ -56,9 +56,9 @@ class Tenancy:
     def stop(self) -> None:
         server, self.server = self.server, None
         server.__exit__(None, None, None)
-        for quarters in server.quarters.values():
-            quarters.store.check()
-            assert quarters.store.counters["refused_internal"] == 0
+        for tenant in server.tenants.values():
+            tenant.store.check()
+            assert tenant.store.counters["refused_internal"] == 0
 
     def peer(self, name: str, server_key: bytes | None = None, **options) -> Peer:
         """A DEALER that connects with the keys in the file of `name`."""

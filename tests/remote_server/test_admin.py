@@ -114,7 +114,7 @@ async def test_a_loop_that_does_not_answer_makes_health_a_503_and_then_200_again
         held.set()
         go_on.wait(10)
 
-    standing = pair[0].desk.ask(stand_still)
+    standing = pair[0].loop_calls.call(stand_still)
     assert await asyncio.to_thread(held.wait, 5)
     assert (await http.get("/health"))[0] == 503
     assert (await http.get("/settings"))[0] == 200, "what needs no answer is there"
@@ -201,7 +201,7 @@ async def test_a_clear_is_answered_when_no_restart_would_find_the_blocks(
         peer.stats_once(lambda s: s.counters["disk_demoted"] > before)
 
     put(1)
-    with server.quarters[""].disk.pool.gate.shut():
+    with server.tenants[""].disk.pool.gate.shut():
         answer = asyncio.create_task(http.post("/clear", json={"namespace": "file"}))
         await asyncio.sleep(0.05)
         assert not answer.done()
@@ -230,7 +230,7 @@ async def test_drain_declines_puts_and_ends_the_server_and_then_nothing_is_alive
             http = Http(session, admin.url)
             # Something is on its way, so that draining can be seen.
             with server.copy_gate.shut():
-                busy = server.desk.ask(lambda: server._copier.submit(_endless(server)))
+                busy = server.loop_calls.call(lambda: server._copier.submit(_endless(server)))
                 busy.result(5)
                 assert (await http.post("/drain"))[0] == 202
                 assert (await http.get("/ready"))[::2] == (503, "draining\n")
@@ -316,7 +316,7 @@ async def test_a_thousand_connections_are_bounded_and_the_data_port_does_not_not
             said = await asyncio.to_thread(_statuses, many)
             assert len(said) == 1000 and set(said) <= {b"200", b"503", b""}
             assert b"503" in said and b"200" in said
-            open_now = server.desk.ask(lambda: threading.active_count()).result(5)
+            open_now = server.loop_calls.call(lambda: threading.active_count()).result(5)
             assert open_now < 40
         finally:
             for connection in many:
@@ -389,21 +389,21 @@ def _statuses(connections) -> list[bytes]:
     return said
 
 
-# ── the desk ─────────────────────────────────────────────────────────────────────────────
+# ── the loop_calls ─────────────────────────────────────────────────────────────────────────────
 
 
 def test_a_question_that_fails_fails_the_asker_and_the_loop_goes_on(pair):
-    desk = pair[0].desk
+    loop_calls = pair[0].loop_calls
     with pytest.raises(ZeroDivisionError):
-        desk.ask(lambda: 1 / 0).result(5)
-    assert desk.ask(threading.get_ident).result(5) == pair[0]._thread.ident
+        loop_calls.call(lambda: 1 / 0).result(5)
+    assert loop_calls.call(threading.get_ident).result(5) == pair[0]._thread.ident
 
 
 def test_too_many_questions_are_refused_and_a_stopped_server_answers_none():
     with served() as (server, _):
         go_on = threading.Event()
-        first = server.desk.ask(lambda: go_on.wait(10))
-        asked = [server.desk.ask(lambda: 1) for _ in range(200)]
+        first = server.loop_calls.call(lambda: go_on.wait(10))
+        asked = [server.loop_calls.call(lambda: 1) for _ in range(200)]
         refused = [one for one in asked if one.done()]
         assert len(refused) >= 200 - 65
         with pytest.raises(ServerUnavailable):
@@ -414,7 +414,7 @@ def test_too_many_questions_are_refused_and_a_stopped_server_answers_none():
         server.leave()
         assert server.wait_until_drained(5)
         with pytest.raises(ServerUnavailable):
-            server.desk.ask(lambda: 1).result(5)
+            server.loop_calls.call(lambda: 1).result(5)
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────

@@ -49,7 +49,7 @@ def test_blocks_go_there_and_back_encrypted_and_on_one_host_through_shared_memor
     other = connect(make_client, tenancy, "b")
     missed = other.get(NAMESPACE, keys, rows(20), timeout_s=5, stall_s=5).result(5)
     assert missed.outcomes == [GetOutcome.MISS] * 20
-    assert server.quarters["b"].store.counters["bytes_in"] == 0
+    assert server.tenants["b"].store.counters["bytes_in"] == 0
 
 
 def test_a_frame_of_the_largest_size_passes_encrypted(tenancy, make_client):
@@ -128,7 +128,7 @@ def test_a_client_above_the_limit_of_connections_says_so_and_comes_in_when_there
     for peer in (first, *others):
         peer.socket.close()
     eventually(lambda: client.ready)
-    assert server._door.num_connections == 3
+    assert server._auth.num_connections == 3
 
 
 def test_a_key_that_becomes_known_lets_a_waiting_client_in(tenancy, make_client):

@@ -22,7 +22,7 @@ from fake_server import PATIENCE_S, eventually
 
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
-from remote_server.client.control import ControlLane
+from remote_server.client.control import ControlChannel
 from remote_server.client.gets import TcpGets
 from remote_server.errors import (
     DeadlineExceeded,
@@ -191,7 +191,7 @@ def test_an_exception_inside_the_loop_ends_requests_and_not_the_thread(
         raise ZeroDivisionError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(ControlLane, "receive", fail)
+        patch.setattr(ControlChannel, "receive", fail)
         wake(client)
         got, put = (future.result(PATIENCE_S) for future in futures)
     assert isinstance(got.error, ServerUnavailable)

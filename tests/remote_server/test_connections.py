@@ -219,18 +219,18 @@ def test_a_tenant_that_takes_every_place_it_can_leaves_the_others_theirs(tenancy
     server = tenancy.start(max_connections=24)
     greedy = [tenancy.peer("a", immediate=True) for _ in range(24)]
     deadline = time.monotonic() + PATIENCE_S
-    while server._door.counters["peers_refused_share"] < 8:
-        assert time.monotonic() < deadline, server._door.counters
+    while server._auth.counters["peers_refused_share"] < 8:
+        assert time.monotonic() < deadline, server._auth.counters
         time.sleep(0.01)
     others = [tenancy.peer("b") for _ in range(8)]
     for peer in others:
         peer.hello()
     assert others[0].stats().counters["connections_refused"] == 0
-    assert server._door.of_tenant["a"]["connections_refused"] >= 8
-    assert server._door.connections.by_tenant == {"a": 16, "b": 8}
+    assert server._auth.of_tenant["a"]["connections_refused"] >= 8
+    assert server._auth.connections.by_tenant == {"a": 16, "b": 8}
     for peer in greedy:
         peer.socket.close()
-    while server._door.connections.by_tenant["a"]:
+    while server._auth.connections.by_tenant["a"]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
@@ -241,12 +241,12 @@ def test_silent_connections_of_two_tenants_are_counted_for_their_own(tenancy):
     server = tenancy.start(max_connections=64)
     peers = [tenancy.peer(name) for name in "aab" * 8]
     deadline = time.monotonic() + PATIENCE_S
-    while server._door.connections.by_tenant != {"a": 16, "b": 8}:
-        assert time.monotonic() < deadline, server._door.connections.by_tenant
+    while server._auth.connections.by_tenant != {"a": 16, "b": 8}:
+        assert time.monotonic() < deadline, server._auth.connections.by_tenant
         time.sleep(0.01)
     for peer in peers:
         peer.stats()
-    assert server._door.connections.by_tenant == {"a": 16, "b": 8}
+    assert server._auth.connections.by_tenant == {"a": 16, "b": 8}
 
 
 @pytest.mark.parametrize("greeting", [b"", b"\xff" + bytes(8) + b"\x7f\x03\x00NULL"])
@@ -270,7 +270,7 @@ def test_peers_that_never_finish_their_handshake_keep_nobody_out(
         stats = honest[0].stats()
         assert stats.counters["peers_refused_connections"] == 0
         assert stats.counters["peers_refused_unfinished"] >= 150 - connections.LEAST_HANDSHAKES
-        assert server._door.num_connections <= 8 + connections.LEAST_HANDSHAKES
+        assert server._auth.num_connections <= 8 + connections.LEAST_HANDSHAKES
         for peer in silent:
             peer.close()
 
@@ -287,10 +287,10 @@ def test_connections_of_one_moment_are_no_more_than_may_be(context: zmq.Context)
         for peer in peers:
             peer.send(protocol.Stats(request_id=1))
         deadline = time.monotonic() + PATIENCE_S
-        while server._door.counters["peers_refused_connections"] < 8:
-            assert time.monotonic() < deadline, server._door.counters
+        while server._auth.counters["peers_refused_connections"] < 8:
+            assert time.monotonic() < deadline, server._auth.counters
             time.sleep(0.01)
-        while sum(server._door.connections.by_tenant.values()) != 4:
-            assert time.monotonic() < deadline, server._door.connections.by_tenant
+        while sum(server._auth.connections.by_tenant.values()) != 4:
+            assert time.monotonic() < deadline, server._auth.connections.by_tenant
             time.sleep(0.01)
         own.destroy(linger=0)

@@ -10,7 +10,7 @@ from disk_helpers import RealDisk, budget_for, wait_for
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
-from remote_server.store.disk import growth
+from remote_server.store.disk import allocator
 from remote_server.store.disk.files import Folder, Written
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.disk.pool import Job, Priority
@@ -192,9 +192,9 @@ def test_a_namespace_with_segments_takes_another_after_a_segment_of_new_blocks(d
 
 
 def test_demand_that_nobody_comes_back_for_is_forgotten_before_younger_demand(monkeypatch):
-    monkeypatch.setattr(growth, "MAX_REMEMBERED", 6)
-    monkeypatch.setattr(growth, "MAX_OF_ONE", 4)
-    wants = growth.Demand()
+    monkeypatch.setattr(allocator, "MAX_REMEMBERED", 6)
+    monkeypatch.setattr(allocator, "MAX_OF_ONE", 4)
+    wants = allocator.Demand()
     wants.add(("old", 1), [b"1", b"2", b"3"])
     wants.add(("young", 1), [b"1", b"2", b"3", b"4", b"5"])
     assert wants.is_enough(("young", 1), 5), "no more than MAX_OF_ONE is ever asked for"
@@ -252,7 +252,7 @@ def test_when_the_disk_is_full_the_tier_makes_do_with_what_it_has(tmp_path, capl
         assert disk.tier.begin_puts("other", [b"k"], BLOCK, [1], [0]) == []
         assert disk.tier.num_blocks("ns") == 4, "a segment was taken that could not be replaced"
         folder.fail.clear()
-        now[0] = growth.MAKE_AGAIN_S
+        now[0] = allocator.MAKE_AGAIN_S
         assert disk.put(b"k", data_of(5), "other") is Written.OK
 
 

@@ -187,18 +187,18 @@ class Conversation:
             self.asked.setdefault(request.request_id, []).append(request)
         if not isinstance(request, Release):
             self.expected[client] += 1
-        before, known = bench.changes(), len(bench.outboxes.replies)
+        before, known = bench.changes(), len(bench.send_queues.replies)
         bench.handle(client, frames)
         if isinstance(request, PutShared) and reaches_outside(request):
-            assert isinstance(bench.outboxes.replies[-1][1], Error), "read outside the region"
-        for _, reply in bench.outboxes.replies[known:]:
+            assert isinstance(bench.send_queues.replies[-1][1], Error), "read outside the region"
+        for _, reply in bench.send_queues.replies[known:]:
             if isinstance(reply, Error):
                 assert bench.changes() == before, reply
             if isinstance(reply, Leased) and reply.lease:
                 self.leases.append(reply.lease)
                 self.check_lease(reply)
         if request is None:
-            assert isinstance(bench.outboxes.replies[-1][1], Error), "nonsense was understood"
+            assert isinstance(bench.send_queues.replies[-1][1], Error), "nonsense was understood"
         bench.store.check()
 
     def do(self, what: str, a: int) -> None:
@@ -264,15 +264,15 @@ class Conversation:
             for a in (1, 1, 0):
                 self.hear(client, self.build(Say(client, "get", "ns", [0, 1, 2, 3], a, 0, [])))
         self.bench.router.full |= {CLIENTS[0]}
-        self.bench.outboxes.send_some()
+        self.bench.send_queues.send_some()
         self.bench.router.gone |= {*CLIENTS}
 
     def end(self) -> None:
         bench = self.bench
         bench.settle()
-        replies = Counter(client for client, _ in bench.outboxes.replies)
+        replies = Counter(client for client, _ in bench.send_queues.replies)
         assert replies == self.expected, "not one reply for each request"
-        answered = Counter(reply.request_id for _, reply in bench.outboxes.replies)
+        answered = Counter(reply.request_id for _, reply in bench.send_queues.replies)
         for number, requests in self.asked.items():
             due = sum(not isinstance(request, Release) for request in requests)
             assert answered[number] >= due, "a request was not answered by its number"

@@ -93,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
         for region in REGIONS:
             self.leases.end_all(region)
         for name in BLOCK_BYTES:
-            to_end(self.store.let_go(name, None))
+            to_end(self.store.unpin(name, None))
         assert len(self.leases) == 0
         self.store.check()
         self.assert_every_slot_can_be_had()
@@ -316,13 +316,13 @@ class StoreMachine(RuleBasedStateMachine):
         kept = [copy for copy in copies if self.model.keep(copy)]
         num_bytes = sum(copy.slot_bytes for copy in kept)
         now = (len(kept), num_bytes, len(copies) - len(kept))
-        assert to_end(self.store.keep(name, keys)) == now
+        assert to_end(self.store.pin(name, keys)) == now
 
     @rule(name=namespaces, keys=st.one_of(keys, st.none()))
     def let_go(self, name, keys):
         copies = [copy for copy in self.readable_of(name, keys) if copy.kept]
         num_bytes = sum(copy.slot_bytes for copy in copies)
-        assert to_end(self.store.let_go(name, keys)) == (len(copies), num_bytes, 0)
+        assert to_end(self.store.unpin(name, keys)) == (len(copies), num_bytes, 0)
         for copy in copies:
             copy.kept = False
             self.model.unpin(copy)

@@ -37,10 +37,9 @@ class InTurns(Conversation):
         super().__init__()
         self.serving = Serving(num_tenants=2)  # with one, small requests would not wait
         bench = self.bench
-        self.quarters = types.SimpleNamespace(
-            tenant=types.SimpleNamespace(name=""), outboxes=bench.outboxes,
-            handlers=bench.handlers, store=bench.store,
-        )  # fmt: skip
+        self.tenant = types.SimpleNamespace(
+            name="", send_queues=bench.send_queues, handlers=bench.handlers, store=bench.store
+        )
         bench.handlers._later = self.later
         turn = bench.turn
 
@@ -52,7 +51,7 @@ class InTurns(Conversation):
         bench.turn = turn_of_all
 
     def later(self, client, rest) -> None:
-        self.serving.go_on_later(self.quarters, client, rest)
+        self.serving.go_on_later(self.tenant, client, rest)
 
     def hear(self, client: bytes, frames: list[bytes]) -> None:
         if self.serving is None:  # messages before the beginning
@@ -64,16 +63,16 @@ class InTurns(Conversation):
         if not isinstance(request, Release):
             self.expected[client] += 1
         views = [memoryview(frame) for frame in frames]
-        self.serving.take(self.quarters, client, views)
+        self.serving.take(self.tenant, client, views)
 
     def step(self, number: int) -> None:
         """So many steps of the request whose turn it is."""
         bench = self.bench
         while number and self.serving.num_waiting:
-            known = len(bench.outboxes.replies)
+            known = len(bench.send_queues.replies)
             self.serving.serve()
             bench.store.check()
-            for _, reply in bench.outboxes.replies[known:]:
+            for _, reply in bench.send_queues.replies[known:]:
                 if isinstance(reply, Leased) and reply.lease:
                     self.leases.append(reply.lease)
                     if len(self.asked[reply.request_id]) == 1:
@@ -127,7 +126,7 @@ def converse_and_drop(script, number):
         bench.now += 1000
         bench.shared.expire_leases()
         for name in ("ns", "large", "slab"):
-            turns.to_end(bench.store.let_go(name, None))
+            turns.to_end(bench.store.unpin(name, None))
         assert (bench.tier.stats().pinned, bench.tier.stats().pending) == (0, 0)
         bench.store.check()
     finally:

@@ -138,7 +138,7 @@ def test_the_end_of_a_put_over_shared_memory(server, connect, other, monkeypatch
 
 
 def test_the_end_of_a_disk_job(server, other):
-    pool = server.quarters[""].disk.pool
+    pool = server.tenants[""].disk.pool
     done: list[int] = []
 
     def finish(_):
@@ -148,7 +148,7 @@ def test_the_end_of_a_disk_job(server, other):
         pool.submit(DiskJob(Priority.READ, lambda scratch: 1, finish))
         pool.submit(DiskJob(Priority.READ, lambda scratch: 2, done.append))
 
-    server.desk.ask(submit).result(5)
+    server.loop_calls.call(submit).result(5)
     eventually(lambda: done == [2])
     assert serves(other)
     assert errors(server) == 1
@@ -157,17 +157,17 @@ def test_the_end_of_a_disk_job(server, other):
 def test_one_of_those_who_wait_for_a_block_of_the_disk(server, connect, other):
     peer = connect()
     put_all(peer, 17)  # the first has left memory
-    waterfall = server.store.waterfall
+    tier_stack = server.store.tier_stack
     came: list[int] = []
 
     def ask():
-        waterfall.fetch("big", [key(0)], fail_with)
-        waterfall.fetch("big", [key(0)], lambda blocks: came.append(len(blocks)))
+        tier_stack.fetch("big", [key(0)], fail_with)
+        tier_stack.fetch("big", [key(0)], lambda blocks: came.append(len(blocks)))
 
     def fail_with(_):
         raise OSError("a get's end")
 
-    server.desk.ask(ask).result(5)
+    server.loop_calls.call(ask).result(5)
     eventually(lambda: came == [1])
     assert errors(server) == 1
     assert serves(other)
@@ -177,7 +177,7 @@ def test_sending_to_one_client(server, connect, other, monkeypatch):
     peer = connect()
     peer.hello("other", block_bytes=LENGTH)
     peer.put([1, 2], "other", length=LENGTH)
-    Broken(monkeypatch, BlockStream, "next_parcel")
+    Broken(monkeypatch, BlockStream, "next_message")
     peer.send_get([1], "other")
     eventually(lambda: errors(server) == 1)
     assert serves(other)
@@ -186,7 +186,7 @@ def test_sending_to_one_client(server, connect, other, monkeypatch):
 
 
 def test_an_attach_and_the_end_of_a_region(server, connect, other, monkeypatch):
-    local = server.quarters[""].local
+    local = server.tenants[""].local
     broken = Broken(monkeypatch, local, "_read")
     assert SharedPeer(connect()).token, "it is read again in the next turn"
     assert not broken.left
@@ -210,7 +210,7 @@ def test_what_is_looked_after_now_and_then(server, other, monkeypatch, name):
 def test_the_questions_of_the_door(tmp_path, monkeypatch):
     tenancy = Tenancy(tmp_path)
     server = tenancy.start()
-    broken = Broken(monkeypatch, server._door, "_judge")
+    broken = Broken(monkeypatch, server._auth, "_judge")
     first = tenancy.peer("a")
     eventually(lambda: not broken.left)
     second = tenancy.peer("a")
@@ -227,7 +227,7 @@ def test_a_tenants_file_that_cannot_be_read_in_any_way(tmp_path, monkeypatch):
     peer.hello()
     monkeypatch.setattr(tenant_config, "keys_of_tenants", lambda path: fail())
     tenancy.write(a="", b="")
-    server._door._reload_at = 0.0
+    server._auth._reload_at = 0.0
     assert peer.put([1]).created == 1
     tenancy.stop()
 
@@ -270,8 +270,8 @@ async def test_health_tells_of_a_thread_of_the_disk_that_has_ended(ask, monkeypa
     monkeypatch.setattr(threads_module, "Scratch", scratch)
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with served(disk=str(tmp_path / "disk"), disk_bytes=64 * MiB) as (server, admin):
-        pool = server.quarters[""].disk.pool
-        server.desk.ask(lambda: pool.submit(DiskJob(Priority.READ, len, print))).result(5)
+        pool = server.tenants[""].disk.pool
+        server.loop_calls.call(lambda: pool.submit(DiskJob(Priority.READ, len, print))).result(5)
         eventually(lambda: server._disk_threads.num_dead)
         assert await ask(admin) == (503, "1 disk threads have ended\n")
 

@@ -45,8 +45,8 @@ def no_leaks(peer, server):
     before = open_fds()
     yield
     deadline = time.monotonic() + 5
-    quarters = server.quarters[""]
-    while open_fds() > before or quarters.shared._regions or quarters.local.pending:
+    tenant = server.tenants[""]
+    while open_fds() > before or tenant.shared._regions or tenant.local.pending:
         assert time.monotonic() < deadline, f"{open_fds() - before} descriptors leaked"
         peer.lookup([1])
     assert peer.put([1]).created == 1
@@ -174,7 +174,7 @@ def test_the_pages_that_a_client_has_are_faulted_in_and_no_others_allocated(name
     connection = LocalConnection(name)
     reply, (arena,) = connection.attach(files, size)
     peer.lookup([1])  # answered after the loop's turn in which it attached
-    mapped_region = server.quarters[""].shared._regions[reply.region]
+    mapped_region = server.tenants[""].shared._regions[reply.region]
     deadline = time.monotonic() + 5
     while resident_bytes(mapped_region.address, size) < used:
         assert time.monotonic() < deadline
@@ -311,7 +311,7 @@ def test_more_than_can_wait_wait_outside_and_are_served_in_turn(name, files, no_
 
 def test_when_those_who_wait_leave_others_are_let_in(name, files, peer, server, no_leaks):
     silent = [LocalConnection(name) for _ in range(local_socket_module.MAX_PENDING)]
-    peer.stats_once(lambda _: not server.quarters[""].local._listening)
+    peer.stats_once(lambda _: not server.tenants[""].local._listening)
     for each in silent:
         each.close()
     connection = LocalConnection(name)
@@ -372,7 +372,7 @@ def test_without_a_thread_to_spare_an_attach_is_refused(name, files, no_leaks, m
 
 def test_without_descriptors_to_spare_it_waits_and_goes_on(name, files, peer, server, monkeypatch):
     monkeypatch.setattr(local_socket_module, "PATIENCE_S", 0.2)
-    accept, calls = server.quarters[""].local._listener.accept, []
+    accept, calls = server.tenants[""].local._listener.accept, []
 
     class Listener:
         def accept(self):
@@ -384,7 +384,7 @@ def test_without_descriptors_to_spare_it_waits_and_goes_on(name, files, peer, se
         def close(self):
             real.close()
 
-    real, server.quarters[""].local._listener = server.quarters[""].local._listener, Listener()
+    real, server.tenants[""].local._listener = server.tenants[""].local._listener, Listener()
     connection = LocalConnection(name)
     for _ in range(20):
         peer.lookup([1])

@@ -58,15 +58,23 @@ def cpu_s(pid: int) -> float:
 # ── the server's own sockets ─────────────────────────────────────────────────────────────
 
 
-def test_a_server_without_descriptors_takes_no_core_and_serves_again(start, context):
+@pytest.fixture
+def crowd() -> Iterator[list[socket.socket]]:
+    """Sockets that are closed when the test is over."""
+    crowd: list[socket.socket] = []
+    yield crowd
+    for each in crowd:
+        each.close()
+
+
+def test_a_server_without_descriptors_takes_no_core_and_serves_again(start, context, crowd):
     process = start(resource.RLIMIT_NOFILE, 100)
     endpoint = process.stdout.readline().split()[3]
     port = int(endpoint.rpartition(":")[2])
-    crowd: list[socket.socket] = []
 
     def come() -> bool:
         """A few more, fewer than may wait; whether all descriptors are taken."""
-        for _ in range(8):
+        for _ in range(24):
             crowd.append(socket.socket())
             crowd[-1].setblocking(False)
             with suppress(BlockingIOError):
@@ -160,9 +168,9 @@ def test_what_does_not_fit_is_said_once_with_what_would(caplog, monkeypatch):
 
 def test_engines_that_all_come_back_at_once_wait_in_the_local_socket(server, peer):
     name = peer.hello().local_socket
-    local = server.quarters[""].local
+    local = server.tenants[""].local
     waiting = []
-    server.desk.ask(lambda: local._poller.unregister(local._number)).result(5)
+    server.loop_calls.call(lambda: local._poller.unregister(local._number)).result(5)
     local._listening = False
     local._watch_listener = lambda: None
     try:
@@ -205,7 +213,7 @@ def test_lines_that_are_left_out_are_counted_in_the_next(caplog):
 def test_descriptors_that_find_no_room_are_named_as_that(server, peer):
     files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
     local = LocalConnection(peer.hello().local_socket)
-    eventually(lambda: server.quarters[""].local._pending)
+    eventually(lambda: server.tenants[""].local._pending)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     attach = protocol.encode_local(Attach(protocol=1, region_bytes=REGION_BYTES, client="x"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(files) + 1, hard))

@@ -84,10 +84,12 @@ async def test_where_everything_is_pinned_nothing_is_read_and_nothing_is_lost(
 ):
     memory = small_pair[0].store.tier
     last = [key(number) for number in range(3 * IN_MEMORY, 4 * IN_MEMORY)]
-    pinned = await asyncio.wrap_future(small_pair[0].desk.ask(lambda: memory.pin_all("big", last)))
+    pinned = await asyncio.wrap_future(
+        small_pair[0].loop_calls.call(lambda: memory.pin_all("big", last))
+    )
     assert None not in pinned
     assert await ask(range(3)) == (200, NOTHING | {"no_room": 3})
-    small_pair[0].desk.ask(lambda: memory.unpin_all(pinned)).result(5)
+    small_pair[0].loop_calls.call(lambda: memory.unpin_all(pinned)).result(5)
     assert await ask(range(3)) == (200, NOTHING | {"read": 3})
 
 
@@ -95,7 +97,7 @@ async def test_a_slow_disk_is_answered_before_it_is_done_and_goes_on(
     ask, peer, small_pair, monkeypatch
 ):
     monkeypatch.setattr(site, "READ_S", 0.05)
-    with small_pair[0].quarters[""].disk.pool.gate.shut():
+    with small_pair[0].tenants[""].disk.pool.gate.shut():
         status, done = await ask(range(3))
         assert (status, done) == (202, NOTHING | {"coming": 3})
         assert peer.lookup([60], "big").prefix == 1, "others are served"
@@ -105,7 +107,7 @@ async def test_a_slow_disk_is_answered_before_it_is_done_and_goes_on(
 
 async def test_a_few_prefetches_at_a_time_and_more_are_refused(ask, peer, small_pair, monkeypatch):
     monkeypatch.setattr(site, "READ_S", 0.05)
-    with small_pair[0].quarters[""].disk.pool.gate.shut():
+    with small_pair[0].tenants[""].disk.pool.gate.shut():
         for number in range(MAX_PREFETCHES):
             assert (await ask([number]))[0] == 202
         status, text = await ask([40])

@@ -25,7 +25,7 @@ def server(tmp_path):
 def test_a_whole_get_waits_for_the_disk_while_others_are_answered(server, connect):
     peer, other = connect(), connect()
     put_all(peer, 2 * IN_MEMORY)
-    with server.quarters[""].disk.pool.gate.shut():
+    with server.tenants[""].disk.pool.gate.shut():
         request_id = peer.send_get([0, 99, 1], "big", stream=False)
         assert other.lookup([0], "big").prefix == 1, "the loop stood still"
     got, frames = peer.receive()
@@ -37,7 +37,7 @@ def test_a_client_that_leaves_while_the_disk_is_read_leaves_no_pin(server, conne
     peer, leaving = connect(), connect()
     put_all(peer, 2 * IN_MEMORY)
     leaving.lookup([0], "big")
-    with server.quarters[""].disk.pool.gate.shut():
+    with server.tenants[""].disk.pool.gate.shut():
         leaving.send_get([0, 1], "big")
         peer.stats_once(lambda s: s.tiers["disk"].pinned == 2)
         leaving.socket.close()
@@ -53,7 +53,7 @@ def test_a_client_on_this_host_is_leased_what_was_on_disk(server, connect):
     assert shared.read(leased) == [block(0, LENGTH), block(1, LENGTH)]
     assert shared.words(leased) == leased.generations
     shared.release(leased)
-    with server.quarters[""].disk.pool.gate.shut():
+    with server.tenants[""].disk.pool.gate.shut():
         get = GetShared(
             request_id=shared.peer.next_id(), namespace="big", keys=[key(2)], region=shared.token
         )
@@ -82,7 +82,7 @@ def test_a_server_writes_no_more_than_its_write_rate_allows(tmp_path, context):
     with small_server(tmp_path, disk_write_rate=1) as server:
         peer = Peer(context, server.endpoint)
         put_all(peer, 10)
-        server.store.waterfall._admission._budget.take((first - 15) * LENGTH)
+        server.store.tier_stack._admission._budget.take((first - 15) * LENGTH)
         peer.put(range(10, 20), namespace="big", length=LENGTH)
         stats = peer.stats_once(
             lambda s: s.counters["disk_declined_write_rate"] + s.counters["disk_demoted"] == 20
@@ -92,7 +92,7 @@ def test_a_server_writes_no_more_than_its_write_rate_allows(tmp_path, context):
     with small_server(tmp_path, disk_write_rate=1) as server:
         peer = Peer(context, server.endpoint)
         peer.stats_once(lambda s: s.counters["disk_recovered"] == written)
-        left = server.store.waterfall._admission._budget
+        left = server.store.tier_stack._admission._budget
         assert not left.take(64 * MiB), "what was found counts as written"
         assert left.take(32 * MiB)
 
@@ -223,7 +223,7 @@ def test_a_clear_is_answered_when_its_files_are_gone_and_nobody_waits_for_that(
     peer, other = connect(), connect()
     put_all(peer, 2)
     other.hello(namespace="elsewhere")
-    with server.quarters[""].disk.pool.gate.shut():
+    with server.tenants[""].disk.pool.gate.shut():
         assert other.ask(Clear(request_id=other.next_id(), namespace="elsewhere")).removed == 0
         peer.send(Clear(request_id=peer.next_id(), namespace="big"))
         other.stats_once(lambda s: s.tiers["disk"].blocks == 0)

@@ -15,7 +15,7 @@ from remote_server.server.outgoing import BlockStream
 from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB
 from remote_server.store import expiry
-from remote_server.store.expiry import TimeToLive
+from remote_server.store.expiry import Ttl
 from remote_server.turns import to_end
 
 assert tenancy
@@ -150,8 +150,8 @@ def test_a_client_that_reads_no_reply_is_not_answered_without_end(start, context
     for number in range(1000):
         deaf.send(Lookup(request_id=number + 1, namespace="ns", keys=keys))
     other.stats_once(lambda stats: stats.counters.get("bad_messages_unread", 0) > 0)
-    waiting = [*server.quarters[""].outboxes._outboxes.values()]
-    held = max(outbox.reply_bytes for outbox in waiting)
+    waiting = [*server.tenants[""].send_queues._queues.values()]
+    held = max(send_queue.reply_bytes for send_queue in waiting)
     assert 4 * MiB < held < 4 * MiB + 20 * KiB, "one more reply than it may hold"
     assert other.lookup([1]).states == ABSENT
 
@@ -164,9 +164,9 @@ def test_what_a_stream_has_handed_over_is_no_longer_its_own(start, context):
     found = to_end(server.store.get("ns", [key(number) for number in range(4)]))
     stream = BlockStream(1, "", found, server.store.tier)
     left = []
-    while (parcel := stream.next_parcel()) is not None:
+    while (outgoing := stream.next_message()) is not None:
         left.append(stream.num_bytes)
-        server.store.tier.unpin_all(parcel.blocks)
+        server.store.tier.unpin_all(outgoing.blocks)
     assert left == [768 * KiB, 512 * KiB, 256 * KiB, 0]
 
 
@@ -346,7 +346,7 @@ def test_what_is_on_disk_grows_old_over_a_restart_and_on_its_way_back(
 
 def test_a_wall_clock_that_goes_back_makes_nothing_younger_than_now(now):
     wall = [10**18]
-    ttl = TimeToLive(60.0, lambda: now[0], lambda: wall[0])
+    ttl = Ttl(60.0, lambda: now[0], lambda: wall[0])
     assert ttl.created_at(10**18 - 20 * 10**9) == now[0] - 20
     assert ttl.created_at(10**18 + 5) == now[0]
     assert ttl.cutoff == now[0] - 60
@@ -373,7 +373,7 @@ def test_the_books_of_what_is_held_are_empty_once_all_is_read_or_its_reader_has_
         assert len(peer.get(numbers)[1]) == len(numbers)
 
     def only_of_one(_) -> bool:
-        seen = server.desk.ask(server.snapshot).result(5).held[""]
+        seen = server.loop_calls.call(server.snapshot).result(5).held[""]
         return seen.gathered == seen.largest[0].gathered == held.gathered.held > 0
 
     peer.stats_once(only_of_one)
@@ -382,7 +382,7 @@ def test_the_books_of_what_is_held_are_empty_once_all_is_read_or_its_reader_has_
         lambda stats: not (stats.tiers["memory"].pinned or held.gathered.held or held.streams.held)
     )
     peer.stats_once(lambda _: held.replies.held == 0)
-    assert server.quarters[""].handlers.uncopied.total == 0
+    assert server.tenants[""].handlers.uncopied.total == 0
 
 
 @pytest.mark.parametrize("stream", [True, False])

@@ -125,7 +125,7 @@ def test_puts_of_all_connections_beyond_what_may_wait_are_refused(
     server: Server, context: zmq.Context, monkeypatch: pytest.MonkeyPatch
 ):
     two = limits.waiting_bytes(2, 2 * BLOCK_BYTES)
-    monkeypatch.setattr(server.quarters[""].handlers.uncopied, "_most", two)
+    monkeypatch.setattr(server.tenants[""].handlers.uncopied, "_most", two)
     peers = [Peer(context, server.endpoint) for _ in range(3)]
     peers[0].hello()
     with server.copy_gate.shut():

@@ -260,7 +260,7 @@ def test_puts_of_more_blocks_than_may_wait_are_refused_however_small(
         peer.stats_once(lambda stats: stats.tiers["memory"].pending == 3)
         shared.close()
         connect().stats_once(lambda stats: stats.counters["regions_gone"] == 1)
-    assert server.quarters[""].shared_puts.num_blocks == 0
+    assert server.tenants[""].shared_puts.num_blocks == 0
 
 
 def test_a_lease_needs_a_live_region(shared, peer):
@@ -453,7 +453,7 @@ def killed(server):
 def left_over(server) -> tuple[int, int, int]:
     with open("/proc/self/maps") as maps:
         mapped = sum("memfd:test" in line for line in maps)
-    return mapped, len(server.leases), len(server.quarters[""].shared._regions)
+    return mapped, len(server.leases), len(server.tenants[""].shared._regions)
 
 
 @pytest.mark.parametrize("act", ["pass", "shared.lease([1, 2])", "shared.put([7])"])

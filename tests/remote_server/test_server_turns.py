@@ -30,7 +30,7 @@ from remote_server.protocol import (
 )
 from remote_server.server import serving
 from remote_server.server.config import ServerConfig
-from remote_server.server.outgoing import Parcel
+from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP
@@ -53,14 +53,14 @@ class ByHand:
         self._more = False
         self._answered: Counter[bytes] = Counter()
         self._names: dict[Peer, bytes] = {}
-        outboxes = server.quarters[""].outboxes
-        post = outboxes.post
+        send_queues = server.tenants[""].send_queues
+        post = send_queues.post
 
-        def noted(client: bytes, parcel: Parcel) -> None:
+        def noted(client: bytes, outgoing: OutgoingMessage) -> None:
             self._answered[client] += 1
-            post(client, parcel)
+            post(client, outgoing)
 
-        outboxes.post = noted  # type: ignore[method-assign]
+        send_queues.post = noted  # type: ignore[method-assign]
 
     def turn(self) -> None:
         self._more = self.server._turn(self._more)
@@ -364,7 +364,7 @@ def test_a_connection_that_ends_amid_a_long_request_leaves_nothing(by_hand: ByHa
         by_hand.turn()
     leaving.socket.close()
     own.term()
-    while by_hand.server._door.num_connections > 1:
+    while by_hand.server._auth.num_connections > 1:
         by_hand.turn()
     by_hand.turn()
     store = by_hand.server.store
@@ -466,11 +466,11 @@ def test_sixty_connections_of_one_tenant_leave_another_half_of_the_time(tenancy)
     turns_while_it_waits: list[str] = []
     begin = serving._begin
 
-    def noted(quarters, *rest):
+    def noted(tenant, *rest):
         # A busy machine may send its requests late: only while one waits has it a claim.
         if server._serving._turns.held_by_tenant("b")[0]:
-            turns_while_it_waits.append(quarters.tenant.name)
-        return begin(quarters, *rest)
+            turns_while_it_waits.append(tenant.name)
+        return begin(tenant, *rest)
 
     many = [tenancy.peer("a") for _ in range(60)]
     one = tenancy.peer("b")
@@ -481,7 +481,7 @@ def test_sixty_connections_of_one_tenant_leave_another_half_of_the_time(tenancy)
     assert num_bytes < serving.MAX_BYTES // 20
     serving._begin = noted
     try:
-        hold = server.desk.ask(lambda: [deliver(server, peer, keys) for peer in many])
+        hold = server.loop_calls.call(lambda: [deliver(server, peer, keys) for peer in many])
         for number in range(20):
             one.send(Touch(request_id=100 + number, namespace="ns", keys=keys))
         hold.result(30)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 
 from remote_server.server.config import ServerConfig
-from remote_server.server.outgoing import Parcel
-from remote_server.server.send_queue import Outboxes, Sent
+from remote_server.server.outgoing import OutgoingMessage
+from remote_server.server.send_queue import SendQueues, Sent
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
 from remote_server.store.slabs import Block
@@ -47,7 +47,7 @@ class WaitsForRoom:
         self.went_on = self._room.is_free
         return self.went_on
 
-    def next_parcel(self, may_gather: bool = True) -> Parcel | None:
+    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
         return None
 
     def cancel(self) -> None:
@@ -56,14 +56,14 @@ class WaitsForRoom:
 
 def test_a_stream_goes_on_at_once_when_what_left_memory_makes_room_for_it(idle_server):
     """Nothing else wakes the loop, which would sleep for as long as it may."""
-    quarters = idle_server.quarters[""]
+    tenant = idle_server.tenants[""]
     room = RoomInMemory()
     stream = WaitsForRoom(room)
-    quarters.outboxes = Outboxes(idle_server._intake.router, room.leave)
-    quarters.outboxes.post_stream(b"client", stream)
-    quarters.outboxes._outbox(b"client").in_flight.append(Sent(room.tracker, [], 0, 0, 0))
-    assert not quarters.take_turn(), "nothing has changed"
+    tenant.send_queues = SendQueues(idle_server._intake.router, room.leave)
+    tenant.send_queues.post_stream(b"client", stream)
+    tenant.send_queues._send_queue(b"client").in_flight.append(Sent(room.tracker, [], 0, 0, 0))
+    assert not tenant.take_turn(), "nothing has changed"
     room.tracker.done = True
-    assert quarters.take_turn()
-    quarters.take_turn()
+    assert tenant.take_turn()
+    tenant.take_turn()
     assert stream.went_on

@@ -19,7 +19,7 @@ from fake_server import ARENA_BYTES, PATIENCE_S, eventually
 from msgspec.structs import replace
 
 from remote_server.client import GetOutcome
-from remote_server.client.get_lane import ABANDON_S
+from remote_server.client.get_channel import ABANDON_S
 from remote_server.client.lease import SHARE_OF_ARENA
 from remote_server.errors import RequestRefused
 from remote_server.fault_points import Point

@@ -5,7 +5,7 @@ from math import inf
 from types import SimpleNamespace
 
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
-from remote_server.client.lanes import Lanes
+from remote_server.client.channels import Channels
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
@@ -44,7 +44,7 @@ def test_the_end_of_a_lease_asks_for_what_waits_behind_it():
         region.close()
 
 
-class _LanesThatOnlyCopy(Lanes):
+class _LanesThatOnlyCopy(Channels):
     wake_at = inf  # nothing is late
 
     def __init__(self, gets: object) -> None:
@@ -63,5 +63,5 @@ def test_copying_on_stops_where_a_lease_ends():
         gets.in_the_middle = gets.copies > 0
 
     gets.copy = copy
-    lanes = _LanesThatOnlyCopy(gets)
-    assert [lanes.copy_on(), lanes.copy_on()] == [True, False]
+    channels = _LanesThatOnlyCopy(gets)
+    assert [channels.copy_on(), channels.copy_on()] == [True, False]

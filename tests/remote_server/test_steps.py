@@ -41,7 +41,7 @@ def nothing(_: object) -> None:
 
 def on_loop(server: Server, act):
     """What `act` returns, called between two turns of the server."""
-    return server.desk.ask(act).result(5)
+    return server.loop_calls.call(act).result(5)
 
 
 def pinned(server: Server) -> int:
@@ -124,7 +124,7 @@ def test_a_fetch_that_ends_early_lets_go_of_what_comes_later(server):
         found.close()
 
     on_loop(server, fetch)
-    while server.store.waterfall.busy:
+    while server.store.tier_stack.busy:
         on_loop(server, lambda: None)
     assert pinned(server) == 0
 

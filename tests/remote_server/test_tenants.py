@@ -64,14 +64,14 @@ def test_clear_and_prefetch_find_a_namespace_by_its_full_name_alone(two, tenancy
     two[1].put(range(3))
 
     def names():
-        return [(quarters.tenant.name, name)
-                for quarters, name in namespaces_named(server.quarters, full_name)]  # fmt: skip
+        return [(tenant.name, name)
+                for tenant, name in namespaces_named(server.tenants, full_name)]  # fmt: skip
 
-    assert server.desk.ask(names).result(5) == found
+    assert server.loop_calls.call(names).result(5) == found
     if full_name is not None:
-        prefetched = server.desk.ask(lambda: server.prefetches.begin(full_name, [key(0)]))
+        prefetched = server.loop_calls.call(lambda: server.prefetches.begin(full_name, [key(0)]))
         assert (prefetched.result(5) is not None) == bool(found)
-    cleared = server.desk.ask(lambda: server.clear(full_name)).result(5)
+    cleared = server.loop_calls.call(lambda: server.clear(full_name)).result(5)
     assert (cleared[0].from_memory if cleared is not None else 0) == 3 * len(found)
 
 
@@ -156,9 +156,9 @@ def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(ten
         assert (type(reply), reply.code) == (Error, "forbidden_namespace"), message
     refused = Put(request_id=1, namespace=namespace, keys=keys, **put)
     assert peer.ask(refused, block(1)).code == "forbidden_namespace"
-    counters = server.quarters["a"].store.counters
+    counters = server.tenants["a"].store.counters
     assert counters["refused_forbidden_namespace"] == len(messages) + 1
-    assert [*server.quarters["a"].store.namespaces] == ["team-a/model", "shared/x"]
+    assert [*server.tenants["a"].store.namespaces] == ["team-a/model", "shared/x"]
 
 
 def test_the_namespace_that_every_engine_tries_at_start_is_always_allowed(tenancy):
@@ -193,7 +193,7 @@ def test_regions_and_leases_of_one_tenant_mean_nothing_to_another(tenancy):
     assert b.lease([1], release=[held.lease]).hit == 0
     stolen = b.put_message([2], region=a.token)
     assert b.peer.ask(stolen).code == "unknown_region"
-    assert len(server.quarters["a"].leases) == 1
+    assert len(server.tenants["a"].leases) == 1
     assert b.peer.stats().counters["releases_unknown"] == 2
 
 
@@ -207,7 +207,7 @@ def test_a_process_without_the_secret_of_the_session_attaches_nothing(tenancy, s
     with pytest.raises(Refused, match="secret"):
         SharedPeer(a, namespace="ns", secret=secret)
     assert a.stats().counters["regions_refused"] == 1
-    assert server.quarters["a"].shared._regions == {}
+    assert server.tenants["a"].shared._regions == {}
     assert SharedPeer(a, namespace="ns").token
 
 
@@ -231,8 +231,8 @@ def test_an_unknown_key_gets_no_connection_holds_nothing_and_is_counted(tenancy)
     known = tenancy.peer("a")
     stats = known.stats_once(lambda stats: stats.counters["peers_refused_unknown_key"] >= 1)
     assert stats.namespaces == {}
-    assert server._door.num_connections == 1
-    assert all(not quarters.store.namespaces for quarters in server.quarters.values())
+    assert server._auth.num_connections == 1
+    assert all(not tenant.store.namespaces for tenant in server.tenants.values())
 
 
 def test_a_peer_without_keys_gets_no_connection_and_is_counted(tenancy):
@@ -269,7 +269,7 @@ def test_a_connection_that_names_itself_is_not_served_by_a_server_with_tenants(t
     known = tenancy.peer("a")
     known.stats_once(lambda stats: stats.counters["refused_routing_id"] == 1)
     assert silent(named)
-    assert server.quarters["b"].outboxes._outboxes == {}
+    assert server.tenants["b"].send_queues._queues == {}
 
 
 # ── keys come and go ─────────────────────────────────────────────────────────────────────────
@@ -308,7 +308,7 @@ def test_a_key_is_added_and_withdrawn_while_the_server_runs(tenancy):
     again.send(protocol.Stats(request_id=1))
     new.stats_once(lambda stats: stats.counters["peers_refused_unknown_key"] >= 1)
     assert silent(again)
-    assert [*server.quarters] == ["a", "b"]
+    assert [*server.tenants] == ["a", "b"]
 
 
 def test_a_tenants_file_that_breaks_while_the_server_runs_changes_nothing(tenancy, caplog):
@@ -383,5 +383,5 @@ def test_what_connections_hold_is_shown_by_tenant(tenancy):
     server = tenancy.start()
     tenancy.peer("a").hello(fingerprint={"model": "m"})
     tenancy.peer("b").stats()
-    held = server.desk.ask(server.snapshot).result(5).held
+    held = server.loop_calls.call(server.snapshot).result(5).held
     assert held["a"].fingerprints > held["b"].fingerprints == 0

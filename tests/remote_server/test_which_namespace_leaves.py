@@ -70,7 +70,7 @@ def test_what_is_kept_or_in_transfer_leaves_last(store: Store, use: str):
     fill(store, "a", "b", "c", "d")
     pinned = []
     if use == "kept":
-        to_end(store.keep("a", None))
+        to_end(store.pin("a", None))
     elif use == "pinned":
         pinned = to_end(store.get("a", [b"key"])).blocks
     else:
@@ -87,7 +87,7 @@ def test_when_all_have_something_kept_the_longest_unused_of_them_leaves(store: S
     declare(store, "a", "b", "c", "d")
     fill(store, "a", "b", "c", "d")
     for name in "abcd":
-        to_end(store.keep(name, None))
+        to_end(store.pin(name, None))
     declare(store, "e")
     assert [*store.namespaces] == ["b", "c", "d", "e"]
     assert store.all_counters()["namespaces_evicted_held"] == 1

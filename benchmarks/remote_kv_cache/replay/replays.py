@@ -17,8 +17,8 @@ from benchmarks.remote_kv_cache.replay.trace_file import TOKENS_PER_BLOCK, Reque
 from benchmarks.simulated.tiered_pool import TieredPool, remote_tier, wait_ready
 from examples.processes import RemoteServer
 from kv_connector import metrics as tier_metrics
+from kv_connector.lookup_state import Missed
 from kv_connector.remote_tier import RemoteTier
-from kv_connector.waiting import Missed
 
 PATIENT: dict[str, object] = {
     "break_even": False,

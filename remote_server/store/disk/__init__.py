@@ -52,7 +52,7 @@ and `finish`, which runs on the loop. A block is pinned while it is read.
     pool          I/O threads that all tiers share, and the jobs of one tier
     segments      the accounting of segments and slots; no I/O
     index         blocks by key, and their removal
-    growth        segments made, taken, removed, by the demand of each namespace
+    allocator        segments made, taken, removed, by the demand of each namespace
     transfers     work on I/O threads: files made and removed, runs of neighbours moved
     block_io      writes and reads of blocks, on the loop
     recovery      steps 2 and 3

@@ -4,9 +4,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from remote_server.store.disk.allocator import SegmentAllocator
 from remote_server.store.disk.files import Scratch, Written
-from remote_server.store.disk.growth import Growth
-from remote_server.store.disk.index import Index, Leaving
+from remote_server.store.disk.index import Index, Removal
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.recovery import Recovery
 from remote_server.store.disk.segments import (
@@ -36,8 +36,8 @@ class Writing:
         self,
         index: Index,
         segments: Segments,
-        leaving: Leaving,
-        growth: Growth,
+        leaving: Removal,
+        allocator: SegmentAllocator,
         pool: Pool,
         counters: Counter[str],
         recovery: Recovery,
@@ -47,8 +47,8 @@ class Writing:
         """The length of all blocks reserved and not ended."""
         self._index = index
         self._segments = segments
-        self._leaving = leaving
-        self._growth = growth
+        self._removal = leaving
+        self._allocator = allocator
         self._pool = pool
         self._counters = counters
         self._recovery = recovery
@@ -68,7 +68,7 @@ class Writing:
             return blocks
         allowed = self.room_for(lengths)
         slot_class = self._segments.slot_class(namespace, block_bytes)
-        self._growth.wants(slot_class, keys[:allowed])
+        self._allocator.wants(slot_class, keys[:allowed])
         tick = self._segments.next_tick()
         wanted = zip(keys[:allowed], lengths, checksums, strict=False)
         while (missing := allowed - len(blocks)) and self._has_room(slot_class, missing):
@@ -108,7 +108,7 @@ class Writing:
         self.num_bytes -= block.length
         self._segments.unpin(block)
         if block.state is BlockState.GONE:
-            self._leaving.release(block)
+            self._removal.release(block)
             written = Written.CLEARED if written is Written.OK else written
         else:
             self._index.end_writing(block)
@@ -133,12 +133,12 @@ class Writing:
         return len(lengths)
 
     def _has_room(self, slot_class: SlotClass, wanted: int) -> bool:
-        return bool(slot_class.open) or self._growth.make_room(slot_class, wanted)
+        return bool(slot_class.open) or self._allocator.make_room(slot_class, wanted)
 
     def _why_no_room(self, slot_class: SlotClass) -> str:
         if self._recovery.scanning:
             return "recovering"
-        waits = not slot_class.segments and self._growth.lacks_demand(slot_class)
+        waits = not slot_class.segments and self._allocator.lacks_demand(slot_class)
         return "small_demand" if waits else "no_slot"
 
     def _submit(self, piece: Piece, finish: Callable[[Piece, Written | None], None]) -> None:
@@ -150,12 +150,12 @@ class Writing:
             return write_piece(segment.file, piece, scratch)
 
         job = Job(Priority.WRITE, work, partial(finish, piece))
-        self._growth.when_made(segment, job)
+        self._allocator.when_made(segment, job)
 
     def _publish(self, block: DiskBlock) -> None:
         previous = self._index.find(block.namespace, block.key)
         if previous is not None:
-            self._leaving.discard(previous)
+            self._removal.discard(previous)
         self._index.publish(block)
         self._segments.use(block, self._segments.next_tick())
 
@@ -170,13 +170,13 @@ class Reading:
         self,
         index: Index,
         segments: Segments,
-        leaving: Leaving,
+        leaving: Removal,
         pool: Pool,
         counters: Counter[str],
     ) -> None:
         self._index = index
         self._segments = segments
-        self._leaving = leaving
+        self._removal = leaving
         self._pool = pool
         self._counters = counters
 
@@ -244,8 +244,8 @@ class Reading:
         if verdict is not ReadResult.OK:
             self._counters[f"read_{verdict}"] += 1
             if block.state is BlockState.READABLE:
-                self._leaving.discard(block)
-        self._leaving.unpin(block)
+                self._removal.discard(block)
+        self._removal.unpin(block)
 
     def _submit(
         self, piece: Piece, finish: Callable[[Piece, list[ReadResult] | None], None]

@@ -129,7 +129,7 @@ def _delete(place: ByKey, block: DiskBlock) -> None:
         del place[block.namespace]
 
 
-class Leaving:
+class Removal:
     """Eviction, removal, and the pins that delay both.
 
     An evicted block was correct, and the next server may find it again until its slot is

@@ -12,7 +12,7 @@ from itertools import islice
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.finding import Found, FoundSegment, Scanned, scan
-from remote_server.store.disk.index import Index, Leaving
+from remote_server.store.disk.index import Index, Removal
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.segments import (
     FIRST_TICK,
@@ -39,21 +39,21 @@ BLOCKS_PER_TURN = 1000
 _WANTED_JOBS, _CHORE_JOBS = 8, 2
 
 
-class Adoption:
+class DiskRecoveryIndex:
     """The index and the slots of the tier, as recovery fills them. Runs on the loop."""
 
     def __init__(
         self,
         index: Index,
         segments: Segments,
-        leaving: Leaving,
+        leaving: Removal,
         counters: Counter[str],
         on_free: Callable[[Segment], None],
     ) -> None:
         """`on_free` is called with each segment that recovery is done with."""
         self._index = index
         self._segments = segments
-        self._leaving = leaving
+        self._removal = leaving
         self._counters = counters
         self._on_free = on_free
         self._tick = 0
@@ -92,9 +92,9 @@ class Adoption:
         if previous is not None:
             self._counters["recovered_older"] += 1
             if previous.state is BlockState.READABLE:  # written since the start
-                self._leaving.erase(block)
+                self._removal.erase(block)
                 return None
-            self._leaving.hold_older(block, previous)  # blocks arrive in the order written
+            self._removal.hold_older(block, previous)  # blocks arrive in the order written
         self._index.adopt(block)
         return block
 
@@ -129,11 +129,11 @@ class Adoption:
             if result is ReadResult.OK:
                 self._counters["recovered"] += 1
                 self._index.verified(block)
-                self._leaving.release_older(block)
+                self._removal.release_older(block)
             else:
                 self._counters["recovered_damaged"] += 1
-                older = self._leaving.replace_by_older(block)
-        self._leaving.unpin(block)
+                older = self._removal.replace_by_older(block)
+        self._removal.unpin(block)
         return older
 
 
@@ -141,7 +141,11 @@ class Recovery:
     """Runs on the loop: `start`, then `go_on` whenever jobs are finished, until `done`."""
 
     def __init__(
-        self, segments: list[Segment], pool: Pool, index: Adoption, verify_bytes: int = PIECE_BYTES
+        self,
+        segments: list[Segment],
+        pool: Pool,
+        index: DiskRecoveryIndex,
+        verify_bytes: int = PIECE_BYTES,
     ) -> None:
         self.scanning = len(segments)
         """Segments whose headers are not read yet, or whose blocks are not adopted yet."""

@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from remote_server.protocol import KeyState, TierStats
+from remote_server.store.disk.allocator import SegmentAllocator
 from remote_server.store.disk.block_io import OnRead, OnWritten, Reading, Writing
 from remote_server.store.disk.files import Files
 from remote_server.store.disk.finding import FoundSegment, Report
-from remote_server.store.disk.growth import Growth
-from remote_server.store.disk.index import Index, Leaving
+from remote_server.store.disk.index import Index, Removal
 from remote_server.store.disk.pool import Pool
-from remote_server.store.disk.recovery import Adoption, Recovery
+from remote_server.store.disk.recovery import DiskRecoveryIndex, Recovery
 from remote_server.store.disk.segments import (
     BlockState,
     DiskBlock,
@@ -77,24 +77,26 @@ class DiskTier:
         self._counters["segments_damaged"] = len(unusable.deleted)
         self._counters["segments_set_aside"] = len(unusable.aside)
         self._index = Index()
-        self._leaving = Leaving(
+        self._removal = Removal(
             self._index, self.segments, pool, self._counters,
-            lambda segment: self._growth.dispose_when_idle(segment),
+            lambda segment: self._allocator.dispose_when_idle(segment),
         )  # fmt: skip
-        self._growth = Growth(files, self.segments, self._leaving, pool, self._counters, clock)
-        self._adoption = Adoption(
-            self._index, self.segments, self._leaving, self._counters,
-            self._growth.dispose_when_idle,
+        self._allocator = SegmentAllocator(
+            files, self.segments, self._removal, pool, self._counters, clock
+        )
+        self._recovery_index = DiskRecoveryIndex(
+            self._index, self.segments, self._removal, self._counters,
+            self._allocator.dispose_when_idle,
         )  # fmt: skip
-        left = [*map(self._adoption.add_segment, found)]
-        self.recovery = Recovery(left, pool, self._adoption, min(PIECE_BYTES, budget // 32))
+        left = [*map(self._recovery_index.add_segment, found)]
+        self.recovery = Recovery(left, pool, self._recovery_index, min(PIECE_BYTES, budget // 32))
         self._recovery_logged = not found
         self._on_recovered = on_recovered
         self._writing = Writing(
-            self._index, self.segments, self._leaving, self._growth, pool, self._counters,
+            self._index, self.segments, self._removal, self._allocator, pool, self._counters,
             self.recovery, max_writing_bytes,
         )  # fmt: skip
-        self._reading = Reading(self._index, self.segments, self._leaving, pool, self._counters)
+        self._reading = Reading(self._index, self.segments, self._removal, pool, self._counters)
         self._next_to_sweep = 0
         self.recovery.start()
 
@@ -102,7 +104,7 @@ class DiskTier:
         """Remove cleared segments, sync what was written, and close every file. The pool must have
         stopped."""
         self.recovery.stop()
-        self._growth.close()
+        self._allocator.close()
         for segment in (*self.segments.all, *self.segments.retired):
             if segment.file is not None:
                 try:
@@ -256,11 +258,11 @@ class DiskTier:
 
     def unpin(self, block: DiskBlock) -> None:
         """Release one pin without reading."""
-        self._leaving.unpin(block)
+        self._removal.unpin(block)
 
     def unpin_all(self, blocks: Iterable[DiskBlock]) -> None:
         for block in blocks:
-            self._leaving.unpin(block)
+            self._removal.unpin(block)
 
     def touch(self, namespace: str, key: bytes) -> bool:
         """Mark as used now; False when no block is readable."""
@@ -277,7 +279,7 @@ class DiskTier:
         """Remove `block` from the index and erase it; False when it was not readable any more."""
         if block.state is not BlockState.READABLE:
             return False
-        self._leaving.discard(block)
+        self._removal.discard(block)
         self._counters["removed"] += 1
         return True
 
@@ -287,7 +289,7 @@ class DiskTier:
         block = self._index.find(namespace, key)
         if block is None or block.checksum == checksum:
             return False
-        self._leaving.discard(block)
+        self._removal.discard(block)
         self._counters["removed"] += 1
         return True
 
@@ -314,7 +316,7 @@ class DiskTier:
 
     def _expire(self, blocks: Sequence[DiskBlock]) -> None:
         for block in blocks:
-            self._leaving.discard(block)
+            self._removal.discard(block)
         self._counters["expired"] += len(blocks)
 
     def clear(self, namespace: str | None) -> int:
@@ -330,20 +332,20 @@ class DiskTier:
         ]
         kept = (BlockState.READABLE, BlockState.UNVERIFIED)
         removed = sum(block.state in kept for segment in segments for block in segment.blocks)
-        self._growth.forget_demand(namespace)
-        self._growth.clear(segments)
+        self._allocator.forget_demand(namespace)
+        self._allocator.clear(segments)
         self._counters["cleared"] += removed
         return removed
 
     def when_gone(self, then: Callable[[bool], None]) -> None:
         """Call `then` when no restart would find cleared blocks: now, or from `finish_jobs`. With
         False when the file system fails to remove or to sync."""
-        self._growth.when_gone(then)
+        self._allocator.when_gone(then)
 
     @property
     def clearing(self) -> bool:
         """Whether a caller waits for `when_gone`."""
-        return self._growth.clearing
+        return self._allocator.clearing
 
     # ── the loop ─────────────────────────────────────────────────────────────────────────
 

@@ -18,7 +18,7 @@ _TURN_MESSAGES = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Wiring:
+class ClientContext:
     """One for each client, used by its I/O thread."""
 
     config: ClientConfig
@@ -35,16 +35,16 @@ class Wiring:
     next_request_id: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
 
 
-class Inbox:
+class ReplyReader:
     """The replies on `connection`, none with a payload; passes on those of the current server.
 
     `name` is for the log.
     """
 
-    def __init__(self, connection: Connection, wiring: Wiring, name: str) -> None:
+    def __init__(self, connection: Connection, client_context: ClientContext, name: str) -> None:
         self._connection = connection
-        self._counters = wiring.counters
-        self._on_reply = wiring.on_reply
+        self._counters = client_context.counters
+        self._on_reply = client_context.on_reply
         self._name = name
 
     def empty_into(self, take: Callable[[protocol.Reply], None]) -> None:

@@ -4,7 +4,7 @@ import pytest
 from scripted_client import Clock, Engine
 
 from kv_connector import metrics
-from kv_connector.break_even import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupPause
+from kv_connector.break_even import FIRST_PAUSE_S, LATE_IN_A_ROW, LONGEST_PAUSE_S, LookupBreaker
 from remote_server.client.breaker import ONE_STALL_S
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import KeyState
@@ -124,7 +124,7 @@ def test_a_request_that_has_asked_before_the_pause_may_use_its_answer(engine: En
 
 def test_pauses_grow_to_a_limit_and_late_answers_meanwhile_change_nothing():
     clock = Clock()
-    pause = LookupPause(clock)
+    pause = LookupBreaker(clock)
     for _ in range(LATE_IN_A_ROW):
         pause.ended(in_time=False, sent_s=clock.now - 1)
     lengths = []

@@ -2,16 +2,16 @@
 
 import pytest
 
-from kv_connector.waiting import MOST_LOADS_OF_A_KEY, Missed, Waiting
+from kv_connector.lookup_state import MOST_LOADS_OF_A_KEY, LookupState, Missed
 from remote_server.protocol import KeyState
 
 A, B, C = b"a", b"b", b"c"
 ABSENT, PENDING, READABLE = (bytes([state]) for state in KeyState)
 
 
-def asked(*keys: bytes, budget_s: float = 0.1) -> Waiting:
+def asked(*keys: bytes, budget_s: float = 0.1) -> LookupState:
     """A request that asked for `keys` in step 0, at second 0."""
-    wait = Waiting(budget_s=budget_s)
+    wait = LookupState(budget_s=budget_s)
     wait.looked_up(now_s=0.0, step=0)
     wait.states = dict.fromkeys(keys)
     wait.sent(0.0)
@@ -78,7 +78,7 @@ def test_a_key_that_was_given_up_stays_a_miss_when_its_answer_comes():
 
 
 def test_a_failed_load_is_a_miss_for_those_who_asked_and_for_no_other():
-    first, fresh = asked(A), Waiting(budget_s=1)
+    first, fresh = asked(A), LookupState(budget_s=1)
     first.answered([A], READABLE, 0.01)
     for wait in (first, fresh):
         wait.load_failed([A])

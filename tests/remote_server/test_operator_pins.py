@@ -8,7 +8,7 @@ from wire_peer import BLOCK_BYTES, key
 from remote_server.client import requests
 from remote_server.protocol import Error, Keep, Kept, KeyState
 from remote_server.shm.arena import Arena
-from remote_server.store.expiry import TimeToLive
+from remote_server.store.expiry import Ttl
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
@@ -64,7 +64,9 @@ def scan(tier, **options):
 
 def test_what_is_kept_survives_a_scan_of_ten_times_the_capacity(tier):
     put(tier, range(20))
-    assert tier.keep("ns", keys([3, 5, 3, 99])) == (2, 2 * SMALL, 0), "99 was never there"
+    assert tier.pin_for_operator("ns", keys([3, 5, 3, 99])) == (2, 2 * SMALL, 0), (
+        "99 was never there"
+    )
     scan(tier)
     assert readable(tier, range(20)) == [3, 5]
     assert (tier.stats().kept, tier.stats().pinned) == (2, 2)
@@ -77,7 +79,7 @@ def test_what_is_kept_survives_a_scan_of_ten_times_the_capacity(tier):
 
 def test_a_slab_with_a_kept_block_does_not_go_to_another_block_size(tier):
     put(tier, range(CAPACITY))
-    tier.keep("ns", keys([0]))
+    tier.pin_for_operator("ns", keys([0]))
     for number in range(100):
         put(tier, [number], "large", LARGE)
     assert readable(tier, range(CAPACITY)) == [*range(8)]
@@ -87,21 +89,25 @@ def test_a_slab_with_a_kept_block_does_not_go_to_another_block_size(tier):
 def test_half_of_the_memory_may_be_kept_and_the_rest_is_declined(tier):
     put(tier, range(CAPACITY))
     half = CAPACITY // 2
-    assert tier.keep("ns", keys(range(CAPACITY))) == (half, half * SMALL, half)
-    assert tier.keep("ns", keys(range(half))) == (half, half * SMALL, 0), "are kept already"
+    assert tier.pin_for_operator("ns", keys(range(CAPACITY))) == (half, half * SMALL, half)
+    assert tier.pin_for_operator("ns", keys(range(half))) == (half, half * SMALL, 0), (
+        "are kept already"
+    )
     assert tier.counters()["keep_declined"] == half
     scan(tier)
     assert readable(tier, range(CAPACITY)) == [*range(half)]
     assert tier.num_blocks("scan") == half
-    tier.let_go("ns", tier.kept_keys("ns"))
+    tier.unpin_for_operator("ns", tier.pinned_keys("ns"))
     others = tier.readable_keys("scan")
-    assert tier.keep("scan", others) == (half, half * SMALL, 0), "the half is free again"
+    assert tier.pin_for_operator("scan", others) == (half, half * SMALL, 0), (
+        "the half is free again"
+    )
 
 
 def test_kept_blocks_strewn_over_all_slabs_leave_half_of_these_to_other_block_sizes(tier):
     put(tier, range(CAPACITY))
     one_in_each = keys(range(0, CAPACITY, 8))
-    assert tier.keep("ns", one_in_each) == (8, 8 * SMALL, 8)
+    assert tier.pin_for_operator("ns", one_in_each) == (8, 8 * SMALL, 8)
     put(tier, range(100), "large", LARGE)
     assert tier.num_blocks("large") == 2 * NUM_SLABS // 2
 
@@ -109,14 +115,14 @@ def test_kept_blocks_strewn_over_all_slabs_leave_half_of_these_to_other_block_si
 def test_half_of_a_quota_may_be_kept_so_that_its_namespace_still_takes_puts(make):
     tier = make(namespace_bytes=10 * SMALL)
     put(tier, range(10))
-    assert tier.keep("ns", keys(range(10))) == (5, 5 * SMALL, 5)
+    assert tier.pin_for_operator("ns", keys(range(10))) == (5, 5 * SMALL, 5)
     put(tier, range(100, 120))
     assert readable(tier, range(120)) == [*range(5), *range(115, 120)]
 
 
 def test_a_block_that_replaces_a_kept_one_is_kept_in_its_stead(tier):
     put(tier, range(4))
-    tier.keep("ns", keys([2]))
+    tier.pin_for_operator("ns", keys([2]))
     sent = tier.pin("ns", b"2")
     put(tier, [2], data=b"new")
     assert (tier.stats().kept, tier.stats().pinned) == (1, 2), "the old one is still being sent"
@@ -131,14 +137,14 @@ def test_a_block_that_replaces_a_kept_one_is_kept_in_its_stead(tier):
 
 def test_a_replacement_that_fails_leaves_the_kept_block_kept(tier):
     put(tier, [1])
-    tier.keep("ns", keys([1]))
+    tier.pin_for_operator("ns", keys([1]))
     tier.fail_put(tier.begin_put("ns", b"1", SMALL, SMALL, 0))
     scan(tier)
     assert readable(tier, [1]) == [1]
 
 
 LETTING_GO = {
-    "let go": lambda tier: tier.let_go("ns", keys(range(4))),
+    "let go": lambda tier: tier.unpin_for_operator("ns", keys(range(4))),
     "cleared": lambda tier: tier.clear("ns"),
     "all cleared": lambda tier: tier.clear(None),
     "bad": lambda tier: [tier.remove(tier._index["ns"][name]) for name in keys(range(4))],
@@ -151,7 +157,7 @@ LETTING_GO = {
 @pytest.mark.parametrize("being_sent", [False, True])
 def test_nothing_stays_pinned_of_what_is_no_longer_kept(tier, ending, being_sent):
     put(tier, range(4))
-    tier.keep("ns", keys(range(4)))
+    tier.pin_for_operator("ns", keys(range(4)))
     sent = tier.pin_all("ns", keys(range(4))) if being_sent else []
     LETTING_GO[ending](tier)
     stats = tier.stats()
@@ -161,23 +167,25 @@ def test_nothing_stays_pinned_of_what_is_no_longer_kept(tier, ending, being_sent
     scan(tier)
     assert (readable(tier, range(4)), tier.stats().pinned) == ([], 0)
     assert tier.num_blocks("scan") == CAPACITY
-    assert tier.keep("scan", tier.readable_keys("scan")).kept == CAPACITY // 2, "books of nothing"
+    assert tier.pin_for_operator("scan", tier.readable_keys("scan")).kept == CAPACITY // 2, (
+        "books of nothing"
+    )
 
 
 def test_without_keys_all_that_are_there_are_kept_but_for_those_too_old(make):
     now = 0.0
     tier = make()
-    store = Store(tier, lambda: now, ttl=TimeToLive(10.0, lambda: now))
+    store = Store(tier, lambda: now, ttl=Ttl(10.0, lambda: now))
     store.declare("ns", NamespaceInfo(block_bytes=SMALL))
     for name in (b"old", b"young"):
         reserved = store.begin_put("ns", [name], [SMALL], [0], force=False, draining=False)
         store.end_put(reserved, [True])
         now += 6.0
-    assert to_end(store.keep("ns", None)) == (1, SMALL, 0)
-    assert tier.kept_keys("ns") == [b"young"]
+    assert to_end(store.pin("ns", None)) == (1, SMALL, 0)
+    assert tier.pinned_keys("ns") == [b"young"]
     assert store.counters["expired"] == 1
-    assert to_end(store.let_go("ns", None)) == (1, SMALL, 0)
-    assert to_end(store.let_go("ns", None)) == to_end(store.keep("unknown", None)) == (0, 0, 0)
+    assert to_end(store.unpin("ns", None)) == (1, SMALL, 0)
+    assert to_end(store.unpin("ns", None)) == to_end(store.pin("unknown", None)) == (0, 0, 0)
 
 
 # ── over the wire ────────────────────────────────────────────────────────────────────────

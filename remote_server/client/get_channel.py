@@ -7,10 +7,10 @@ from math import inf
 from typing import Protocol
 
 from remote_server import protocol
+from remote_server.client.client_context import ClientContext
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.region import check_rows
 from remote_server.client.results import GetOutcome, Op
-from remote_server.client.wiring import Wiring
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -97,17 +97,17 @@ class Window(Protocol):
     def check(self, transfers: Iterable[GetTransfer]) -> None: ...
 
 
-class GetLane(ABC):
+class GetChannel(ABC):
     """All gets of one client over one transport, oldest first."""
 
     _window: Window
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, client_context: ClientContext) -> None:
         """A subclass sets `_window`."""
-        self._session = wiring.session
-        self._config = wiring.config
-        self._counters = wiring.counters
-        self._next_request_id = wiring.next_request_id
+        self._session = client_context.session
+        self._config = client_context.config
+        self._counters = client_context.counters
+        self._next_request_id = client_context.next_request_id
         self._queue = GetQueue()
         self._last_reply_at = 0.0
         self.wake_at = inf

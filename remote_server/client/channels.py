@@ -9,22 +9,22 @@ from functools import partial
 
 import zmq
 
+from remote_server.client.client_context import ClientContext
 from remote_server.client.connection import Connection
-from remote_server.client.control import ControlLane
+from remote_server.client.control import ControlChannel
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.gets import TcpGets
-from remote_server.client.put_lane import TcpPuts
+from remote_server.client.put_channel import TcpPuts
 from remote_server.client.put_transfer import PutTransfer
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.requests import Ask
 from remote_server.client.results import GetOutcome
-from remote_server.client.shared import SharedLane
-from remote_server.client.wiring import Wiring
+from remote_server.client.shm_channel import ShmChannel
 from remote_server.errors import KVFerryError
 from remote_server.keys import read_client_keys
 
 
-class Lanes:
+class Channels:
     """All channels of one client; `register` adds the one for shared memory. Used by the I/O thread
     only, except for the properties marked otherwise."""
 
@@ -32,24 +32,24 @@ class Lanes:
         self,
         context: "zmq.Context[zmq.Socket[bytes]]",
         poller: zmq.Poller,
-        wiring: Wiring,
+        client_context: ClientContext,
     ) -> None:
         self._context = context
         self._poller = poller
-        self._wiring = wiring
-        self._session = wiring.session
-        self._config = wiring.config
-        self._counters = wiring.counters
-        self._clock = wiring.clock
+        self._client_context = client_context
+        self._session = client_context.session
+        self._config = client_context.config
+        self._counters = client_context.counters
+        self._clock = client_context.clock
         self._keys = read_client_keys(self._config.keys) if self._config.keys else None
         control, puts = self._connect(), self._connect()
         gets = self._connect(brings_blocks=True)
         self.connections: tuple[Connection, ...] = (control, gets, puts)
         self._needed = self.connections
-        self.control = ControlLane(control, wiring)
-        self.gets = TcpGets(gets, wiring)
-        self.puts = TcpPuts(puts, wiring)
-        self.shared: SharedLane | None = None
+        self.control = ControlChannel(control, client_context)
+        self.gets = TcpGets(gets, client_context)
+        self.puts = TcpPuts(puts, client_context)
+        self.shared: ShmChannel | None = None
 
     def _connect(self, *, brings_blocks: bool = False) -> Connection:
         return Connection(
@@ -68,7 +68,7 @@ class Lanes:
         except zmq.ZMQError as error:
             raise OSError(error.errno, str(error)) from error
         try:
-            self.shared = SharedLane(region, connection, self._poller, self._wiring)
+            self.shared = ShmChannel(region, connection, self._poller, self._client_context)
         except OSError:
             connection.close()
             raise
@@ -76,12 +76,12 @@ class Lanes:
 
     # ── state ────────────────────────────────────────────────────────────────────────────
 
-    def __iter__(self) -> Iterator[ControlLane | TcpGets | TcpPuts | SharedLane]:
+    def __iter__(self) -> Iterator[ControlChannel | TcpGets | TcpPuts | ShmChannel]:
         yield self.control
         yield from self._for_rows
 
     @property
-    def _for_rows(self) -> tuple[TcpGets | TcpPuts | SharedLane, ...]:
+    def _for_rows(self) -> tuple[TcpGets | TcpPuts | ShmChannel, ...]:
         """The channels with rows in transit, in the order of `connections[1:]`."""
         shared = () if self.shared is None else (self.shared,)
         return (self.gets, self.puts, *shared)
@@ -109,7 +109,7 @@ class Lanes:
     def wake_at(self) -> float:
         """Time at which something of them may be late, due or stuck."""
         return min(
-            *(lane.wake_at for lane in self),
+            *(channel.wake_at for channel in self),
             *(connection.stuck_at for connection in self.connections),
         )
 
@@ -121,7 +121,7 @@ class Lanes:
     @property
     def poll_again(self) -> bool:
         """A state may have changed that libzmq reports by no event."""
-        return self.puts.is_settling or any(lane.blocked for lane in self)
+        return self.puts.is_settling or any(channel.blocked for channel in self)
 
     # ── one turn ─────────────────────────────────────────────────────────────────────────
 
@@ -165,10 +165,10 @@ class Lanes:
 
     def notice_losses(self, now: float) -> None:
         """End the requests of connections that broke. The loop handles the control connection."""
-        for connection, lane in zip(self.connections[1:], self._for_rows, strict=True):
+        for connection, channel in zip(self.connections[1:], self._for_rows, strict=True):
             if False in connection.changes(now):
                 self._counters["disconnects"] += 1
-                lane.lost()
+                channel.lost()
         for connection in self.connections:
             if connection.stuck_at <= now:
                 connection.reopen()
@@ -176,8 +176,8 @@ class Lanes:
     def expire(self, now: float) -> None:
         """End what is late, and the puts whose rows libzmq has released."""
         self.puts.settle()
-        for lane in self:
-            lane.expire(now)
+        for channel in self:
+            channel.expire(now)
 
     def pump(self, now: float) -> None:
         """Send what connections and windows allow."""
@@ -203,7 +203,7 @@ class Lanes:
 
     def resets(self) -> list[Callable[[], None]]:
         """The steps that open new connections, with nothing attached. All requests have ended."""
-        return [self.connections[0].reopen, *(lane.reset for lane in self._for_rows)]
+        return [self.connections[0].reopen, *(channel.reset for channel in self._for_rows)]
 
     def close(self) -> None:
         """Close all connections. All requests have ended, except puts that wait for libzmq."""
@@ -214,5 +214,5 @@ class Lanes:
 
     def check(self) -> None:
         """Assert that the books balance."""
-        for lane in self:
-            lane.check()
+        for channel in self:
+            channel.check()

@@ -6,10 +6,10 @@ from disk_helpers import RealDisk, budget_for, wait_for
 from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.shm.arena import Arena
-from remote_server.store import waterfall
+from remote_server.store import tier_stack
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.waterfall import Waterfall
+from remote_server.store.tier_stack import TierStack
 
 BLOCK = 4096
 IN_MEMORY = 16
@@ -25,7 +25,7 @@ class Both:
         self.arena = Arena(IN_MEMORY * BLOCK)
         self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK)
         self.disk = RealDisk(folder, BUDGET, SEGMENT_BYTES, **options)
-        self.waterfall = Waterfall(self.memory, self.disk.tier, lambda namespace: BLOCK, admission)
+        self.tier_stack = TierStack(self.memory, self.disk.tier, lambda namespace: BLOCK, admission)
 
     def put(self, *numbers: int, settle: bool = True, name: str = "ns") -> None:
         keys = [b"%d" % number for number in numbers]
@@ -35,20 +35,20 @@ class Both:
         for block, number in zip(blocks, numbers, strict=True):
             self.memory.view(block)[:] = data_of(number)
         self.memory.complete_puts(blocks)
-        self.waterfall.published(blocks)
+        self.tier_stack.published(blocks)
         if settle:
             self.settle()
 
     def settle(self) -> None:
         def is_idle() -> bool:
-            self.waterfall.finish_jobs()
+            self.tier_stack.finish_jobs()
             return not self.disk.tier.busy and self.disk.tier.recovery.done
 
         wait_for(self.disk.tier, self.disk.event, is_idle)
 
     def fetch(self, *numbers: int) -> list[bytes | None]:
         results = []
-        self.waterfall.fetch("ns", [b"%d" % number for number in numbers], results.append)
+        self.tier_stack.fetch("ns", [b"%d" % number for number in numbers], results.append)
         wait_for(self.disk.tier, self.disk.event, lambda: bool(results))
         (blocks,) = results
         data = [None if block is None else bytes(self.memory.view(block)) for block in blocks]
@@ -56,13 +56,13 @@ class Both:
         return data
 
     def find(self, *numbers: int) -> list[bytes | bool]:
-        found = self.waterfall.find("ns", [b"%d" % number for number in numbers])
+        found = self.tier_stack.find("ns", [b"%d" % number for number in numbers])
         data = [each if isinstance(each, bool) else bytes(self.memory.view(each)) for each in found]
         self.memory.unpin_all(each for each in found if not isinstance(each, bool))
         return data
 
     def states(self, *numbers: int) -> list[int]:
-        return [*self.waterfall.lookup_all("ns", [b"%d" % number for number in numbers])]
+        return [*self.tier_stack.lookup_all("ns", [b"%d" % number for number in numbers])]
 
     def close(self) -> None:
         self.memory.check()
@@ -88,8 +88,8 @@ def test_a_working_set_of_several_memories_is_served_whole_from_both(both):
     assert both.states(*range(4 * IN_MEMORY)) == [2] * 4 * IN_MEMORY
     for number in range(4 * IN_MEMORY):
         assert both.fetch(number) == [data_of(number)]
-    assert both.waterfall.counters["demoted"] == 4 * IN_MEMORY
-    assert both.waterfall.counters["promoted"] == 4 * IN_MEMORY, "each had left when it was asked"
+    assert both.tier_stack.counters["demoted"] == 4 * IN_MEMORY
+    assert both.tier_stack.counters["promoted"] == 4 * IN_MEMORY, "each had left when it was asked"
     assert both.disk.tier.counters()["written"] == 4 * IN_MEMORY, "something was written twice"
 
 
@@ -116,7 +116,7 @@ def test_what_is_put_while_a_full_directory_is_looked_through_gets_there_too(tmp
     second.settle()
     second.put(*range(2000, 2000 + IN_MEMORY))
     assert second.fetch(1000) == [data_of(1000)]
-    assert second.waterfall.counters["demote_declined"] == 0
+    assert second.tier_stack.counters["demote_declined"] == 0
     second.close()
 
 
@@ -127,33 +127,33 @@ def test_what_a_small_namespace_put_gets_to_a_full_disk_when_it_has_put_a_segmen
     both.put(*range(15), name="small")
     assert both.disk.tier.num_blocks("small") == 0
     assert both.disk.tier.num_blocks("ns") == 8 * 16
-    assert both.waterfall.counters["demote_declined"] == 15
+    assert both.tier_stack.counters["demote_declined"] == 15
     both.put(15, name="small")
     assert both.disk.tier.num_blocks("small") == 16, "those declined before did not get there"
     assert both.disk.tier.num_blocks("ns") == 7 * 16
-    assert both.waterfall._num_unplaced == 0
+    assert both.tier_stack._num_unplaced == 0
 
 
 def test_blocks_that_wait_for_a_file_are_forgotten_by_a_clear_and_beyond_a_bound(both, monkeypatch):
-    monkeypatch.setattr(waterfall, "MAX_UNPLACED", 4)
+    monkeypatch.setattr(tier_stack, "MAX_UNPLACED", 4)
     for number in range(8 * 16):
         both.put(number)
     for name in ("a", "b", "c"):
         both.put(1, 2, name=name)
-    assert [*both.waterfall._unplaced] == ["b", "c"]
-    both.waterfall.clear("b")
-    assert (both.waterfall._num_unplaced, [*both.waterfall._unplaced]) == (2, ["c"])
-    both.waterfall.clear(None)
-    assert both.waterfall._num_unplaced == 0
+    assert [*both.tier_stack._unplaced] == ["b", "c"]
+    both.tier_stack.clear("b")
+    assert (both.tier_stack._num_unplaced, [*both.tier_stack._unplaced]) == (2, ["c"])
+    both.tier_stack.clear(None)
+    assert both.tier_stack._num_unplaced == 0
 
 
 def test_what_memory_has_is_fetched_at_once(both):
     both.put(1)
     results = []
-    assert both.waterfall.fetch("ns", [b"1", b"absent"], results.append)
+    assert both.tier_stack.fetch("ns", [b"1", b"absent"], results.append)
     assert [block and block.key for block in results[0]] == [b"1", None]
     both.memory.unpin(results[0][0])
-    assert both.waterfall.fetch("ns", [], results.append)
+    assert both.tier_stack.fetch("ns", [], results.append)
     assert results[1] == []
 
 
@@ -171,7 +171,7 @@ def test_blocks_that_memory_evicts_before_the_disk_had_time_are_counted_and_lost
         for number in range(IN_MEMORY + 4):
             both.put(number, settle=False)
     both.settle()
-    counters = both.waterfall.counters
+    counters = both.tier_stack.counters
     assert counters["demoted_late"] == 4
     assert counters["demoted"] == IN_MEMORY
     states = both.states(*range(IN_MEMORY + 4))
@@ -186,8 +186,8 @@ def test_two_who_fetch_the_same_block_share_one_read(both):
         both.put(number)
     results = []
     with both.disk.pool.gate.shut():
-        assert not both.waterfall.fetch("ns", [b"0", b"1"], results.append)
-        assert not both.waterfall.fetch("ns", [b"1", b"0"], results.append)
+        assert not both.tier_stack.fetch("ns", [b"0", b"1"], results.append)
+        assert not both.tier_stack.fetch("ns", [b"1", b"0"], results.append)
     wait_for(both.disk.tier, both.disk.event, lambda: len(results) == 2)
     assert [[block.key for block in blocks] for blocks in results] == [[b"0", b"1"], [b"1", b"0"]]
     assert both.disk.tier.counters()["read"] == 2
@@ -203,7 +203,7 @@ def test_a_block_damaged_on_disk_is_a_miss_and_never_in_memory(both, tmp_path):
         file.seek(2 * PAGE + 100)
         file.write(b"?")
     assert both.fetch(0, 1) == [None, data_of(1)]
-    assert both.waterfall.counters["promote_failed"] == 1
+    assert both.tier_stack.counters["promote_failed"] == 1
     both.settle()
     assert both.states(0) == [0]
 
@@ -213,11 +213,11 @@ def test_a_fetch_that_finds_no_room_in_memory_is_a_miss_for_what_is_left(both):
         both.put(number)
     keys = [b"%d" % number for number in range(IN_MEMORY + 3)]
     results = []
-    assert not both.waterfall.fetch("ns", keys, results.append)
+    assert not both.tier_stack.fetch("ns", keys, results.append)
     wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
     found = [block for block in results[0] if block is not None]
     assert 0 < len(found) <= IN_MEMORY
-    assert both.waterfall.counters["promote_no_slot"] == len(keys) - len(found)
+    assert both.tier_stack.counters["promote_no_slot"] == len(keys) - len(found)
     both.memory.unpin_all(found)
 
 
@@ -226,10 +226,10 @@ def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
         both.put(number)
     results = []
     with both.disk.pool.gate.shut():
-        both.waterfall.fetch("ns", [b"0"], results.append)
+        both.tier_stack.fetch("ns", [b"0"], results.append)
         both.put(100, 101, settle=False)
         both.memory.clear("ns")
-        both.waterfall.clear("ns")
+        both.tier_stack.clear("ns")
         assert both.states(0, 100, 101) == [0, 0, 0]
     wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
     both.settle()
@@ -242,7 +242,7 @@ def force(both: Both, data: bytes) -> None:
     block = both.memory.begin_put("ns", b"1", BLOCK, 3, protocol.checksum("ns", b"1", data))
     both.memory.view(block)[:] = data
     both.memory.complete_put(block)
-    both.waterfall.published([block])
+    both.tier_stack.published([block])
 
 
 def test_a_replaced_block_is_replaced_on_disk_as_well(both):
@@ -283,7 +283,7 @@ def test_a_forced_put_is_not_undone_by_a_fetch_that_began_before_it(both):
         both.put(number)
     results = []
     with both.disk.pool.gate.shut():
-        both.waterfall.fetch("ns", [b"1"], results.append)
+        both.tier_stack.fetch("ns", [b"1"], results.append)
         force(both, b"new")
     wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
     assert bytes(both.memory.view(results[0][0])) == b"new"
@@ -304,7 +304,7 @@ def test_a_block_that_memory_keeps_serving_outlives_colder_blocks_on_disk(both, 
     for number in range(2 * on_disk):
         both.put(number)
         assert way(both, 0) == [data_of(0)]
-    assert both.waterfall.counters["promoted"] == 0, "memory served it each time"
+    assert both.tier_stack.counters["promoted"] == 0, "memory served it each time"
     both.put(*range(1000, 1000 + IN_MEMORY))
     assert both.memory.lookup("ns", b"0") is KeyState.ABSENT
     assert both.states(0, 1, on_disk) == [2, 0, 0]
@@ -317,7 +317,7 @@ def test_the_order_in_which_blocks_leave_the_disk_is_that_of_their_uses_in_eithe
     newest = range(7 * 16, 8 * 16)  # these are in memory
     assert both.fetch(0, 1, newest[0], 2) == [data_of(n) for n in (0, 1, newest[0], 2)]
     assert both.find(newest[15], newest[14]) == [data_of(n) for n in (newest[15], newest[14])]
-    assert both.waterfall.touch("ns", b"3")
+    assert both.tier_stack.touch("ns", b"3")
     used = (0, 1, newest[0], 2, newest[15], newest[14], 3)
     left = []
     for number in range(1000, 1000 + 8 * 16):
@@ -334,6 +334,6 @@ def test_a_get_of_what_the_disk_lacks_tells_it_nothing_and_a_clear_forgets_what_
     both.put(1, 2)
     assert both.fetch(1, 99, 2) == [data_of(1), None, data_of(2)]
     both.memory.clear("ns")
-    both.waterfall.clear("ns")
+    both.tier_stack.clear("ns")
     both.put(3)
     assert both.states(1, 2, 99, 3) == [0, 0, 0, 2]

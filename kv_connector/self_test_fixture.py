@@ -49,7 +49,7 @@ class Part:
         return self.pool[first : first + self.num_bytes]
 
 
-class Stage:
+class Fixture:
     """One row's worth of engine blocks for each KV cache group: a source and a target.
 
     The sources are the first blocks of the cache and the first rows of the pool, the targets the

@@ -15,7 +15,7 @@ from remote_server.shm.arena import Arena
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import BlockState
-from remote_server.store.waterfall import Waterfall
+from remote_server.store.tier_stack import TierStack
 
 SIZES = {"small": 1000, "large": 4096}
 NUM_KEYS = 24
@@ -32,7 +32,7 @@ class World:
             FakeDisk(BUDGET, self.rng), [], self.pool, BUDGET, segment_bytes=SEGMENT_BYTES,
             max_writing_bytes=12_000,
         )  # fmt: skip
-        self.waterfall = Waterfall(self.memory, self.disk, SIZES.__getitem__)
+        self.tier_stack = TierStack(self.memory, self.disk, SIZES.__getitem__)
         self.current: dict[tuple[str, bytes], bytes] = {}
         self.made = 0
         self.served = 0
@@ -54,7 +54,7 @@ class World:
     def begin(self) -> None:
         """As a store does it: what is there is not written again, unless forced."""
         namespace, (key,) = self.keys(1)
-        if self.waterfall.lookup_all(namespace, [key])[0] and self.rng.random() < 0.8:
+        if self.tier_stack.lookup_all(namespace, [key])[0] and self.rng.random() < 0.8:
             return
         if any((b.namespace, b.key) == (namespace, key) for b, _ in self.writing):
             return  # which of two is the last is the store's business
@@ -73,7 +73,7 @@ class World:
         self.memory.complete_puts([block])
         if block.state is BlockState.READABLE:
             self.current[block.namespace, block.key] = data
-            self.waterfall.published([block])
+            self.tier_stack.published([block])
 
     def fetch(self) -> None:
         namespace, keys = self.keys(3)
@@ -86,7 +86,7 @@ class World:
                     self.held.append(block)
                     self.served += 1
 
-        self.waterfall.fetch(namespace, keys, fetched)
+        self.tier_stack.fetch(namespace, keys, fetched)
 
     def let_go(self) -> None:
         while self.held:
@@ -95,7 +95,7 @@ class World:
     def clear(self) -> None:
         namespace = self.rng.choice([*SIZES, None])
         self.memory.clear(namespace)
-        self.waterfall.clear(namespace)
+        self.tier_stack.clear(namespace)
         for place in [*self.current]:
             if namespace in (None, place[0]):
                 del self.current[place]
@@ -103,14 +103,14 @@ class World:
     def step(self) -> None:
         for _ in range(self.rng.randrange(3)):
             self.pool.step()
-        self.waterfall.finish_jobs()
+        self.tier_stack.finish_jobs()
 
     def settle(self) -> None:
         while self.writing:
             self.publish()
         self.let_go()
         for _ in range(10_000):
-            self.waterfall.finish_jobs()
+            self.tier_stack.finish_jobs()
             self.let_go()
             if not self.pool.step() and not self.pool.busy:
                 return
@@ -122,11 +122,11 @@ class World:
         for namespace in SIZES:  # and at rest, what is announced is there
             for number in range(NUM_KEYS):
                 key = b"%d" % number
-                state = self.waterfall.lookup_all(namespace, [key])[0]
+                state = self.tier_stack.lookup_all(namespace, [key])[0]
                 assert state is not KeyState.PENDING
                 before = self.served
                 found = []
-                self.waterfall.fetch(namespace, [key], found.append)
+                self.tier_stack.fetch(namespace, [key], found.append)
                 self.settle()
                 (block,) = found[0]
                 assert (block is not None) == (state == KeyState.READABLE)
@@ -150,5 +150,5 @@ def test_what_is_fetched_is_what_was_put_last(first):
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         served += world.served
-        promoted += world.waterfall.counters["promoted"]
+        promoted += world.tier_stack.counters["promoted"]
     assert served > promoted > 100, "hardly anything was promoted: this tests nothing"

@@ -12,8 +12,8 @@ from remote_server.store.disk.files import Written
 from remote_server.store.disk.layout import PAGE, padded
 from remote_server.store.disk.segments import DiskBlock
 from remote_server.store.disk.tier import DiskTier
-from remote_server.store.expiry import TimeToLive
-from remote_server.store.served import Served
+from remote_server.store.expiry import Ttl
+from remote_server.store.recency_buffer import RecencyBuffer
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
 
@@ -32,7 +32,7 @@ COUNTERS = (
 """`demoted_late`: evicted from memory before the disk had time for it."""
 
 
-class Waterfall:
+class TierStack:
     """Memory and disk as one place to look in. Memory serves all requests; one thread.
 
     A block is written to disk soon after its publication, not at its eviction: eviction never waits
@@ -53,7 +53,7 @@ class Waterfall:
         disk: DiskTier,
         block_bytes_of: Callable[[str], int],
         admission: Admission | None = None,
-        ttl: TimeToLive | None = None,
+        ttl: Ttl | None = None,
         guard: Guard | None = None,
     ) -> None:
         """`block_bytes_of` returns the block size of a namespace with blocks. Without `admission`
@@ -66,7 +66,7 @@ class Waterfall:
         self._disk = disk
         self._block_bytes_of = block_bytes_of
         self._admission = admission or Admission()
-        self._served = Served(disk)
+        self._served = RecencyBuffer(disk)
         self._to_demote: deque[Block] = deque()
         self._unplaced: dict[str, list[Block]] = {}
         self._num_unplaced = 0

@@ -50,7 +50,7 @@ _STATES: dict[int, KeyState | Missed] = {
 
 
 @dataclass(slots=True)
-class Waiting:
+class LookupState:
     """One request's queries and replies, from its first lookup until it is finished.
 
     A *lookup step* is one in which the engine looked the request up. In other steps the engine was

@@ -8,7 +8,7 @@ from remote_server.store.disk.tier import DiskTier
 MAX_KEYS = 1024
 
 
-class Served:
+class RecencyBuffer:
     """Keys that were served since the disk's recency was last updated.
 
     Recency for the disk is batched: gets append keys here, and the buffer is applied before the

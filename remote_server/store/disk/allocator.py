@@ -10,7 +10,7 @@ from typing import Any
 
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import Files, Scratch, Written
-from remote_server.store.disk.index import Leaving
+from remote_server.store.disk.index import Removal
 from remote_server.store.disk.layout import SegmentHeader, num_slots
 from remote_server.store.disk.pool import Job, Pool
 from remote_server.store.disk.segments import DiskBlock, Segment, Segments, SlotClass
@@ -72,7 +72,7 @@ class Demand:
         self._num_remembered -= len(self._wanted.pop(place))
 
 
-class Growth:
+class SegmentAllocator:
     """Gives a class room: a new segment; the coldest segment of another class, if the class has
     none itself or that one has been idle for longer than its own oldest block; or the slots of its
     own oldest blocks.
@@ -88,14 +88,14 @@ class Growth:
         self,
         files: Files,
         segments: Segments,
-        leaving: Leaving,
+        leaving: Removal,
         pool: Pool,
         counters: Counter[str],
         clock: Callable[[], float],
     ) -> None:
         self._files = files
         self._segments = segments
-        self._leaving = leaving
+        self._removal = leaving
         self._pool = pool
         self._counters = counters
         self._clock = clock
@@ -147,7 +147,7 @@ class Growth:
         if may_make and self._take_from_others(slot_class, victim):
             return True
         while victim is not None and wanted:
-            self._leaving.evict(victim)
+            self._removal.evict(victim)
             slot_class.evictions_until_check -= 1
             wanted -= 1
             victim = slot_class.policy.victim()
@@ -215,7 +215,7 @@ class Growth:
             if other is None or (victim is not None and other.mean_tick >= victim.tick):
                 break
             for block in [*other.blocks]:  # none is pinned, so all are in the index
-                self._leaving.evict(block)
+                self._removal.evict(block)
             self._retire(other)
             self._segments.forget(other)
             gone.append(other)
@@ -272,7 +272,7 @@ class Growth:
     # ── removed segments ─────────────────────────────────────────────────────────────────
 
     def _retire(self, segment: Segment) -> None:
-        self._leaving.retire(segment)
+        self._removal.retire(segment)
         self._to_remove.add(segment)
 
     def _dispose(

@@ -13,10 +13,11 @@ import pytest
 import torch
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, CanonicalKVCacheTensor
 
-from kv_connector.canary import CANARY_S, Outcome, Report, run_canary
-from kv_connector.canary_stage import Part, Stage
+from kv_connector import self_test
 from kv_connector.host_worker import HostWorker, Region
 from kv_connector.namespace import namespace_of
+from kv_connector.self_test import CANARY_S, Outcome, Report, run_self_test
+from kv_connector.self_test_fixture import Fixture, Part
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
@@ -63,18 +64,21 @@ class Host:
         self.blocks_per_row = blocks_per_row
         self.made = 0
 
-    def stage(self) -> Stage:
+    def stage(self) -> Fixture:
         self.made += 1
         memory = self.region.memory
         part = Part(
             pool=memory.view, fd=memory.fd, num_rows=ROWS, stride=STRIDE, start=self.start,
             num_bytes=self.num_bytes, block_bytes=self.num_bytes * 2,
         )  # fmt: skip
-        return Stage(self.worker, self.kv_caches, part, self.blocks_per_row)
+        return Fixture(self.worker, self.kv_caches, part, self.blocks_per_row)
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    """A server, and time for it to answer on a busy machine."""
+    monkeypatch.setattr(self_test, "CANARY_S", 20.0)
+    monkeypatch.setattr(self_test, "ATTACHING_S", 5.0)
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=16 * MiB, populate=False)
     with Server(config) as server:
         yield server
@@ -106,7 +110,7 @@ def to(server: Server, **settings: object) -> ClientConfig:
 def test_a_canary_that_comes_back_passes_and_leaves_nothing_on_the_server(
     server: Server, make_host: Callable[..., Host], transport: str, settings: dict[str, int]
 ):
-    report = run_canary(make_host(**settings).stage, to(server, transport=transport))
+    report = run_self_test(make_host(**settings).stage, to(server, transport=transport))
     assert report == Report(Outcome.PASSED, "over tcp" if transport == "tcp" else "over shm")
     assert server.store.namespaces == {}
     deadline = time.monotonic() + 5
@@ -124,7 +128,9 @@ def test_a_canary_takes_no_file_on_the_servers_disk(make_host: Callable[..., Hos
         disk_bytes=16 * MiB,
     )  # fmt: skip
     with Server(config) as server:
-        assert run_canary(make_host().stage, to(server, transport="tcp")).outcome is Outcome.PASSED
+        assert (
+            run_self_test(make_host().stage, to(server, transport="tcp")).outcome is Outcome.PASSED
+        )
         assert server.store.all_counters()["disk_segments_made"] == 0
 
 
@@ -134,7 +140,7 @@ def test_what_was_in_the_blocks_and_rows_before_is_there_again(
     host = make_host()
     host.cache[:] = 7
     host.region.memory.view[:] = b"\x07" * host.region.memory.num_bytes
-    assert run_canary(host.stage, to(server)).outcome is Outcome.PASSED
+    assert run_self_test(host.stage, to(server)).outcome is Outcome.PASSED
     assert (host.cache == 7).all()
     assert bytes(host.region.memory.view) == b"\x07" * host.region.memory.num_bytes
     host.cache[:] = 0
@@ -167,7 +173,7 @@ def test_a_copy_that_mixes_up_layers_fails_the_canary(
     fault: Callable[[pytest.MonkeyPatch], None], layers: int,
 ):  # fmt: skip
     fault(monkeypatch)
-    report = run_canary(make_host().stage, to(server))
+    report = run_self_test(make_host().stage, to(server))
     assert report.outcome is Outcome.FAILED
     assert report.detail.startswith(f"{layers} of 4 layers differ")
     assert report.miscopied, "the pool is wrong, with or without a server"
@@ -190,7 +196,7 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
         return found
 
     monkeypatch.setattr(server.store, "find", damaged)
-    report = run_canary(make_host().stage, to(server, transport="tcp", integrity=integrity))
+    report = run_self_test(make_host().stage, to(server, transport="tcp", integrity=integrity))
     assert report.outcome is Outcome.FAILED and not report.miscopied
     expected = "failed its checksum" if integrity else "with 1 of 384 bytes changed, from 5"
     assert expected in report.detail
@@ -200,7 +206,7 @@ def test_a_server_that_receives_other_bytes_fails_the_canary(
     server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("remote_server.server.put.copy_in", lambda *_: False)
-    report = run_canary(make_host().stage, to(server, transport="tcp"))
+    report = run_self_test(make_host().stage, to(server, transport="tcp"))
     assert report == Report(Outcome.FAILED, "the server received other bytes than were put")
 
 
@@ -210,7 +216,7 @@ def test_a_server_that_is_not_there_is_no_failure_and_costs_nothing(
     with socket.create_server(("127.0.0.1", 0)) as nobody:
         endpoint = f"tcp://127.0.0.1:{nobody.getsockname()[1]}"
     began = time.monotonic()
-    report = run_canary(make_host().stage, ClientConfig(endpoint))
+    report = run_self_test(make_host().stage, ClientConfig(endpoint))
     assert report == Report(Outcome.SKIPPED, "no server there yet")
     assert time.monotonic() - began < CANARY_S / 2, "it waited for nobody"
     assert not [r for r in caplog.records if r.name.startswith("remote_server") and r.levelno > 10]
@@ -221,18 +227,19 @@ def test_a_server_that_never_answers_costs_a_second_at_most(make_host: Callable[
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
         began = time.monotonic()
-        report = run_canary(make_host().stage, ClientConfig(endpoint))
+        report = run_self_test(make_host().stage, ClientConfig(endpoint))
         took = time.monotonic() - began
     assert report == Report(Outcome.SKIPPED, "the server did not answer in time")
     assert took < CANARY_S + 0.5, "half a second for a busy machine"
 
 
 def test_a_server_that_stops_in_the_middle_is_no_failure(
-    server: Server, make_host: Callable[..., Host]
+    server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ):
     """The put lands and its copy never ends: the rows are given back all the same."""
+    monkeypatch.setattr(self_test, "CANARY_S", CANARY_S)
     with server.copy_gate.shut():
-        report = run_canary(make_host().stage, to(server, transport="tcp"))
+        report = run_self_test(make_host().stage, to(server, transport="tcp"))
     assert report.outcome is Outcome.SKIPPED
     assert "the put did not end well" in report.detail
 
@@ -242,7 +249,7 @@ def test_a_cache_too_small_to_borrow_from_is_left_alone(
 ):
     host = make_host()
     host.kv_caches.tensors[0].tensor = host.cache[0, :1]
-    report = run_canary(host.stage, to(server))
+    report = run_self_test(host.stage, to(server))
     assert report.outcome is Outcome.SKIPPED and "too little to borrow from" in report.detail
     assert server.store.all_counters()["put_total"] == 0
 
@@ -251,20 +258,20 @@ def test_a_block_that_no_server_takes_is_left_to_the_tier_to_tell(
     server: Server, make_host: Callable[..., Host]
 ):
     host = make_host()
-    report = run_canary(lambda: _with_blocks_of(host.stage(), 1 << 40), to(server))
+    report = run_self_test(lambda: _with_blocks_of(host.stage(), 1 << 40), to(server))
     assert report.outcome is Outcome.SKIPPED and "use smaller blocks" in report.detail
 
 
-def _with_blocks_of(stage: Stage, block_bytes: int) -> Stage:
+def _with_blocks_of(stage: Fixture, block_bytes: int) -> Fixture:
     stage._part = replace(stage.part, block_bytes=block_bytes)
     return stage
 
 
 def test_a_bug_in_the_canary_reaches_nobody(server: Server):
-    def broken() -> Stage:
+    def broken() -> Fixture:
         raise TypeError("a bug")
 
-    assert run_canary(broken, to(server)).outcome is Outcome.BROKEN
+    assert run_self_test(broken, to(server)).outcome is Outcome.BROKEN
 
 
 def test_no_real_namespace_is_a_canarys(server: Server, make_host: Callable[..., Host]):
@@ -277,7 +284,7 @@ def test_no_real_namespace_is_a_canarys(server: Server, make_host: Callable[...,
             declare(self, namespace, *args)
 
     for _ in range(2):
-        run_canary(make_host().stage, to(server), client_factory=Watched)
+        run_self_test(make_host().stage, to(server), client_factory=Watched)
     assert seen[0] != seen[1], "two engines that start together would meet"
     for name in seen:
         label = name.partition("@")[0]
@@ -292,13 +299,13 @@ def test_two_workers_fly_over_parts_of_the_same_rows(
     around = np.frombuffer(host.region.memory.view, np.int8).reshape(ROWS, STRIDE)
     around[:, : host.start] = 3
     around[:, host.start + host.num_bytes :] = 4
-    assert run_canary(host.stage, to(server)).outcome is Outcome.PASSED
+    assert run_self_test(host.stage, to(server)).outcome is Outcome.PASSED
     assert (around[:, : host.start] == 3).all()
     assert (around[:, host.start + host.num_bytes :] == 4).all()
     around[:] = 0
 
 
-def share_rows(hosts: list[Host]) -> list[Callable[[], Stage]]:
+def share_rows(hosts: list[Host]) -> list[Callable[[], Fixture]]:
     """Workers that load one copy of a row, as those of an MLA model do."""
     memory = hosts[0].region.memory
     tensor = torch.frombuffer(memory.view, dtype=torch.int8).view(ROWS, STRIDE)
@@ -307,13 +314,13 @@ def share_rows(hosts: list[Host]) -> list[Callable[[], Stage]]:
         host.region.memory, host.region._tensor, host.region._used = memory, tensor, 0
         host.worker = HostWorker(host.kv_caches, host.region, host.blocks_per_row)
 
-    def stage_of(turn: int) -> Callable[[], Stage]:
+    def stage_of(turn: int) -> Callable[[], Fixture]:
         host = hosts[turn]
         part = Part(
             pool=memory.view, fd=memory.fd, num_rows=ROWS, stride=STRIDE, start=0,
             num_bytes=host.num_bytes, block_bytes=host.num_bytes,
         )  # fmt: skip
-        return lambda: Stage(
+        return lambda: Fixture(
             host.worker, host.kv_caches, part, host.blocks_per_row, turn=turn, turns=len(hosts)
         )
 
@@ -325,13 +332,13 @@ def test_each_of_the_workers_that_share_a_row_flies_at_once_over_rows_of_its_own
 ):
     stages = share_rows([make_host(groups=2) for _ in range(2)])
     with ThreadPoolExecutor(len(stages)) as pool:
-        reports = list(pool.map(lambda stage: run_canary(stage, to(server)), stages))
+        reports = list(pool.map(lambda stage: run_self_test(stage, to(server)), stages))
     assert [report.outcome for report in reports] == [Outcome.PASSED] * 2
     rows = [number for stage in stages for number in rows_of(stage())]
     assert len(set(rows)) == len(rows) == 2 * 2 * 2
 
 
-def rows_of(stage: Stage) -> list[int]:
+def rows_of(stage: Fixture) -> list[int]:
     return stage._source_rows + stage._target_rows
 
 
@@ -348,7 +355,7 @@ def test_a_damaged_load_is_seen_by_the_worker_whose_it_is(
         return copy(self, run, store=store or id(self) in ours)
 
     monkeypatch.setattr(Region, "copy", damaged)
-    reports = [run_canary(stage, to(server)) for stage in stages]
+    reports = [run_self_test(stage, to(server)) for stage in stages]
     failed = [Outcome.FAILED if turn == bad else Outcome.PASSED for turn in range(3)]
     assert [report.outcome for report in reports] == failed
 
@@ -357,5 +364,5 @@ def test_a_pool_with_too_few_rows_for_all_workers_is_left_alone(
     server: Server, make_host: Callable[..., Host]
 ):
     stages = share_rows([make_host(groups=4) for _ in range(2)])
-    report = run_canary(stages[1], to(server))
+    report = run_self_test(stages[1], to(server))
     assert report.outcome is Outcome.SKIPPED and "4 KV cache groups of 2 workers" in report.detail

@@ -19,12 +19,12 @@ from typing import TypeVar
 import numpy as np
 from vllm.logger import init_logger
 
-from kv_connector.canary_stage import Pages, Stage
+from kv_connector.self_test_fixture import Fixture, Pages
 from remote_server.client import ClientConfig, GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import SELF_TESTS, Declined
 
-logger = init_logger("vllm.kvferry.canary")
+logger = init_logger("vllm.kvferry.self_test")
 
 CANARY_S = 1.0
 # The part of `CANARY_S` that is reserved for removing the namespace from the server.
@@ -69,8 +69,8 @@ class _Miscopied(_Differs):
     """A copy between engine and pool changed bytes; no server was involved."""
 
 
-def run_canary(
-    make_stage: Callable[[], Stage],
+def run_self_test(
+    make_stage: Callable[[], Fixture],
     config: ClientConfig,
     *,
     client_factory: Callable[[ClientConfig], RemoteClient] = RemoteClient,
@@ -80,9 +80,9 @@ def run_canary(
 
     Blocks and rows of the stage are borrowed until it returns; no other thread may use them.
     """
-    canary = _Canary(config, client_factory, clock)
+    self_test = _SelfTest(config, client_factory, clock)
     try:
-        canary.run(make_stage)
+        self_test.run(make_stage)
     except _Skip as reason:
         report = Report(Outcome.SKIPPED, str(reason))
     except ConfigError as error:  # the tier reports it to the operator
@@ -94,12 +94,12 @@ def run_canary(
         logger.exception("the start-up canary itself failed")
         report = Report(Outcome.BROKEN, repr(error))
     else:
-        report = Report(Outcome.PASSED, canary.way)
+        report = Report(Outcome.PASSED, self_test.way)
     logger.info("start-up canary %s: %s", report.outcome, report.detail)
     return report
 
 
-class _Canary:
+class _SelfTest:
     def __init__(
         self,
         config: ClientConfig,
@@ -114,7 +114,7 @@ class _Canary:
         self._namespace = f"{SELF_TESTS}canary/{secrets.token_hex(16)}"
         self.way = ""
 
-    def run(self, make_stage: Callable[[], Stage]) -> None:
+    def run(self, make_stage: Callable[[], Fixture]) -> None:
         """Returns when all bytes were equal. Raises `_Skip` or `_Differs`."""
         try:
             stage = make_stage()
@@ -133,7 +133,7 @@ class _Canary:
             finally:
                 client.close(max(0.05, self._left_s))
 
-    def _there_and_back(self, stage: Stage, client: RemoteClient) -> None:
+    def _there_and_back(self, stage: Fixture, client: RemoteClient) -> None:
         stage.write_pattern()
         stage.store()
         self._put(client, stage)
@@ -171,7 +171,7 @@ class _Canary:
             time.sleep(_LOOK_AGAIN_S)
         self.way = f"over {client.transport}"
 
-    def _put(self, client: RemoteClient, stage: Stage) -> None:
+    def _put(self, client: RemoteClient, stage: Fixture) -> None:
         put: PutResult = _ended(
             client.put(
                 self._namespace,
@@ -188,7 +188,7 @@ class _Canary:
         if put.declined:
             raise _Skip(f"the server kept nothing: {put.declined}")
 
-    def _get(self, client: RemoteClient, stage: Stage) -> None:
+    def _get(self, client: RemoteClient, stage: Fixture) -> None:
         left = self._timeout_s()
         got: GetResult = _ended(
             client.get(

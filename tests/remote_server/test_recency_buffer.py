@@ -1,6 +1,6 @@
 """What memory served, on its way to the disk."""
 
-from remote_server.store.served import MAX_KEYS, Served
+from remote_server.store.recency_buffer import MAX_KEYS, RecencyBuffer
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 
@@ -15,7 +15,7 @@ class Disk:
 
 def test_nothing_is_told_before_it_is_asked_for_and_then_once():
     disk = Disk()
-    served = Served(disk)
+    served = RecencyBuffer(disk)
     served.add("ns", [A, B])
     assert disk.told == []
     served.flush()
@@ -25,7 +25,7 @@ def test_nothing_is_told_before_it_is_asked_for_and_then_once():
 
 def test_what_several_gets_share_is_told_once_in_the_order_of_last_uses():
     disk = Disk()
-    served = Served(disk)
+    served = RecencyBuffer(disk)
     served.add("ns", [C, B, A])
     served.add("other", [A])
     served.add("ns", [D, B])
@@ -36,7 +36,7 @@ def test_what_several_gets_share_is_told_once_in_the_order_of_last_uses():
 
 def test_no_more_is_remembered_than_the_bound_however_long_nobody_asks():
     disk = Disk()
-    served = Served(disk)
+    served = RecencyBuffer(disk)
     keys = [b"%d" % number for number in range(MAX_KEYS - 1)]
     served.add("ns", keys)
     assert disk.told == []
@@ -48,7 +48,7 @@ def test_no_more_is_remembered_than_the_bound_however_long_nobody_asks():
 
 def test_keys_are_the_callers_again_as_soon_as_they_were_added():
     disk = Disk()
-    served = Served(disk)
+    served = RecencyBuffer(disk)
     keys = [A, B]
     served.add("ns", keys)
     keys.clear()

@@ -11,21 +11,21 @@ import zmq
 
 from remote_server import protocol
 from remote_server.client.attachment import Attachment
+from remote_server.client.client_context import ClientContext, ReplyReader
 from remote_server.client.connection import Connection
 from remote_server.client.get_window import GetTransfer
 from remote_server.client.lease import SHARE_OF_ARENA
-from remote_server.client.put_lane import PutLane
+from remote_server.client.put_channel import PutChannel
 from remote_server.client.put_transfer import PutBatch, PutTransfer
 from remote_server.client.region import RegisteredRegion, Tickets
 from remote_server.client.results import GetOutcome
 from remote_server.client.shared_gets import SharedGets
-from remote_server.client.wiring import Inbox, Wiring
 from remote_server.errors import KVFerryError, ServerUnavailable
 from remote_server.fault_points import Pause, Point, no_pause
 from remote_server.protocol import ErrorCode, Leased, PutShared, Release
 
 
-class SharedPuts(PutLane):
+class SharedPuts(PutChannel):
     """All puts of one client whose rows are in its region, oldest first.
 
     The server copies the rows itself while their ticket is valid. A batch is one `PutShared`
@@ -39,12 +39,12 @@ class SharedPuts(PutLane):
     def __init__(
         self,
         tickets: Tickets,
-        wiring: Wiring,
+        client_context: ClientContext,
         require: Callable[[], int],
         send: Callable[[protocol.Request], bool],
     ) -> None:
         """`require` returns the server's number for our region, or raises why there is none."""
-        super().__init__(wiring, wiring.config.shared_window_bytes)
+        super().__init__(client_context, client_context.config.shared_window_bytes)
         self._tickets = tickets
         self._require = require
         self._send = send
@@ -112,7 +112,7 @@ class SharedPuts(PutLane):
         assert len(tickets) == len(self._batches) == self._tickets.num_used, "shared tickets"
 
 
-class SharedLane:
+class ShmChannel:
     """The transfers of one registered region. Used by the I/O thread only."""
 
     def __init__(
@@ -120,20 +120,22 @@ class SharedLane:
         region: RegisteredRegion,
         connection: Connection,
         poller: zmq.Poller,
-        wiring: Wiring,
+        client_context: ClientContext,
     ) -> None:
         """Raises `OSError` when the kernel has no memory for tickets."""
         self._region = region
         self._connection = connection
-        self._session = wiring.session
-        self._config = wiring.config
-        self._counters = wiring.counters
-        self._inbox = Inbox(connection, wiring, "shared memory")
+        self._session = client_context.session
+        self._config = client_context.config
+        self._counters = client_context.counters
+        self._reply_reader = ReplyReader(connection, client_context, "shared memory")
         self._tickets = Tickets()
-        self._attachment = Attachment(region, self._tickets, poller, wiring.config, wiring.counters)
+        self._attachment = Attachment(
+            region, self._tickets, poller, client_context.config, client_context.counters
+        )
         self._attached = False
-        self.gets = SharedGets(region, wiring, self._require, self._send)
-        self.puts = SharedPuts(self._tickets, wiring, self._require, self._send)
+        self.gets = SharedGets(region, client_context, self._require, self._send)
+        self.puts = SharedPuts(self._tickets, client_context, self._require, self._send)
         self.blocked = False
         """The connection refused a message; try again shortly."""
 
@@ -183,7 +185,7 @@ class SharedLane:
         """
         # While blocks remain to be copied, an extra poll is not worth its cost.
         if self._connection.readable or not self.gets.has_more:
-            self._inbox.empty_into(partial(self._take, now=now))
+            self._reply_reader.empty_into(partial(self._take, now=now))
         self.poll(now, readable)
         self.gets.copy()
 

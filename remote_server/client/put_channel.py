@@ -8,10 +8,10 @@ from abc import ABC, abstractmethod
 from math import inf
 
 from remote_server import protocol
+from remote_server.client.client_context import ClientContext, ReplyReader
 from remote_server.client.connection import Connection
 from remote_server.client.put_transfer import PutBatch, PutTransfer
 from remote_server.client.results import Op
-from remote_server.client.wiring import Inbox, Wiring
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -22,15 +22,15 @@ from remote_server.errors import (
 )
 
 
-class PutLane(ABC):
+class PutChannel(ABC):
     """All puts of one client over one transport, oldest first."""
 
-    def __init__(self, wiring: Wiring, most_bytes: int) -> None:
+    def __init__(self, client_context: ClientContext, most_bytes: int) -> None:
         """`most_bytes` is the window."""
-        self._session = wiring.session
-        self._config = wiring.config
-        self._counters = wiring.counters
-        self._next_request_id = wiring.next_request_id
+        self._session = client_context.session
+        self._config = client_context.config
+        self._counters = client_context.counters
+        self._next_request_id = client_context.next_request_id
         self._transfers: dict[PutTransfer, None] = {}
         self._batches: dict[int, PutBatch] = {}
         self._window_bytes = 0
@@ -195,7 +195,7 @@ class PutLane(ABC):
         assert not any(transfer.settled for transfer in self._transfers), "a settled put is listed"
 
 
-class TcpPuts(PutLane):
+class TcpPuts(PutChannel):
     """All puts of one client over tcp, oldest first: rows are sent without a copy.
 
     A batch is one `Put` message of about `batch_bytes`. libzmq sends large rows from where they
@@ -208,10 +208,10 @@ class TcpPuts(PutLane):
     their own deadlines. A block that had arrived the first time then exists already.
     """
 
-    def __init__(self, connection: Connection, wiring: Wiring) -> None:
-        super().__init__(wiring, wiring.config.put_window_bytes)
+    def __init__(self, connection: Connection, client_context: ClientContext) -> None:
+        super().__init__(client_context, client_context.config.put_window_bytes)
         self._connection = connection
-        self._inbox = Inbox(connection, wiring, "puts")
+        self._reply_reader = ReplyReader(connection, client_context, "puts")
         self._settling: dict[PutTransfer, None] = {}
         """Settled, and waiting for libzmq to release their rows."""
         self.blocked = False
@@ -249,7 +249,7 @@ class TcpPuts(PutLane):
         """Process the replies that have come."""
         if not self._batches and not self._connection.readable:
             return
-        self._inbox.empty_into(self._take)
+        self._reply_reader.empty_into(self._take)
 
     def _take(self, reply: protocol.Reply) -> None:
         if self.awaits(reply.request_id):
