@@ -196,10 +196,9 @@ class LookupState:
             if reason in FOR_NOW:
                 self.missed_for_now[key] = None
 
-    def answered_again(self, keys: Iterable[bytes], states: bytes | None) -> None:
-        """The reply to a query of keys that were a miss for now, or None without a reply."""
-        self.queried_again = False
-        for key, state in zip(keys, states or (), strict=states is not None):
+    def replied_late(self, keys: Iterable[bytes], states: bytes) -> None:
+        """A reply on keys that were a miss for now: late, or to another query."""
+        for key, state in zip(keys, states, strict=True):
             if self.missed_for_now.pop(key, True) is None:  # else forgotten meanwhile
                 self.states[key] = _STATES[state]
                 self.news = True

@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future
+from enum import Enum, auto
 from functools import partial
 from typing import NamedTuple
 
@@ -39,6 +40,15 @@ MOST_KEYS_UNDER_WAY = 32_768
 UNMEASURED_LINK = 512 << 20
 
 
+class Kind(Enum):
+    """The relation of a request to a reply."""
+
+    AWAITED = auto()  # the request waits for it
+    AGAIN = auto()  # to a second query of a queued request, which does not wait for it
+    LATE = auto()  # came after the deadline of an awaited one
+    PROBE = auto()  # no request needs it
+
+
 class Answer(NamedTuple):
     """A lookup that ended, passed from the client's I/O thread to the scheduler thread."""
 
@@ -52,8 +62,7 @@ class Answer(NamedTuple):
     """The server's reply, one state a key; None without a reply."""
     reason: Missed
     """Why there was no reply."""
-    is_awaited: bool
-    """Whether the request waited for it."""
+    kind: "Kind"
 
 
 class Lookups:
@@ -403,8 +412,9 @@ class Lookups:
             now_s = self._clock()
             wait.sent(now_s)
             self._keys_under_way += len(keys)
-            self._send_lookup(namespace, keys).add_done_callback(
-                partial(self._on_found, wait, wait.generation, keys, now_s, is_awaited=True)
+            late = partial(self._on_late, wait, wait.generation, keys, now_s)
+            self._send_lookup(namespace, keys, late).add_done_callback(
+                partial(self._on_found, Kind.AWAITED, wait, wait.generation, keys, now_s)
             )
 
     def _query_again(self, wait: LookupState, namespace: str | None) -> None:
@@ -416,17 +426,20 @@ class Lookups:
         keys = [*wait.missed_for_now]
         self._keys_under_way += len(keys)
         self._send_lookup(namespace, keys).add_done_callback(
-            partial(self._on_found, wait, wait.generation, keys, self._clock(), is_awaited=False)
+            partial(self._on_found, Kind.AGAIN, wait, wait.generation, keys, self._clock())
         )
 
-    def _send_lookup(self, namespace: str, keys: list[bytes]) -> "Future[Found]":
-        return self._client.lookup(namespace, keys, timeout_s=self._patience.lookup_s)
+    def _send_lookup(
+        self, namespace: str, keys: list[bytes], on_late: Callable[[Found], None] | None = None
+    ) -> "Future[Found]":
+        timeout_s = self._patience.lookup_s
+        return self._client.lookup(namespace, keys, timeout_s=timeout_s, on_late=on_late)
 
     def _probe(self, namespace: str) -> None:
         key = self._probe_key
         if key is not None and self._client.ready and self._pause.take_probe():
             self._send_lookup(namespace, [key]).add_done_callback(
-                partial(self._on_found, None, 0, [key], self._clock(), is_awaited=False)
+                partial(self._on_found, Kind.PROBE, None, 0, [key], self._clock())
             )
 
     def _worth_fetching(self, wait: LookupState, keys: list[bytes], *, round_trips: int) -> bool:
@@ -439,28 +452,32 @@ class Lookups:
     # ── answers ──────────────────────────────────────────────────────────────────────────
 
     def _take_answers(self) -> None:
-        """Apply the replies from the I/O thread, in order of arrival."""
+        """Apply what the I/O thread has handed over, in the order in which it came."""
         while self._answers:
             answer = self._answers.popleft()
             self._learn(answer)
-            wait = answer.wait
-            if wait is not None:
-                self._keys_under_way -= len(answer.keys)
-            if wait is None or answer.generation != wait.generation:
+            wait, kind, states = answer.wait, answer.kind, answer.states
+            if wait is None:
                 continue
-            if not answer.is_awaited:
-                wait.answered_again(answer.keys, answer.states)
-            elif answer.states is not None:
-                wait.answered(answer.keys, answer.states, answer.ended_s)
-            else:
+            if kind is not Kind.LATE:
+                self._keys_under_way -= len(answer.keys)
+            if answer.generation != wait.generation:
+                continue
+            if kind is Kind.AGAIN:
+                wait.queried_again = False
+            if kind is Kind.AWAITED and states is not None:
+                wait.answered(answer.keys, states, answer.ended_s)
+            elif kind is Kind.AWAITED:
                 wait.unanswered(answer.keys, answer.reason, answer.ended_s)
+            elif states is not None:
+                wait.replied_late(answer.keys, states)
 
     def _learn(self, answer: Answer) -> None:
         """Record the round trip, if it ended by a reply or by its deadline."""
         in_time = answer.states is not None
-        if not answer.is_awaited:
+        if answer.kind in (Kind.AGAIN, Kind.PROBE):
             self._pause.probed(in_time=in_time)
-        elif in_time or answer.reason is Missed.LOOKUP_LATE:
+        elif answer.kind is Kind.AWAITED and (in_time or answer.reason is Missed.LOOKUP_LATE):
             seconds = answer.ended_s - answer.sent_s
             self._counters.observe(metrics.LOOKUP_DURATION, seconds)
             self._break_even.link.lookup_took(seconds)
@@ -471,13 +488,12 @@ class Lookups:
     @never_raises(lambda: None)
     def _on_found(
         self,
+        kind: Kind,
         wait: LookupState | None,
         generation: int,
         keys: list[bytes],
         sent_s: float,
         reply: "Future[Found]",
-        *,
-        is_awaited: bool,
     ) -> None:
         states, reason = None, Missed.LOOKUP_FAILED
         if not reply.cancelled():
@@ -488,8 +504,17 @@ class Lookups:
                 reason = Missed.LOOKUP_LATE
             elif isinstance(error, ServerUnavailable):
                 reason = Missed.UNAVAILABLE
-        answer = Answer(sent_s, self._clock(), wait, generation, keys, states, reason, is_awaited)
+        answer = Answer(sent_s, self._clock(), wait, generation, keys, states, reason, kind)
         self._answers.append(answer)
+
+    @never_raises(lambda: None)
+    def _on_late(
+        self, wait: LookupState, generation: int, keys: list[bytes], sent_s: float, found: Found
+    ) -> None:
+        reason, now_s = Missed.LOOKUP_LATE, self._clock()
+        self._answers.append(
+            Answer(sent_s, now_s, wait, generation, keys, found.states, reason, Kind.LATE)
+        )
 
     def count_hook_error(self, hook: str) -> None:
         """One exception of ours was kept from the client's thread."""

@@ -20,6 +20,9 @@ from remote_server.errors import (
     RequestRefused,
 )
 
+# Requests whose replies may come after their deadlines. Those of older ones are of no use.
+MAX_LATE = 256
+
 
 class ControlChannel:
     """Sends small requests in order, a bounded number at a time, and matches replies to them."""
@@ -34,6 +37,8 @@ class ControlChannel:
         self._asks: dict[Ask, None] = {}
         self._queue: deque[tuple[Ask, int]] = deque()
         self._in_flight: dict[int, tuple[Ask, int]] = {}
+        self._late: dict[int, tuple[Ask, int]] = {}
+        """Messages whose request ended at its deadline, the oldest first."""
         self._now = 0.0
         self.wake_at = inf
         self.blocked = False
@@ -89,6 +94,7 @@ class ControlChannel:
         ask, number = self._in_flight.get(reply.request_id, (None, 0))
         if ask is None:
             self._counters["late_replies"] += 1
+            self._take_late(reply)
             return
         refused = isinstance(reply, protocol.Error)
         if not refused and not ask.fits(reply, ask.parts[number]):
@@ -96,10 +102,6 @@ class ControlChannel:
             self._counters["protocol_errors"] += 1
             return
         del self._in_flight[reply.request_id]
-        if ask.ended:
-            self._counters["late_replies"] += 1
-            self._session.breaker.answered_late(self._now - (ask.deadline - ask.timeout_s))
-            return
         self._session.breaker.answered()
         if isinstance(reply, protocol.Error):
             self._counters["refused"] += 1
@@ -111,6 +113,19 @@ class ControlChannel:
         ask.num_replies += 1
         if ask.num_replies == len(ask.parts):
             self._end(ask, ask.replies)
+
+    def _take_late(self, reply: protocol.Reply) -> None:
+        """A reply to a request that has ended at its deadline, or to none."""
+        ask, number = self._late.pop(reply.request_id, (None, 0))
+        if ask is None:
+            return
+        self._session.breaker.answered_late(self._now - (ask.deadline - ask.timeout_s))
+        if isinstance(reply, protocol.Error) or not ask.fits(reply, ask.parts[number]):
+            return
+        ask.replies[number] = reply
+        ask.num_replies += 1
+        if ask.end_late is not None and ask.num_replies == len(ask.parts):
+            ask.end_late(ask.replies)
 
     def expire(self, now: float) -> None:
         """End the requests whose deadline has passed."""
@@ -129,6 +144,7 @@ class ControlChannel:
             if hellos or not ask.always:
                 self._end(ask, error)
         self._queue = deque(entry for entry in self._queue if not entry[0].ended)
+        self._late.clear()
 
     def _end(self, ask: Ask, result: list[Any] | KVFerryError) -> None:
         self._asks.pop(ask, None)
@@ -137,11 +153,12 @@ class ControlChannel:
         ask.ended = True
         # Replies to an ended request are late. Without this a silent server would fill the limit.
         if ask.num_sent > ask.num_replies:
-            self._in_flight = {
-                request_id: entry
-                for request_id, entry in self._in_flight.items()
-                if entry[0] is not ask
-            }
+            sent = [number for number, entry in self._in_flight.items() if entry[0] is ask]
+            late = {number: self._in_flight.pop(number) for number in sent}
+            if isinstance(result, DeadlineExceeded):
+                self._late |= late
+            for number in [*self._late][:-MAX_LATE]:
+                del self._late[number]
         ask.end(result)
 
     def awaits(self, request_id: int) -> bool:
@@ -159,6 +176,7 @@ class ControlChannel:
         assert all(ask.ended or ask in self._asks for ask, _ in waiting), waiting
         assert all(not ask.ended for ask in self._asks), "an ended request is still listed"
         assert len(self._in_flight) <= self._max_in_flight, "too many in flight"
+        assert len(self._late) <= MAX_LATE, "too many late"
 
 
 def _reason(error: KVFerryError) -> str:

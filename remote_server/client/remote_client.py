@@ -169,9 +169,15 @@ class RemoteClient:
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def lookup(
-        self, namespace: str, keys: Sequence[bytes], *, timeout_s: float = 0.05
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        *,
+        timeout_s: float = 0.05,
+        on_late: Callable[[protocol.Found], None] | None = None,
     ) -> "Future[protocol.Found]":
-        """Query which of `keys` are there: one state per key, and the readable prefix.
+        """Query which of `keys` are there: one state per key, and the readable prefix. A reply
+        that comes after the deadline goes to `on_late`, on the I/O thread and at most once.
 
         Raises, through the future, `ServerUnavailable`, `DeadlineExceeded`, `RequestRefused`, or
         `LocalProtocolError` for keys or a namespace that the protocol cannot carry. So do `touch`,
@@ -179,7 +185,7 @@ class RemoteClient:
         """
         future = _future(protocol.Found)
         self._loop.mailbox.submit(
-            requests.lookup(future, namespace, list(keys), _seconds(timeout_s))
+            requests.lookup(future, namespace, list(keys), _seconds(timeout_s), on_late)
         )
         return future
 

@@ -31,6 +31,9 @@ class Ask:
     end: Callable[[list[Any] | KVFerryError], None]
     """Receives the replies in the order of the messages, or the error."""
 
+    end_late: Callable[[list[Any]], None] | None = field(default=None, kw_only=True)
+    """Receives the replies that were complete only after the deadline, at most once."""
+
     timeout_s: float
     """Counts from when the I/O thread takes the request over."""
 
@@ -82,9 +85,14 @@ def _hello(declaration: Declaration, client_name: str) -> Build:
 
 
 def lookup(
-    future: "Future[protocol.Found]", namespace: str, keys: Sequence[bytes], timeout_s: float
+    future: "Future[protocol.Found]",
+    namespace: str,
+    keys: Sequence[bytes],
+    timeout_s: float,
+    on_late: Callable[[protocol.Found], None] | None = None,
 ) -> Ask:
-    """`future` receives one `Found` for all of `keys`, from any number of messages."""
+    """`future` receives one `Found` for all of `keys`, from any number of messages. After its
+    deadline `on_late` receives it instead."""
 
     def fits(reply: protocol.Reply, part: Build) -> bool:
         return (
@@ -104,8 +112,11 @@ def lookup(
             request_id=last.request_id, epoch=last.epoch, prefix=prefix, states=states
         )
 
-    split = _by_keys(protocol.Lookup, namespace, keys)
-    return Ask(Op.LOOKUP, split, fits, _resolve(future, merge), timeout_s, namespace)
+    end_late = None if on_late is None else lambda replies: on_late(merge(replies))
+    return Ask(
+        Op.LOOKUP, _by_keys(protocol.Lookup, namespace, keys), fits, _resolve(future, merge),
+        timeout_s, namespace, end_late=end_late,
+    )  # fmt: skip
 
 
 def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], timeout_s: float) -> Ask:

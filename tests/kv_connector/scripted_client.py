@@ -1,6 +1,6 @@
 """A stand-in for `RemoteClient` whose futures the test completes, and an engine around the tier."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -26,12 +26,16 @@ class Asked:
     keys: list[bytes]
     rows: Sequence[memoryview]
     reply: "Future[Any]" = field(default_factory=Future)
+    on_late: Callable[[Found], None] | None = None
 
     def found(self, *states: KeyState) -> None:
+        """The reply comes, in time or after the deadline."""
         prefix = next((i for i, s in enumerate(states) if s != KeyState.READABLE), len(states))
-        self.reply.set_result(
-            Found(request_id=1, epoch="e", prefix=prefix, states=bytes(list(states)))
-        )
+        found = Found(request_id=1, epoch="e", prefix=prefix, states=bytes(list(states)))
+        if not self.reply.done():
+            self.reply.set_result(found)
+        elif self.on_late is not None:
+            self.on_late(found)
 
     def landed(self, *indices: int) -> None:
         """These rows arrived; the rest stalled."""
@@ -77,8 +81,17 @@ class ScriptedClient:
     def forget(self, namespace: str) -> None:
         self.forgotten.append(namespace)
 
-    def lookup(self, namespace: str, keys: Sequence[bytes], *, timeout_s: float) -> "Future[Any]":
-        return self._ask("lookup", namespace, keys)
+    def lookup(
+        self,
+        namespace: str,
+        keys: Sequence[bytes],
+        *,
+        timeout_s: float,
+        on_late: Callable[[Found], None] | None = None,
+    ) -> "Future[Any]":
+        reply = self._ask("lookup", namespace, keys)
+        self.asked[-1].on_late = on_late
+        return reply
 
     def get(
         self, namespace: str, keys: Any, rows: Any, *, stall_s: float, timeout_s: float

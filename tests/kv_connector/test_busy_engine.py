@@ -148,6 +148,29 @@ def test_a_request_that_the_engine_could_not_admit_is_looked_up_again_after_a_la
     assert engine.tier.totals()[metrics.MISSED_BLOCKS, "lookup_late"] == 3
 
 
+def test_a_reply_that_came_after_its_deadline_and_before_the_next_lookup_is_used(engine: Engine):
+    """The engine was in a step meanwhile: it could not have used a sooner one sooner."""
+    context, keys = engine.request("r", 3)
+    engine.lookup(context, keys)
+    engine.step()
+    be_late(engine)
+    engine.client.last("lookup").found(READABLE, READABLE, ABSENT)
+    assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS"]
+    assert (metrics.MISSED_BLOCKS, "lookup_late") not in engine.tier.totals()
+    engine.step()
+    assert engine.client.count("lookup") == 1
+
+
+def test_a_late_reply_of_before_a_reset_is_dropped(engine: Engine):
+    context, keys = engine.request("r", 1)
+    engine.lookup(context, keys)
+    engine.step()
+    be_late(engine)
+    engine.tier.drain_jobs()
+    engine.client.last("lookup").found(READABLE)
+    assert engine.lookup(context, keys) == ["RETRY"]
+
+
 def test_a_request_that_the_engine_admitted_with_a_late_answer_is_not_looked_up_again(
     engine: Engine,
 ):

@@ -23,7 +23,18 @@ from remote_server.client import GetOutcome
 from remote_server.client.connection import Connection
 from remote_server.client.get_channel import ABANDON_S
 from remote_server.errors import DeadlineExceeded
-from remote_server.protocol import Clear, Get, Lookup, Put, PutOutcome, Stats, Stored, Touch
+from remote_server.protocol import (
+    Clear,
+    Found,
+    Get,
+    KeyState,
+    Lookup,
+    Put,
+    PutOutcome,
+    Stats,
+    Stored,
+    Touch,
+)
 from remote_server.sizes import MiB
 
 pytest_plugins = ["client_fixtures"]
@@ -77,6 +88,40 @@ def test_time_in_which_the_io_thread_could_not_run_is_not_the_servers(timed, fak
     fake.do(lambda: fake.answer(asked))
     assert future.exception(PATIENCE_S) is None
     assert timed.counters()[f"timeouts_{op}"] == 0
+
+
+def test_a_late_reply_is_handed_over_and_ends_the_silence_that_opens_the_breaker(
+    timed, fake, clock
+):
+    fake.silence(Lookup)
+    late: list[Found] = []
+    futures = [timed.lookup(NAMESPACE, [key(n)], on_late=late.append) for n in range(3)]
+    asked = fake.wait_for(Lookup, 3)
+    turn(timed)
+    clock.advance(0.051)
+    for future in futures:
+        assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
+    fake.do(lambda: [fake.answer(one) for one in asked])
+    eventually(lambda: len(late) == 3)
+    assert [found.states for found in late] == [bytes([KeyState.ABSENT])] * 3
+    clock.advance(0.2)
+    turn(timed)
+    assert timed.ready, "the server was late and not silent"
+    assert timed.counters()["late_replies"] == 3
+    timed.check()
+
+
+def test_a_late_reply_of_a_lost_connection_is_handed_to_nothing(timed, fake, clock):
+    fake.silence(Lookup)
+    late: list[Found] = []
+    future = timed.lookup(NAMESPACE, [key(1)], on_late=late.append)
+    (asked,) = fake.wait_for(Lookup)
+    clock.advance(0.051)
+    assert isinstance(future.exception(PATIENCE_S), DeadlineExceeded)
+    timed.cancel_all(PATIENCE_S)
+    fake.do(lambda: fake.answer(asked))
+    eventually(lambda: timed.counters()["late_replies"] == 1)
+    assert not late
 
 
 def test_lookups_that_never_left_time_out_too(fake, make_client, clock):
