@@ -37,10 +37,12 @@ class Backlog:
 
     def held(self, keys: Iterable[bytes]) -> None:
         """The server holds these keys now."""
-        for key in keys:
-            self._due.pop(key, None)
-            self._held.pop(key, None)
-            self._held[key] = None
+        held = dict.fromkeys(keys)
+        for known in (self._due, self._held):
+            if known and not known.keys().isdisjoint(held):
+                for key in held:
+                    known.pop(key, None)
+        self._held |= held
         _drop_oldest(self._held, self._most_keys)
 
     def missing(self, keys: Iterable[bytes]) -> int:

@@ -185,8 +185,8 @@ class Transfers:
     ) -> None:
         try:
             got = reply.result()
-            for outcome in got.outcomes:
-                self._counters.count(metrics.LOADED_BLOCKS, label=outcome.value)
+            for outcome, number in Counter(got.outcomes).items():
+                self._counters.count(metrics.LOADED_BLOCKS, number, label=outcome.value)
             self._counters.count(metrics.LOADED_BYTES, got.bytes)
             landed = [keys[index] for index in got.landed]
             lost = sorted(set(keys).difference(landed))
@@ -319,10 +319,13 @@ class Transfers:
             ended = self._ended.popleft()
             # vLLM ends its process over a job that is reported twice.
             if (job := self._open.pop(ended.result.job_id, None)) is not None:
+                loading = self._loading
                 for key in job.lost:
-                    self._loading[key] -= 1
-                    if self._loading[key] <= 0:
-                        del self._loading[key]
+                    others = loading.get(key, 0) - 1
+                    if others > 0:
+                        loading[key] = others
+                    else:
+                        loading.pop(key, None)
                 yield ended._replace(is_load=job.is_load)
 
     def _begin(
