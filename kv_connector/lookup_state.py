@@ -71,6 +71,9 @@ class LookupState:
     judged: bool = False
     """Whether break-even was applied to the blocks that the replies found."""
     admitted: bool = False
+    """Whether its wait was observed. The engine may lack the blocks for it all the same."""
+    scheduled: bool = False
+    """Whether the engine computes it."""
     refusal: Missed | None = None
     """At the last lookup: why every key is a miss, or None."""
     out_of_time: bool = False
@@ -93,7 +96,7 @@ class LookupState:
     """At the last lookup: one of its keys in a load that was under way or about to begin."""
     missed_for_now: dict[bytes, None] = field(default_factory=dict)
     """Keys that are a miss `FOR_NOW`, in prefix order. They are queried again until the engine
-    admits the request. No admission waits for that."""
+    schedules the request. No admission waits for that."""
     queried_again: bool = False
     """Whether such a query is under way."""
     loads: int = 0
@@ -213,6 +216,7 @@ class LookupState:
         failed = [key for key, state in self.states.items() if state is Missed.LOAD_FAILED]
         self._forget()
         self.give_up(failed, Missed.LOAD_FAILED)
+        self.scheduled = False
 
     def forget_answers(self) -> None:
         """The weights may have changed: drop replies that belong to the old ones."""

@@ -229,9 +229,11 @@ class Lookups:
         """The request was scheduled. A bare tier detects the admission only here, and sees no
         deferral."""
         wait = self._waits.get(request_id)
-        if wait is not None and wait.lookup_steps and not wait.admitted:
-            waited_s = self._clock() - wait.first_lookup_s
-            self._observe_wait(wait, waited_s, self._step - wait.first_step)
+        if wait is not None:
+            wait.scheduled = True
+            if wait.lookup_steps and not wait.admitted:
+                waited_s = self._clock() - wait.first_lookup_s
+                self._observe_wait(wait, waited_s, self._step - wait.first_step)
         self._room.release(request_id)
 
     def _observe_wait(self, wait: LookupState, seconds: float, steps: int) -> None:
@@ -395,7 +397,7 @@ class Lookups:
                 if self._keys_under_way and keys_then > MOST_KEYS_UNDER_WAY:
                     break  # the others are sent in a later step; their budget has not begun
                 self._query(wait, namespace)
-            elif wait.missed_for_now and not wait.admitted:
+            elif wait.missed_for_now and not wait.scheduled:
                 self._query_again(wait, namespace)
 
     def server_came_back(self) -> None:
@@ -422,8 +424,10 @@ class Lookups:
         lookup of what was a miss. Until its reply is here the keys stay misses: no time is lost."""
         if namespace is None or wait.queried_again or self._pause.paused or not self._client.ready:
             return
-        wait.queried_again = True
         keys = [*wait.missed_for_now]
+        if self._keys_under_way and self._keys_under_way + len(keys) > MOST_KEYS_UNDER_WAY:
+            return
+        wait.queried_again = True
         self._keys_under_way += len(keys)
         self._send_lookup(namespace, keys).add_done_callback(
             partial(self._on_found, Kind.AGAIN, wait, wait.generation, keys, self._clock())

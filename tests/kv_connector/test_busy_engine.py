@@ -184,6 +184,32 @@ def test_a_request_that_the_engine_admitted_with_a_late_answer_is_not_looked_up_
     assert engine.client.count("lookup") == 1
 
 
+def test_a_request_that_lacked_blocks_of_the_engine_is_looked_up_again(engine: Engine):
+    """vLLM had its answer, and no room in its KV cache."""
+    context, keys = engine.request("r", 2)
+    engine.lookup(context, keys)
+    engine.step()
+    be_late(engine)
+    assert engine.lookup(context, keys) == ["MISS"] * 2
+    engine.tier.admitted("r", [])
+    engine.step()
+    assert engine.client.count("lookup") == 2
+
+
+def test_second_lookups_leave_room_for_first_ones(engine: Engine, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(lookups, "MOST_KEYS_UNDER_WAY", 5)
+    late = [engine.request(f"late {number}", 3) for number in range(3)]
+    for context, keys in late:
+        engine.lookup(context, keys)
+        engine.step()
+        be_late(engine)
+        engine.lookup(context, keys)
+    before = engine.client.count("lookup")
+    for _ in range(4):
+        engine.step()
+    assert engine.client.count("lookup") == before + 1, "three keys are under way, five may be"
+
+
 def test_a_server_that_stays_late_is_asked_by_one_lookup_at_a_time_of_a_queued_request(
     engine: Engine,
 ):
