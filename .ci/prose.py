@@ -20,7 +20,7 @@ INSTEAD_OF = {
     r"whoever|whomever|whosoever": "name the thing that does it",
     r"tells?|told|says?|said|heard": "things send, record, return, report, log, print, state",
     r"farewell|bids?|lies|thereof|therein": "use the field's word",
-    r"is but|are but|what is but": "use `only`",
+    r"is but|are but": "use `only`",
 }
 """Retired words, as patterns, and their replacements."""
 

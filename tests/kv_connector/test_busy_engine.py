@@ -3,6 +3,7 @@
 import pytest
 from scripted_client import Engine
 from tiered_engine import TieredEngine
+from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
 from kv_connector import lookups, metrics
 from kv_connector.lookup_state import MOST_LOADS_OF_A_KEY
@@ -126,14 +127,20 @@ def be_late(engine: Engine) -> None:
     engine.client.last("lookup").reply.set_exception(DeadlineExceeded("late"))
 
 
+def late_request(engine: Engine, num_keys: int) -> tuple[ReqContext, list[OffloadKey]]:
+    """A request whose lookup has met its deadline since the engine's last step."""
+    context, keys = engine.request("r", num_keys)
+    engine.lookup(context, keys)
+    engine.step()
+    be_late(engine)
+    return context, keys
+
+
 def test_a_request_that_the_engine_could_not_admit_is_looked_up_again_after_a_late_answer(
     engine: Engine,
 ):
     """And while it is, an engine that has a place for it waits for nothing."""
-    context, keys = engine.request("r", 3)
-    engine.lookup(context, keys)
-    engine.step()
-    be_late(engine)
+    context, keys = late_request(engine, 3)
     assert engine.lookup(context, keys) == ["MISS"] * 3
     engine.step()
     assert engine.client.count("lookup") == 2
@@ -150,10 +157,7 @@ def test_a_request_that_the_engine_could_not_admit_is_looked_up_again_after_a_la
 
 def test_a_reply_that_came_after_its_deadline_and_before_the_next_lookup_is_used(engine: Engine):
     """The engine was in a step meanwhile: it could not have used a sooner one sooner."""
-    context, keys = engine.request("r", 3)
-    engine.lookup(context, keys)
-    engine.step()
-    be_late(engine)
+    context, keys = late_request(engine, 3)
     engine.client.last("lookup").found(READABLE, READABLE, ABSENT)
     assert engine.lookup(context, keys) == ["HIT", "HIT", "MISS"]
     assert (metrics.MISSED_BLOCKS, "lookup_late") not in engine.tier.totals()
@@ -162,10 +166,7 @@ def test_a_reply_that_came_after_its_deadline_and_before_the_next_lookup_is_used
 
 
 def test_a_late_reply_of_before_a_reset_is_dropped(engine: Engine):
-    context, keys = engine.request("r", 1)
-    engine.lookup(context, keys)
-    engine.step()
-    be_late(engine)
+    context, keys = late_request(engine, 1)
     engine.tier.drain_jobs()
     engine.client.last("lookup").found(READABLE)
     assert engine.lookup(context, keys) == ["RETRY"]
@@ -174,10 +175,7 @@ def test_a_late_reply_of_before_a_reset_is_dropped(engine: Engine):
 def test_a_request_that_the_engine_admitted_with_a_late_answer_is_not_looked_up_again(
     engine: Engine,
 ):
-    context, keys = engine.request("r", 3)
-    engine.lookup(context, keys)
-    engine.step()
-    be_late(engine)
+    context, keys = late_request(engine, 3)
     assert engine.lookup(context, keys) == ["MISS"] * 3
     engine.tier.on_schedule_end(engine.scheduled("r"))
     engine.step()
@@ -186,10 +184,7 @@ def test_a_request_that_the_engine_admitted_with_a_late_answer_is_not_looked_up_
 
 def test_a_request_that_lacked_blocks_of_the_engine_is_looked_up_again(engine: Engine):
     """vLLM had its answer, and no room in its KV cache."""
-    context, keys = engine.request("r", 2)
-    engine.lookup(context, keys)
-    engine.step()
-    be_late(engine)
+    context, keys = late_request(engine, 2)
     assert engine.lookup(context, keys) == ["MISS"] * 2
     engine.tier.admitted("r", [])
     engine.step()
@@ -252,10 +247,7 @@ def test_a_block_that_was_being_written_for_longer_than_the_budget_is_used_once_
 
 
 def test_what_was_looked_up_again_before_a_preemption_is_dropped(engine: Engine):
-    context, keys = engine.request("r", 1)
-    engine.lookup(context, keys)
-    engine.step()
-    be_late(engine)
+    context, keys = late_request(engine, 1)
     engine.lookup(context, keys)
     engine.step()
     old = engine.client.last("lookup")

@@ -51,7 +51,7 @@ class Router:
 
 
 class Posted(SendQueues):
-    """SendQueues that note each reply when it is made, whatever becomes of it."""
+    """Send queues that record each reply when it is made, sent or not."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
