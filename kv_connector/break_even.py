@@ -237,7 +237,7 @@ class LookupBreaker:
 
     def take_probe(self) -> bool:
         """Whether to send a probe now, a lookup that no request waits for. The caller reports its
-        end with `probed`."""
+        end with `probed`. One probe is under way at a time, and one more for each late reply."""
         if not self.paused or self.clock() < self._probe_at_s:
             return False
         self._probe_at_s = inf
@@ -249,6 +249,11 @@ class LookupBreaker:
             self.forget()
         elif self.paused:
             self._begin(self.clock())
+
+    def replied_late(self) -> None:
+        """The reply to a lookup came after its deadline: the server is there. Probe at once, to
+        find out whether it is in time again."""
+        self._probe_at_s = min(self._probe_at_s, self.clock())
 
     def forget(self) -> None:
         """End the pause: a lookup was in time, or the server is another one."""

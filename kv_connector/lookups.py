@@ -481,6 +481,8 @@ class Lookups:
         in_time = answer.states is not None
         if answer.kind in (Kind.AGAIN, Kind.PROBE):
             self._pause.probed(in_time=in_time)
+        elif answer.kind is Kind.LATE:
+            self._pause.replied_late()
         elif answer.kind is Kind.AWAITED and (in_time or answer.reason is Missed.LOOKUP_LATE):
             seconds = answer.ended_s - answer.sent_s
             self._counters.observe(metrics.LOOKUP_DURATION, seconds)

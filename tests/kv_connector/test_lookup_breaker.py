@@ -102,6 +102,28 @@ def test_a_probe_that_fails_makes_the_pause_longer(engine: Engine, error: Except
     assert engine.client.count("lookup") == asked + 1
 
 
+def test_a_reply_that_was_late_brings_the_next_probe_forward(engine: Engine):
+    """A server that stood still answers what it was asked as soon as it goes on."""
+    fail_lookups(engine)
+    late = engine.client.last("lookup")
+    for _ in range(4):
+        ask(engine, "paused")
+        engine.clock.now += LONGEST_PAUSE_S
+        engine.step()
+        engine.client.last("lookup").reply.set_exception(DeadlineExceeded("late"))
+        engine.step()
+    asked = engine.client.count("lookup")
+    ask(engine, "still paused")
+    assert engine.client.count("lookup") == asked
+    late.found(KeyState.ABSENT, KeyState.ABSENT)
+    for _ in range(3):
+        ask(engine, "still paused")
+    assert engine.client.count("lookup") == asked + 1, "one for the reply"
+    engine.client.last("lookup").found(KeyState.ABSENT)
+    engine.step()
+    assert ask(engine, "after") == ["RETRY"] * 2
+
+
 def test_a_server_that_was_away_and_came_back_is_asked_at_once(engine: Engine):
     fail_lookups(engine)
     engine.client.ready = False
@@ -122,7 +144,7 @@ def test_a_request_that_has_asked_before_the_pause_may_use_its_answer(engine: En
     assert engine.lookup(early, keys) == ["HIT"] * 2
 
 
-def test_pauses_grow_to_a_limit_and_late_answers_meanwhile_change_nothing():
+def test_pauses_grow_to_a_limit_and_lookups_that_end_late_meanwhile_change_nothing():
     clock = Clock()
     pause = LookupBreaker(clock)
     for _ in range(LATE_IN_A_ROW):
