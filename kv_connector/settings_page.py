@@ -11,7 +11,7 @@ import msgspec
 
 from kv_connector.config import ConnectorConfig
 from remote_server.server.config import ServerConfig
-from remote_server.settings_text import table
+from remote_server.server.settings import table
 
 TABLES: dict[str, type[msgspec.Struct]] = {"server": ServerConfig, "connector": ConnectorConfig}
 

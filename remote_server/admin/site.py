@@ -20,14 +20,13 @@ import msgspec
 from aiohttp import web
 
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
-from remote_server.admin.summary import shown, summary
 from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
 from remote_server.http_address import BACKLOG, Address
 from remote_server.plain_text import FewLines
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
 from remote_server.server.server import Server
-from remote_server.server.snapshot import Snapshot
+from remote_server.server.snapshot import Snapshot, shown, summary
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from remote_server.client.region import WORD_BYTES, ArenaView, RegisteredRegion
 from remote_server.errors import RemoteProtocolError
 from remote_server.fault_points import Pause, Point
 from remote_server.protocol import Leased
-from remote_server.shm.copying import copy_and_hash_group, copy_group, group_blocks
+from remote_server.shm.mapping import copy_and_hash_group, copy_group, group_blocks
 
 
 @dataclass(slots=True)

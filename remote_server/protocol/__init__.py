@@ -5,8 +5,7 @@ block bytes. The header is a map whose `type` names one of the structs below. PR
 the same for clients in other languages; the golden bytes in `tests/remote_server/test_protocol.py`
 keep both equal.
 
-Client and server share these files: `limits`, then `requests` and `replies`, `local` for the socket
-on one host, and `codec`.
+Client and server share these files: `limits`, `messages` and `codec`.
 """
 
 from remote_server.protocol.codec import (
@@ -49,44 +48,40 @@ from remote_server.protocol.limits import (
     check_names,
     read_key,
 )
-from remote_server.protocol.local import (
+from remote_server.protocol.messages import (
     Attach,
     Attached,
-    LocalMessage,
-    NotAttached,
-)
-from remote_server.protocol.replies import (
     Blocks,
+    Clear,
     Cleared,
     Error,
     Found,
-    Got,
-    Kept,
-    Leased,
-    NamespaceStats,
-    Reply,
-    StatsReply,
-    Stored,
-    TierStats,
-    Touched,
-    Verified,
-    Welcome,
-)
-from remote_server.protocol.requests import (
-    Clear,
     Get,
     GetShared,
+    Got,
     Hello,
     Keep,
+    Kept,
+    Leased,
+    LocalMessage,
     Lookup,
     Message,
+    NamespaceStats,
+    NotAttached,
     Put,
     PutShared,
     Release,
+    Reply,
     Request,
     Stats,
+    StatsReply,
+    Stored,
+    TierStats,
     Touch,
+    Touched,
+    Verified,
     Verify,
+    Welcome,
 )
 
 __all__ = [

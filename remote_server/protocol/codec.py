@@ -13,9 +13,7 @@ from remote_server.protocol.limits import (
     MAGIC,
     RequestId,
 )
-from remote_server.protocol.local import LocalMessage
-from remote_server.protocol.replies import Reply
-from remote_server.protocol.requests import Request
+from remote_server.protocol.messages import LocalMessage, Reply, Request
 
 
 class _RequestIdOnly(msgspec.Struct):

@@ -6,11 +6,17 @@ A file is TOML. Settings before its first table apply to every server; `[servers
 several, chosen by `--name`. An unknown flag or key is an error that names the nearest one. An
 unknown `KVFERRY_…` variable is not an error, because container platforms create such variables:
 `KVFERRY_PORT` for a service of that name. One that resembles a setting is logged as a warning.
+
+The meaning of a setting is the docstring below its field, so `--help` and the tables in the
+documentation cannot differ from the code.
 """
 
 import argparse
+import ast
 import difflib
+import inspect
 import logging
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args, get_origin
 
@@ -18,9 +24,61 @@ import msgspec
 
 from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig
-from remote_server.settings_text import described, shown
-from remote_server.sizes import finite_number, parse_bytes, whole_number
+from remote_server.sizes import finite_number, format_bytes, parse_bytes, whole_number
 from remote_server.small_file import read_small, toml_of
+
+
+def described(kind: type[msgspec.Struct]) -> dict[str, str]:
+    """By field, in the order of the fields: its docstring as one line. Raises `LookupError` for a
+    field without one, which is a mistake in this project."""
+    texts: dict[str, str] = {}
+    for one in reversed(kind.__mro__):
+        if issubclass(one, msgspec.Struct) and one is not msgspec.Struct:
+            texts |= _texts_of(one)
+    missing = [name for name in kind.__struct_fields__ if name not in texts]
+    if missing:
+        raise LookupError(f"{kind.__name__}: no docstring below {', '.join(missing)}")
+    return {name: texts[name] for name in kind.__struct_fields__}
+
+
+def table(kind: type[msgspec.Struct]) -> list[str]:
+    """Rows of Markdown: setting, default, meaning."""
+    texts = described(kind)
+    defaults = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    lines = ["| setting | default | meaning |", "|---|---|---|"]
+    for name in texts:
+        default = shown(defaults[name])
+        cell = default if default == "none" else f"`{default}`"
+        lines.append(f"| `{name}` | {cell} | {texts[name]} |")
+    return lines
+
+
+def shown(default: object) -> str:
+    """A default as an operator would write it."""
+    if default in ("", None):
+        return "none"
+    if isinstance(default, bool):
+        return str(default).lower()
+    if isinstance(default, int) and default >= 1 << 20 and not default % (1 << 20):
+        return format_bytes(default).replace(".0 ", "")
+    return str(default)
+
+
+def _texts_of(kind: type) -> dict[str, str]:
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    assert isinstance(body, ast.ClassDef)
+    texts = {}
+    for field, text in zip(body.body, body.body[1:], strict=False):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and isinstance(text, ast.Expr)
+            and isinstance(text.value, ast.Constant)
+            and isinstance(text.value.value, str)
+        ):
+            texts[field.target.id] = " ".join(text.value.value.split())
+    return texts
+
 
 log = logging.getLogger(__name__)
 

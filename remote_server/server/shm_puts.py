@@ -13,7 +13,7 @@ from remote_server.guard import Guard
 from remote_server.protocol import Declined, PutShared, Stored
 from remote_server.server.put import PartedPut, stored_reply
 from remote_server.shm.arena import Arena
-from remote_server.shm.copying import copy_and_hash_group, copy_group, group_blocks
+from remote_server.shm.mapping import copy_and_hash_group, copy_group, group_blocks
 from remote_server.shm.region import Region
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store

@@ -1,13 +1,15 @@
-"""The server at one moment, as plain data that any thread may read."""
+"""The server at one moment, as plain data that any thread may read, and its JSON."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
 from remote_server.protocol import NamespaceStats, TierStats
+from remote_server.server.config import ServerConfig
 from remote_server.server.limits import HeldByOne
-from remote_server.server.metrics import Timings, Traffic
+from remote_server.server.metrics import BOUNDS_S, Timings, Traffic
 
 MAX_HOLDERS = 8
 
@@ -135,3 +137,46 @@ def _added(several: Iterable[msgspec.Struct]) -> dict[str, int]:
 def _together(several: Sequence[Timings]) -> Timings:
     counts = [sum(of_bucket) for of_bucket in zip(*(one.counts for one in several), strict=True)]
     return Timings(counts, sum(one.sum_s for one in several))
+
+
+MASK = "***"
+_SECRET = ("token", "secret", "password", "key")
+"""The last words of settings that are secrets. The path of a secret is not one."""
+
+
+def shown(config: ServerConfig) -> dict[str, Any]:
+    """Every setting by its name; `MASK` in place of a secret that is set."""
+    return {
+        name: MASK if value and name.endswith(_SECRET) else value
+        for name, value in msgspec.structs.asdict(config).items()
+    }
+
+
+PERCENTILES = (50, 90, 99)
+
+
+def summary(snapshot: Snapshot) -> dict[str, Any]:
+    """All of `snapshot`, with counts and percentiles of its histograms."""
+    content: dict[str, Any] = msgspec.to_builtins(snapshot)
+    content["bounds_s"] = list(BOUNDS_S)
+    for name, timings in snapshot.operations.items():
+        operation = content["operations"][name]
+        operation["count"] = sum(timings.counts)
+        for percent in PERCENTILES:
+            operation[f"p{percent}_s"] = percentile(timings.counts, percent)
+    return content
+
+
+def percentile(counts: Sequence[int], percent: float) -> float | None:
+    """The time within which `percent` of the observations lie, interpolated linearly in its bucket;
+    None without observations. Above the last bound it is that bound."""
+    rank = sum(counts) * percent / 100
+    seen = 0
+    for number, count in enumerate(counts):
+        if count and seen + count >= rank:
+            if number == len(BOUNDS_S):
+                return BOUNDS_S[-1]
+            low = BOUNDS_S[number - 1] if number else 0.0
+            return low + (BOUNDS_S[number] - low) * (rank - seen) / count
+        seen += count
+    return None

@@ -26,11 +26,10 @@ from wire_peer import BLOCK_BYTES, Peer, key
 from remote_server import http_address
 from remote_server.admin import site
 from remote_server.admin.admin import Admin, read_token
-from remote_server.admin.summary import MASK, shown
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Lookup
 from remote_server.server.config import ServerConfig
-from remote_server.server.snapshot import Snapshot
+from remote_server.server.snapshot import MASK, Snapshot, shown
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 

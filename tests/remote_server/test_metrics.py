@@ -16,7 +16,6 @@ from wire_peer import Peer, key
 
 from remote_server import protocol
 from remote_server.admin.exposition import exposition, families, largest
-from remote_server.admin.summary import percentile
 from remote_server.protocol import Get, Hello, Lookup, NamespaceStats, Put, Release
 from remote_server.server import metrics
 from remote_server.server.metrics import (
@@ -28,7 +27,7 @@ from remote_server.server.metrics import (
     Meters,
     Traffic,
 )
-from remote_server.server.snapshot import Held
+from remote_server.server.snapshot import Held, percentile
 
 pytestmark = pytest.mark.usefixtures("no_old_answers")
 

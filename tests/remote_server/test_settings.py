@@ -11,7 +11,7 @@ from remote_server.__main__ import main
 from remote_server.errors import ConfigError
 from remote_server.server import settings
 from remote_server.server.config import ServerConfig
-from remote_server.settings_text import described
+from remote_server.server.settings import described
 from remote_server.sizes import GiB
 
 

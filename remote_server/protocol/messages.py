@@ -1,0 +1,374 @@
+"""Messages: requests of a client, replies of the server, and those of the local socket."""
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from remote_server.protocol.limits import (
+    MAX_FRAME_BYTES,
+    MAX_TICKETS,
+    Checksums,
+    Counts,
+    Keys,
+    Namespace,
+    RequestId,
+    ShortText,
+)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", omit_defaults=True):
+    """Unknown fields are ignored, so that a newer peer may send more."""
+
+    request_id: RequestId
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """Declare a namespace and the size of its largest block. Idempotent; also the ping."""
+
+    protocol: int
+    namespace: Namespace
+    block_bytes: Annotated[int, Meta(gt=0, le=MAX_FRAME_BYTES)]
+    client: ShortText = ""
+    fingerprint: dict[ShortText, ShortText] = {}
+
+
+class Lookup(Message, frozen=True, tag="lookup"):
+    """Query which blocks are there. Changes nothing, not even recency."""
+
+    namespace: Namespace
+    keys: Keys
+
+
+class Put(Message, frozen=True, tag="put"):
+    """Store copies of the blocks in the payload frames, one length and checksum per key.
+
+    With `deferred` the reply comes as soon as the sender's memory can be reused; without it, when
+    the blocks are readable. `force` replaces blocks that exist. Without `checksums` nothing is
+    checked: for measuring the cost of checks.
+    """
+
+    namespace: Namespace
+    keys: Keys
+    lengths: Counts
+    checksums: Checksums
+    blocks_per_frame: Annotated[int, Meta(ge=1)] = 1
+    deferred: bool = True
+    force: bool = False
+
+
+class Get(Message, frozen=True, tag="get"):
+    """Request the bytes of `keys`: streamed block by block, or whole in one message.
+
+    With `timed` the replies have `server_us` and `storage_us`. A server that does not know the
+    field ignores it.
+    """
+
+    namespace: Namespace
+    keys: Keys
+    stream: bool = True
+    timed: bool = False
+
+
+class Touch(Message, frozen=True, tag="touch"):
+    """Mark blocks as recently used without reading them."""
+
+    namespace: Namespace
+    keys: Keys
+
+
+class Verify(Message, frozen=True, tag="verify"):
+    """A reader found a bad checksum: hash these again and remove those that are bad."""
+
+    namespace: Namespace
+    keys: Keys
+
+
+class Keep(Message, frozen=True, tag="keep"):
+    """Pin blocks in memory: `keys`, or all that are there now when absent.
+
+    Without `keep`, unpin them.
+    """
+
+    namespace: Namespace
+    keys: Keys | None = None
+    keep: bool = True
+
+
+class PutShared(Message, frozen=True, tag="put_shared"):
+    """A put whose bytes stay in place: the server copies them from the sender's region.
+
+    `region` is that of `Attached`; `offsets` are the beginnings of the blocks in it. The rows are
+    the sender's again when the reply has come, or when the sender has withdrawn the put by setting
+    its ticket (the word number `ticket` of its tickets file) to anything but `ticket_value`: the
+    server reads the ticket after its copy and keeps nothing of a withdrawn put.
+
+    Without `checksums` nothing is checked: for measuring the cost of checks.
+    """
+
+    namespace: Namespace
+    keys: Keys
+    region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    offsets: Counts
+    lengths: Counts
+    checksums: Checksums
+    ticket: Annotated[int, Meta(ge=0, lt=MAX_TICKETS)]
+    ticket_value: Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+    deferred: bool = True
+    force: bool = False
+
+
+class GetShared(Message, frozen=True, tag="get_shared"):
+    """Request a lease on blocks, to be copied from the server's arena. The reply is `Leased`.
+
+    With `checked` the reply has their checksums. `release` are leases that end with this, as if a
+    `Release` had been sent for each before.
+    """
+
+    namespace: Namespace
+    keys: Keys
+    region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+    checked: bool = True
+    release: Counts = []
+
+
+class Release(Message, frozen=True, tag="release"):
+    """The blocks of this lease have been copied, or are not wanted any more. Has no reply."""
+
+    lease: int
+
+
+class Stats(Message, frozen=True, tag="stats"):
+    """Query occupancy and counters. With `fingerprints` also the declared fields of namespaces, and
+    the engines that declared them."""
+
+    fingerprints: bool = False
+
+
+class Clear(Message, frozen=True, tag="clear"):
+    """Remove every block of one namespace, or of all when `namespace` is absent.
+
+    `forget` also undoes the namespace's declarations.
+    """
+
+    namespace: Namespace | None = None
+    forget: bool = False
+
+
+Request = (
+    Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | PutShared | GetShared | Release
+    | Keep
+)  # fmt: skip
+
+
+class _Reply(Message, frozen=True):
+    """`epoch` changes with every start of the server and voids all earlier replies."""
+
+    epoch: str
+
+
+class Welcome(_Reply, frozen=True, tag="welcome"):
+    """The namespace is declared. Limits are the server's; a client stays within them."""
+
+    protocol: int
+    server: ShortText
+    max_keys: int
+    max_frame_bytes: int
+    max_message_bytes: int
+    transports: list[str]
+    draining: bool = False
+    local_socket: str = ""  # an abstract Unix socket; a client that reaches it shares this host
+    local_secret: bytes = b""  # to be sent there
+
+
+class Found(_Reply, frozen=True, tag="found"):
+    """One `KeyState` byte per key, and how many keys from the first are readable."""
+
+    prefix: int
+    states: bytes
+
+
+class Stored(_Reply, frozen=True, tag="stored"):
+    """The outcome of a put. `total` is the sum of the other counts and of `declined`'s values."""
+
+    total: int
+    created: int
+    existed: int
+    forced: int
+    duplicate: int
+    declined: dict[str, int]
+    outcomes: bytes
+
+
+class Got(_Reply, frozen=True, tag="got"):
+    """The summary of a get, always its first message.
+
+    `found` are indices into the request's keys, in that order, a repeated key named once. Streamed,
+    `Blocks` messages follow until all of `found` has come; whole, the payload frames and their
+    lengths and checksums are in this message.
+    """
+
+    total: int
+    hit: int
+    miss: int
+    duplicate: int
+    found: Counts
+    lengths: Counts = msgspec.field(default_factory=list)
+    checksums: Checksums = msgspec.field(default_factory=list)
+    blocks_per_frame: int = 1
+    server_us: int = 0
+    storage_us: int = 0
+
+
+class Blocks(_Reply, frozen=True, tag="blocks"):
+    """Some blocks of a streamed get. `more` is false in the last message of the get.
+
+    `server_us`, here and in `Got`, are the microseconds from the arrival of a get with `timed`
+    until this message was made, and `storage_us` those of them spent on finding and reading its
+    blocks. Both are 0, and not sent, without `timed`.
+    """
+
+    indices: Counts
+    lengths: Counts
+    checksums: Checksums
+    more: bool
+    blocks_per_frame: int = 1
+    server_us: int = 0
+    storage_us: int = 0
+
+
+class Leased(_Reply, frozen=True, tag="leased"):
+    """Positions of the blocks of a `GetShared` in the server's arena, for `lease_ms` from now.
+
+    A block is evicted only after the lease has ended: by `Release`, by its time, or with the
+    connection to the server's local socket. `words` are the positions of the blocks' generation
+    words, `generations` their values. A reader that finds another value after its copy was too
+    late: the bytes are not the block. `lease` is 0 when nothing was found.
+    """
+
+    lease: int
+    lease_ms: int
+    total: int
+    hit: int
+    miss: int
+    duplicate: int
+    found: Counts
+    offsets: Counts
+    lengths: Counts
+    checksums: Checksums
+    words: Counts
+    generations: Counts
+
+
+class Touched(_Reply, frozen=True, tag="touched"):
+    touched: int
+
+
+class Kept(_Reply, frozen=True, tag="kept"):
+    """`kept` blocks are now pinned, or were unpinned, and take `bytes` of memory; `declined` were
+    there as well, beyond the limit of pins."""
+
+    kept: int
+    bytes: int
+    declined: int
+
+
+class Verified(_Reply, frozen=True, tag="verified"):
+    """`removed` blocks were bad; the others hash as they should (the wire was at fault)."""
+
+    removed: int
+    intact: int
+
+
+class TierStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Occupancy of one tier. `blocks` are the readable ones, `pending` those being written."""
+
+    budget_bytes: int
+    used_bytes: int
+    blocks: int
+    pending: int
+    pinned: int
+    free_slabs: int
+    kept: int = 0
+    """Those of `pinned` that an operator pinned."""
+
+
+class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
+    """`blocks` and `used_bytes` are those in memory. `fingerprint` and `engines` are present when
+    requested; an older server always sends them."""
+
+    block_bytes: int
+    blocks: int
+    used_bytes: int
+    disk_blocks: int = 0
+    disk_used_bytes: int = 0
+    client: str
+    fingerprint: dict[str, str]
+    engines: dict[str, dict[str, str]] = {}
+    """The engines that declared it, the last one last: their differences from `fingerprint`."""
+    forgotten: bool = False
+    """It was declared, and the server no longer knows the values and the engines."""
+
+
+class StatsReply(_Reply, frozen=True, tag="stats_reply"):
+    """`counters` only grow within an epoch; PROTOCOL.md lists their names."""
+
+    server: str
+    uptime_s: float
+    tiers: dict[str, TierStats]
+    namespaces: dict[str, NamespaceStats]
+    counters: dict[str, int]
+    time_s: float = 0.0
+    """The server's wall clock, in seconds since 1970; 0 from an older server."""
+
+
+class Cleared(_Reply, frozen=True, tag="cleared"):
+    """Numbers of blocks removed from memory and from the disk; one that was in both counts
+    twice."""
+
+    removed: int
+    disk_removed: int = 0
+
+
+class Error(_Reply, frozen=True, tag="error"):
+    """The request was refused. `request_id` is 0 when the request's own could not be read."""
+
+    code: str
+    message: str
+
+
+Reply = (
+    Welcome | Found | Stored | Got | Blocks | Leased | Touched | Verified | StatsReply | Cleared
+    | Error | Kept
+)  # fmt: skip
+
+
+class Attach(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attach"):
+    """A client on the same host offers its region. With it come two descriptors (SCM_RIGHTS): the
+    region's file and the tickets file, `MAX_TICKETS` words of 64 bits. Both must be memfds sealed
+    against shrinking, so that reading them cannot kill the server. `secret` is that of the
+    `Welcome`: it proves a client of the tenant whose socket this is."""
+
+    protocol: int
+    client: ShortText
+    secret: Annotated[bytes, Meta(max_length=64)] = b""
+    region_bytes: Annotated[int, Meta(gt=0)]
+
+
+class Attached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="attached"):
+    """The region is mapped and named `region`, a number that no other client can guess. With it
+    comes one descriptor: the arena, which can only be mapped for reading. Regions and leases end
+    with this connection."""
+
+    epoch: str
+    region: int
+    arena_bytes: int
+
+
+class NotAttached(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="not_attached"):
+    """Shared memory cannot be used, and the reason; all transfers use TCP."""
+
+    reason: ShortText
+
+
+LocalMessage = Attach | Attached | NotAttached
