@@ -39,7 +39,7 @@ _GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
                       "end (default: the system's temporary directory)"),
         "storage_capacity_gb": ("N", "GiB of the disk tier; 0: a quarter of the free space"),
         "no_disk": ("", "memory alone"),
-        "cascade": ("", "the source's tier_stack: blocks are written to disk when they leave "
+        "cascade": ("", "the source's waterfall: blocks are written to disk when they leave "
                     "memory, not behind their put"),
         "server": ("ENDPOINT", "a running server instead of a store in this process, as "
                    "tcp://127.0.0.1:5757, with ?keys=FILE where it requires keys"),

@@ -1,4 +1,4 @@
-"""The source's tier_stack on the store of this process: a block is in one tier, and is written to
+"""The source's waterfall on the store of this process: a block is in one tier, and is written to
 disk when it is evicted from memory.
 
 Before a write, and before a read that loads blocks from disk, the least recently used blocks are
@@ -121,8 +121,8 @@ class HostCascade:
             del self._order[key]
         self._num_leaving += len(keys)
         try:
-            assert self._store.disk is not None
-            on_it = self._store.disk.lookup_all(self._namespace, keys)
+            (disk,) = self._store.tier_stack.tiers
+            on_it = disk.lookup_all(self._namespace, keys)
             new = [
                 key for key, state in zip(keys, on_it, strict=True)
                 if state != KeyState.READABLE

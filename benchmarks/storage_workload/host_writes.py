@@ -20,10 +20,10 @@ from benchmarks.storage_workload.turns import Turn
 from remote_server import protocol
 from remote_server.protocol import Declined, PutOutcome
 from remote_server.sizes import MiB
-from remote_server.store.disk.files import Written
 from remote_server.store.disk.segments import DiskBlock
 from remote_server.store.puts import Reserved
 from remote_server.store.store import Store
+from remote_server.store.tier import Written
 
 # Bytes filled in one turn.
 TURN_BYTES = 8 * MiB
@@ -105,7 +105,7 @@ class HostWrites:
     def give_up_late(self) -> bool:
         """True once no block is in transfer to the disk. Missing blocks then never arrive, and the
         writes already answered are reported without them."""
-        if self._store.tier_stack is not None and self._store.tier_stack.busy:
+        if self._store.tier_stack.busy:
             return False
         late = {put for put in self._to_disk.values() if put.is_whole}
         self._to_disk = {key: put for key, put in self._to_disk.items() if put not in late}
@@ -159,7 +159,6 @@ class HostWrites:
 
     def until_on_disk(self, keys: Sequence[bytes]) -> Turn[None]:
         """Offer these blocks of memory to the disk, and end when each is written or declined."""
-        assert self._store.tier_stack is not None
         put = Put()
         put.is_whole = True
         self._expect_on_disk(keys, put)
@@ -181,7 +180,6 @@ class HostWrites:
     def _until_on_disk(self, keys: Sequence[bytes], put: Put) -> Turn[None]:
         """Keep `keys` in memory only until each is written to disk or declined."""
         tier_stack = self._store.tier_stack
-        assert tier_stack is not None
         tier = self._memory.tier
         pinned = [block for block in tier.pin_all(self._namespace, keys) if block is not None]
         try:

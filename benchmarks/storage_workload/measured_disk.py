@@ -12,8 +12,7 @@ from pathlib import Path
 from benchmarks.storage_workload.device_times import Calls, Interval, ReadTimes
 from remote_server.errors import ConfigError
 from remote_server.sizes import format_bytes
-from remote_server.store.disk.block_io import OnRead, OnWritten
-from remote_server.store.disk.files import File, Files, View, Written
+from remote_server.store.disk.files import File, Files, View
 from remote_server.store.disk.folder import TakenFolder
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.pool import Pool, ThreadPool
@@ -24,6 +23,7 @@ from remote_server.store.disk.segments import (
     segment_bytes_for,
 )
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.tier import OnRead, OnWritten, Written
 
 # The number of segments of a small budget.
 MIN_SEGMENTS = 16

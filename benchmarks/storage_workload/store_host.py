@@ -26,10 +26,11 @@ from remote_server.errors import ConfigError
 from remote_server.server.config import check_memory_fits
 from remote_server.shm.arena import Arena, Population
 from remote_server.sizes import MiB, format_bytes
+from remote_server.store.admission import Admission
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.slabs import memory_for_block
-from remote_server.store.store import Store
+from remote_server.store.store import Below, Store
 
 NAMESPACE = "storage-workload"
 
@@ -71,17 +72,17 @@ class StoreHost:
                 self.disk = MeasuredDisk(folder, disk, block_bytes, self._thread.wake)
                 undo.callback(self.disk.close)
             tier = MemoryTier(self._arena)
-            admission = LeavingOnly() if cascade else None
-            below = self.disk.tier if self.disk is not None else None
-            self.store = Store(tier, disk=below, admission=admission)
+            leaving = LeavingOnly() if cascade else None
+            below = [Below(disk.tier, leaving or Admission()) for disk in (self.disk,) if disk]
+            self.store = Store(tier, below=below)
             self.store.declare(NAMESPACE, NamespaceInfo(block_bytes=block_bytes))
             self._memory = HostMemory(
                 tier, NAMESPACE, self.memory, block_bytes, self._thread.wake, keeps=self.has_memory
             )
             self.cascade: HostCascade | None = None
-            if admission is not None:
+            if leaving is not None:
                 self.cascade = HostCascade(
-                    self.store, NAMESPACE, self._memory, block_bytes, admission
+                    self.store, NAMESPACE, self._memory, block_bytes, leaving
                 )
             self._writes = HostWrites(
                 self.store, NAMESPACE, self._memory, self.disk, payload, self.cascade
@@ -143,5 +144,4 @@ class StoreHost:
         return await self._thread.call(ask)
 
     def _finish_jobs(self) -> None:
-        if self.store.tier_stack is not None:
-            self.store.tier_stack.finish_jobs()
+        self.store.tier_stack.finish_jobs()

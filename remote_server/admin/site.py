@@ -174,7 +174,7 @@ class Site:
             request.remote, what, *removed,
         )  # fmt: skip
         await self._until_gone(gone)
-        return _json({"removed": removed.from_memory, "disk_removed": removed.from_disk})
+        return _json({"removed": removed.from_memory, "disk_removed": removed.from_below})
 
     async def _until_gone(self, gone: "Future[bool]") -> None:
         """Raises an HTTP 500 when files of the cleared blocks may come back after a restart."""

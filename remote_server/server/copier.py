@@ -14,9 +14,9 @@ from remote_server import protocol
 from remote_server.fault_points import Gate
 from remote_server.guard import Guard
 from remote_server.sizes import MiB
+from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
-from remote_server.store.tier import Tier
 from remote_server.turns import KEYS_PER_STEP, Turns, parts
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class BlockJob:
         self.finish(None if failed else self.verdicts)
 
 
-def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
+def copy_in(block: Block, source: memoryview, tier: MemoryTier) -> bool:
     """Fill `block` from `source`. Whether the copy has the announced checksum.
 
     The copy is hashed, not the source, because the copy will be served. A block without a checksum
@@ -76,7 +76,7 @@ def copy_in(block: Block, source: memoryview, tier: Tier) -> bool:
     return block.checksum is None or is_intact(block, tier)
 
 
-def is_intact(block: Block, tier: Tier) -> bool:
+def is_intact(block: Block, tier: MemoryTier) -> bool:
     """Whether the bytes of `block` still hash to its checksum. A block without one gets it."""
     computed = protocol.checksum(block.namespace, block.key, tier.view(block))
     if block.checksum is None:
@@ -84,7 +84,7 @@ def is_intact(block: Block, tier: Tier) -> bool:
     return computed == block.checksum
 
 
-def checksums_of(blocks: Sequence[Block], tier: Tier) -> list[int]:
+def checksums_of(blocks: Sequence[Block], tier: MemoryTier) -> list[int]:
     """The checksums that readers of `blocks` will check. The blocks must be pinned.
 
     A block that was put without a checksum is hashed here, on the loop thread. Only a measurement
@@ -147,11 +147,11 @@ class VerifyJob:
     def end(self, failed: bool) -> None:
         """All parts have been begun; or the hashing raised, which proves no block damaged."""
         if failed:
-            self._store.tier.unpin_all(self._blocks)
+            self._store.memory.unpin_all(self._blocks)
         self._one_is_done()
 
     def _hash(self, block: Block) -> None:
-        tier = self._store.tier
+        tier = self._store.memory
         good = True
         try:
             good = is_intact(block, tier)
@@ -174,7 +174,7 @@ class VerifyJob:
             self._bad += len(keys) - intact
             self._one_is_done()
 
-        self._store.verify_on_disk(self._namespace, part, seen)
+        self._store.verify_below(self._namespace, part, seen)
 
     def _one_is_done(self) -> None:
         self._num_waiting -= 1

@@ -13,7 +13,6 @@ from remote_server.server.outgoing import OutgoingMessage, RequestTimes, blocks_
 from remote_server.sizes import MiB
 from remote_server.store.gets import Found
 from remote_server.store.slabs import Block
-from remote_server.store.tier import Tier
 from remote_server.store.tier_stack import TierStack
 
 # Read and not sent yet, of one stream: enough to keep the disk's threads busy.
@@ -57,25 +56,25 @@ class DiskStream:
         namespace: str,
         found: Found,
         tier_stack: TierStack,
-        tier: Tier,
+        block_bytes: int,
         times: RequestTimes | None = None,
     ) -> None:
-        """Takes over the pins of `found`. Its messages carry `times`, if given."""
+        """Takes over the pins of `found`, blocks of `block_bytes` at most. Its messages carry
+        `times`, if given."""
         self._times = times
         self._request_id = request_id
         self._epoch = epoch
         self._namespace = namespace
         self._tier_stack = tier_stack
-        self._tier = tier
+        self._memory = tier_stack.memory
         self._places = deque(
             Place(index, key, block, State.WAITING if block is None else State.HERE)
             for index, key, block in zip(found.indices, found.keys, found.blocks, strict=True)
         )
         self.num_bytes = sum(block.length for block in found.blocks if block is not None)
         self.num_rows = len(self._places)
-        memory = tier.stats().budget_bytes
-        room = min(WINDOW_BYTES, memory // SHARE_OF_MEMORY)
-        self._window = max(1, room // tier_stack.block_bytes_of(namespace))
+        room = min(WINDOW_BYTES, self._memory.stats().budget_bytes // SHARE_OF_MEMORY)
+        self._window = max(1, room // block_bytes)
         self._num_coming = 0
         self._ended = False
 
@@ -128,14 +127,14 @@ class DiskStream:
         self._ended = not self._places
         self.num_bytes -= sum(block.length for block in blocks)
         return blocks_message(
-            self._request_id, self._epoch, indices, blocks, self._tier, self._times,
+            self._request_id, self._epoch, indices, blocks, self._memory, self._times,
             more=not self._ended,
         )  # fmt: skip
 
     def cancel(self) -> None:
         """Blocks that are being read are unpinned when they arrive."""
         self._ended = True
-        self._tier.unpin_all([place.block for place in self._places if place.block is not None])
+        self._memory.unpin_all([place.block for place in self._places if place.block is not None])
         self._places.clear()
         self.num_bytes = 0
 
@@ -154,7 +153,7 @@ class DiskStream:
         def fetched(blocks: list[Block | None]) -> None:
             self._num_coming -= len(wanted)
             if self._ended:
-                self._tier.unpin_all([block for block in blocks if block is not None])
+                self._memory.unpin_all([block for block in blocks if block is not None])
                 return
             for place, block in zip(wanted, blocks, strict=True):
                 place.block = block
@@ -165,11 +164,11 @@ class DiskStream:
         self._tier_stack.fetch(self._namespace, keys, fetched, final=False)
 
     def _why_not(self, place: Place) -> State:
-        """No room, as long as the block is still on disk; lost otherwise."""
+        """No room, as long as a tier still has the block; lost otherwise."""
         there = self._tier_stack.is_readable(self._namespace, place.key)
         return State.WAITING if there else State.LOST
 
     def _drop_lost(self) -> None:
         while self._places and self._places[0].state is State.LOST:
             self._places.popleft()
-            self._tier_stack.counters["lost"] += 1
+            self._tier_stack.lost()

@@ -110,7 +110,7 @@ class Handlers:
         self._copier = copier
         self._send_queues = send_queues
         self._server = server_name()
-        in_flight = in_flight or InFlight(store.tier, 0)
+        in_flight = in_flight or InFlight(store.memory, 0)
         self._most_in_flight = in_flight.per_client
         self._later = later or _at_once
         self._puts = FramePuts(
@@ -349,7 +349,7 @@ class Handlers:
             request_id=request.request_id,
             epoch=self._store.epoch,
             removed=removed.from_memory,
-            disk_removed=removed.from_disk,
+            disk_removed=removed.from_below,
         )
 
         def answer(is_permanent: bool) -> None:

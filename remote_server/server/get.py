@@ -84,7 +84,7 @@ class FrameGets:
             got = self._got(request, found, times)
             self._post(client, got, OutgoingMessage([*protocol.encode(got)]))
         except BaseException:
-            store.tier.unpin_all([block for block in found.blocks if block is not None])
+            store.memory.unpin_all([block for block in found.blocks if block is not None])
             raise
         if found.blocks:
             self._post_stream(client, request, stream)
@@ -92,11 +92,10 @@ class FrameGets:
     def _stream_of(self, request: Get, found: Pinned | Found, times: RequestTimes | None) -> Stream:
         store = self._store
         if isinstance(found, Pinned):
-            return BlockStream(request.request_id, store.epoch, found, store.tier, times)
-        assert store.tier_stack is not None, "nothing else finds what is not in memory"
+            return BlockStream(request.request_id, store.epoch, found, store.memory, times)
         return DiskStream(
-            request.request_id, store.epoch, request.namespace, found, store.tier_stack, store.tier,
-            times,
+            request.request_id, store.epoch, request.namespace, found, store.tier_stack,
+            store.block_bytes_of(request.namespace), times,
         )  # fmt: skip
 
     def _get_whole(self, client: bytes, request: Get, times: RequestTimes | None) -> Steps[None]:
@@ -144,7 +143,7 @@ class FrameGets:
         over the pins of `found`."""
         if times is not None:
             times.storage_ends()
-        tier, left = self._store.tier, deque(found.blocks)
+        tier, left = self._store.memory, deque(found.blocks)
         frames: list[bytes | zmq.Frame] = []
         sent_from_arena: list[Block] = []
         checksums: list[int] = []
@@ -190,7 +189,7 @@ class FrameGets:
             )
         send_queues, per_frame = self._send_queues, blocks_per_frame(blocks)
         self._in_flight.check(send_queues.bytes_of(client), num_bytes)
-        copied = to_gather(blocks, per_frame, self._store.tier) if per_frame > 1 else 0
+        copied = to_gather(blocks, per_frame, self._store.memory) if per_frame > 1 else 0
         if copied and not send_queues.may_gather(client, copied):
             per_frame, copied = 1, 0
         own_frames = 0 if copied else -(-len(blocks) // per_frame)

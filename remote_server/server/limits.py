@@ -13,7 +13,7 @@ import msgspec
 from remote_server.errors import RequestRefused
 from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode
 from remote_server.sizes import KiB, MiB, format_bytes
-from remote_server.store.tier import Tier
+from remote_server.store.memory_tier import MemoryTier
 
 # One message must be possible in the smallest memory. Our client requests within windows of 16 MiB
 # over tcp and 64 over shared memory.
@@ -24,7 +24,7 @@ class InFlight:
     """Checks each message that pins blocks. A refusal is a miss to its sender, and keeps memory
     free for puts and for other readers."""
 
-    def __init__(self, tier: Tier, max_inflight: int) -> None:
+    def __init__(self, tier: MemoryTier, max_inflight: int) -> None:
         """`max_inflight` for each client, 0 for the default: half of the memory."""
         budget = tier.stats().budget_bytes
         self._tier = tier

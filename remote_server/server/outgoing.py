@@ -9,8 +9,8 @@ import zmq
 from remote_server import protocol
 from remote_server.server.copier import checksums_of
 from remote_server.store.gets import Pinned
+from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
-from remote_server.store.tier import Tier
 
 # What a waiting message takes beside its header: its objects here, and later libzmq's.
 MESSAGE_BYTES = 512
@@ -94,7 +94,7 @@ class Payload(NamedTuple):
     gathered: int
 
 
-def frames_of(blocks: Sequence[Block], per_frame: int, tier: Tier) -> Payload:
+def frames_of(blocks: Sequence[Block], per_frame: int, tier: MemoryTier) -> Payload:
     """The payload frames of `blocks`. Takes over their pins."""
     frames: list[bytes | zmq.Frame] = []
     pinned: list[Block] = []
@@ -113,7 +113,7 @@ def frames_of(blocks: Sequence[Block], per_frame: int, tier: Tier) -> Payload:
     return Payload(frames, pinned, gathered)
 
 
-def to_gather(blocks: Sequence[Block], per_frame: int, tier: Tier) -> int:
+def to_gather(blocks: Sequence[Block], per_frame: int, tier: MemoryTier) -> int:
     """How many bytes `frames_of` would copy."""
     groups = [blocks[first : first + per_frame] for first in range(0, len(blocks), per_frame)]
     scattered = [group for group in groups if tier.view_of_run(group) is None]
@@ -180,7 +180,7 @@ class BlockStream:
     """The `Blocks` messages of one streamed get. Owns the pins of the blocks it has not sent."""
 
     def __init__(
-        self, request_id: int, epoch: str, found: Pinned, tier: Tier,
+        self, request_id: int, epoch: str, found: Pinned, tier: MemoryTier,
         times: RequestTimes | None = None,
     ) -> None:  # fmt: skip
         """Its messages carry `times`, if given."""
@@ -237,7 +237,7 @@ def next_batch(
 
 
 def blocks_message(
-    request_id: int, epoch: str, indices: list[int], blocks: list[Block], tier: Tier,
+    request_id: int, epoch: str, indices: list[int], blocks: list[Block], tier: MemoryTier,
     times: RequestTimes | None, *, more: bool,
 ) -> OutgoingMessage:  # fmt: skip
     """One `Blocks` message. Takes over the pins of `blocks`; the last message may have no block."""

@@ -182,7 +182,7 @@ class FramePuts:
         reply: SendReply,
     ) -> None:
         """`submit` and `reply` take the client."""
-        self.uncopied = Uncopied(store.tier.stats().budget_bytes)
+        self.uncopied = Uncopied(store.memory.stats().budget_bytes)
         self._store = store
         self._submit = submit
         self._copier_is_full = copier_is_full
@@ -252,7 +252,7 @@ class FramePuts:
         sources: list[memoryview],
         answer: Callable[[], None] | None,
     ) -> BlockJob:
-        tier, part = self._store.tier, put.parts[number]
+        tier, part = self._store.memory, put.parts[number]
         num_bytes = put.bytes_of_part[number]
         waiting = waiting_bytes(len(part.outcomes), num_bytes)
 

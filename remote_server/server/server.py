@@ -274,15 +274,15 @@ class Server:
         failed. It is never done when the server ends first.
         """
         found = False
-        memory = disk = 0
+        memory = below = 0
         for tenant, name in namespaces_named(self.tenants, namespace):
             found = True
             removed = tenant.store.clear(name)
             memory += removed.from_memory
-            disk += removed.from_disk
+            below += removed.from_below
         if not found and namespace is not None:
             return None
-        return Removed(memory, disk), self._gone()
+        return Removed(memory, below), self._gone()
 
     def _gone(self) -> "Future[bool]":
         """Done when no tenant's cleared blocks can come back."""

@@ -134,7 +134,7 @@ class SharedHandlers:
         leases: Leases,
         in_flight: InFlight | None = None,
     ) -> None:
-        self._in_flight = in_flight or InFlight(store.tier, 0)
+        self._in_flight = in_flight or InFlight(store.memory, 0)
         self._store = store
         self._puts = puts
         self._arena = arena
@@ -235,13 +235,13 @@ class SharedHandlers:
                 for part in parts(blocks):
                     if checksums:
                         yield
-                    checksums += checksums_of(part, self._store.tier)
+                    checksums += checksums_of(part, self._store.memory)
             if not region.live:  # its client left meanwhile
                 gone = "the local connection ended before the blocks were read"
                 raise RequestRefused(ErrorCode.UNKNOWN_REGION, gone)
             self._in_flight.check(self._leases.bytes_of(region.token), sum(lengths))
         except BaseException:
-            self._store.tier.unpin_all(blocks)
+            self._store.memory.unpin_all(blocks)
             raise
         words_offset = self._arena.words_offset
         self._store.counters["shared_bytes_out"] += sum(lengths)

@@ -33,9 +33,8 @@ from remote_server.store.disk.folder import make_private
 from remote_server.store.disk.opening import OpenDisk
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.tier import DiskTier
-from remote_server.store.expiry import Ttl
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.store import Store
+from remote_server.store.store import Below, Store
 from remote_server.turns import Steps
 
 log = logging.getLogger(__name__)
@@ -74,10 +73,8 @@ class Tenant:
             raise
         tier = MemoryTier(self.arena, namespace_bytes=config.namespace_memory)
         disk = self.disk.tier if self.disk is not None else None
-        ttl = None
-        if config.ttl_s:
-            ttl = Ttl(config.ttl_s, clock, *(() if disk is None else (disk.now_ns,)))
-        self.store = Store(tier, clock, disk, self._admission(server_config, disk), ttl, guard)
+        below = [] if disk is None else [Below(disk, self._admission(server_config, disk))]
+        self.store = Store(tier, clock, below, config.ttl_s, guard)
         in_flight = InFlight(tier, server_config.max_inflight)
         self.send_queues = SendQueues(router, tier.unpin_all, held, guard)
         self.leases = Leases(tier.unpin_all, clock)
@@ -109,10 +106,9 @@ class Tenant:
     @property
     def busy(self) -> bool:
         """Something is under way that a drain waits for."""
-        tier_stack = self.store.tier_stack
         return bool(
             self.shared_puts
-            or (tier_stack is not None and tier_stack.busy)
+            or self.store.tier_stack.busy
             or self.send_queues.waiting
             or self.send_queues.in_flight
         )
@@ -146,7 +142,7 @@ class Tenant:
 
     def snapshot(self) -> Part:
         """On the loop thread: its state now."""
-        store, tier_stack, disk = self.store, self.store.tier_stack, self.store.disk
+        store, disk = self.store, self.disk.tier if self.disk is not None else None
         replies, streams = self.send_queues.num_waiting()
         traffic = self._meters.traffic()
         return Part(
@@ -159,7 +155,7 @@ class Tenant:
                 shared_puts=len(self.shared_puts),
                 replies=replies,
                 streams=streams,
-                demotions=tier_stack.num_to_demote if tier_stack is not None else 0,
+                demotions=store.tier_stack.num_to_demote,
             ),
             recovery=Recovery(
                 segments=disk.recovery.scanning if disk is not None else 0,
@@ -174,8 +170,8 @@ class Tenant:
         )
 
     def finish_jobs(self) -> None:
-        """Must be called whenever the disk's threads woke the loop."""
-        if self.store.tier_stack is not None:
+        """Must be called whenever the threads of a tier woke the loop."""
+        if self.disk is not None:
             self._guard.run(f"{self.label}the disk", self.store.tier_stack.finish_jobs, None)
 
     def handle_local(self, events: Mapping[object, int]) -> None:
@@ -222,9 +218,7 @@ class Tenant:
             path /= f"tenant-{self.config.name}"
         return OpenDisk(path, self.config.disk, wake, self._guard, threads)
 
-    def _admission(self, server_config: ServerConfig, disk: DiskTier | None) -> Admission | None:
-        if disk is None:
-            return None
+    def _admission(self, server_config: ServerConfig, disk: DiskTier) -> Admission:
         budget, found = self.config.disk, sum(s.num_bytes for s in disk.segments.all)
         rate = server_config.disk_write_rate
         if rate:  # each tenant its part

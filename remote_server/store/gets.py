@@ -1,4 +1,4 @@
-"""Lookups, touches, and gets from one tier or both, with their results; many keys in steps."""
+"""Lookups, touches, and gets from all tiers, with their results; many keys in steps."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -7,7 +7,6 @@ from typing import NamedTuple, TypeVar
 from remote_server.protocol import KeyState
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block
-from remote_server.store.tier import Tier
 from remote_server.store.tier_stack import TierStack
 from remote_server.turns import KEYS_PER_STEP, LOOKUP_KEYS_PER_STEP, Steps, parts
 
@@ -53,17 +52,15 @@ def _anything(_: Sequence[Block]) -> None:
 class Gets:
     """The lookups, gets and touches of `Store`."""
 
-    def __init__(
-        self, tier: Tier, tier_stack: TierStack | None, expiry: Expiry, counters: Counter[str]
-    ) -> None:
-        self._tier = tier
+    def __init__(self, tier_stack: TierStack, expiry: Expiry, counters: Counter[str]) -> None:
+        self._memory = tier_stack.memory
         self._tier_stack = tier_stack
         self._expiry = expiry
         self._counters = counters
 
     def lookup(self, namespace: str, keys: Sequence[bytes]) -> KeyStates:
         self._expiry.expire(namespace, keys)
-        states = self.states(namespace, keys)
+        states = self._tier_stack.lookup_all(namespace, keys)
         hits = states.count(KeyState.READABLE)
         prefix = len(states) - len(states.lstrip(_READABLE))
         self._counters["lookup_keys"] += len(keys)
@@ -79,7 +76,7 @@ class Gets:
             for part in parts([*reversed(first)]):
                 if pinned:
                     yield
-                self._pin(namespace, part, pinned, self._tier.pin_all, check)
+                self._pin(namespace, part, pinned, self._memory.pin_all, check)
             return self._found_in_memory(keys, first, pinned)
         except BaseException:
             self._unpin(pinned)
@@ -88,10 +85,10 @@ class Gets:
     def fetch(
         self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
     ) -> Steps[Pinned | None]:
-        if self._tier_stack is None:
+        if not self._tier_stack.below:
             return (yield from self.get(namespace, keys))
         first = yield from _first_places_in_steps(keys)
-        gathering = Gathering(len(first), self._tier.unpin_all)
+        gathering = Gathering(len(first), self._memory.unpin_all)
         last_first = [*reversed(first)]
         try:
             for part in parts(last_first):
@@ -110,8 +107,7 @@ class Gets:
     def find(
         self, namespace: str, keys: Sequence[bytes], check: Check = _anything
     ) -> Steps[Pinned | Found]:
-        tier_stack = self._tier_stack
-        if tier_stack is None:
+        if not self._tier_stack.below:
             return (yield from self.get(namespace, keys, check))
         first = yield from _first_places_in_steps(keys)
         found: list[Block | bool] = []
@@ -119,12 +115,12 @@ class Gets:
             for part in parts([*reversed(first)]):
                 if found:
                     yield
-                self._pin(namespace, part, found, tier_stack.find, check)
+                self._pin(namespace, part, found, self._tier_stack.find, check)
             if True not in found:
                 pinned = [block if isinstance(block, Block) else None for block in found]
                 return self._found_in_memory(keys, first, pinned)
             if len(found) > KEYS_PER_STEP:
-                yield from self._unpin_on_disk(namespace, first, found)
+                yield from self._unpin_copies(namespace, first, found)
             return self._found_to_read(keys, first, found)
         except BaseException:
             self._unpin(found)
@@ -132,7 +128,6 @@ class Gets:
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
         """From the last key to the first, as `_pin` does. A repeated key counts once."""
-        place = self._tier_stack or self._tier
         touched: set[bytes] = set()
         is_first = True
         for part in parts([*reversed(keys)]):
@@ -140,19 +135,8 @@ class Gets:
                 yield
             is_first = False
             self._expiry.expire(namespace, part)
-            touched.update([key for key in part if place.touch(namespace, key)])
+            touched.update(self._tier_stack.touch(namespace, part))
         return len(touched)
-
-    def states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The better of the two tiers' states of each key, one byte each."""
-        return (self._tier_stack or self._tier).lookup_all(namespace, keys)
-
-    def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """The same for a put: a key that recovery may still find on disk is ABSENT, so it is
-        stored."""
-        if self._tier_stack is None:
-            return self._tier.lookup_all(namespace, keys)
-        return self._tier_stack.known_states(namespace, keys)
 
     # ── helpers ──────────────────────────────────────────────────────────────────────────
 
@@ -175,24 +159,23 @@ class Gets:
         check([block for block in places if isinstance(block, Block)])
 
     def _unpin(self, found: "Sequence[Block | bool | None]") -> None:
-        self._tier.unpin_all([block for block in found if isinstance(block, Block)])
+        self._memory.unpin_all([block for block in found if isinstance(block, Block)])
 
-    def _unpin_on_disk(
+    def _unpin_copies(
         self, namespace: str, first: dict[bytes, int], found: list[Block | bool]
     ) -> Steps[None]:
-        """Unpin in memory all that the disk has as well. A later part has shown that the disk must
-        be read, which was not known when the first parts were pinned."""
-        assert self._tier_stack is not None
+        """Unpin in memory all that a tier below has as well. A later part has shown that it must be
+        read, which was not known when the first parts were pinned."""
         last_first = [*reversed(first)]
         for start in range(0, len(found), KEYS_PER_STEP):
             yield
             part = slice(start, start + KEYS_PER_STEP)
-            found[part] = self._tier_stack.unpin_on_disk(namespace, last_first[part], found[part])
+            found[part] = self._tier_stack.unpin_copies(namespace, last_first[part], found[part])
 
     def _found_to_read(
         self, keys: Sequence[bytes], first: dict[bytes, int], found: list[Block | bool]
     ) -> Found:
-        """`found` are those of `first`, from the last to the first; at least one is on disk."""
+        """`found` are those of `first`, from the last to the first; at least one is below."""
         found.reverse()
         places = [
             (index, key, block if isinstance(block, Block) else None)
@@ -239,7 +222,7 @@ class Gets:
 
 
 class Gathering:
-    """The blocks that a get requests from both tiers, part by part, until all have arrived."""
+    """The blocks that a get requests from all tiers, part by part, until all have arrived."""
 
     def __init__(self, num_blocks: int, unpin_all: Callable[[Iterable[Block]], None]) -> None:
         self.blocks: list[Block | None] = [None] * num_blocks

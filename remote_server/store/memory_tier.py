@@ -21,7 +21,7 @@ _READABLE = bytes.maketrans(b"\x01", bytes([KeyState.READABLE]))
 
 
 class MemoryTier:
-    """A `Tier` of blocks in the slots of an arena.
+    """Blocks in the slots of an arena, from which every request is served.
 
     Blocks that are not pinned are evicted for new ones as `SlotReclaim` decides; within a quota
     of a namespace, the longest published first.
@@ -30,6 +30,8 @@ class MemoryTier:
     of this tier ever has, and to 0 before the slot is free. A reader that copied without a pin, or
     past the end of its lease, compares the word to detect that the bytes have changed.
     """
+
+    name = "memory"
 
     def __init__(
         self, arena: Arena, slab_bytes: int | None = None, namespace_bytes: int = 0

@@ -13,9 +13,8 @@ from remote_server.plain_text import FewLines, plain
 from remote_server.protocol import ErrorCode, NamespaceStats
 from remote_server.protocol.namespace_diff import compare
 from remote_server.sizes import MiB, format_bytes
-from remote_server.store.disk.tier import DiskTier
 from remote_server.store.slabs import memory_for_block
-from remote_server.store.tier import Tier
+from remote_server.store.tier_stack import TierStack
 
 log = logging.getLogger(__name__)
 
@@ -79,12 +78,11 @@ class NamespaceInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Namespaces:
-    """Those declared since the start, and those known from the disk alone."""
+    """Those declared since the start, and those known from a tier below memory alone."""
 
     def __init__(
         self,
-        tier: Tier,
-        disk: DiskTier | None,
+        tier_stack: TierStack,
         counters: Counter[str] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -96,12 +94,15 @@ class Namespaces:
         self._used: OrderedDict[str, None] = OrderedDict()  # of `known`, the longest unused first
         self._counters = Counter() if counters is None else counters
         self._lines = FewLines(log, clock)
-        self._tier = tier
-        self._disk = disk
+        self._memory = tier_stack.memory
+        self._tier_stack = tier_stack
 
     def block_bytes_of(self, name: str) -> int:
-        """Of a declared namespace."""
-        return self.known[name].block_bytes
+        """Of a namespace with blocks. It need not have been declared since the start."""
+        known = self.known.get(name)
+        if known is not None:
+            return known.block_bytes
+        return self._tier_stack.namespaces_below()[name]
 
     def use(self, name: str) -> None:
         """A request names `name`, declared or not."""
@@ -122,7 +123,7 @@ class Namespaces:
                 f"namespace {name!r} holds blocks of {known_bytes} bytes, "
                 f"not {info.block_bytes}: use another namespace",
             )
-        largest = self._tier.largest_block_bytes
+        largest = self._memory.largest_block_bytes
         if info.block_bytes > largest:
             raise RequestRefused(
                 ErrorCode.TOO_LARGE,
@@ -147,19 +148,19 @@ class Namespaces:
         self.known.pop(name, None)
 
     def stats(self, *, texts: bool = True) -> dict[str, NamespaceStats]:
-        """Those declared, and those on disk that no client has declared since the start; without
-        `texts`, fingerprints and engines are omitted."""
-        found = {} if self._disk is None else self._disk.namespaces()
+        """Those declared, and those below memory that no client has declared since the start;
+        without `texts`, fingerprints and engines are omitted."""
+        found = self._tier_stack.namespaces_below()
         undeclared = {
             name: NamespaceInfo(block_bytes=block_bytes) for name, block_bytes in found.items()
         }
         return {
             name: NamespaceStats(
                 block_bytes=info.block_bytes,
-                blocks=self._tier.num_blocks(name),
-                used_bytes=self._tier.used_bytes(name),
-                disk_blocks=0 if self._disk is None else self._disk.num_blocks(name),
-                disk_used_bytes=0 if self._disk is None else self._disk.used_bytes(name),
+                blocks=self._memory.num_blocks(name),
+                used_bytes=self._memory.used_bytes(name),
+                disk_blocks=sum(tier.num_blocks(name) for tier in self._tier_stack.tiers),
+                disk_used_bytes=sum(tier.used_bytes(name) for tier in self._tier_stack.tiers),
                 client=info.client,
                 fingerprint=info.fingerprint if texts else {},
                 engines=info.engines if texts else {},
@@ -173,9 +174,9 @@ class Namespaces:
     def _block_bytes_in_use(self, name: str) -> int | None:
         """The `block_bytes` of the blocks of `name`; None when it has no blocks."""
         known = self.known.get(name)
-        if known is not None and not self._tier.is_empty(name):
+        if known is not None and not self._memory.is_empty(name):
             return known.block_bytes
-        return None if self._disk is None else self._disk.block_bytes_of(name)
+        return self._tier_stack.namespaces_below().get(name)
 
     def _evict_one(self) -> None:
         """Evict a namespace. Its client's next put gets UNKNOWN_NAMESPACE, and the client declares
@@ -186,12 +187,12 @@ class Namespaces:
         with blocks that are pinned or being written goes last.
         """
         declared = Counter(info.connection for info in self.known.values())
-        on_disk = {} if self._disk is None else self._disk.namespaces()
-        empty = {name for name in self._used if name not in on_disk and self._tier.is_empty(name)}
+        below = self._tier_stack.namespaces_below()
+        empty = {name for name in self._used if name not in below and self._memory.is_empty(name)}
         coldest = sorted(
             self._used, key=lambda name: (-declared[self.known[name].connection], name not in empty)
         )
-        name = next((name for name in coldest if not self._tier.is_in_use(name)), "")
+        name = next((name for name in coldest if not self._memory.is_in_use(name)), "")
         reason = "empty" if name in empty else "idle"
         if not name:
             name, reason = coldest[0], "held"
@@ -199,9 +200,9 @@ class Namespaces:
         self._lines.say(
             logging.WARNING,
             "%d namespaces are declared: %s is evicted for another, with %d blocks in memory (%s)",
-            len(self.known), plain(name), self._tier.num_blocks(name), reason,
+            len(self.known), plain(name), self._memory.num_blocks(name), reason,
         )  # fmt: skip
-        self._counters["removed"] += self._tier.clear(name)
+        self._counters["removed"] += self._memory.clear(name)
         self.forget(name)
 
     def _forget_texts(self) -> None:

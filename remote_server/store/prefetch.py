@@ -1,4 +1,4 @@
-"""Prefetch: blocks read from disk into memory before a client gets them."""
+"""Prefetch: blocks read into memory before a client gets them."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -7,11 +7,10 @@ from remote_server.protocol import KeyState
 from remote_server.sizes import MiB
 from remote_server.store.expiry import Expiry
 from remote_server.store.slabs import Block
-from remote_server.store.tier import Tier
 from remote_server.store.tier_stack import TierStack
 from remote_server.turns import KEYS_PER_STEP
 
-# Bytes of one prefetch that are read at a time: gets share the disk with it.
+# Bytes of one prefetch that are read at a time: gets share the tiers with it.
 WINDOW_BYTES = 16 * MiB
 
 # One prefetch fills at most half of the memory: more would evict its own beginning.
@@ -24,9 +23,9 @@ class Prefetched(NamedTuple):
     in_memory: int = 0
     """Were in memory before."""
     read: int = 0
-    """Were read from disk."""
+    """Were read from a tier below."""
     absent: int = 0
-    """Are in neither tier, or were lost while they were read."""
+    """Are in no tier, or were lost while they were read."""
     no_room: int = 0
     """Were not read: memory is full of pinned blocks, or the keys before them fill half of it."""
     coming: int = 0
@@ -42,24 +41,26 @@ class Prefetch:
 
     def __init__(
         self,
-        tier: Tier,
-        tier_stack: TierStack | None,
+        tier_stack: TierStack,
+        block_bytes: int,
         expiry: Expiry,
         namespace: str,
         keys: Sequence[bytes],
         go_on_later: Callable[[Callable[[], None]], object],
         on_end: Callable[[Prefetched], None],
     ) -> None:
-        """`go_on_later` has the loop call a function in another turn; `on_end` is called once."""
-        self._tier = tier
+        """`block_bytes` is that of the namespace. `go_on_later` has the loop call a function in
+        another turn; `on_end` is called once."""
+        self._memory = tier_stack.memory
         self._tier_stack = tier_stack
+        self._block_bytes = block_bytes
         self._expiry = expiry
         self._namespace = namespace
         self._left = [*dict.fromkeys(keys)]
         most = len(self._left)
-        if tier_stack is not None:
-            share = tier.stats().budget_bytes // SHARE_OF_MEMORY
-            most = min(most, share // tier_stack.block_bytes_of(namespace))
+        if tier_stack.below:
+            share = self._memory.stats().budget_bytes // SHARE_OF_MEMORY
+            most = min(most, share // block_bytes)
         self._done = Prefetched(no_room=len(self._left) - most)
         del self._left[most:]
         self._go_on_later = go_on_later
@@ -78,46 +79,43 @@ class Prefetch:
             return
         part = self._take_part()
         self._expiry.expire(self._namespace, part)
-        states = self._tier.lookup_all(self._namespace, part)
-        below = [key for key, state in zip(part, states, strict=True)
+        states = self._memory.lookup_all(self._namespace, part)
+        missing = [key for key, state in zip(part, states, strict=True)
                  if state != KeyState.READABLE]  # fmt: skip
-        self._count(in_memory=len(part) - len(below))
-        on_disk = self._on_disk(below)
-        self._count(absent=len(below) - len(on_disk))
-        if on_disk and self._tier_stack is not None:
-            self._read(self._tier_stack, on_disk)
+        self._count(in_memory=len(part) - len(missing))
+        below = self._readable(missing)
+        self._count(absent=len(missing) - len(below))
+        if below:
+            self._read(below)
         else:
             self._go_on_later(self.go_on)
 
     def _take_part(self) -> list[bytes]:
         size = KEYS_PER_STEP
-        if self._tier_stack is not None:
-            block_bytes = self._tier_stack.block_bytes_of(self._namespace)
-            size = max(1, min(size, WINDOW_BYTES // block_bytes))
+        if self._tier_stack.below:
+            size = max(1, min(size, WINDOW_BYTES // self._block_bytes))
         part, self._left = self._left[-size:], self._left[:-size]
         part.reverse()
         return part
 
-    def _on_disk(self, keys: Sequence[bytes]) -> list[bytes]:
-        if self._tier_stack is None:
-            return []
+    def _readable(self, keys: Sequence[bytes]) -> list[bytes]:
         states = self._tier_stack.lookup_all(self._namespace, keys)
         return [key for key, state in zip(keys, states, strict=True)
                 if state == KeyState.READABLE]  # fmt: skip
 
-    def _read(self, tier_stack: TierStack, keys: list[bytes]) -> None:
+    def _read(self, keys: list[bytes]) -> None:
         self._num_reading = len(keys)
 
         def came(blocks: list[Block | None]) -> None:
             self._num_reading = 0
             here = [block for block in blocks if block is not None]
-            self._tier.unpin_all(here)
+            self._memory.unpin_all(here)
             not_here = [key for key, block in zip(keys, blocks, strict=True) if block is None]
-            no_room = len(self._on_disk(not_here))
+            no_room = len(self._readable(not_here))
             self._count(read=len(here), no_room=no_room, absent=len(not_here) - no_room)
             self._go_on_later(self.go_on)
 
-        tier_stack.fetch(self._namespace, keys, came, final=False, for_get=False)
+        self._tier_stack.fetch(self._namespace, keys, came, final=False, for_get=False)
 
     def _count(self, **more: int) -> None:
         old = self._done._asdict()

@@ -1,16 +1,14 @@
 """Puts: the keys worth writing, a slot for each, publication, and the result."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
 from remote_server.protocol import Declined, PutOutcome
-from remote_server.store.expiry import Expiry, Ttl
-from remote_server.store.gets import Gets
+from remote_server.store.expiry import Expiry
 from remote_server.store.namespaces import Namespaces
 from remote_server.store.slabs import Block, BlockState
-from remote_server.store.tier import Tier
 from remote_server.store.tier_stack import TierStack
 
 _TO_WRITE = (PutOutcome.CREATED, PutOutcome.FORCED)
@@ -30,20 +28,17 @@ class Puts:
 
     def __init__(
         self,
-        tier: Tier,
-        tier_stack: TierStack | None,
+        tier_stack: TierStack,
         namespaces: Namespaces,
-        gets: Gets,
         expiry: Expiry,
-        ttl: Ttl | None,
         counters: Counter[str],
+        clock: Callable[[], float],
     ) -> None:
-        self._tier = tier
+        self._memory = tier_stack.memory
         self._tier_stack = tier_stack
         self._namespaces = namespaces
-        self._gets = gets
         self._expiry = expiry
-        self._ttl = ttl
+        self._clock = clock
         self._counters = counters
 
     def begin(
@@ -59,7 +54,7 @@ class Puts:
     ) -> Reserved:
         self._expiry.expire(namespace, keys)
         all_keys = keys
-        states = self._gets.known_states(namespace, keys)
+        states = self._tier_stack.known_states(namespace, keys)
         reasons: Counter[str] = Counter()
         outcomes = bytearray([PutOutcome.CREATED]) * len(keys)
         indices: Sequence[int] = range(len(keys))
@@ -75,15 +70,15 @@ class Puts:
         if seen is not None:
             seen.update(all_keys)
         block_bytes = self._namespaces.block_bytes_of(namespace)
-        blocks = self._tier.begin_puts(namespace, keys, block_bytes, lengths, checksums)
+        blocks = self._memory.begin_puts(namespace, keys, block_bytes, lengths, checksums)
         if refused := indices[len(blocks) :]:
-            at_quota = self._tier.at_quota(namespace, block_bytes)
+            at_quota = self._memory.at_quota(namespace, block_bytes)
             reasons[Declined.QUOTA if at_quota else Declined.NO_SLOT] += len(refused)
             for index in refused:
                 outcomes[index] = PutOutcome.DECLINED
         reserved = Reserved(outcomes, [*indices[: len(blocks)]], blocks, reasons)
         self._count_put(reserved)
-        if self._tier_stack is not None and PutOutcome.EXISTED in outcomes:
+        if self._tier_stack.below and PutOutcome.EXISTED in outcomes:
             existed = [outcome == PutOutcome.EXISTED for outcome in outcomes]
             self._tier_stack.asked_again(namespace, [*compress(all_keys, existed)])
         return reserved
@@ -100,16 +95,15 @@ class Puts:
             good = [block for block, ok in zip(reserved.blocks, verdicts, strict=True) if ok]
             for index, block, ok in zip(reserved.indices, reserved.blocks, verdicts, strict=True):
                 if not ok:
-                    self._tier.fail_put(block)
+                    self._memory.fail_put(block)
                     reserved.outcomes[index] = PutOutcome.DECLINED
             reserved.reasons[reason] += len(verdicts) - len(good)
             self._counters[f"put_declined_{reason}"] += len(verdicts) - len(good)
-        if self._ttl is not None:
-            created_at = self._ttl.now()
-            for block in good:
-                block.created_at = created_at
-        self._tier.complete_puts(good[::-1])
-        if self._tier_stack is not None:  # without those cleared meanwhile
+        created_at = self._clock()
+        for block in good:
+            block.created_at = created_at
+        self._memory.complete_puts(good[::-1])
+        if self._tier_stack.below:  # without those cleared meanwhile
             self._tier_stack.published([b for b in good if b.state is BlockState.READABLE])
         forced = reserved.outcomes.count(PutOutcome.FORCED)
         self._counters["put_forced"] += forced

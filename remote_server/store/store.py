@@ -1,26 +1,28 @@
-"""The store: all operations of requests and operators on blocks, over memory and disk."""
+"""The store: all operations of requests and operators on blocks, over a stack of tiers."""
 
 import secrets
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import add
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from remote_server.guard import Guard
 from remote_server.protocol import Declined, NamespaceStats, TierStats
 from remote_server.store.admission import Admission
 from remote_server.store.block_index import PinCount
-from remote_server.store.disk.tier import DiskTier
-from remote_server.store.expiry import Expiry, Ttl
+from remote_server.store.expiry import Expiry
 from remote_server.store.gets import Check, Found, Gets, KeyStates, Pinned, first_places
+from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import COUNTERS as OF_NAMESPACES
 from remote_server.store.namespaces import NamespaceInfo, Namespaces
 from remote_server.store.prefetch import Prefetch, Prefetched
 from remote_server.store.puts import Puts, Reserved
 from remote_server.store.slabs import Block
-from remote_server.store.tier import Tier
+from remote_server.store.tier import Tier, TierBlock
 from remote_server.store.tier_stack import TierStack
+from remote_server.store.write_behind import WriteBehind
 from remote_server.turns import Steps, parts
 
 COUNTERS = (
@@ -38,10 +40,17 @@ COUNTERS = (
 
 
 class Removed(NamedTuple):
-    """The blocks that a clear removed. A block that was in both tiers counts in both."""
+    """The blocks that a clear removed. A block that was in several tiers counts in each."""
 
     from_memory: int
-    from_disk: int
+    from_below: int
+
+
+class Below(NamedTuple):
+    """A tier below memory, and the choice of the blocks that are written there."""
+
+    tier: Tier[Any]
+    admission: Admission
 
 
 class Store:
@@ -49,30 +58,23 @@ class Store:
 
     def __init__(
         self,
-        tier: Tier,
+        memory: MemoryTier,
         clock: Callable[[], float] = time.monotonic,
-        disk: DiskTier | None = None,
-        admission: Admission | None = None,
-        ttl: Ttl | None = None,
+        below: Sequence[Below] = (),
+        ttl_s: float = 0.0,
         guard: Guard | None = None,
     ) -> None:
-        """`tier` is memory, which serves everything; `disk` is the tier below it, if any, and
-        `admission` decides which blocks are written there. `ttl` is the greatest age of a block."""
-        self.tier = tier
-        self.disk = disk
+        """`memory` serves everything; `below` are the tiers that get its blocks, the fastest first.
+        `ttl_s` is the greatest age of a block; 0 for none."""
+        self.memory = memory
         self.epoch = secrets.token_hex(8)
         self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._namespaces = Namespaces(tier, disk, self.counters, clock)
-        self.tier_stack = (
-            None
-            if disk is None
-            else TierStack(tier, disk, self._namespaces.block_bytes_of, admission, ttl, guard)
-        )
-        self._expiry = Expiry(tier, disk, ttl, self.counters, clock)
-        self._gets = Gets(tier, self.tier_stack, self._expiry, self.counters)
-        self._puts = Puts(
-            tier, self.tier_stack, self._namespaces, self._gets, self._expiry, ttl, self.counters
-        )
+        ways = [WriteBehind(memory, *each, self.block_bytes_of) for each in below]
+        self.tier_stack = TierStack(memory, ways, clock, guard)
+        self._namespaces = Namespaces(self.tier_stack, self.counters, clock)
+        self._expiry = Expiry(self.tier_stack, ttl_s, self.counters, clock)
+        self._gets = Gets(self.tier_stack, self._expiry, self.counters)
+        self._puts = Puts(self.tier_stack, self._namespaces, self._expiry, self.counters, clock)
         self._clock = clock
         self._started = clock()
 
@@ -90,6 +92,10 @@ class Store:
     def declare(self, name: str, info: NamespaceInfo) -> None:
         """Add `name`, or refresh its declaration. Raises `RequestRefused`, changing nothing."""
         self._namespaces.declare(name, info)
+
+    def block_bytes_of(self, namespace: str) -> int:
+        """Of a namespace with blocks. It need not have been declared since the start."""
+        return self._namespaces.block_bytes_of(namespace)
 
     def use_namespace(self, name: str) -> None:
         """A request names `name`, declared or not: the longest unused one is evicted first."""
@@ -113,14 +119,14 @@ class Store:
     def fetch(
         self, namespace: str, keys: Sequence[bytes], on_found: Callable[[Pinned], None]
     ) -> Steps[Pinned | None]:
-        """`get` from both tiers. None when a block must be read from disk: then `on_found` is
+        """`get` from all tiers. None when a block must be read from below: then `on_found` is
         called once, later, with all blocks that could be read; the others are counted as missed."""
         return self._gets.fetch(namespace, keys, on_found)
 
     def find(self, namespace: str, keys: Sequence[bytes], check: Check) -> Steps[Pinned | Found]:
-        """`get`, when all of it is in memory or there is no disk; else the blocks to stream as they
-        come from disk. Blocks found count as hits. `check` is called with the blocks that each step
-        has pinned; an exception from it ends the get, with nothing pinned."""
+        """`get`, when all of it is in memory or nothing is below; else the blocks to stream as they
+        come from below. Blocks found count as hits. `check` is called with the blocks that each
+        step has pinned; an exception from it ends the get, with nothing pinned."""
         return self._gets.find(namespace, keys, check)
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> Steps[int]:
@@ -134,10 +140,11 @@ class Store:
         go_on_later: Callable[[Callable[[], None]], object],
         on_end: Callable[[Prefetched], None],
     ) -> Prefetch:
-        """Read the blocks of `keys` that are on disk into memory; the caller calls its `go_on`
+        """Read the blocks of `keys` that are below into memory; the caller calls its `go_on`
         once."""
+        block_bytes = self.block_bytes_of(namespace)
         return Prefetch(
-            self.tier, self.tier_stack, self._expiry, namespace, keys, go_on_later, on_end
+            self.tier_stack, block_bytes, self._expiry, namespace, keys, go_on_later, on_end
         )
 
     # ── pins of operators ────────────────────────────────────────────────────────────────
@@ -145,14 +152,14 @@ class Store:
     def pin(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[PinCount]:
         """Pin the readable ones of `keys` in memory, or without `keys` all that are there now."""
         if keys is None:
-            keys = self.tier.readable_keys(namespace)
-        return self._pinning(namespace, keys, self.tier.pin_for_operator, expire=True)
+            keys = self.memory.readable_keys(namespace)
+        return self._pinning(namespace, keys, self.memory.pin_for_operator, expire=True)
 
     def unpin(self, namespace: str, keys: Sequence[bytes] | None) -> Steps[PinCount]:
         """Undo `pin`, for all of `namespace` without `keys`."""
         if keys is None:
-            keys = self.tier.pinned_keys(namespace)
-        return self._pinning(namespace, keys, self.tier.unpin_for_operator, expire=False)
+            keys = self.memory.pinned_keys(namespace)
+        return self._pinning(namespace, keys, self.memory.unpin_for_operator, expire=False)
 
     def _pinning(
         self,
@@ -212,32 +219,43 @@ class Store:
 
     def pin_to_verify(self, namespace: str, keys: Sequence[bytes]) -> list[Block]:
         """The readable ones of `keys`, pinned for the caller, who unpins each one once."""
-        blocks = self.tier.pin_all(namespace, [*first_places(keys)])
+        blocks = self.memory.pin_all(namespace, [*first_places(keys)])
         return [block for block in blocks if block is not None]
 
-    def verify_on_disk(
+    def verify_below(
         self,
         namespace: str,
         keys: Sequence[bytes],
         on_verified: Callable[[dict[bytes, bool]], None],
     ) -> None:
-        """Hash the disk's blocks of `keys` in place, and remove the bad ones there. `on_verified`
-        is called once, at once when there is no block."""
-        pinned = [] if self.disk is None else self.disk.pin_all(namespace, [*first_places(keys)])
-        blocks = [block for block in pinned if block is not None]
-        if self.disk is None or not blocks:
-            on_verified({})
-            return
+        """Hash the blocks of `keys` in the tiers below memory in place, and remove the bad ones.
+        `on_verified` is called once, at once when there is no block."""
+        verdicts: dict[bytes, bool] = {}
+        under_way = 1
 
-        def verified(good: list[bool]) -> None:
+        def one_ended() -> None:
+            nonlocal under_way
+            under_way -= 1
+            if not under_way:
+                on_verified(verdicts)
+
+        def verified(blocks: Sequence[TierBlock], good: list[bool]) -> None:
             self.counters["integrity_checksum"] += good.count(False)
-            on_verified({block.key: ok for block, ok in zip(blocks, good, strict=True)})
+            for block, ok in zip(blocks, good, strict=True):
+                verdicts[block.key] = ok and verdicts.get(block.key, True)
+            one_ended()
 
-        self.disk.verify(blocks, verified)
+        for tier in self.tier_stack.tiers:
+            pinned = tier.pin_all(namespace, [*first_places(keys)])
+            blocks = [block for block in pinned if block is not None]
+            if blocks:
+                under_way += 1
+                tier.verify(blocks, partial(verified, blocks))
+        one_ended()
 
     def remove_corrupt(self, block: Block) -> None:
         """Remove `block`, whose bytes no longer match its checksum."""
-        self.tier.remove(block)
+        self.memory.remove(block)
         self.counters["integrity_checksum"] += 1
 
     def expire_some(self) -> None:
@@ -249,42 +267,34 @@ class Store:
 
         Effective at once for this process, and for the next one from `when_gone` on.
         """
-        from_memory = self.tier.clear(namespace)
+        from_memory = self.memory.clear(namespace)
         if forget and namespace is not None:
             self._namespaces.forget(namespace)
-        from_disk = 0 if self.tier_stack is None else self.tier_stack.clear(namespace)
         self.counters["removed"] += from_memory
-        return Removed(from_memory, from_disk)
+        return Removed(from_memory, self.tier_stack.clear_below(namespace))
 
     def when_gone(self, then: Callable[[bool], None]) -> None:
-        """Call `then`, now or later, when no restart would find cleared blocks. With False when the
-        disk fails, and a restart may find some."""
-        if self.disk is None:
-            then(True)
-        else:
-            self.disk.when_gone(then)
+        """Call `then`, now or later, when no restart would find cleared blocks. With False when a
+        tier fails, and a restart may find some."""
+        self.tier_stack.when_gone(then)
 
     # ── statistics ───────────────────────────────────────────────────────────────────────
 
     def tier_stats(self) -> dict[str, TierStats]:
-        memory = {"memory": self.tier.stats()}
-        return memory if self.disk is None else {**memory, "disk": self.disk.stats()}
+        below = {tier.name: tier.stats() for tier in self.tier_stack.tiers}
+        return {self.memory.name: self.memory.stats(), **below}
 
     def namespace_stats(self, *, texts: bool = True) -> dict[str, NamespaceStats]:
-        """Those declared, and those on disk that no client has declared since the start; without
+        """Those declared, and those below memory that no client has declared since the start;
+        without
         `texts`, fingerprints and engines are omitted."""
         return self._namespaces.stats(texts=texts)
 
     def all_counters(self) -> dict[str, int]:
-        counters = {**self.counters, **self.tier.counters()}
-        if self.disk is not None and self.tier_stack is not None:
-            counters["hits_memory"] += self.tier_stack.hits_memory
-            counters["hits_disk"] += self.tier_stack.hits_disk
-            below = {**self.disk.counters(), **self.tier_stack.counters}
-            counters |= {f"disk_{name}": count for name, count in below.items()}
+        counters = {**self.counters, **self.memory.counters(), **self.tier_stack.counters()}
+        for tier, hits in self.tier_stack.hits.items():
+            counters[f"hits_{tier}"] = counters.get(f"hits_{tier}", 0) + hits
         return counters
 
     def check(self) -> None:
-        self.tier.check()
-        if self.disk is not None:
-            self.disk.check()
+        self.tier_stack.check()

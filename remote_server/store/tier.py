@@ -1,41 +1,96 @@
-"""The interface of a storage tier."""
+"""The interface of a tier below memory.
 
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+Memory serves every request, so its blocks have addresses and it is no `Tier`. The tiers below hold
+copies: write-behind fills them, and a get reads them back into memory.
+"""
 
-from remote_server.protocol import KeyState, TierStats
-from remote_server.store.block_index import PinCount
-from remote_server.store.slabs import Block
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum, auto
+from typing import Protocol, TypeVar
+
+from remote_server.protocol import TierStats
 
 
-class Tier(Protocol):
-    """A storage tier. One conformance suite tests every implementation.
+class Written(StrEnum):
+    """The result of a block's write. With any other than OK the tier does not have it."""
 
-    Not thread-safe: one thread calls it. Other threads touch only the bytes of a `Block`: its
-    writer while it is WRITING, holders of a pin afterwards.
+    OK = auto()
+    NO_SPACE = auto()  # nothing was written: the file system is full, or a quota
+    IO_ERROR = auto()  # the device or the file system failed
+    CLEARED = auto()  # its namespace was cleared meanwhile
 
-    A call for one key has a form for many keys. It does the same in the same order, in well under a
-    microsecond a key.
+
+class TierBlock(Protocol):
+    """One copy of a block in a tier. Compared by identity."""
+
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def key(self) -> bytes: ...
+    @property
+    def length(self) -> int: ...
+    @property
+    def checksum(self) -> int: ...
+    @property
+    def block_bytes(self) -> int:
+        """The size that its namespace was declared with."""
+
+
+B = TypeVar("B", bound=TierBlock)
+
+OnWritten = Callable[[list[Written]], None]
+OnRead = Callable[[list[bool]], None]
+
+
+class Tier(Protocol[B]):
+    """A tier below memory. One conformance suite tests every implementation.
+
+    One thread calls it, and no call waits: `write`, `read`, `verify` and `when_gone` return at
+    once and call back once, mostly from `finish_jobs`. The blocks of a call are the tier's own.
     """
+
+    @property
+    def name(self) -> str:
+        """The prefix of its counters, and its name in `stats`."""
 
     @property
     def largest_block_bytes(self) -> int:
         """The largest block that this tier can hold."""
 
-    def lookup(self, namespace: str, key: bytes) -> KeyState:
-        """The state of `key`. Changes nothing, recency included."""
+    # ── state ────────────────────────────────────────────────────────────────────────────
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
-        """`lookup` of each key, one byte each."""
+        """The `KeyState` of each key, one byte each. Not a use. PENDING: it is being written, or
+        may still be found by recovery."""
 
-    def begin_put(
-        self, namespace: str, key: bytes, block_bytes: int, length: int, checksum: int | None
-    ) -> Block | None:
-        """A slot for `length` bytes in a namespace of `block_bytes`, or None: no room now.
+    def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """The same for puts: ABSENT for a key that recovery has not found yet."""
 
-        The caller fills `view(block)` and then calls `complete_put` or `fail_put`, once. Until then
-        readers see the previous copy, or nothing.
-        """
+    def holds(self, namespace: str, key: bytes, checksum: int) -> bool:
+        """Whether these very bytes are in the tier: another write gains nothing."""
+
+    def namespaces(self) -> Mapping[str, int]:
+        """The namespaces that have room here, also of earlier servers; their `block_bytes`."""
+
+    def has_room_of_its_own(self, namespace: str, block_bytes: int) -> bool:
+        """Whether the oldest blocks of `namespace` can make room for its new ones. What was
+        declined before is offered again then."""
+
+    def age_s(self, block: B) -> float:
+        """The time since `block` was first put. It may be longer than the server runs."""
+
+    def stored_bytes(self, length: int) -> int:
+        """What writing a block of `length` bytes takes of a write rate."""
+
+    @property
+    def busy(self) -> bool:
+        """Whether a block is being read, written, erased or verified."""
+
+    # ── writing ──────────────────────────────────────────────────────────────────────────
+
+    def room_for(self, lengths: Sequence[int]) -> int:
+        """How many blocks of these `lengths` may be written now beside those that are: the caller
+        offers the others later."""
 
     def begin_puts(
         self,
@@ -43,101 +98,87 @@ class Tier(Protocol):
         keys: Sequence[bytes],
         block_bytes: int,
         lengths: Sequence[int],
-        checksums: Sequence[int | None],
-    ) -> list[Block]:
-        """`begin_put` of each key until there is no room: a block for each of the first keys."""
+        checksums: Sequence[int],
+    ) -> Sequence[B]:
+        """Room for each of the first keys, as many as there is room for now, after evictions. The
+        caller ends each with `write` or `fail_put`. The others are counted by reason."""
 
-    def complete_put(self, block: Block) -> bool:
-        """Publish `block`, which is filled and correct, in place of any previous copy.
+    def write(
+        self, blocks: Sequence[B], views: Sequence[memoryview], on_written: OnWritten
+    ) -> None:
+        """Store `views` as `blocks`, and publish them in this order: the last one is the most
+        recently used. At least one. `views` are the caller's again at `on_written`."""
 
-        False when it was cleared meanwhile; it is gone then.
+    def fail_put(self, block: B) -> None:
+        """Discard `block`, which was not handed to `write`. A previous copy stays."""
+
+    # ── reading ──────────────────────────────────────────────────────────────────────────
+
+    def pin_all(self, namespace: str, keys: Sequence[bytes]) -> Sequence[B | None]:
+        """The readable block of each key or None, pinned until `read` or `unpin_all`, and used now:
+        the last one is the most recently used."""
+
+    def unpin_all(self, blocks: Iterable[B]) -> None:
+        """Release one pin of each without reading."""
+
+    def read(self, blocks: Sequence[B], views: Sequence[memoryview], on_read: OnRead) -> None:
+        """Fill `views`, writable and as long as their pinned blocks. At least one.
+
+        `on_read` gets whether each view holds its block's bytes. From then on `views` are the
+        caller's again, and each pin is released. A block whose bytes do not arrive intact is a
+        miss, and is removed.
         """
 
-    def complete_puts(self, blocks: Sequence[Block]) -> None:
-        """`complete_put` of each: the last one is the most recently used.
+    def verify(self, blocks: Sequence[B], on_read: OnRead) -> None:
+        """`read` without views: whether the tier still holds the bytes of each."""
 
-        All have one namespace and one `block_bytes`, as the blocks of one `begin_puts` have.
-        """
+    def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
+        """Mark as used now: the last one is the most recently used. Returns how many are
+        readable."""
 
-    def fail_put(self, block: Block) -> None:
-        """Discard `block`. A previous copy stays."""
+    # ── removing ─────────────────────────────────────────────────────────────────────────
 
-    def view(self, block: Block) -> memoryview:
-        """The bytes of `block`: valid while it is being written or pinned."""
+    def remove(self, block: B) -> bool:
+        """Remove `block`; False when it was not readable any more."""
 
-    def view_of_run(self, blocks: Sequence[Block]) -> memoryview | None:
-        """The bytes of `blocks` as one view, when they are adjacent in this order."""
+    def remove_other(self, namespace: str, key: bytes, checksum: int) -> bool:
+        """Remove the block of `key` unless it holds these very bytes. Whether there was one."""
 
-    def pin(self, namespace: str, key: bytes) -> Block | None:
-        """The readable block of `key`, which is not evicted until `unpin`. Counts as a use."""
+    def expire(self, namespace: str, keys: Sequence[bytes], max_age_s: float) -> None:
+        """Remove those of `keys` that are as old or older."""
 
-    def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[Block | None]:
-        """`pin` of each key: the last one is the most recently used."""
-
-    def unpin(self, block: Block) -> None:
-        """Release one pin."""
-
-    def unpin_all(self, blocks: Iterable[Block]) -> None:
-        """Release one pin of each."""
-
-    def touch(self, namespace: str, key: bytes) -> bool:
-        """Mark as used now; False when no block is readable."""
-
-    def pin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
-        """Add an operator's pin to the readable blocks of `keys`, until `let_go`. Not a use.
-
-        The tier owns this pin. It ends when its block is removed, and moves to a block that
-        replaces it.
-        """
-
-    def unpin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
-        """Remove the operator's pins of `keys`. The result counts the pins that were removed."""
-
-    def readable_keys(self, namespace: str) -> list[bytes]:
-        """The keys of all readable blocks, the longest published first."""
-
-    def pinned_keys(self, namespace: str) -> list[bytes]:
-        """The keys of all blocks with an operator's pin."""
-
-    def remove(self, block: Block) -> bool:
-        """Remove `block` from the index; False when it was not in it. Pins keep its bytes."""
+    def expire_some(self, max_age_s: float, at_most: int) -> None:
+        """Remove up to `at_most` such blocks; the next call continues."""
 
     def clear(self, namespace: str | None) -> int:
-        """Remove all blocks of one namespace, or of all, and drop those being written.
+        """Remove all blocks of one namespace, or of all, and drop those being written. Effective at
+        once for this process, and for the next one from `when_gone` on. Returns how many blocks
+        were removed."""
 
-        Returns how many of them were readable.
-        """
+    def when_gone(self, then: Callable[[bool], None]) -> None:
+        """Call `then`, now or later, when no restart would find cleared blocks; with False when
+        that failed."""
 
-    def is_empty(self, namespace: str) -> bool:
-        """Whether no block of it is readable or being written."""
+    @property
+    def clearing(self) -> bool:
+        """Whether a caller waits for `when_gone`."""
 
-    def is_in_use(self, namespace: str) -> bool:
-        """Whether a block of it is pinned or being written."""
+    # ── the loop, and accounts ───────────────────────────────────────────────────────────
+
+    def finish_jobs(self) -> None:
+        """Run the callbacks of what has ended."""
 
     def num_blocks(self, namespace: str) -> int:
         """Readable blocks of one namespace."""
 
     def used_bytes(self, namespace: str) -> int:
-        """The part of the budget that the readable blocks of one namespace take."""
-
-    @property
-    def pinned_bytes(self) -> int:
-        """The size of all slots whose blocks are pinned or being written."""
-
-    def expire(self, namespace: str, keys: Sequence[bytes], before: float) -> int:
-        """Remove those of `keys` that were published at `before` or earlier. Returns how many."""
-
-    def expire_some(self, before: float, at_most: int) -> int:
-        """Remove up to `at_most` such blocks of any namespace. Returns how many."""
-
-    def at_quota(self, namespace: str, block_bytes: int) -> bool:
-        """Whether the quota is why `begin_puts` had no room for a block of `namespace`."""
+        """The part of the budget that the blocks of one namespace take."""
 
     def stats(self) -> TierStats:
         """Occupancy now."""
 
     def counters(self) -> dict[str, int]:
-        """Counts of events since the start; names as in PROTOCOL.md."""
+        """Counts of events since the start; names as in PROTOCOL.md, without the tier's."""
 
     def check(self) -> None:
         """Assert the accounting identity."""

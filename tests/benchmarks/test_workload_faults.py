@@ -57,9 +57,9 @@ async def test_a_byte_that_changed_in_memory_is_a_miss_and_is_counted(tmp_path: 
     blocks = blocks_of(range(40))
     with host_of(tmp_path, MEMORY) as host:
         await host.write(blocks)
-        block = host.store.tier.pin("storage-workload", blocks.keys[3])
-        host.store.tier.view(block)[7] ^= 1
-        host.store.tier.unpin(block)
+        block = host.store.memory.pin("storage-workload", blocks.keys[3])
+        host.store.memory.view(block)[7] ^= 1
+        host.store.memory.unpin(block)
         assert (await host.read(blocks)).blocks == 3
         assert (await host.counters())["integrity_checksum"] == 1
         assert (await host.write(blocks)).created == 1
@@ -75,7 +75,7 @@ async def test_an_error_in_one_write_is_its_callers_and_leaves_nothing_behind(tm
         host._writes._payload.broken = b""  # type: ignore[attr-defined]
         assert (await host.write(blocks_of(range(6)))).created == 6
         await host.settle()
-        assert host.store.tier.stats().pinned == 0
+        assert host.store.memory.stats().pinned == 0
         assert host._memory._held == 0
         await host.call(host.store.check)
 

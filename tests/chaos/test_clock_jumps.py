@@ -45,7 +45,7 @@ def near(server_clock):
     config = ServerConfig(bind="tcp://127.0.0.1:*", memory=32 * MiB, populate=False)
     with Server(config, server_clock) as server:
         yield server
-        eventually(lambda: not server.store.tier.stats().pinned, "nothing is pinned")
+        eventually(lambda: not server.store.memory.stats().pinned, "nothing is pinned")
     server.store.check()
 
 

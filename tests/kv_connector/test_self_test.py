@@ -192,7 +192,7 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
         found = yield from find(*asked)
         assert isinstance(found, Pinned)
         for block in found.blocks:
-            server.store.tier.view(block)[5] ^= 1
+            server.store.memory.view(block)[5] ^= 1
         return found
 
     monkeypatch.setattr(server.store, "find", damaged)

@@ -6,12 +6,18 @@ from pathlib import Path
 from typing import Any
 
 from remote_server import protocol
-from remote_server.store.disk.files import Folder, Written
+from remote_server.protocol import KeyState
+from remote_server.store.admission import Admission
+from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import find_segments
 from remote_server.store.disk.layout import PAGE, slot_bytes_for
 from remote_server.store.disk.pool import ThreadPool
 from remote_server.store.disk.segments import OVERHEAD_BYTES, DiskBlock
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.tier import Tier, TierBlock, Written
+from remote_server.store.tier_stack import TierStack
+from remote_server.store.write_behind import WriteBehind
 
 BOUND_S = 20.0
 
@@ -20,6 +26,10 @@ def budget_for(num_segments: int, slots: int, block_bytes: int) -> tuple[int, in
     """The budget and the size of `num_segments` segments of `slots` slots each."""
     segment_bytes = PAGE + slots * slot_bytes_for(block_bytes)
     return OVERHEAD_BYTES + num_segments * segment_bytes, segment_bytes
+
+
+def state_of(tier: DiskTier, namespace: str, key: bytes) -> KeyState:
+    return KeyState(tier.lookup_all(namespace, (key,))[0])
 
 
 def wait_for(tier: DiskTier, event: threading.Event, until: Callable[[], bool]) -> None:
@@ -95,14 +105,25 @@ class RealDisk:
             self.close()
 
 
-class DiskAsTier:
-    """The disk tier in the clothes of a `Tier`, each call waiting for what it started: so that
-    one suite judges both."""
+def stack_of(
+    memory: MemoryTier,
+    disk: DiskTier,
+    block_bytes_of: Callable[[str], int],
+    admission: Admission | None = None,
+) -> TierStack:
+    """Memory above disk."""
+    return TierStack(memory, [WriteBehind(memory, disk, admission or Admission(), block_bytes_of)])
 
-    def __init__(self, disk: RealDisk) -> None:
-        self._disk = disk
-        self._tier = disk.tier
-        self._buffers: dict[DiskBlock, bytearray] = {}
+
+class Waiting:
+    """A tier below memory, each of whose calls waits for what it started: the calls of the memory
+    tier in terms of `Tier`, so that one suite judges both."""
+
+    def __init__(self, tier: Tier[Any], settle: Callable[[], None]) -> None:
+        """`settle` returns when the tier is idle."""
+        self._tier = tier
+        self._settle = settle
+        self._buffers: dict[TierBlock, bytearray] = {}
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._tier, name)
@@ -117,13 +138,19 @@ class DiskAsTier:
         return blocks
 
     def view(self, block):
-        if block in self._buffers:
-            return memoryview(self._buffers[block])
-        self._tier.segments.pin(block)  # reading gives a pin back
-        return memoryview(self._disk.read_pinned(block))
+        """Of a block being written; or a copy of one that is pinned, once."""
+        if block not in self._buffers:
+            raise AssertionError("read it: only blocks being written have a view")
+        return memoryview(self._buffers[block])
 
-    def view_of_run(self, blocks):
-        return None
+    def bytes_of(self, block):
+        """The bytes of a pinned block, whose pin is released."""
+        data = bytearray(block.length)
+        results = []
+        self._tier.read([block], [memoryview(data)], results.append)
+        self._settle()
+        assert results == [[True]]
+        return bytes(data)
 
     def complete_put(self, block):
         return self._complete([block]) == [Written.OK]
@@ -135,21 +162,30 @@ class DiskAsTier:
     def _complete(self, blocks):
         results = []
         self._tier.write(blocks, [memoryview(self._buffers.pop(b)) for b in blocks], results.append)
-        self._disk.drain()
+        self._settle()
         return results[0]
 
     def fail_put(self, block):
         del self._buffers[block]
         self._tier.fail_put(block)
 
+    def lookup(self, namespace, key):
+        return KeyState(self._tier.lookup_all(namespace, (key,))[0])
+
+    def touch(self, namespace, key):
+        return self._tier.touch_all(namespace, (key,)) == 1
+
     def pin(self, namespace, key):
         return self._tier.pin_all(namespace, (key,))[0]
 
     def clear(self, namespace):
         removed = self._tier.clear(namespace)
-        self._disk.drain()
+        self._settle()
         return removed
 
     def unpin(self, block):
-        self._tier.unpin(block)
-        self._disk.drain()
+        self.unpin_all([block])
+
+    def unpin_all(self, blocks):
+        self._tier.unpin_all(blocks)
+        self._settle()

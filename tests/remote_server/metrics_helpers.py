@@ -6,7 +6,8 @@ from remote_server.server.metrics import BOUNDS_S, Timings, Traffic
 from remote_server.server.snapshot import Held, Queues, Recovery, Snapshot
 from remote_server.store.disk.tier import COUNTERS as DISK_COUNTERS
 from remote_server.store.store import COUNTERS
-from remote_server.store.tier_stack import COUNTERS as WATERFALL_COUNTERS
+from remote_server.store.tier_stack import COUNTERS as OF_STACK
+from remote_server.store.write_behind import COUNTERS as OF_WRITE_BEHIND
 
 TIER = TierStats(
     budget_bytes=1 << 30, used_bytes=1 << 20, blocks=16, pending=1, pinned=2, free_slabs=3
@@ -17,7 +18,8 @@ OPERATIONS = ("hello", "lookup", "put", "get", "stream", "touch", "verify", "sta
 
 def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
     names = [f"model-{n:04}-3f9a6c21b7d4e805" for n in range(num_namespaces)]
-    disk = dict.fromkeys([f"disk_{name}" for name in (*DISK_COUNTERS, *WATERFALL_COUNTERS)], 7)
+    of_disk = (*DISK_COUNTERS, *OF_STACK, *OF_WRITE_BEHIND)
+    disk = dict.fromkeys([f"disk_{name}" for name in of_disk], 7)
     own = ("evicted", "slabs_recut", "clients_gone", "connections_opened", "lookup_pending",
            "refused_unknown_region", "bad_messages_bad_magic")  # fmt: skip
     values = {

@@ -62,7 +62,7 @@ def rationed(tmp_path, clock):
 
 def test_what_the_write_rate_does_not_allow_is_declined_and_counted(rationed, clock):
     rationed.put(*range(6))
-    counters = rationed.tier_stack.counters
+    counters = rationed.tier_stack.below[0].counters
     assert rationed.disk.tier.counters()["written"] == 4
     assert (counters["declined_write_rate"], counters["demote_declined"]) == (2, 2)
     clock.now += 2 * MIN_BURST_S + 1
@@ -75,7 +75,7 @@ def test_what_the_disk_declines_is_not_taken_from_the_budget(rationed, monkeypat
     tier = rationed.disk.tier
     monkeypatch.setattr(tier, "begin_puts", lambda *_: [])
     rationed.put(*range(4))
-    assert rationed.tier_stack.counters["demote_declined"] == 4
+    assert rationed.tier_stack.counters()["disk_demote_declined"] == 4
     monkeypatch.undo()
     monkeypatch.setattr(rationed.disk.files, "create", no_space)
     rationed.put(*range(4, 8))
@@ -85,7 +85,7 @@ def test_what_the_disk_declines_is_not_taken_from_the_budget(rationed, monkeypat
     rationed.put(*range(8, 13))
     assert tier.counters()["written"] == 4, "what was declined had been taken from the budget"
     again = 4  # those that had no slot, offered again now that their namespace has a file
-    assert rationed.tier_stack.counters["declined_write_rate"] == 1 + again
+    assert rationed.tier_stack.counters()["disk_declined_write_rate"] == 1 + again
 
 
 def no_space(*_):
@@ -97,7 +97,7 @@ def test_a_block_declined_by_the_rate_is_offered_again_when_it_is_got(rationed, 
     clock.now += MIN_BURST_S + 1
     assert rationed.fetch(4, 0) == [data_of(4), data_of(0)]
     rationed.settle()
-    assert rationed.tier_stack.counters["demoted"] == 5
+    assert rationed.tier_stack.counters()["disk_demoted"] == 5
     rationed.memory.clear("ns")
     assert rationed.fetch(4) == [data_of(4)], "it had reached the disk"
 
@@ -117,7 +117,7 @@ def written(both: Both) -> int:
 def test_with_twice_a_block_is_written_when_it_is_got_and_not_before(twice):
     twice.put(1, 2, 3)
     assert written(twice) == 0
-    assert twice.tier_stack.counters["declined_first_time"] == 3
+    assert twice.tier_stack.counters()["disk_declined_first_time"] == 3
     assert twice.fetch(2) == [data_of(2)]
     twice.settle()
     assert written(twice) == 1
@@ -125,7 +125,7 @@ def test_with_twice_a_block_is_written_when_it_is_got_and_not_before(twice):
         assert twice.fetch(2) == [data_of(2)]
         twice.settle()
     assert written(twice) == 1, "a block that the disk has is written again"
-    assert twice.tier_stack.counters["declined_first_time"] == 3
+    assert twice.tier_stack.counters()["disk_declined_first_time"] == 3
 
 
 def test_a_block_that_is_got_often_while_the_disk_is_slow_is_written_once(twice):

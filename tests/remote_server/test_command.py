@@ -208,7 +208,7 @@ def test_clear_removes_what_it_says_and_only_when_told_to(kvferry, engine, serve
     assert kvferry("clear", "--namespace", "m", "--yes")[2].endswith("known: m@1, m@2\n")
     status, out, _ = kvferry("clear", "--namespace", "m@1", "--yes")
     assert (status, out) == (0, "removed 3 blocks from memory, 0 from disk\n")
-    assert server.store.tier.num_blocks("m@2") == 2
+    assert server.store.memory.num_blocks("m@2") == 2
 
 
 # ── pin, unpin ───────────────────────────────────────────────────────────────────────────
@@ -226,7 +226,7 @@ def test_pin_keeps_what_is_named_and_unpin_lets_it_go(kvferry, engine, server):
     }  # fmt: skip
     assert kvferry("unpin", "m@1", key(1).hex())[:2] == (0, "unpinned 1 blocks, 4.0 KiB\n")
     assert kvferry("unpin", "m@1")[:2] == (0, "unpinned 2 blocks, 8.0 KiB\n")
-    assert server.store.tier.stats().pinned == 0
+    assert server.store.memory.stats().pinned == 0
 
 
 def test_pin_says_no_when_nothing_is_there_or_not_all_may_be_kept(kvferry, engine):

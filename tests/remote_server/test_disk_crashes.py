@@ -16,10 +16,10 @@ from disk_helpers import budget_for
 from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.store.disk import recovery
-from remote_server.store.disk.files import Written
 from remote_server.store.disk.finding import find_segments
 from remote_server.store.disk.segments import OVERHEAD_BYTES
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.tier import Written
 
 NUM_SEEDS = int(os.environ.get("KVFERRY_CRASH_SEEDS", "160"))
 GROUPS = 8

@@ -17,9 +17,9 @@ from remote_server.errors import ConfigError
 from remote_server.sizes import MiB
 from remote_server.store.disk import folder as folder_module
 from remote_server.store.disk import opening
-from remote_server.store.disk.files import Written
 from remote_server.store.disk.folder import TakenFolder, make_private
 from remote_server.store.disk.opening import AgeClock, OpenDisk
+from remote_server.store.tier import Written
 
 YEAR_NS = 365 * 86_400 * 10**9
 BLOCK = 8192

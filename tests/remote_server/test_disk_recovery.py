@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 from disk_faults import FakeDisk, SteppedPool
-from disk_helpers import RealDisk, budget_for, wait_for
+from disk_helpers import RealDisk, budget_for, state_of, wait_for
 
 from remote_server import protocol
 from remote_server.errors import ConfigError
 from remote_server.protocol import KeyState
 from remote_server.sizes import MiB
 from remote_server.store.disk import recovery
-from remote_server.store.disk.files import Folder, Written
+from remote_server.store.disk.files import Folder
 from remote_server.store.disk.finding import Report, find_segments
 from remote_server.store.disk.folder import TakenFolder
 from remote_server.store.disk.layout import (
@@ -28,6 +28,7 @@ from remote_server.store.disk.layout import (
 )
 from remote_server.store.disk.opening import OpenDisk, within_budget
 from remote_server.store.disk.tier import DiskTier
+from remote_server.store.tier import Written
 
 BLOCK = 8192
 BUDGET, SEGMENT_BYTES = budget_for(4, 4, BLOCK)
@@ -49,8 +50,7 @@ def test_after_a_restart_every_block_is_found_verified_and_right(tmp_path):
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
         disk.drain()
         assert disk.tier.counters()["recovered"] == CAPACITY
-        assert disk.tier.block_bytes_of("ns") == BLOCK
-        assert disk.tier.block_bytes_of("unknown") is None
+        assert disk.tier.namespaces() == {"ns": BLOCK}
         for number in range(CAPACITY):
             assert disk.read(b"%d" % number) == data_of(number)
 
@@ -59,13 +59,13 @@ def test_a_lookup_claims_nothing_before_the_bytes_were_hashed_and_then_asks_for_
     fill(tmp_path)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES, num_threads=1) as disk:
         tier = disk.tier
-        assert tier.lookup("ns", b"3") is KeyState.PENDING, "headers were not read yet"
+        assert state_of(tier, "ns", b"3") is KeyState.PENDING, "headers were not read yet"
         wait_for(tier, disk.event, lambda: not tier.recovery.scanning)
         with disk.pool.gate.shut():
-            assert tier.lookup("ns", b"0") is KeyState.PENDING
+            assert state_of(tier, "ns", b"0") is KeyState.PENDING
             assert tier.pin_all("ns", [b"0"]) == [None]
-            assert not tier.touch("ns", b"0")
-        wait_for(tier, disk.event, lambda: tier.lookup("ns", b"0") is KeyState.READABLE)
+            assert not tier.touch_all("ns", [b"0"])
+        wait_for(tier, disk.event, lambda: state_of(tier, "ns", b"0") is KeyState.READABLE)
         assert disk.read(b"0") == data_of(0)
 
 
@@ -96,13 +96,13 @@ def test_no_key_that_recovery_finds_is_ever_answered_absent(tmp_path, monkeypatc
     for seed in range(5):
         disk.reboot(power_cut=False)
         tier = tier_of(pool := SteppedPool(random.Random(seed)))
-        assert tier.lookup("never there", b"1") is KeyState.ABSENT
+        assert state_of(tier, "never there", b"1") is KeyState.ABSENT
         assert tier.known_states("ns", keys) == bytes(6), "for puts: nothing is known of them yet"
         for _ in run(tier, pool):
             for name in ("ns", "other"):
                 assert 0 not in tier.lookup_all(name, keys), "absent, and found later"
                 if not tier.recovery.scanning:
-                    assert tier.lookup(name, b"unknown") is KeyState.ABSENT
+                    assert state_of(tier, name, b"unknown") is KeyState.ABSENT
         assert tier.lookup_all("ns", keys) == bytes([KeyState.READABLE] * 6)
 
 
@@ -111,7 +111,7 @@ def test_what_is_cleared_while_headers_are_read_is_absent_at_once(tmp_path):
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
         with disk.pool.gate.shut():
             disk.tier.clear("ns")
-            assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+            assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
         disk.drain()
 
 
@@ -125,7 +125,7 @@ def test_in_a_full_directory_new_blocks_are_stored_before_anything_is_verified(t
         wait_for(tier, disk.event, lambda: not tier.recovery.scanning)
         assert disk.put(b"new", data_of(99)) is Written.OK
         disk.drain()
-        assert tier.lookup("ns", b"0") is KeyState.ABSENT, "the oldest should have left"
+        assert state_of(tier, "ns", b"0") is KeyState.ABSENT, "the oldest should have left"
         assert disk.read(b"new") == data_of(99)
         assert tier.num_blocks("ns") == CAPACITY
 
@@ -137,7 +137,7 @@ def test_recovered_blocks_leave_in_the_order_they_were_written(tmp_path):
         disk.read(b"0")
         for number in range(3):
             disk.put(b"new-%d" % number, data_of(100 + number))
-        gone = [n for n in range(CAPACITY) if not disk.tier.lookup("ns", b"%d" % n)]
+        gone = [n for n in range(CAPACITY) if not state_of(disk.tier, "ns", b"%d" % n)]
         assert gone == [1, 2, 3]
 
 
@@ -147,7 +147,7 @@ def test_the_order_of_writing_is_told_by_generations_not_by_places(tmp_path):
         disk.drain()
         for number in range(3):
             disk.put(b"new-%d" % number, data_of(100 + number))
-        gone = [n for n in range(CAPACITY + 2) if not disk.tier.lookup("ns", b"%d" % n)]
+        gone = [n for n in range(CAPACITY + 2) if not state_of(disk.tier, "ns", b"%d" % n)]
         assert gone == [0, 1, 2, 3, 4]
 
 
@@ -157,7 +157,7 @@ def test_only_what_was_asked_for_is_verified_before_its_turn(tmp_path, monkeypat
     disk = RealDisk(tmp_path, BUDGET, SEGMENT_BYTES)
     tier = disk.tier
     wait_for(tier, disk.event, lambda: not tier.recovery.scanning)
-    assert tier.lookup("ns", b"3") is KeyState.PENDING
+    assert state_of(tier, "ns", b"3") is KeyState.PENDING
     wait_for(tier, disk.event, lambda: tier.num_blocks("ns") == 1)
     assert disk.read(b"3") == data_of(3)
     assert tier.num_unverified() == CAPACITY - 1
@@ -179,11 +179,11 @@ def test_a_block_written_during_recovery_is_served_and_its_older_copy_never_agai
         assert disk.read(b"0") == new
         assert disk.tier.counters()["recovered_older"] == 1
         (block,) = disk.tier.pin_all("ns", [b"0"])
-        disk.tier.unpin(block)
+        disk.tier.unpin_all([block])
         disk.tier.remove(block)
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
         disk.drain()
-        assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+        assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
 
 
 def test_what_was_written_during_recovery_is_younger_than_what_was_recovered(tmp_path):
@@ -232,7 +232,7 @@ def test_of_two_copies_the_older_is_taken_when_the_newer_is_torn(tmp_path):
         disk.drain()
         (newer,) = disk.tier.pin_all("ns", [b"0"])
         offset = newer.offset
-        disk.tier.unpin(newer)
+        disk.tier.unpin_all([newer])
     with open(tmp_path / "segment-00000001", "r+b") as file:
         file.seek(PAGE)
         file.write(old[PAGE : 2 * PAGE + BLOCK])
@@ -254,7 +254,7 @@ def test_a_damaged_slot_is_a_free_slot(tmp_path, place):
         file.write(bytes([byte[0] ^ 1]))
     with RealDisk(tmp_path, BUDGET, SEGMENT_BYTES) as disk:
         disk.drain()
-        assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+        assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
         assert disk.tier.num_blocks("ns") == 3
         assert disk.tier.stats().used_bytes == 3 * (PAGE + BLOCK)
 
@@ -295,7 +295,7 @@ def test_clearing_during_verification_does_too(tmp_path):
         wait_for(disk.tier, disk.event, lambda: not disk.tier.recovery.scanning)
         assert disk.tier.clear("ns") == CAPACITY
         assert disk.tier.counters()["cleared"] == CAPACITY
-        assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+        assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
         disk.drain()
         assert disk.tier.stats().blocks == 0
 
@@ -310,7 +310,7 @@ def test_with_a_smaller_budget_the_segments_with_the_oldest_blocks_go(tmp_path):
     assert len(os.listdir(tmp_path)) == 2
     with RealDisk(tmp_path, smaller, SEGMENT_BYTES) as disk:
         disk.drain()
-        found = [n for n in range(CAPACITY) if disk.tier.lookup("ns", b"%d" % n)]
+        found = [n for n in range(CAPACITY) if state_of(disk.tier, "ns", b"%d" % n)]
         assert found == [*range(8, 16)]
 
 

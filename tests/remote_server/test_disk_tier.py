@@ -6,15 +6,16 @@ import os
 import threading
 
 import pytest
-from disk_helpers import RealDisk, budget_for, wait_for
+from disk_helpers import RealDisk, budget_for, state_of, wait_for
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.store.disk import allocator
-from remote_server.store.disk.files import Folder, Written
+from remote_server.store.disk.files import Folder
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.disk.pool import Job, Priority
 from remote_server.store.disk.segments import OVERHEAD_BYTES
+from remote_server.store.tier import Written
 
 BLOCK = 8192
 BUDGET, SEGMENT_BYTES = budget_for(4, 4, BLOCK)
@@ -157,7 +158,7 @@ def test_a_second_namespace_takes_the_coldest_segment_of_the_first(disk, tmp_pat
     assert disk.put(b"k", data_of(1), "other") is Written.OK
     assert disk.read(b"k", "other") == data_of(1)
     assert disk.tier.num_blocks("ns") == CAPACITY - 4
-    assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+    assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
     assert disk.tier.counters()["segments_taken"] == 1
     assert file_bytes(tmp_path) <= BUDGET
 
@@ -170,9 +171,9 @@ def test_less_than_a_segment_of_demand_costs_other_namespaces_no_block(disk):
         assert want(disk, range(3), name) == 0, "the same keys once more are no further demand"
     assert disk.tier.num_blocks("ns") == CAPACITY
     assert disk.tier.counters()["declined_small_demand"] == 4 * 2 * 3
-    assert not disk.tier.has_segment("a", BLOCK)
+    assert not disk.tier.has_room_of_its_own("a", BLOCK)
     assert want(disk, [3], "a") == 1
-    assert disk.tier.has_segment("a", BLOCK)
+    assert disk.tier.has_room_of_its_own("a", BLOCK)
     assert disk.tier.num_blocks("ns") == CAPACITY - 4
     disk.tier.clear("b")
     assert want(disk, [3], "b") == 0, "demand for what was cleared since is none"
@@ -230,7 +231,7 @@ def test_a_failed_write_is_declined_with_its_reason_and_leaves_nothing_behind(di
     disk.put(b"before", data_of(0))
     disk.files.fail["write"] = code
     assert disk.put(b"k", data_of(1)) is reason
-    assert disk.tier.lookup("ns", b"k") is KeyState.ABSENT
+    assert state_of(disk.tier, "ns", b"k") is KeyState.ABSENT
     assert disk.tier.counters()[f"write_{reason}"] == 1
     disk.files.fail.clear()
     assert disk.read(b"before") == data_of(0)
@@ -248,7 +249,7 @@ def test_when_the_disk_is_full_the_tier_makes_do_with_what_it_has(tmp_path, capl
             assert disk.put(b"4", data_of(4)) is Written.NO_SPACE
         assert "no new segment" in caplog.text
         assert disk.put(b"4", data_of(4)) is Written.OK, "its own oldest block should have left"
-        assert disk.tier.lookup("ns", b"0") is KeyState.ABSENT
+        assert state_of(disk.tier, "ns", b"0") is KeyState.ABSENT
         assert disk.tier.begin_puts("other", [b"k"], BLOCK, [1], [0]) == []
         assert disk.tier.num_blocks("ns") == 4, "a segment was taken that could not be replaced"
         folder.fail.clear()
@@ -280,7 +281,7 @@ def test_bytes_that_changed_on_disk_are_a_miss_and_their_slot_is_free(disk, tmp_
         file.write(b"?")
     assert disk.read_pinned(block) is None
     disk.drain()
-    assert disk.tier.lookup("ns", b"k") is KeyState.ABSENT
+    assert state_of(disk.tier, "ns", b"k") is KeyState.ABSENT
     assert disk.tier.stats().used_bytes == 0
     assert disk.tier.counters()["read_damaged"] == 1
 
@@ -395,3 +396,16 @@ def test_without_o_direct_everything_works_through_the_page_cache_and_the_log_sa
         assert disk.put(b"%d" % length, data, block_bytes=BLOCK) is Written.OK
         assert disk.read(b"%d" % length) == data
     disk.close()
+
+
+def test_ages_follow_the_disk_s_clock_and_are_never_negative(tmp_path):
+    now_ns = [10**18]
+    with RealDisk(tmp_path, *budget_for(2, 4, 4096), age_clock_ns=lambda: now_ns[0]) as disk:
+        disk.put(b"k", b"x" * 4096)
+        (block,) = disk.tier.pin_all("ns", [b"k"])
+        assert block is not None
+        now_ns[0] += 20 * 10**9
+        assert disk.tier.age_s(block) == pytest.approx(20)
+        now_ns[0] -= 40 * 10**9
+        assert disk.tier.age_s(block) == 0
+        disk.tier.unpin_all([block])

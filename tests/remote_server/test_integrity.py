@@ -54,7 +54,7 @@ def get(client: RemoteClient, numbers: range = range(4)) -> list[GetOutcome]:
 
 
 def in_memory(server: Server, number: int) -> memoryview:
-    tier = server.store.tier
+    tier = server.store.memory
     kept = tier.pin(NAMESPACE, key(number))
     tier.unpin(kept)
     return tier.view(kept)

@@ -234,3 +234,14 @@ def test_the_accounting_identity_sees_a_lost_slot(tier):
     with pytest.raises(AssertionError):
         tier.check()
     block.slab.free.append(slot)
+
+
+def test_neighbours_are_one_view_and_others_are_not(tier):
+    blocks = [put(tier, "ns", number, SMALL) for number in range(4)]
+    run = tier.view_of_run(blocks)
+    assert bytes(run) == b"".join(bytes(tier.view(block)) for block in blocks)
+    assert tier.view_of_run(blocks[::-1]) is None
+    assert tier.view_of_run([blocks[0], blocks[2]]) is None
+    short = tier.begin_put("ns", b"short", SMALL, 1, 0)
+    tier.complete_put(short)
+    assert tier.view_of_run([short, put(tier, "ns", 5, SMALL)]) is None

@@ -8,7 +8,6 @@ from wire_peer import BLOCK_BYTES, key
 from remote_server.client import requests
 from remote_server.protocol import Error, Keep, Kept, KeyState
 from remote_server.shm.arena import Arena
-from remote_server.store.expiry import Ttl
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
@@ -175,7 +174,7 @@ def test_nothing_stays_pinned_of_what_is_no_longer_kept(tier, ending, being_sent
 def test_without_keys_all_that_are_there_are_kept_but_for_those_too_old(make):
     now = 0.0
     tier = make()
-    store = Store(tier, lambda: now, ttl=Ttl(10.0, lambda: now))
+    store = Store(tier, lambda: now, ttl_s=10.0)
     store.declare("ns", NamespaceInfo(block_bytes=SMALL))
     for name in (b"old", b"young"):
         reserved = store.begin_put("ns", [name], [SMALL], [0], force=False, draining=False)

@@ -82,7 +82,7 @@ async def test_no_more_than_half_of_the_memory_is_taken_and_the_head_of_the_pref
 async def test_where_everything_is_pinned_nothing_is_read_and_nothing_is_lost(
     ask, peer, small_pair
 ):
-    memory = small_pair[0].store.tier
+    memory = small_pair[0].store.memory
     last = [key(number) for number in range(3 * IN_MEMORY, 4 * IN_MEMORY)]
     pinned = await asyncio.wrap_future(
         small_pair[0].loop_calls.call(lambda: memory.pin_all("big", last))

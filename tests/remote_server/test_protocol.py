@@ -27,7 +27,7 @@ from remote_server.protocol import (
     Request,
     Welcome,
 )
-from remote_server.store import tier_stack
+from remote_server.store import tier_stack, write_behind
 from remote_server.store.disk import tier as disk_tier
 from remote_server.store.store import COUNTERS
 
@@ -166,6 +166,8 @@ def test_the_document_names_every_code_and_reason(name):
     assert re.search(rf"\b{name}\b", DOCUMENT)
 
 
-@pytest.mark.parametrize("name", [*COUNTERS, *disk_tier.COUNTERS, *tier_stack.COUNTERS])
+@pytest.mark.parametrize(
+    "name", [*COUNTERS, *disk_tier.COUNTERS, *tier_stack.COUNTERS, *write_behind.COUNTERS]
+)
 def test_the_document_names_every_counter(name):
     assert f"`{name}`" in DOCUMENT

@@ -1,6 +1,7 @@
 """What memory served, on its way to the disk."""
 
-from remote_server.store.recency_buffer import MAX_KEYS, RecencyBuffer
+from remote_server.store.write_behind import MAX_RECENT_KEYS as MAX_KEYS
+from remote_server.store.write_behind import RecencyBuffer
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 

@@ -82,7 +82,7 @@ def test_a_server_writes_no_more_than_its_write_rate_allows(tmp_path, context):
     with small_server(tmp_path, disk_write_rate=1) as server:
         peer = Peer(context, server.endpoint)
         put_all(peer, 10)
-        server.store.tier_stack._admission._budget.take((first - 15) * LENGTH)
+        server.store.tier_stack.below[0]._admission._budget.take((first - 15) * LENGTH)
         peer.put(range(10, 20), namespace="big", length=LENGTH)
         stats = peer.stats_once(
             lambda s: s.counters["disk_declined_write_rate"] + s.counters["disk_demoted"] == 20
@@ -92,7 +92,7 @@ def test_a_server_writes_no_more_than_its_write_rate_allows(tmp_path, context):
     with small_server(tmp_path, disk_write_rate=1) as server:
         peer = Peer(context, server.endpoint)
         peer.stats_once(lambda s: s.counters["disk_recovered"] == written)
-        left = server.store.tier_stack._admission._budget
+        left = server.store.tier_stack.below[0]._admission._budget
         assert not left.take(64 * MiB), "what was found counts as written"
         assert left.take(32 * MiB)
 
@@ -156,7 +156,7 @@ def test_what_memory_serves_in_any_way_is_still_on_disk_when_memory_evicts_it(tm
             room += 1
             peer.stats_once(lambda s: s.counters["disk_demoted"] == room)  # noqa: B023
         assert peer.stats().counters["disk_promoted"] == 0, "it was memory that served"
-        server.store.tier.clear("big")
+        server.store.memory.clear("big")
         states = peer.lookup([streamed, whole, leased, unused], "big").states
         assert states == b"\2\2\2\0"
         serve()
@@ -169,7 +169,7 @@ def test_a_namespace_with_blocks_on_disk_alone_is_not_forgotten_for_another(
     monkeypatch.setattr(namespaces, "MAX_NAMESPACES", 2)
     peer = connect()
     put_all(peer, 1)
-    server.store.tier.clear("big")  # from memory
+    server.store.memory.clear("big")  # from memory
     for name in ("a", "b", "c"):
         peer.hello(namespace=name)
     assert [*server.store.namespaces] == ["big", "c"]

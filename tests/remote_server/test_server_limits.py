@@ -15,7 +15,6 @@ from remote_server.server.outgoing import BlockStream
 from remote_server.server.server import Server
 from remote_server.sizes import KiB, MiB
 from remote_server.store import expiry
-from remote_server.store.expiry import Ttl
 from remote_server.turns import to_end
 
 assert tenancy
@@ -162,11 +161,11 @@ def test_what_a_stream_has_handed_over_is_no_longer_its_own(start, context):
     peer.hello(block_bytes=256 * KiB)
     peer.put(range(4), length=256 * KiB)
     found = to_end(server.store.get("ns", [key(number) for number in range(4)]))
-    stream = BlockStream(1, "", found, server.store.tier)
+    stream = BlockStream(1, "", found, server.store.memory)
     left = []
     while (outgoing := stream.next_message()) is not None:
         left.append(stream.num_bytes)
-        server.store.tier.unpin_all(outgoing.blocks)
+        server.store.memory.unpin_all(outgoing.blocks)
     assert left == [768 * KiB, 512 * KiB, 256 * KiB, 0]
 
 
@@ -325,16 +324,16 @@ def test_what_is_on_disk_grows_old_over_a_restart_and_on_its_way_back(
     peer.stats_once(lambda stats: stats.counters["disk_written"] == 4)
     server.__exit__(None, None, None)
     server = start(**disk)
-    ages = server.store._expiry._ttl
-    start_ns = ages._disk_clock_ns()
+    segments = server.tenants[""].disk.tier.segments
+    start_ns = segments.now_ns()
     peer = Peer(context, server.endpoint)
     peer.stats_once(lambda stats: stats.counters["disk_recovered"] == 4)
-    ages._disk_clock_ns = lambda: start_ns + 3000 * 10**9
+    segments._age_clock_ns = lambda: start_ns + 3000 * 10**9
     assert len(peer.get([0, 1])[1]) == 2
     now[0] += 700  # 3,700 s in memory by now; the disk's clock stands still
     assert peer.lookup(range(4)).states == READABLE * 4, "still on disk"
     assert peer.stats().counters["expired"] == 2, "and not in memory"
-    ages._disk_clock_ns = lambda: start_ns + 3700 * 10**9
+    segments._age_clock_ns = lambda: start_ns + 3700 * 10**9
     assert peer.lookup([0, 2]).states == ABSENT * 2
     assert peer.get([1])[0].found == []
     for _ in range(50):  # what no client gets
@@ -342,15 +341,6 @@ def test_what_is_on_disk_grows_old_over_a_restart_and_on_its_way_back(
         stats = peer.stats()
     assert stats.counters["disk_expired"] == 4
     assert stats.tiers["disk"].blocks == 0
-
-
-def test_a_wall_clock_that_goes_back_makes_nothing_younger_than_now(now):
-    wall = [10**18]
-    ttl = Ttl(60.0, lambda: now[0], lambda: wall[0])
-    assert ttl.created_at(10**18 - 20 * 10**9) == now[0] - 20
-    assert ttl.created_at(10**18 + 5) == now[0]
-    assert ttl.cutoff == now[0] - 60
-    assert ttl.cutoff_generation == 10**18 - 60 * 10**9
 
 
 # ── what is held beside the arena ────────────────────────────────────────────────────────────

@@ -232,7 +232,7 @@ def test_a_touched_block_outlives_the_untouched(connect, server):
 
 def test_verify_removes_what_is_really_bad_and_nothing_else(peer, server):
     peer.put([1, 2])
-    tier = server.store.tier
+    tier = server.store.memory
     rotten = tier.pin("ns", key(2))
     tier.view(rotten)[100] ^= 1
     tier.unpin(rotten)

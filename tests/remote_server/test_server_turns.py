@@ -181,7 +181,7 @@ def test_between_the_steps_of_a_long_put_every_lookup_of_others_is_answered_at_o
     greedy, other = by_hand.peer(), by_hand.peer()
     by_hand.store_all(greedy)
     if not force:
-        by_hand.server.store.tier.clear("ns")
+        by_hand.server.store.memory.clear("ns")
     greedy.send(*long_put(greedy.next_id(), force=force))
     by_hand.arrived()
     by_hand.turn()
@@ -194,7 +194,7 @@ def test_between_the_turns_of_a_long_shared_put_and_lease_others_are_answered_at
     greedy, other = by_hand.peer(), by_hand.peer()
     by_hand.store_all(greedy)
     store = by_hand.server.store
-    found = store.tier.stats().blocks
+    found = store.memory.stats().blocks
     assert found == NUM_KEYS
     region = attached(by_hand, greedy)
     greedy.send(
@@ -258,7 +258,7 @@ def test_the_requests_of_one_connection_begin_in_order(by_hand: ByHand):
     """The second put finds what the first has reserved, and the lookup what both have."""
     peer = by_hand.peer()
     by_hand.store_all(peer)
-    by_hand.server.store.tier.clear("ns")
+    by_hand.server.store.memory.clear("ns")
     with by_hand.server.copy_gate.shut():
         first, second = long_put(1, deferred=True), long_put(2, deferred=True)
         for message in (first, second):
@@ -284,7 +284,7 @@ def test_a_long_put_is_one_put(by_hand: ByHand):
     stored = by_hand.ask(peer, put, block * 1200)
     assert (stored.total, stored.forced, stored.duplicate) == (1200, 600, 600)
     assert stored.outcomes == bytes([2]) * 600 + bytes([3]) * 600
-    tier = by_hand.server.store.tier
+    tier = by_hand.server.store.memory
     ticks = [tier._index["ns"][one].tick for one in KEYS[:600]]  # type: ignore[attr-defined]
     assert ticks == sorted(ticks, reverse=True)
 
@@ -302,7 +302,7 @@ def test_a_long_put_whose_namespace_is_forgotten_between_two_steps_keeps_nothing
     hello = protocol.Hello(request_id=2, protocol=1, namespace="ns", block_bytes=BLOCK_BYTES // 2)
     by_hand.ask(other, hello)
     assert by_hand.answer(peer).code == ErrorCode.UNKNOWN_NAMESPACE
-    stats = store.tier.stats()
+    stats = store.memory.stats()
     assert (stats.blocks, stats.pending, stats.pinned) == (0, 0, 0)
 
 
@@ -314,9 +314,9 @@ def test_a_block_that_leaves_between_two_steps_of_a_get_is_a_miss_and_a_pinned_o
     by_hand.store_all(reader)
     reader.send(Get(request_id=5, namespace="ns", keys=KEYS))
     by_hand.arrived()
-    while not by_hand.server.store.tier.stats().pinned:
+    while not by_hand.server.store.memory.stats().pinned:
         by_hand.turn()
-    pinned = by_hand.server.store.tier.stats().pinned
+    pinned = by_hand.server.store.memory.stats().pinned
     assert 0 < pinned < NUM_KEYS
     by_hand.ask(other, protocol.Clear(request_id=1, namespace="ns"))
     got = by_hand.answer(reader)
@@ -342,7 +342,7 @@ def test_a_get_of_more_than_its_client_may_have_is_refused_in_the_step_that_is_t
     assert by_hand.ask(reader, Get(request_id=5, namespace="ns", keys=KEYS)).code == (
         "too_much_in_flight"
     )
-    assert by_hand.server.store.tier.stats().pinned == 0
+    assert by_hand.server.store.memory.stats().pinned == 0
     after = by_hand.server.store.all_counters()
     assert after == before | {"refused_too_much_in_flight": 1}
 
@@ -360,7 +360,7 @@ def test_a_connection_that_ends_amid_a_long_request_leaves_nothing(by_hand: ByHa
     for _ in range(3):
         leaving.send(Touch(request_id=3, namespace="ns", keys=KEYS))
     by_hand.arrived()
-    while by_hand.server._serving.num_waiting < 4 or not by_hand.server.store.tier.stats().pinned:
+    while by_hand.server._serving.num_waiting < 4 or not by_hand.server.store.memory.stats().pinned:
         by_hand.turn()
     leaving.socket.close()
     own.term()
@@ -370,7 +370,7 @@ def test_a_connection_that_ends_amid_a_long_request_leaves_nothing(by_hand: ByHa
     store = by_hand.server.store
     assert (by_hand.server._serving.num_waiting, by_hand.server._serving.num_bytes) == (0, 0)
     assert store.counters["requests_dropped_gone"] == 4
-    assert (store.tier.stats().pinned, store.tier.stats().pending) == (0, 0)
+    assert (store.memory.stats().pinned, store.memory.stats().pending) == (0, 0)
 
 
 def test_a_drain_finishes_what_waits(by_hand: ByHand):
@@ -392,10 +392,10 @@ def test_a_server_that_is_stopped_amid_a_long_request_leaves_no_pin(by_hand: ByH
     by_hand.store_all(peer)
     peer.send(Get(request_id=5, namespace="ns", keys=KEYS))
     by_hand.arrived()
-    while not by_hand.server.store.tier.stats().pinned:
+    while not by_hand.server.store.memory.stats().pinned:
         by_hand.turn()
     by_hand.server._serving.drop_all()
-    assert by_hand.server.store.tier.stats().pinned == 0
+    assert by_hand.server.store.memory.stats().pinned == 0
 
 
 # ── what waits is bounded ────────────────────────────────────────────────────────────────────

@@ -45,7 +45,7 @@ def on_loop(server: Server, act):
 
 
 def pinned(server: Server) -> int:
-    return server.store.tier.stats().pinned
+    return server.store.memory.stats().pinned
 
 
 def test_a_find_in_steps_finds_what_it_finds_at_once(server, monkeypatch):
@@ -54,7 +54,7 @@ def test_a_find_in_steps_finds_what_it_finds_at_once(server, monkeypatch):
     def find() -> tuple[object, ...]:
         found = to_end(server.store.find("big", KEYS, nothing))
         assert isinstance(found, Found)
-        server.store.tier.unpin_all([block for block in found.blocks if block is not None])
+        server.store.memory.unpin_all([block for block in found.blocks if block is not None])
         blocks = [block is not None for block in found.blocks]
         return found.indices, found.keys, blocks, found.miss, found.duplicate
 
@@ -108,11 +108,11 @@ def test_a_fetch_in_steps_brings_what_the_disk_has_and_pins_it(server):
         on_loop(server, lambda: None)
     assert came[0].indices == [*range(6)]
     assert [block.length for block in came[0].blocks] == [LENGTH] * 6
-    on_loop(server, lambda: server.store.tier.unpin_all(came[0].blocks))
+    on_loop(server, lambda: server.store.memory.unpin_all(came[0].blocks))
     assert pinned(server) == 0
     at_once = on_loop(server, lambda: to_end(server.store.fetch("big", KEYS[:6], came.append)))
     assert at_once is not None and at_once.indices == [*range(6)], "all of it is in memory now"
-    on_loop(server, lambda: server.store.tier.unpin_all(at_once.blocks))
+    on_loop(server, lambda: server.store.memory.unpin_all(at_once.blocks))
 
 
 @pytest.mark.usefixtures("few_keys_in_a_step")

@@ -1,7 +1,8 @@
 """What every tier must do, whatever it keeps its blocks in."""
 
 import pytest
-from disk_helpers import DiskAsTier, RealDisk, budget_for
+from dict_tier import DictTier
+from disk_helpers import RealDisk, Waiting, budget_for
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
@@ -21,10 +22,23 @@ def memory_tier(_):
 def disk_tier(folder):
     budget, segment_bytes = budget_for(CAPACITY // 4, 4, BLOCK_BYTES)
     with RealDisk(folder, budget, segment_bytes) as disk:
-        yield DiskAsTier(disk)
+        yield Waiting(disk.tier, disk.drain)
 
 
-@pytest.fixture(params=[memory_tier, disk_tier], ids=["memory", "disk"])
+def dict_tier(_):
+    tier = DictTier(CAPACITY)
+    yield Waiting(tier, tier.finish_jobs)
+
+
+def tier_that_answers_at_once(_):
+    tier = DictTier(CAPACITY, at_once=True)
+    yield Waiting(tier, tier.finish_jobs)
+
+
+TIERS = [memory_tier, disk_tier, dict_tier, tier_that_answers_at_once]
+
+
+@pytest.fixture(params=TIERS, ids=["memory", "disk", "dict", "at once"])
 def tier(request, tmp_path):
     generator = request.param(tmp_path)
     tier = next(generator)
@@ -52,6 +66,13 @@ def read(tier, key: bytes, namespace="ns") -> bytes | None:
     block = tier.pin(namespace, key)
     if block is None:
         return None
+    return bytes_of(tier, block)
+
+
+def bytes_of(tier, block) -> bytes:
+    """Of a pinned block. It is not pinned any more."""
+    if isinstance(tier, Waiting):
+        return tier.bytes_of(block)
     data = bytes(tier.view(block))
     tier.unpin(block)
     return data
@@ -105,8 +126,7 @@ def test_a_pinned_block_keeps_its_bytes_when_it_is_replaced(tier):
     pinned = tier.pin("ns", b"k")
     put(tier, b"k", b"new")
     fill(tier, count=2 * CAPACITY)
-    assert bytes(tier.view(pinned)) == b"old"
-    tier.unpin(pinned)
+    assert bytes_of(tier, pinned) == b"old"
 
 
 def test_two_replacements_at_once_end_with_the_last_completed(tier):
@@ -226,8 +246,7 @@ def test_a_pinned_block_keeps_its_bytes_when_it_is_cleared(tier):
     tier.clear(None)
     assert tier.lookup("ns", b"k") is KeyState.ABSENT
     fill(tier, count=CAPACITY - 1)
-    assert bytes(tier.view(pinned)) == b"held"
-    tier.unpin(pinned)
+    assert bytes_of(tier, pinned) == b"held"
 
 
 def test_removing_takes_exactly_the_block_that_was_meant(tier):
@@ -241,18 +260,6 @@ def test_removing_takes_exactly_the_block_that_was_meant(tier):
     assert tier.remove(current)
     assert tier.lookup("ns", b"k") is KeyState.ABSENT
     tier.unpin(current)
-
-
-def test_neighbours_are_one_view_and_others_are_not(tier):
-    blocks = [put(tier, b"%d" % i, b"%d" % i * BLOCK_BYTES) for i in range(4)]
-    run = tier.view_of_run(blocks)
-    if run is not None:  # a tier need not lay blocks out so, but may not lie about it
-        assert bytes(run) == b"".join(bytes(tier.view(block)) for block in blocks)
-    assert tier.view_of_run(blocks[::-1]) is None
-    assert tier.view_of_run([blocks[0], blocks[2]]) is None
-    short = put(tier, b"short", b"s")
-    after = put(tier, b"after", b"a")
-    assert tier.view_of_run([short, after]) is None
 
 
 # ── many at once ─────────────────────────────────────────────────────────────────────────

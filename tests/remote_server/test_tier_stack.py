@@ -1,15 +1,18 @@
 """Memory above disk, without a server: both tiers real."""
 
 import pytest
-from disk_helpers import RealDisk, budget_for, wait_for
+from dict_tier import DictTier
+from disk_helpers import RealDisk, budget_for, stack_of, state_of, wait_for
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.shm.arena import Arena
-from remote_server.store import tier_stack
+from remote_server.store import write_behind
+from remote_server.store.admission import Admission
 from remote_server.store.disk.layout import PAGE
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.tier_stack import TierStack
+from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.store import Below, Store
 
 BLOCK = 4096
 IN_MEMORY = 16
@@ -25,7 +28,8 @@ class Both:
         self.arena = Arena(IN_MEMORY * BLOCK)
         self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK)
         self.disk = RealDisk(folder, BUDGET, SEGMENT_BYTES, **options)
-        self.tier_stack = TierStack(self.memory, self.disk.tier, lambda namespace: BLOCK, admission)
+        self.tier_stack = stack_of(self.memory, self.disk.tier, lambda namespace: BLOCK, admission)
+        (self.write_behind,) = self.tier_stack.below
 
     def put(self, *numbers: int, settle: bool = True, name: str = "ns") -> None:
         keys = [b"%d" % number for number in numbers]
@@ -88,8 +92,10 @@ def test_a_working_set_of_several_memories_is_served_whole_from_both(both):
     assert both.states(*range(4 * IN_MEMORY)) == [2] * 4 * IN_MEMORY
     for number in range(4 * IN_MEMORY):
         assert both.fetch(number) == [data_of(number)]
-    assert both.tier_stack.counters["demoted"] == 4 * IN_MEMORY
-    assert both.tier_stack.counters["promoted"] == 4 * IN_MEMORY, "each had left when it was asked"
+    assert both.tier_stack.counters()["disk_demoted"] == 4 * IN_MEMORY
+    assert both.tier_stack.counters()["disk_promoted"] == 4 * IN_MEMORY, (
+        "each had left when it was asked"
+    )
     assert both.disk.tier.counters()["written"] == 4 * IN_MEMORY, "something was written twice"
 
 
@@ -116,7 +122,7 @@ def test_what_is_put_while_a_full_directory_is_looked_through_gets_there_too(tmp
     second.settle()
     second.put(*range(2000, 2000 + IN_MEMORY))
     assert second.fetch(1000) == [data_of(1000)]
-    assert second.tier_stack.counters["demote_declined"] == 0
+    assert second.tier_stack.counters()["disk_demote_declined"] == 0
     second.close()
 
 
@@ -127,24 +133,27 @@ def test_what_a_small_namespace_put_gets_to_a_full_disk_when_it_has_put_a_segmen
     both.put(*range(15), name="small")
     assert both.disk.tier.num_blocks("small") == 0
     assert both.disk.tier.num_blocks("ns") == 8 * 16
-    assert both.tier_stack.counters["demote_declined"] == 15
+    assert both.tier_stack.counters()["disk_demote_declined"] == 15
     both.put(15, name="small")
     assert both.disk.tier.num_blocks("small") == 16, "those declined before did not get there"
     assert both.disk.tier.num_blocks("ns") == 7 * 16
-    assert both.tier_stack._num_unplaced == 0
+    assert both.write_behind._num_unplaced == 0
 
 
 def test_blocks_that_wait_for_a_file_are_forgotten_by_a_clear_and_beyond_a_bound(both, monkeypatch):
-    monkeypatch.setattr(tier_stack, "MAX_UNPLACED", 4)
+    monkeypatch.setattr(write_behind, "MAX_UNPLACED", 4)
     for number in range(8 * 16):
         both.put(number)
     for name in ("a", "b", "c"):
         both.put(1, 2, name=name)
-    assert [*both.tier_stack._unplaced] == ["b", "c"]
-    both.tier_stack.clear("b")
-    assert (both.tier_stack._num_unplaced, [*both.tier_stack._unplaced]) == (2, ["c"])
-    both.tier_stack.clear(None)
-    assert both.tier_stack._num_unplaced == 0
+    assert [*both.write_behind._unplaced] == ["b", "c"]
+    both.tier_stack.clear_below("b")
+    assert (both.write_behind._num_unplaced, [*both.write_behind._unplaced]) == (
+        2,
+        ["c"],
+    )
+    both.tier_stack.clear_below(None)
+    assert both.write_behind._num_unplaced == 0
 
 
 def test_what_memory_has_is_fetched_at_once(both):
@@ -171,7 +180,7 @@ def test_blocks_that_memory_evicts_before_the_disk_had_time_are_counted_and_lost
         for number in range(IN_MEMORY + 4):
             both.put(number, settle=False)
     both.settle()
-    counters = both.tier_stack.counters
+    counters = both.write_behind.counters
     assert counters["demoted_late"] == 4
     assert counters["demoted"] == IN_MEMORY
     states = both.states(*range(IN_MEMORY + 4))
@@ -203,7 +212,7 @@ def test_a_block_damaged_on_disk_is_a_miss_and_never_in_memory(both, tmp_path):
         file.seek(2 * PAGE + 100)
         file.write(b"?")
     assert both.fetch(0, 1) == [None, data_of(1)]
-    assert both.tier_stack.counters["promote_failed"] == 1
+    assert both.tier_stack.counters()["disk_promote_failed"] == 1
     both.settle()
     assert both.states(0) == [0]
 
@@ -217,7 +226,7 @@ def test_a_fetch_that_finds_no_room_in_memory_is_a_miss_for_what_is_left(both):
     wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
     found = [block for block in results[0] if block is not None]
     assert 0 < len(found) <= IN_MEMORY
-    assert both.tier_stack.counters["promote_no_slot"] == len(keys) - len(found)
+    assert both.tier_stack.counters()["disk_promote_no_slot"] == len(keys) - len(found)
     both.memory.unpin_all(found)
 
 
@@ -229,7 +238,7 @@ def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
         both.tier_stack.fetch("ns", [b"0"], results.append)
         both.put(100, 101, settle=False)
         both.memory.clear("ns")
-        both.tier_stack.clear("ns")
+        both.tier_stack.clear_below("ns")
         assert both.states(0, 100, 101) == [0, 0, 0]
     wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
     both.settle()
@@ -304,7 +313,7 @@ def test_a_block_that_memory_keeps_serving_outlives_colder_blocks_on_disk(both, 
     for number in range(2 * on_disk):
         both.put(number)
         assert way(both, 0) == [data_of(0)]
-    assert both.tier_stack.counters["promoted"] == 0, "memory served it each time"
+    assert both.tier_stack.counters()["disk_promoted"] == 0, "memory served it each time"
     both.put(*range(1000, 1000 + IN_MEMORY))
     assert both.memory.lookup("ns", b"0") is KeyState.ABSENT
     assert both.states(0, 1, on_disk) == [2, 0, 0]
@@ -317,12 +326,12 @@ def test_the_order_in_which_blocks_leave_the_disk_is_that_of_their_uses_in_eithe
     newest = range(7 * 16, 8 * 16)  # these are in memory
     assert both.fetch(0, 1, newest[0], 2) == [data_of(n) for n in (0, 1, newest[0], 2)]
     assert both.find(newest[15], newest[14]) == [data_of(n) for n in (newest[15], newest[14])]
-    assert both.tier_stack.touch("ns", b"3")
+    assert both.tier_stack.touch("ns", [b"3"])
     used = (0, 1, newest[0], 2, newest[15], newest[14], 3)
     left = []
     for number in range(1000, 1000 + 8 * 16):
         both.put(number)
-        gone = [n for n in used if not both.disk.tier.lookup("ns", b"%d" % n) and n not in left]
+        gone = [n for n in used if not state_of(both.disk.tier, "ns", b"%d" % n) and n not in left]
         assert len(gone) <= 1
         left += gone
     assert left == [*used]
@@ -334,6 +343,101 @@ def test_a_get_of_what_the_disk_lacks_tells_it_nothing_and_a_clear_forgets_what_
     both.put(1, 2)
     assert both.fetch(1, 99, 2) == [data_of(1), None, data_of(2)]
     both.memory.clear("ns")
-    both.tier_stack.clear("ns")
+    both.tier_stack.clear_below("ns")
     both.put(3)
     assert both.states(1, 2, 99, 3) == [0, 0, 0, 2]
+
+
+# ── a third tier ─────────────────────────────────────────────────────────────────────────
+
+
+class Three:
+    """Memory, disk, and a dictionary below both."""
+
+    def __init__(self, folder, capacity: int, *, at_once: bool) -> None:
+        self.arena = Arena(IN_MEMORY * BLOCK)
+        self.memory = MemoryTier(self.arena, slab_bytes=4 * BLOCK)
+        self.disk = RealDisk(folder, BUDGET, SEGMENT_BYTES)
+        self.third = DictTier(capacity, at_once=at_once)
+        below = [Below(self.disk.tier, Admission()), Below(self.third, Admission())]
+        self.store = Store(self.memory, below=below)
+        self.store.declare("ns", NamespaceInfo(block_bytes=BLOCK))
+
+    def put(self, number: int) -> None:
+        key, data = b"%d" % number, data_of(number)
+        reserved = self.store.begin_put(
+            "ns", [key], [BLOCK], [protocol.checksum("ns", key, data)], force=False, draining=False
+        )
+        self.memory.view(reserved.blocks[0])[:] = data
+        self.store.end_put(reserved, [True])
+        self.settle()
+
+    def settle(self) -> None:
+        while self.store.tier_stack.busy or self.disk.tier.busy:
+            self.store.tier_stack.finish_jobs()
+
+    def get(self, number: int) -> bytes | None:
+        results = []
+        step = self.store.fetch("ns", [b"%d" % number], results.append)
+        found = next(iter(exhausted(step)))
+        if found is None:
+            self.settle()
+            (found,) = results
+        data = [bytes(self.memory.view(block)) for block in found.blocks]
+        self.memory.unpin_all(found.blocks)
+        return data[0] if data else None
+
+    def __enter__(self) -> "Three":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.settle()
+        self.store.check()
+        self.disk.close()
+        self.arena.close()
+
+
+def exhausted(steps):
+    """The result of a request in steps."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            yield end.value
+            return
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["later", "at once"])
+def test_a_third_tier_is_one_entry_in_the_list(tmp_path, at_once):
+    on_disk = 8 * 16
+    with Three(tmp_path, 4 * on_disk, at_once=at_once) as three:
+        for number in range(2 * on_disk):
+            three.put(number)
+        stats = three.store.tier_stats()
+        assert [*stats] == ["memory", "disk", "dict"]
+        assert [tier.blocks for tier in stats.values()] == [IN_MEMORY, on_disk, 2 * on_disk]
+        for number in (0, on_disk + 5, 2 * on_disk - 1):
+            assert three.get(number) == data_of(number)
+        assert three.get(-1 % (1 << 30)) is None
+        counters = three.store.all_counters()
+        assert [counters[f"hits_{name}"] for name in stats] == [1, 1, 1]
+        assert (counters["disk_promoted"], counters["dict_promoted"]) == (1, 1)
+        again = 1  # what only the third tier had is on disk once more
+        assert counters["disk_demoted"] == 2 * on_disk + again
+        assert counters["dict_demoted"] == 2 * on_disk
+        assert three.store.lookup("ns", [b"0", b"5", b"absent"]).states == bytes([2, 2, 0])
+        removed = three.store.clear("ns")
+        assert removed.from_below == on_disk + 2 * on_disk
+        assert three.store.lookup("ns", [b"0"]).states == bytes([0])
+
+
+def test_a_tier_that_is_damaged_leaves_the_block_to_the_next_one(tmp_path):
+    with Three(tmp_path, 64, at_once=False) as three:
+        for number in range(2 * IN_MEMORY):
+            three.put(number)
+        (block,) = three.disk.tier.pin_all("ns", [b"0"])
+        three.disk.tier.unpin_all([block])
+        assert three.disk.tier.remove(block)
+        three.settle()
+        assert three.get(0) == data_of(0)
+        assert three.store.all_counters()["hits_dict"] == 1

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from disk_faults import FakeDisk, SteppedPool
-from disk_helpers import budget_for
+from disk_helpers import budget_for, stack_of
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
@@ -15,7 +15,6 @@ from remote_server.shm.arena import Arena
 from remote_server.store.disk.tier import DiskTier
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import BlockState
-from remote_server.store.tier_stack import TierStack
 
 SIZES = {"small": 1000, "large": 4096}
 NUM_KEYS = 24
@@ -32,7 +31,7 @@ class World:
             FakeDisk(BUDGET, self.rng), [], self.pool, BUDGET, segment_bytes=SEGMENT_BYTES,
             max_writing_bytes=12_000,
         )  # fmt: skip
-        self.tier_stack = TierStack(self.memory, self.disk, SIZES.__getitem__)
+        self.tier_stack = stack_of(self.memory, self.disk, SIZES.__getitem__)
         self.current: dict[tuple[str, bytes], bytes] = {}
         self.made = 0
         self.served = 0
@@ -95,7 +94,7 @@ class World:
     def clear(self) -> None:
         namespace = self.rng.choice([*SIZES, None])
         self.memory.clear(namespace)
-        self.tier_stack.clear(namespace)
+        self.tier_stack.clear_below(namespace)
         for place in [*self.current]:
             if namespace in (None, place[0]):
                 del self.current[place]
@@ -150,5 +149,5 @@ def test_what_is_fetched_is_what_was_put_last(first):
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from error
         served += world.served
-        promoted += world.tier_stack.counters["promoted"]
+        promoted += world.tier_stack.counters()["disk_promoted"]
     assert served > promoted > 100, "hardly anything was promoted: this tests nothing"

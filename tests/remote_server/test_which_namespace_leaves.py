@@ -41,7 +41,7 @@ def test_the_longest_unused_leaves_with_its_blocks(store: Store):
     store.use_namespace("a")
     declare(store, "e")
     assert [*store.namespaces] == ["a", "c", "d", "e"]
-    assert store.tier.num_blocks("b") == 0
+    assert store.memory.num_blocks("b") == 0
     assert store.tier_stats()["memory"].blocks == 3
     assert store.all_counters()["namespaces_evicted_idle"] == 1
     assert store.all_counters()["removed"] == 1
@@ -77,10 +77,10 @@ def test_what_is_kept_or_in_transfer_leaves_last(store: Store, use: str):
         reserved = store.begin_put("a", [b"2"], [8], [None], force=False, draining=False)
     declare(store, "e")
     assert [*store.namespaces] == ["a", "c", "d", "e"]
-    store.tier.unpin_all(pinned)
+    store.memory.unpin_all(pinned)
     if use == "being written":
         store.end_put(reserved, [True])
-    assert store.tier.num_blocks("a") > 0
+    assert store.memory.num_blocks("a") > 0
 
 
 def test_when_all_have_something_kept_the_longest_unused_of_them_leaves(store: Store):
@@ -156,7 +156,7 @@ def test_block_sizes_that_came_and_went_leave_nothing_behind(store: Store):
         fill(store, "a")
         store.check()
         store.clear("a")
-    assert not store.tier.slabs.classes  # type: ignore[attr-defined]
+    assert not store.memory.slabs.classes  # type: ignore[attr-defined]
     declare(store, "b", block_bytes=64)
     fill(store, "b")
-    assert [*store.tier.slabs.classes] == [slot_bytes_for(64)]  # type: ignore[attr-defined]
+    assert [*store.memory.slabs.classes] == [slot_bytes_for(64)]  # type: ignore[attr-defined]

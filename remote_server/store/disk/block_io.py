@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from remote_server.store.disk.allocator import SegmentAllocator
-from remote_server.store.disk.files import Scratch, Written
+from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.index import Index, Removal
 from remote_server.store.disk.pool import Job, Pool, Priority
 from remote_server.store.disk.recovery import Recovery
@@ -25,8 +25,7 @@ from remote_server.store.disk.transfers import (
     verify_piece,
     write_piece,
 )
-
-OnWritten = Callable[[list[Written]], None]
+from remote_server.store.tier import OnRead, OnWritten, Written
 
 
 class Writing:
@@ -66,7 +65,7 @@ class Writing:
         if block_bytes > largest_block(self._segments.segment_bytes):
             self._counters["declined_no_slot"] += len(keys)
             return blocks
-        allowed = self.room_for(lengths)
+        allowed = self._room_for(lengths)
         slot_class = self._segments.slot_class(namespace, block_bytes)
         self._allocator.wants(slot_class, keys[:allowed])
         tick = self._segments.next_tick()
@@ -124,7 +123,13 @@ class Writing:
         return written or Written.IO_ERROR
 
     def room_for(self, lengths: Sequence[int]) -> int:
-        """One block is always allowed when no other waits: otherwise a large one would never be."""
+        """One block is always allowed when no other waits: otherwise a large one would never be.
+        None while recovery reads slot headers: a full directory has no room until its end."""
+        if self._recovery.scanning:
+            return 0
+        return self._room_for(lengths)
+
+    def _room_for(self, lengths: Sequence[int]) -> int:
         room = self._max_bytes - self.num_bytes
         for place, length in enumerate(lengths):
             room -= length
@@ -158,9 +163,6 @@ class Writing:
             self._removal.discard(previous)
         self._index.publish(block)
         self._segments.use(block, self._segments.next_tick())
-
-
-OnRead = Callable[[list[bool]], None]
 
 
 class Reading:

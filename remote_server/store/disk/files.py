@@ -11,13 +11,13 @@ import os
 import secrets
 import stat
 from collections.abc import Sequence
-from enum import StrEnum, auto
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 
 from remote_server.store.disk.layout import PAGE, padded
+from remote_server.store.tier import Written
 
 log = logging.getLogger(__name__)
 
@@ -25,15 +25,6 @@ View = bytes | memoryview
 
 # A link is never a segment, and following it could write anywhere.
 _FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-
-
-class Written(StrEnum):
-    """The result of a block's write. With any other than OK it is not on disk."""
-
-    OK = auto()
-    NO_SPACE = auto()  # the file system is full, or a quota
-    IO_ERROR = auto()  # the device or the file system failed
-    CLEARED = auto()  # its namespace was cleared meanwhile
 
 
 def why_not_written(error: OSError) -> Written:

@@ -8,7 +8,7 @@ from enum import Enum, auto
 import msgspec
 
 from remote_server.sizes import GiB
-from remote_server.store.disk.files import File, Written
+from remote_server.store.disk.files import File
 from remote_server.store.disk.layout import (
     PAGE,
     SlotHeader,
@@ -17,6 +17,7 @@ from remote_server.store.disk.layout import (
     slot_offset,
 )
 from remote_server.store.eviction import LRU, EvictionPolicy
+from remote_server.store.tier import Written
 
 # The size of everything in the directory besides segments: README, LOCK, and its own entries.
 OVERHEAD_BYTES = 16 * PAGE
@@ -66,6 +67,11 @@ class DiskBlock(msgspec.Struct, eq=False, gc=False):
     def offset(self) -> int:
         """The offset of its header in its segment; its bytes begin a page behind."""
         return slot_offset(self.slot, self.segment.slot_bytes)
+
+    @property
+    def block_bytes(self) -> int:
+        """The size that its namespace was declared with."""
+        return self.segment.slot_class.block_bytes
 
     @property
     def header(self) -> SlotHeader:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 from remote_server.protocol import KeyState, TierStats
 from remote_server.store.disk.allocator import SegmentAllocator
-from remote_server.store.disk.block_io import OnRead, OnWritten, Reading, Writing
+from remote_server.store.disk.block_io import Reading, Writing
 from remote_server.store.disk.files import Files
 from remote_server.store.disk.finding import FoundSegment, Report
 from remote_server.store.disk.index import Index, Removal
+from remote_server.store.disk.layout import PAGE, padded
 from remote_server.store.disk.pool import Pool
 from remote_server.store.disk.recovery import DiskRecoveryIndex, Recovery
 from remote_server.store.disk.segments import (
@@ -21,6 +22,7 @@ from remote_server.store.disk.segments import (
     segment_bytes_for,
 )
 from remote_server.store.disk.transfers import PIECE_BYTES
+from remote_server.store.tier import OnRead, OnWritten
 
 log = logging.getLogger(__name__)
 
@@ -42,13 +44,13 @@ COUNTERS = (
 
 
 class DiskTier:
-    """Blocks in the slots of segments, under one hard budget that all namespaces share.
+    """A `Tier` of blocks in the slots of segments, under one hard budget of all namespaces.
 
-    Differs from a `Tier` in its transfers: `begin_puts` reserves slots, and `write` fills and
-    publishes them; `pin_all` finds blocks, and `read` copies them. `write` and `read` return at
-    once, and call back from `finish_jobs`, which the owner calls when the pool wakes it. No call
-    waits, and no callback runs inside another call. Not thread-safe: one thread.
+    The owner calls `finish_jobs` when the pool wakes it; callbacks run there, and inside no other
+    call. Not thread-safe: one thread.
     """
+
+    name = "disk"
 
     def __init__(
         self,
@@ -125,9 +127,6 @@ class DiskTier:
         """Whether a block is being read, written, erased or verified."""
         return self._pool.busy
 
-    def lookup(self, namespace: str, key: bytes) -> KeyState:
-        return KeyState(self.lookup_all(namespace, (key,))[0])
-
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The state of each key, one byte each. PENDING: the block is being written; or it was
         found at start and this lookup has moved it to the front of verification; or slot headers
@@ -157,22 +156,21 @@ class DiskTier:
         """Readable blocks of one namespace."""
         return len(self._index.readable.get(namespace, ()))
 
-    def block_bytes_of(self, namespace: str) -> int | None:
-        """The block size that a namespace was declared with when its blocks were written, perhaps
-        by an earlier server; None when it has no segment."""
-        return self.namespaces().get(namespace)
-
     def namespaces(self) -> dict[str, int]:
         """The namespaces with segments, found at start or made since, and their `block_bytes`."""
         return {c.namespace: c.block_bytes for c in self.segments.classes.values() if c.segments}
 
-    def has_segment(self, namespace: str, block_bytes: int) -> bool:
+    def has_room_of_its_own(self, namespace: str, block_bytes: int) -> bool:
         """Whether it has a segment, in which its oldest blocks can make room."""
         return (namespace, block_bytes) in self.segments.classes
 
-    def now_ns(self) -> int:
-        """The time in units of generations: a block of generation `g` is `now_ns() - g` old."""
-        return self.segments.now_ns()
+    def age_s(self, block: DiskBlock) -> float:
+        """The time since `block` was written, by a clock that continues over restarts."""
+        return max(0, self.segments.now_ns() - block.generation) / 1e9
+
+    def stored_bytes(self, length: int) -> int:
+        """The size of a block with its header, in whole pages."""
+        return PAGE + padded(length)
 
     def num_unverified(self) -> int:
         """Blocks found at start whose bytes have not been hashed yet."""
@@ -256,20 +254,12 @@ class DiskTier:
         """`read` without views: whether the file still holds the bytes of each. At least one."""
         self._reading.verify(blocks, on_read)
 
-    def unpin(self, block: DiskBlock) -> None:
-        """Release one pin without reading."""
-        self._removal.unpin(block)
-
     def unpin_all(self, blocks: Iterable[DiskBlock]) -> None:
         for block in blocks:
             self._removal.unpin(block)
 
-    def touch(self, namespace: str, key: bytes) -> bool:
-        """Mark as used now; False when no block is readable."""
-        return self.touch_all(namespace, (key,)) == 1
-
     def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
-        """`touch` of each key: the last one is the most recently used. Returns how many are
+        """Mark as used now: the last one is the most recently used. Returns how many are
         readable."""
         return self._reading.touch_all(namespace, keys)
 
@@ -293,17 +283,22 @@ class DiskTier:
         self._counters["removed"] += 1
         return True
 
-    def expire(self, namespace: str, keys: Sequence[bytes], cutoff_generation: int) -> None:
-        """Remove those of `keys`, verified or not, that were written then or earlier."""
+    def expire(self, namespace: str, keys: Sequence[bytes], max_age_s: float) -> None:
+        """Remove those of `keys`, verified or not, that are as old or older."""
+        cutoff_generation = self._cutoff_generation(max_age_s)
         found = (self._index.find(namespace, key) for key in {*keys})
         self._expire([b for b in found if b is not None and b.generation <= cutoff_generation])
 
-    def expire_some(self, cutoff_generation: int, at_most: int) -> None:
+    def _cutoff_generation(self, max_age_s: float) -> int:
+        return self.segments.now_ns() - int(max_age_s * 1e9)
+
+    def expire_some(self, max_age_s: float, at_most: int) -> None:
         """Remove up to `at_most` such blocks from one segment; the next call takes the next
         segment."""
         segments = [*self.segments.all]
         if not segments:
             return
+        cutoff_generation = self._cutoff_generation(max_age_s)
         segment = segments[self._next_to_sweep % len(segments)]
         kept = (BlockState.READABLE, BlockState.UNVERIFIED)
         old = [

@@ -13,15 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from remote_server import protocol
-from remote_server.store.disk.files import (
-    File,
-    Files,
-    Scratch,
-    View,
-    Written,
-    is_aligned,
-    why_not_written,
-)
+from remote_server.store.disk.files import File, Files, Scratch, View, is_aligned, why_not_written
 from remote_server.store.disk.layout import (
     ERASED,
     PAGE,
@@ -35,6 +27,7 @@ from remote_server.store.disk.layout import (
 )
 from remote_server.store.disk.pool import Job, Priority
 from remote_server.store.disk.segments import DiskBlock, Segment
+from remote_server.store.tier import Written
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,240 @@
+"""Write-behind: blocks of memory on their way into one tier below it.
+
+A block is written soon after its publication, not at its eviction: eviction never waits for a tier,
+and a server that is killed has its blocks there. Blocks that wait are not pinned; those that memory
+evicts first are counted and lost. A block that is being written is pinned in memory; the tier
+bounds the bytes of these.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from remote_server import protocol
+from remote_server.store.admission import Admission
+from remote_server.store.memory_tier import MemoryTier
+from remote_server.store.slabs import Block, BlockState
+from remote_server.store.tier import Tier, Written
+
+# Blocks of all namespaces that wait until their namespace has room of its own in the tier.
+MAX_UNPLACED = 1 << 17
+
+# Blocks handed to the tier together: neighbours in time become neighbours there.
+BLOCKS_PER_DEMOTION = 64
+
+# Keys whose recency is applied together. One takes 0.25 to 1 µs, so this many stop the loop for a
+# millisecond at most.
+MAX_RECENT_KEYS = 1024
+
+COUNTERS = (
+    "demoted", "demoted_late", "demote_declined", "declined_first_time", "declined_write_rate",
+)  # fmt: skip
+"""`demoted_late`: evicted from memory before the tier had time for it."""
+
+
+class WriteBehind:
+    """The way down to one tier, and the recency of its blocks. One thread.
+
+    Blocks that `admission` declines are offered again when they are got from memory, or put once
+    more. Blocks that the tier declines because their namespace has no room of its own are offered
+    again when it gets some. Blocks of self-tests stay in memory.
+    """
+
+    def __init__(
+        self,
+        memory: MemoryTier,
+        tier: Tier[Any],
+        admission: Admission,
+        block_bytes_of: Callable[[str], int],
+    ) -> None:
+        """`block_bytes_of` returns the block size of a namespace with blocks."""
+        self.tier = tier
+        self.counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self.recency = RecencyBuffer(tier)
+        self._memory = memory
+        self._admission = admission
+        self._block_bytes_of = block_bytes_of
+        self._queue: deque[Block] = deque()
+        self._unplaced: dict[str, list[Block]] = {}
+        self._num_unplaced = 0
+        self._num_writing = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Blocks that wait until the tier has time for them."""
+        return len(self._queue)
+
+    @property
+    def busy(self) -> bool:
+        """Whether a block waits for the tier or is being written."""
+        return bool(self._queue or self._num_writing)
+
+    def published(self, blocks: Sequence[Block]) -> None:
+        """`blocks` have just become readable in memory by a put. The tier removes other copies of
+        their keys, so that an eviction does not undo a forced put. Blocks of a self-test are not
+        written: they are cleared soon, and would take the room of others."""
+        if blocks and blocks[0].namespace.startswith(protocol.SELF_TESTS):
+            return
+        seen = [
+            block
+            for block in blocks
+            if self.tier.remove_other(block.namespace, block.key, self._checksum(block))
+            or self._admission.is_seen_enough(block.namespace, block.key)
+        ]
+        self._declined(len(blocks) - len(seen), "declined_first_time")
+        self._queue.extend(seen)
+        self.write_some()
+
+    def asked_again(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """`keys` were put again, or got: blocks of them that admission declined, and that are in
+        memory, are offered to the tier once more."""
+        if not self._admission.remembers:
+            return
+        keys = [key for key in keys if self._admission.is_due_again(namespace, key)]
+        again = [block for block in self._memory.pin_all(namespace, keys) if block is not None]
+        self._memory.unpin_all(again)
+        self._queue.extend(again)
+        self.write_some()
+
+    def write_some(self) -> None:
+        """Hand as many blocks to the tier as it has time for."""
+        while self._queue:
+            blocks = self._next_blocks()
+            room = self.tier.room_for([block.length for block in blocks])
+            self._queue.extendleft(reversed(blocks[room:]))
+            if blocks[:room]:
+                self._write(blocks[:room])
+            if room < len(blocks):
+                return
+
+    def clear(self, namespace: str | None) -> None:
+        """Drop the blocks that wait."""
+        self._take_unplaced(namespace)
+        if namespace is None:
+            self._queue.clear()
+        else:
+            self._queue = deque(b for b in self._queue if b.namespace != namespace)
+
+    def _next_blocks(self) -> list[Block]:
+        """Some blocks of one namespace that are worth writing."""
+        blocks: list[Block] = []
+        while self._queue and len(blocks) < BLOCKS_PER_DEMOTION:
+            block = self._queue[0]
+            if blocks and block.namespace != blocks[0].namespace:
+                break
+            self._queue.popleft()
+            if block.state is not BlockState.READABLE:
+                self.counters["demoted_late"] += 1
+            elif not self.tier.holds(block.namespace, block.key, self._checksum(block)):
+                blocks.append(block)
+        return blocks
+
+    def _write(self, offered: list[Block]) -> None:
+        blocks = [block for block in offered if self._may_write(block)]
+        self._declined(len(offered) - len(blocks), "declined_write_rate")
+        if not blocks:
+            return
+        namespace = blocks[0].namespace
+        block_bytes = self._block_bytes_of(namespace)
+        self.recency.flush()
+        places = self.tier.begin_puts(
+            namespace,
+            [block.key for block in blocks],
+            block_bytes,
+            [block.length for block in blocks],
+            [self._checksum(block) for block in blocks],
+        )
+        taken = blocks[: len(places)]
+        self.counters["demote_declined"] += len(blocks) - len(taken)
+        self._admission.not_written(sum(map(self._stored_bytes, blocks[len(taken) :])))
+        if not self.tier.has_room_of_its_own(namespace, block_bytes):
+            self._hold_unplaced(namespace, blocks)
+        if not taken:
+            return
+        self._queue.extendleft(reversed(self._take_unplaced(namespace)))
+        pinned = self._memory.pin_all(namespace, [block.key for block in taken])
+        assert pinned == taken, "readable a moment ago"
+        self._num_writing += len(taken)
+        self.tier.write(
+            places,
+            [self._memory.view(block) for block in taken],
+            lambda results: self._written(taken, places, results),
+        )
+
+    def _written(
+        self, blocks: Sequence[Block], places: Sequence[Any], results: Sequence[Written]
+    ) -> None:
+        self._num_writing -= len(blocks)
+        for block, place in zip(blocks, places, strict=True):
+            if block.state is BlockState.DETACHED:  # removed, replaced or cleared meanwhile
+                self.tier.remove(place)
+        self._memory.unpin_all(blocks)
+        good = sum(written is Written.OK for written in results)
+        self.counters["demoted"] += good
+        self.counters["demote_declined"] += len(results) - good
+        for block, written in zip(blocks, results, strict=True):
+            if written is Written.NO_SPACE:  # other errors may have written a part
+                self._admission.not_written(self._stored_bytes(block))
+
+    def _declined(self, count: int, reason: str) -> None:
+        self.counters[reason] += count
+        self.counters["demote_declined"] += count
+
+    def _hold_unplaced(self, namespace: str, blocks: list[Block]) -> None:
+        """Hold `blocks` until `namespace` gets room of its own. Beyond the limit the namespaces
+        that have waited longest are dropped."""
+        self._unplaced.setdefault(namespace, []).extend(blocks)
+        self._num_unplaced += len(blocks)
+        while self._num_unplaced > MAX_UNPLACED:
+            self._take_unplaced(next(iter(self._unplaced)))
+
+    def _take_unplaced(self, namespace: str | None) -> list[Block]:
+        """Remove and return the waiting blocks of one namespace, or of all."""
+        names = [*self._unplaced] if namespace is None else [namespace]
+        blocks = [block for name in names for block in self._unplaced.pop(name, ())]
+        self._num_unplaced -= len(blocks)
+        return blocks
+
+    def _may_write(self, block: Block) -> bool:
+        num_bytes = self._stored_bytes(block)
+        return self._admission.may_write(block.namespace, block.key, num_bytes)
+
+    def _stored_bytes(self, block: Block) -> int:
+        return self.tier.stored_bytes(block.length)
+
+    def _checksum(self, block: Block) -> int:
+        if block.checksum is None:
+            view = self._memory.view(block)
+            block.checksum = protocol.checksum(block.namespace, block.key, view)
+        return block.checksum
+
+
+class RecencyBuffer:
+    """Keys that were served since the tier's recency was last updated.
+
+    A get uses a block in every tier, whichever serves it: a block that memory serves often must
+    still be in the tier when memory evicts it. Gets append keys here, and the buffer is applied
+    before the tier evicts or reads. A block that many gets share is one use of its copy there.
+    """
+
+    def __init__(self, tier: Tier[Any]) -> None:
+        self._tier = tier
+        self._keys: dict[str, list[bytes]] = {}  # in the order served
+        self._num_keys = 0
+
+    def add(self, namespace: str, keys: Sequence[bytes]) -> None:
+        """Append keys that were served, the last one as the most recently used. The tier need not
+        have them."""
+        self._keys.setdefault(namespace, []).extend(keys)
+        self._num_keys += len(keys)
+        if self._num_keys >= MAX_RECENT_KEYS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Apply the buffer. To be called before any call of the tier that depends on recency."""
+        if not self._num_keys:
+            return
+        served, self._keys, self._num_keys = self._keys, {}, 0
+        for namespace, keys in served.items():
+            last_first = dict.fromkeys(reversed(keys))  # of a key's uses only the last one counts
+            self._tier.touch_all(namespace, [*reversed(last_first)])
