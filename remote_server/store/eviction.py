@@ -1,7 +1,8 @@
 """Eviction policies: the order in which blocks of one class are evicted."""
 
 from collections import OrderedDict
-from typing import Generic, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
 
 
 class Evictable(Protocol):
@@ -81,3 +82,9 @@ class LRU(Generic[Block]):
 
     def __contains__(self, block: object) -> bool:
         return block in self._order or block in self._aside
+
+
+MakePolicy = Callable[[], EvictionPolicy[Any]]
+
+POLICIES: dict[str, MakePolicy] = {"lru": LRU}
+"""By name. A tier makes one for each size class."""

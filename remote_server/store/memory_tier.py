@@ -7,6 +7,7 @@ from itertools import islice, takewhile
 from remote_server.protocol import KeyState, TierStats
 from remote_server.shm.arena import Arena
 from remote_server.store.block_index import OperatorPins, PendingWrites, PinCount
+from remote_server.store.eviction import POLICIES
 from remote_server.store.slabs import (
     Block,
     BlockState,
@@ -34,11 +35,16 @@ class MemoryTier:
     name = "memory"
 
     def __init__(
-        self, arena: Arena, slab_bytes: int | None = None, namespace_bytes: int = 0
+        self,
+        arena: Arena,
+        slab_bytes: int | None = None,
+        namespace_bytes: int = 0,
+        policy: str = "lru",
     ) -> None:
-        """`namespace_bytes` limits the blocks of one namespace; 0 for no limit."""
+        """`namespace_bytes` limits the blocks of one namespace; 0 for no limit. `policy` is a name
+        in `POLICIES`."""
         self._namespace_bytes = namespace_bytes
-        self.slabs = Slabs(arena.num_bytes, slab_bytes)
+        self.slabs = Slabs(arena.num_bytes, slab_bytes, POLICIES[policy])
         self._reclaim = SlotReclaim(self.slabs, self._evict)
         self._operator_pins = OperatorPins(len(self.slabs.slabs), namespace_bytes)
         self._keep_declined = 0

@@ -16,7 +16,7 @@ import msgspec
 
 from remote_server.shm.arena import BYTES_PER_WORD
 from remote_server.sizes import MiB
-from remote_server.store.eviction import LRU, EvictionPolicy
+from remote_server.store.eviction import LRU, EvictionPolicy, MakePolicy
 
 SLOT_ALIGNMENT = 64  # one cache line, so that no two blocks share one
 _PAGE = 4096
@@ -97,18 +97,21 @@ class Slab:
 class SizeClass:
     """The slabs of all namespaces whose blocks need the same slot, and their eviction policy."""
 
-    def __init__(self, slot_bytes: int) -> None:
+    def __init__(self, slot_bytes: int, policy: EvictionPolicy[Block]) -> None:
         self.slot_bytes = slot_bytes
         self.slabs: list[Slab] = []
         self.open: dict[Slab, None] = {}  # those with a free slot, in the order they got one
-        self.policy: EvictionPolicy[Block] = LRU()
+        self.policy = policy
         self.evictions_until_check = 0  # until the next search in other classes' slabs
 
 
 class Slabs:
     """The slabs of an arena of `memory` bytes: each is free or belongs to a size class."""
 
-    def __init__(self, memory: int, slab_bytes: int | None = None) -> None:
+    def __init__(
+        self, memory: int, slab_bytes: int | None = None, make_policy: MakePolicy = LRU
+    ) -> None:
+        self._make_policy = make_policy
         self.slab_bytes = slab_bytes or slab_bytes_for(memory)
         words = self.slab_bytes // BYTES_PER_WORD
         self.slabs = [
@@ -123,7 +126,7 @@ class Slabs:
         """The class of blocks of that size. It is in `classes` only while it has slabs, so that
         unused sizes take no memory."""
         slot_bytes = slot_bytes_for(block_bytes)
-        return self.classes.get(slot_bytes) or SizeClass(slot_bytes)
+        return self.classes.get(slot_bytes) or SizeClass(slot_bytes, self._make_policy())
 
     def cut(self, size_class: SizeClass) -> None:
         """Give a free slab to `size_class`. There must be one."""

@@ -3,25 +3,27 @@
 import pytest
 from dict_tier import DictTier
 from disk_helpers import RealDisk, Waiting, budget_for
+from lfu import LFU
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.shm.arena import Arena
+from remote_server.store.eviction import POLICIES
 from remote_server.store.memory_tier import MemoryTier
 
 BLOCK_BYTES = 1024
 CAPACITY = 64  # blocks of BLOCK_BYTES that each tier below has room for
 
 
-def memory_tier(_):
+def memory_tier(_, policy="lru"):
     arena = Arena(CAPACITY * BLOCK_BYTES)
-    yield MemoryTier(arena, slab_bytes=4096)
+    yield MemoryTier(arena, slab_bytes=4096, policy=policy)
     arena.close()
 
 
-def disk_tier(folder):
+def disk_tier(folder, policy="lru"):
     budget, segment_bytes = budget_for(CAPACITY // 4, 4, BLOCK_BYTES)
-    with RealDisk(folder, budget, segment_bytes) as disk:
+    with RealDisk(folder, budget, segment_bytes, policy=policy) as disk:
         yield Waiting(disk.tier, disk.drain)
 
 
@@ -335,3 +337,20 @@ def test_each_namespace_is_accounted_for(tier):
     assert (tier.num_blocks("unknown"), tier.used_bytes("unknown")) == (0, 0)
     tier.clear(None)
     assert (tier.num_blocks("mine"), tier.used_bytes("mine")) == (0, 0)
+
+
+@pytest.mark.parametrize("tier_of", [memory_tier, disk_tier], ids=["memory", "disk"])
+def test_another_policy_is_one_more_name(tmp_path, monkeypatch, tier_of):
+    monkeypatch.setitem(POLICIES, "lfu", LFU)
+    generator = tier_of(tmp_path, "lfu")
+    tier = next(generator)
+    fill(tier)
+    for _ in range(3):
+        read(tier, b"filler-0")
+    for number in range(1, CAPACITY):
+        read(tier, b"filler-%d" % number)
+    fill(tier, first=CAPACITY, count=CAPACITY // 2)
+    tier.check()
+    assert tier.lookup("ns", b"filler-0") is KeyState.READABLE, "the oldest, and the most used"
+    assert tier.lookup("ns", b"filler-1") is KeyState.ABSENT
+    next(generator, None)

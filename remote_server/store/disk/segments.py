@@ -16,7 +16,7 @@ from remote_server.store.disk.layout import (
     slot_bytes_for,
     slot_offset,
 )
-from remote_server.store.eviction import LRU, EvictionPolicy
+from remote_server.store.eviction import LRU, EvictionPolicy, MakePolicy
 from remote_server.store.tier import Written
 
 # The size of everything in the directory besides segments: README, LOCK, and its own entries.
@@ -81,13 +81,13 @@ class DiskBlock(msgspec.Struct, eq=False, gc=False):
 class SlotClass:
     """The segments of one namespace and one block size."""
 
-    def __init__(self, namespace: str, block_bytes: int) -> None:
+    def __init__(self, namespace: str, block_bytes: int, policy: EvictionPolicy[DiskBlock]) -> None:
         self.namespace = namespace
         self.block_bytes = block_bytes
         self.slot_bytes = slot_bytes_for(block_bytes)
         self.segments: dict[int, Segment] = {}
         self.open: dict[Segment, None] = {}  # those with a free slot, in the order they got one
-        self.policy: EvictionPolicy[DiskBlock] = LRU()  # of readable and unverified blocks
+        self.policy = policy  # of readable and unverified blocks
         self.evictions_until_check = 0  # until the next search in other classes' segments
 
     @property
@@ -127,8 +127,13 @@ class Segments:
     """All segments, and their part of the budget."""
 
     def __init__(
-        self, budget: int, segment_bytes: int, age_clock_ns: Callable[[], int] = time.time_ns
+        self,
+        budget: int,
+        segment_bytes: int,
+        age_clock_ns: Callable[[], int] = time.time_ns,
+        make_policy: MakePolicy = LRU,
     ) -> None:
+        self._make_policy = make_policy
         self.budget = budget
         self.segment_bytes = segment_bytes
         self.file_bytes = OVERHEAD_BYTES
@@ -179,7 +184,7 @@ class Segments:
     def slot_class(self, namespace: str, block_bytes: int) -> SlotClass:
         key = namespace, block_bytes
         if key not in self.classes:
-            self.classes[key] = SlotClass(namespace, block_bytes)
+            self.classes[key] = SlotClass(namespace, block_bytes, self._make_policy())
         return self.classes[key]
 
     def add(self, slot_class: SlotClass, incarnation: int) -> Segment:

@@ -22,6 +22,7 @@ from remote_server.store.disk.segments import (
     segment_bytes_for,
 )
 from remote_server.store.disk.transfers import PIECE_BYTES
+from remote_server.store.eviction import POLICIES
 from remote_server.store.tier import OnRead, OnWritten
 
 log = logging.getLogger(__name__)
@@ -64,15 +65,18 @@ class DiskTier:
         max_writing_bytes: int = MAX_WRITING_BYTES,
         clock: Callable[[], float] = time.monotonic,
         age_clock_ns: Callable[[], int] = time.time_ns,
+        policy: str = "lru",
         on_recovered: Callable[[], None] = lambda: None,
     ) -> None:
         """`found` must fit the budget; `unusable` are the segments beside them. `age_clock_ns`
-        makes generations, and continues over restarts. `on_recovered` is called once, from
-        `finish_jobs`, if any segment was `found`.
+        makes generations, and continues over restarts. `policy` is a name in `POLICIES`.
+        `on_recovered` is called once, from `finish_jobs`, if any segment was `found`.
 
         Ends with `close`; `files` and `pool` are the caller's.
         """
-        self.segments = Segments(budget, segment_bytes or segment_bytes_for(budget), age_clock_ns)
+        self.segments = Segments(
+            budget, segment_bytes or segment_bytes_for(budget), age_clock_ns, POLICIES[policy]
+        )
         self._pool = pool
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         unusable = unusable or Report()
