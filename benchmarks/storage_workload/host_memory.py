@@ -73,7 +73,7 @@ class HostMemory:
             if block is None:
                 left.add(key)
                 continue
-            self.tier.unpin(block)
+            self.tier.unpin_all((block,))
             if not block.pins:
                 self.num_staged_out += self.tier.remove(block)
                 left.add(key)

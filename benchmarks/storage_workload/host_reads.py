@@ -102,7 +102,7 @@ class HostReads:
                 span.blocks += 1
                 span.num_bytes += block.length
                 left.popleft()
-                self._memory.tier.unpin(block)
+                self._memory.tier.unpin_all((block,))
                 span.total_s += time.monotonic() - started
                 copied += block.length
                 if copied >= TURN_BYTES:

@@ -159,7 +159,7 @@ class VerifyJob:
                 self._store.remove_corrupt(block)
         finally:
             self._verdicts[block.key] = good
-            tier.unpin(block)
+            tier.unpin_all((block,))
 
     def _end_part(self) -> None:
         """Check the same keys on disk, and go on meanwhile."""

@@ -30,6 +30,10 @@ class MemoryTier:
     A slot's generation word is set when its block becomes readable, to a number that no other block
     of this tier ever has, and to 0 before the slot is free. A reader that copied without a pin, or
     past the end of its lease, compares the word to detect that the bytes have changed.
+
+    Not thread-safe: one thread calls it. Other threads touch only the bytes of a `Block`: its
+    writer while it is WRITING, holders of a pin afterwards. Calls are for many keys, and take well
+    under a microsecond a key.
     """
 
     name = "memory"
@@ -59,12 +63,11 @@ class MemoryTier:
 
     @property
     def largest_block_bytes(self) -> int:
+        """The largest block that the arena can hold."""
         return self.slabs.slab_bytes
 
-    def lookup(self, namespace: str, key: bytes) -> KeyState:
-        return KeyState(self.lookup_all(namespace, (key,))[0])
-
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
+        """The `KeyState` of each key, one byte each. Not a use."""
         # No bytecode per key: 50 ns each, most of it for the hash of the key.
         readable = self._index.get(namespace, _NONE)
         states = bytes(map(readable.__contains__, keys)).translate(_READABLE)
@@ -74,12 +77,6 @@ class MemoryTier:
                 return bytes(map(max, states, pending))
         return states
 
-    def begin_put(
-        self, namespace: str, key: bytes, block_bytes: int, length: int, checksum: int | None
-    ) -> Block | None:
-        blocks = self.begin_puts(namespace, [key], block_bytes, [length], [checksum])
-        return blocks[0] if blocks else None
-
     def begin_puts(
         self,
         namespace: str,
@@ -88,6 +85,12 @@ class MemoryTier:
         lengths: Sequence[int],
         checksums: Sequence[int | None],
     ) -> list[Block]:
+        """A slot for each of the first keys, as many as there is room for now, after evictions. The
+        namespace has blocks of at most `block_bytes`.
+
+        The caller fills `view(block)` of each, and ends it once, with `complete_puts` or
+        `fail_put`. Until then readers see the previous copy, or nothing.
+        """
         size_class = self.slabs.size_class(block_bytes)
         if self._namespace_bytes:
             room = self._make_room_in_quota(namespace, size_class.slot_bytes, len(keys))
@@ -109,11 +112,10 @@ class MemoryTier:
         self._writing.add(namespace, blocks)
         return blocks
 
-    def complete_put(self, block: Block) -> bool:
-        self.complete_puts((block,))
-        return block.state is BlockState.READABLE
-
     def complete_puts(self, blocks: Sequence[Block]) -> None:
+        """Publish `blocks`, which are filled and correct, in place of previous copies: the last one
+        is the most recently used. Those that were cleared meanwhile are gone. All are of one
+        `begin_puts`."""
         if not blocks:
             return
         index = self._index.setdefault(blocks[0].namespace, {})
@@ -123,7 +125,7 @@ class MemoryTier:
         policy = self._class_of(blocks[0]).policy
         for block in blocks:
             if block.state is BlockState.DETACHED:
-                self.unpin(block)
+                self.unpin_all((block,))
                 continue
             key, slab = block.key, block.slab
             for older in self._writing.publish(block):
@@ -148,15 +150,18 @@ class MemoryTier:
         self._generation = generation
 
     def fail_put(self, block: Block) -> None:
+        """Discard `block`. A previous copy stays."""
         if block.state is BlockState.WRITING:
             self._writing.remove(block)
             self._set_detached(block)
-        self.unpin(block)
+        self.unpin_all((block,))
 
     def view(self, block: Block) -> memoryview:
+        """The bytes of `block`: valid while it is being written or pinned."""
         return self._arena.view[block.offset : block.offset + block.length]
 
     def view_of_run(self, blocks: Sequence[Block]) -> memoryview | None:
+        """The bytes of `blocks` as one view, when they are adjacent in this order."""
         end = blocks[0].offset
         for block in blocks:
             if block.offset != end:
@@ -164,10 +169,9 @@ class MemoryTier:
             end += block.length
         return self._arena.view[blocks[0].offset : end]
 
-    def pin(self, namespace: str, key: bytes) -> Block | None:
-        return self.pin_all(namespace, (key,))[0]
-
     def pin_all(self, namespace: str, keys: Sequence[bytes]) -> list[Block | None]:
+        """The readable block of each key or None, used now, and not evicted until `unpin_all`: the
+        last one is the most recently used."""
         index = self._index.get(namespace)
         if index is None:
             return [None] * len(keys)
@@ -184,10 +188,8 @@ class MemoryTier:
                 block.pins += 1
         return blocks
 
-    def unpin(self, block: Block) -> None:
-        self.unpin_all((block,))
-
     def unpin_all(self, blocks: Iterable[Block]) -> None:
+        """Release one pin of each."""
         for block in blocks:
             block.pins -= 1
             if block.pins > 0:
@@ -200,13 +202,24 @@ class MemoryTier:
             else:
                 self._class_of(block).policy.unpin(block)
 
-    def touch(self, namespace: str, key: bytes) -> bool:
-        block = self._index.get(namespace, {}).get(key)
-        if block is not None:
-            self._use(block)
-        return block is not None
+    def touch_all(self, namespace: str, keys: Sequence[bytes]) -> int:
+        """Mark as used now: the last one is the most recently used. Returns how many are
+        readable."""
+        index = self._index.get(namespace, {})
+        blocks = [block for block in map(index.get, keys) if block is not None]
+        tick = self._next_tick()
+        for block in blocks:
+            block.slab.tick_sum += tick - block.tick
+            block.tick = tick
+            self._class_of(block).policy.use(block)
+        return len(blocks)
 
     def pin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
+        """Add an operator's pin to the readable blocks of `keys`, once each. Not a use.
+
+        The tier owns this pin. It ends when its block is removed, and moves to a block that
+        replaces it.
+        """
         kept = num_bytes = declined = 0
         for block in self._readable(namespace, keys):
             if block in self._operator_pins or self._pin_for_operator(block):
@@ -217,6 +230,7 @@ class MemoryTier:
         return PinCount(kept, num_bytes, declined)
 
     def unpin_for_operator(self, namespace: str, keys: Iterable[bytes]) -> PinCount:
+        """Remove the operator's pins of `keys`. The result counts the pins that were removed."""
         blocks = [
             block for block in self._readable(namespace, keys) if block in self._operator_pins
         ]
@@ -226,12 +240,15 @@ class MemoryTier:
         return PinCount(len(blocks), sum(block.slab.slot_bytes for block in blocks), 0)
 
     def readable_keys(self, namespace: str) -> list[bytes]:
+        """The keys of all readable blocks, the longest published first."""
         return [*self._index.get(namespace, ())]
 
     def pinned_keys(self, namespace: str) -> list[bytes]:
+        """The keys of all blocks with an operator's pin."""
         return self._operator_pins.keys(namespace)
 
     def remove(self, block: Block) -> bool:
+        """Remove `block` from the index; False when it was not in it. Pins keep its bytes."""
         if block.state is not BlockState.READABLE:
             return False
         del self._index[block.namespace][block.key]
@@ -239,6 +256,8 @@ class MemoryTier:
         return True
 
     def clear(self, namespace: str | None) -> int:
+        """Remove all blocks of one namespace, or of all, and drop those being written. Returns how
+        many of them were readable."""
         removed = 0
         for name in [*self._index] if namespace is None else [namespace]:
             blocks = self._index.pop(name, {})
@@ -250,11 +269,13 @@ class MemoryTier:
         return removed
 
     def expire(self, namespace: str, keys: Sequence[bytes], before: float) -> int:
+        """Remove those of `keys` that were first put at `before` or earlier. Returns how many."""
         index = self._index.get(namespace, {})
         found = [index[key] for key in {*keys} if key in index]
         return sum(self.remove(block) for block in found if block.created_at <= before)
 
     def expire_some(self, before: float, at_most: int) -> int:
+        """Remove up to `at_most` such blocks of any namespace. Returns how many."""
         removed = 0
         for index in self._index.values():
             # Blocks read from disk may be out of order; `expire` removes them when requested.
@@ -264,31 +285,38 @@ class MemoryTier:
         return removed
 
     def at_quota(self, namespace: str, block_bytes: int) -> bool:
+        """Whether the quota is why `begin_puts` had no room for a block of `namespace`."""
         slot_bytes = slot_bytes_for(block_bytes)
         taken = self._num_slots_of(namespace) * slot_bytes
         return 0 < self._namespace_bytes < taken + slot_bytes
 
     @property
     def pinned_bytes(self) -> int:
+        """The size of all slots whose blocks are pinned or being written."""
         return sum(slab.num_pinned * slab.slot_bytes for slab in self.slabs.slabs)
 
     def is_empty(self, namespace: str) -> bool:
+        """Whether no block of it is readable or being written."""
         return not self._index.get(namespace) and not self._writing.of(namespace)
 
     def is_in_use(self, namespace: str) -> bool:
+        """Whether a block of it is pinned or being written."""
         readable = self._index.get(namespace, {}).values()
         return bool(self._writing.of(namespace)) or any(block.pins for block in readable)
 
     def num_blocks(self, namespace: str) -> int:
+        """Readable blocks of one namespace."""
         return len(self._index.get(namespace, ()))
 
     def used_bytes(self, namespace: str) -> int:
+        """The part of the budget that the readable blocks of one namespace take."""
         blocks = self._index.get(namespace)
         if not blocks:
             return 0
         return len(blocks) * next(iter(blocks.values())).slab.slot_bytes
 
     def stats(self) -> TierStats:
+        """Occupancy now."""
         return TierStats(
             budget_bytes=self._arena.num_bytes,
             used_bytes=self.slabs.used_bytes,
@@ -300,6 +328,7 @@ class MemoryTier:
         )
 
     def counters(self) -> dict[str, int]:
+        """Counts of events since the start; names as in PROTOCOL.md."""
         return {
             "evicted": self._evicted,
             "slabs_recut": self._reclaim.slabs_recut,
@@ -398,12 +427,6 @@ class MemoryTier:
     def _set_detached(self, block: Block) -> None:
         block.state = BlockState.DETACHED
         self._detached.add(block)
-
-    def _use(self, block: Block) -> None:
-        tick = self._next_tick()
-        block.slab.tick_sum += tick - block.tick
-        block.tick = tick
-        self._class_of(block).policy.use(block)
 
     def _next_tick(self) -> int:
         self._tick += 1

@@ -129,10 +129,8 @@ class TierStack:
     def touch(self, namespace: str, keys: Sequence[bytes]) -> list[bytes]:
         """Mark as used now in all tiers, the last one as the most recently used. Returns those of
         `keys` that are readable in any."""
-        states = self.lookup_all(namespace, keys) if self.below else b""
-        touched = [key for key in keys if self.memory.touch(namespace, key)]
-        if not self.below:
-            return touched
+        states = self.lookup_all(namespace, keys)
+        self.memory.touch_all(namespace, keys)
         for each in self.below:
             each.recency.flush()
             each.tier.touch_all(namespace, keys)
@@ -331,16 +329,23 @@ class TierStack:
 
     def _landed(self, below: WriteBehind, targets: list[Block], results: list[bool]) -> None:
         counters = self._counters[below]
-        for target, good in zip(targets, results, strict=True):
-            current = self.memory.lookup(target.namespace, target.key)
-            if good and current is not KeyState.READABLE:
-                self.memory.complete_put(target)
+        namespace, keys = targets[0].namespace, [target.key for target in targets]
+        published = []
+        states = self.memory.lookup_all(namespace, keys)
+        for target, good, state in zip(targets, results, states, strict=True):
+            if good and state != KeyState.READABLE:
+                published.append(target)
             else:  # damaged, or a forced put has published a newer one
                 self.memory.fail_put(target)
             counters["promoted" if good else "promote_failed"] += 1
-            for here in self._reading.pop((target.namespace, target.key)).waiters:
-                block = self.memory.pin(target.namespace, target.key)
-                self._guard.run("a get that read a tier", partial(here, block), None)
+        self.memory.complete_puts(published)
+        waiting = [
+            (key, here) for key in keys for here in self._reading.pop((namespace, key)).waiters
+        ]
+        # All are pinned before the first is handed over: it may make room for other blocks.
+        blocks = self.memory.pin_all(namespace, [key for key, _ in waiting])
+        for (_, here), block in zip(waiting, blocks, strict=True):
+            self._guard.run("a get that read a tier", partial(here, block), None)
         here_now = [block for block in targets if block.state is BlockState.READABLE]
         for faster in self.below[: self.below.index(below)]:
             faster.published(here_now)

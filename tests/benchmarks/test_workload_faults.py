@@ -57,9 +57,9 @@ async def test_a_byte_that_changed_in_memory_is_a_miss_and_is_counted(tmp_path: 
     blocks = blocks_of(range(40))
     with host_of(tmp_path, MEMORY) as host:
         await host.write(blocks)
-        block = host.store.memory.pin("storage-workload", blocks.keys[3])
+        (block,) = host.store.memory.pin_all("storage-workload", [blocks.keys[3]])
         host.store.memory.view(block)[7] ^= 1
-        host.store.memory.unpin(block)
+        host.store.memory.unpin_all([block])
         assert (await host.read(blocks)).blocks == 3
         assert (await host.counters())["integrity_checksum"] == 1
         assert (await host.write(blocks)).created == 1

@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from one_by_one import OneByOne
+
 from remote_server import protocol
 from remote_server.protocol import KeyState
 from remote_server.store.admission import Admission
@@ -115,77 +117,54 @@ def stack_of(
     return TierStack(memory, [WriteBehind(memory, disk, admission or Admission(), block_bytes_of)])
 
 
-class Waiting:
+class Waiting(OneByOne):
     """A tier below memory, each of whose calls waits for what it started: the calls of the memory
     tier in terms of `Tier`, so that one suite judges both."""
 
     def __init__(self, tier: Tier[Any], settle: Callable[[], None]) -> None:
         """`settle` returns when the tier is idle."""
-        self._tier = tier
+        super().__init__(tier)
         self._settle = settle
         self._buffers: dict[TierBlock, bytearray] = {}
 
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._tier, name)
-
-    def begin_put(self, namespace, key, block_bytes, length, checksum):
-        blocks = self.begin_puts(namespace, [key], block_bytes, [length], [checksum])
-        return blocks[0] if blocks else None
-
     def begin_puts(self, namespace, keys, block_bytes, lengths, checksums):
-        blocks = self._tier.begin_puts(namespace, keys, block_bytes, lengths, checksums)
+        blocks = self.tier.begin_puts(namespace, keys, block_bytes, lengths, checksums)
         self._buffers.update({block: bytearray(block.length) for block in blocks})
         return blocks
 
     def view(self, block):
-        """Of a block being written; or a copy of one that is pinned, once."""
-        if block not in self._buffers:
-            raise AssertionError("read it: only blocks being written have a view")
+        """Of a block that is being written."""
         return memoryview(self._buffers[block])
 
     def bytes_of(self, block):
         """The bytes of a pinned block, whose pin is released."""
         data = bytearray(block.length)
         results = []
-        self._tier.read([block], [memoryview(data)], results.append)
+        self.tier.read([block], [memoryview(data)], results.append)
         self._settle()
         assert results == [[True]]
         return bytes(data)
 
     def complete_put(self, block):
-        return self._complete([block]) == [Written.OK]
+        return self.complete_puts([block]) == [Written.OK]
 
     def complete_puts(self, blocks):
-        if blocks:
-            self._complete(blocks)
-
-    def _complete(self, blocks):
         results = []
-        self._tier.write(blocks, [memoryview(self._buffers.pop(b)) for b in blocks], results.append)
-        self._settle()
-        return results[0]
+        if blocks:
+            views = [memoryview(self._buffers.pop(block)) for block in blocks]
+            self.tier.write(blocks, views, results.append)
+            self._settle()
+        return results[0] if results else []
 
     def fail_put(self, block):
         del self._buffers[block]
-        self._tier.fail_put(block)
-
-    def lookup(self, namespace, key):
-        return KeyState(self._tier.lookup_all(namespace, (key,))[0])
-
-    def touch(self, namespace, key):
-        return self._tier.touch_all(namespace, (key,)) == 1
-
-    def pin(self, namespace, key):
-        return self._tier.pin_all(namespace, (key,))[0]
+        self.tier.fail_put(block)
 
     def clear(self, namespace):
-        removed = self._tier.clear(namespace)
+        removed = self.tier.clear(namespace)
         self._settle()
         return removed
 
-    def unpin(self, block):
-        self.unpin_all([block])
-
     def unpin_all(self, blocks):
-        self._tier.unpin_all(blocks)
+        self.tier.unpin_all(blocks)
         self._settle()

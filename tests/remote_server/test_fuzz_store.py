@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from one_by_one import OneByOne
 from store_model import BLOCK_BYTES, NUM_SLABS, SLAB_BYTES, Copy, StoreModel
 
 from remote_server import protocol
@@ -58,8 +59,9 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.now = 100.0
         self.arena = Arena(NUM_SLABS * SLAB_BYTES)
-        self.tier = MemoryTier(self.arena, SLAB_BYTES)
-        self.store = Store(self.tier, lambda: self.now)
+        memory = MemoryTier(self.arena, SLAB_BYTES)
+        self.tier = OneByOne(memory)
+        self.store = Store(memory, lambda: self.now)
         self.leases = Leases(self.tier.unpin_all, lambda: self.now)
         self.model = StoreModel()
         self.counters: Counter[str] = Counter()

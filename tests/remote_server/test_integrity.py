@@ -55,8 +55,8 @@ def get(client: RemoteClient, numbers: range = range(4)) -> list[GetOutcome]:
 
 def in_memory(server: Server, number: int) -> memoryview:
     tier = server.store.memory
-    kept = tier.pin(NAMESPACE, key(number))
-    tier.unpin(kept)
+    (kept,) = tier.pin_all(NAMESPACE, [key(number)])
+    tier.unpin_all([kept])
     return tier.view(kept)
 
 

@@ -1,6 +1,7 @@
 """How the memory tier shares one arena between namespaces of different block sizes."""
 
 import pytest
+from one_by_one import OneByOne
 
 from remote_server.protocol import KeyState
 from remote_server.shm.arena import BYTES_PER_WORD, Arena
@@ -15,7 +16,7 @@ SMALL, LARGE = 512, 2048  # 8 and 2 to a slab
 @pytest.fixture
 def tier():
     arena = Arena(16 * SLAB_BYTES)
-    tier = MemoryTier(arena, SLAB_BYTES)
+    tier = OneByOne(MemoryTier(arena, SLAB_BYTES))
     yield tier
     tier.check()
     arena.close()

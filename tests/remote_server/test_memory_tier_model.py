@@ -4,6 +4,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from one_by_one import OneByOne
 
 from remote_server.protocol import KeyState
 from remote_server.shm.arena import Arena
@@ -25,7 +26,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.arena = Arena(NUM_SLABS * SLAB_BYTES)
-        self.tier = MemoryTier(self.arena, SLAB_BYTES)
+        self.tier = OneByOne(MemoryTier(self.arena, SLAB_BYTES))
         self.readable = {}  # what the model expects, until it is evicted
         self.patterns = {}  # block -> bytes it must hold as long as it is writing or readable
         self.writing = []

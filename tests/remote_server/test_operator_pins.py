@@ -3,6 +3,7 @@
 from concurrent.futures import Future
 
 import pytest
+from one_by_one import OneByOne
 from wire_peer import BLOCK_BYTES, key
 
 from remote_server.client import requests
@@ -25,7 +26,7 @@ def make():
 
     def tier(**options):
         arena = Arena(NUM_SLABS * SLAB_BYTES)
-        made.append((arena, MemoryTier(arena, SLAB_BYTES, **options)))
+        made.append((arena, OneByOne(MemoryTier(arena, SLAB_BYTES, **options))))
         return made[-1][1]
 
     yield tier
@@ -174,7 +175,7 @@ def test_nothing_stays_pinned_of_what_is_no_longer_kept(tier, ending, being_sent
 def test_without_keys_all_that_are_there_are_kept_but_for_those_too_old(make):
     now = 0.0
     tier = make()
-    store = Store(tier, lambda: now, ttl_s=10.0)
+    store = Store(tier.tier, lambda: now, ttl_s=10.0)
     store.declare("ns", NamespaceInfo(block_bytes=SMALL))
     for name in (b"old", b"young"):
         reserved = store.begin_put("ns", [name], [SMALL], [0], force=False, draining=False)

@@ -233,9 +233,9 @@ def test_a_touched_block_outlives_the_untouched(connect, server):
 def test_verify_removes_what_is_really_bad_and_nothing_else(peer, server):
     peer.put([1, 2])
     tier = server.store.memory
-    rotten = tier.pin("ns", key(2))
+    (rotten,) = tier.pin_all("ns", [key(2)])
     tier.view(rotten)[100] ^= 1
-    tier.unpin(rotten)
+    tier.unpin_all([rotten])
     verify = Verify(request_id=peer.next_id(), namespace="ns", keys=[key(1), key(2), key(3)])
     verified = peer.ask(verify)
     assert isinstance(verified, Verified)

@@ -89,7 +89,7 @@ def test_what_finds_no_slot_is_declined(store):
     assert reserved.reasons == {Declined.NO_SLOT: 1}
     assert counted(store, "put_declined_") == {"no_slot": 1}
     for block in found.blocks:
-        store.memory.unpin(block)
+        store.memory.unpin_all([block])
 
 
 def test_a_draining_store_declines_what_is_new_and_knows_what_it_has(store):
@@ -126,7 +126,7 @@ def test_a_get_names_each_hit_once_in_the_order_asked(store):
     assert counted(store, "get_") == {"total": 5, "hit": 2, "miss": 1, "duplicate": 2}
     assert store.memory.stats().pinned == 2
     for block in found.blocks:
-        store.memory.unpin(block)
+        store.memory.unpin_all([block])
 
 
 def test_an_unknown_namespace_is_all_misses(store):
@@ -142,7 +142,7 @@ def test_the_tail_of_a_prefix_leaves_before_its_head(store, use):
     put(store, *chain)
     if use == "get":
         for block in to_end(store.get("ns", chain)).blocks:
-            store.memory.unpin(block)
+            store.memory.unpin_all([block])
     elif use == "touch":
         to_end(store.touch("ns", chain))
     put(store, A)
@@ -188,7 +188,7 @@ def test_a_corrupt_block_is_removed_and_counted(store):
     put(store, A)
     (block,) = store.pin_to_verify("ns", [A, A, D])
     store.remove_corrupt(block)
-    store.memory.unpin(block)
+    store.memory.unpin_all([block])
     assert store.lookup("ns", [A]).states == bytes(1)
     assert store.all_counters()["integrity_checksum"] == 1
 

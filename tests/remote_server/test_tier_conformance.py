@@ -4,6 +4,7 @@ import pytest
 from dict_tier import DictTier
 from disk_helpers import RealDisk, Waiting, budget_for
 from lfu import LFU
+from one_by_one import OneByOne
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
@@ -17,7 +18,7 @@ CAPACITY = 64  # blocks of BLOCK_BYTES that each tier below has room for
 
 def memory_tier(_, policy="lru"):
     arena = Arena(CAPACITY * BLOCK_BYTES)
-    yield MemoryTier(arena, slab_bytes=4096, policy=policy)
+    yield OneByOne(MemoryTier(arena, slab_bytes=4096, policy=policy))
     arena.close()
 
 

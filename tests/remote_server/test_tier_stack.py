@@ -161,7 +161,7 @@ def test_what_memory_has_is_fetched_at_once(both):
     results = []
     assert both.tier_stack.fetch("ns", [b"1", b"absent"], results.append)
     assert [block and block.key for block in results[0]] == [b"1", None]
-    both.memory.unpin(results[0][0])
+    both.memory.unpin_all([results[0][0]])
     assert both.tier_stack.fetch("ns", [], results.append)
     assert results[1] == []
 
@@ -248,9 +248,10 @@ def test_a_clear_reaches_what_waits_what_is_written_and_what_is_fetched(both):
 
 
 def force(both: Both, data: bytes) -> None:
-    block = both.memory.begin_put("ns", b"1", BLOCK, 3, protocol.checksum("ns", b"1", data))
+    checksum = protocol.checksum("ns", b"1", data)
+    (block,) = both.memory.begin_puts("ns", [b"1"], BLOCK, [3], [checksum])
     both.memory.view(block)[:] = data
-    both.memory.complete_put(block)
+    both.memory.complete_puts([block])
     both.tier_stack.published([block])
 
 
@@ -296,7 +297,7 @@ def test_a_forced_put_is_not_undone_by_a_fetch_that_began_before_it(both):
         force(both, b"new")
     wait_for(both.disk.tier, both.disk.event, lambda: bool(results))
     assert bytes(both.memory.view(results[0][0])) == b"new"
-    both.memory.unpin(results[0][0])
+    both.memory.unpin_all([results[0][0]])
     assert both.fetch(1) == [b"new"]
 
 
@@ -315,7 +316,7 @@ def test_a_block_that_memory_keeps_serving_outlives_colder_blocks_on_disk(both, 
         assert way(both, 0) == [data_of(0)]
     assert both.tier_stack.counters()["disk_promoted"] == 0, "memory served it each time"
     both.put(*range(1000, 1000 + IN_MEMORY))
-    assert both.memory.lookup("ns", b"0") is KeyState.ABSENT
+    assert both.memory.lookup_all("ns", [b"0"]) == bytes([KeyState.ABSENT])
     assert both.states(0, 1, on_disk) == [2, 0, 0]
     assert both.fetch(0) == [data_of(0)]
 

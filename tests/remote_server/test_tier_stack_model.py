@@ -8,6 +8,7 @@ import random
 import pytest
 from disk_faults import FakeDisk, SteppedPool
 from disk_helpers import budget_for, stack_of
+from one_by_one import OneByOne
 
 from remote_server import protocol
 from remote_server.protocol import KeyState
@@ -60,7 +61,8 @@ class World:
         self.made += 1
         data = self.made.to_bytes(4, "big") * self.rng.randrange(1, SIZES[namespace] // 4)
         checksum = protocol.checksum(namespace, key, data)
-        block = self.memory.begin_put(namespace, key, SIZES[namespace], len(data), checksum)
+        memory = OneByOne(self.memory)
+        block = memory.begin_put(namespace, key, SIZES[namespace], len(data), checksum)
         if block is not None:
             self.memory.view(block)[:] = data
             self.writing.append((block, data))
@@ -89,7 +91,7 @@ class World:
 
     def let_go(self) -> None:
         while self.held:
-            self.memory.unpin(self.held.pop())
+            self.memory.unpin_all([self.held.pop()])
 
     def clear(self) -> None:
         namespace = self.rng.choice([*SIZES, None])
@@ -131,7 +133,7 @@ class World:
                 assert (block is not None) == (state == KeyState.READABLE)
                 if block is not None:
                     assert self.memory.view(block) == self.current[namespace, key]
-                    self.memory.unpin(block)
+                    self.memory.unpin_all([block])
                     self.served = before + 1
         self.memory.check()
         self.disk.check()
