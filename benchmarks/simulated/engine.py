@@ -41,8 +41,9 @@ DECODE_AS_TOKENS = 100
 """A step in which a request decodes lasts at least as long as this many tokens of prefill, because
 it reads all weights, however few tokens it makes. About the cost for a 7B model on a GPU."""
 
-_IDLE_S = 0.0005
-"""The length of a step that computes nothing, because all requests wait for a level."""
+_IDLE_S = 0.001
+"""The length of a step that computes nothing, because all requests wait for a level: vLLM sleeps as
+long."""
 
 
 class SimulatedEngine:
@@ -210,7 +211,9 @@ class SimulatedEngine:
             if each.prompt is None:
                 each.prompt = self._pool.begin(_name(each), each.keys)
             keys = each.findable[own:]
-            answer = self._pool.find(each.prompt, keys)
+            remote = isinstance(self._pool.tier, RemoteTier)
+            find = self._pool.find_as_the_connector if remote else self._pool.find
+            answer = find(each.prompt, keys)
             if answer is None:
                 return False
             found, keys = answer, keys[:answer]

@@ -112,6 +112,20 @@ class TieredPool:
             later |= result is not LookupResult.HIT
         return None if later else found
 
+    def find_as_the_connector(self, prompt: Prompt, keys: Sequence[OffloadKey]) -> int | None:
+        """`find`, with what the connector does around it: no walk over the keys while our tier has
+        no news of the request, and a record of the blocks that it reuses."""
+        assert isinstance(self.tier, RemoteTier)
+        name = prompt.context.req_id
+        if self.tier.still_waits(name):
+            return None
+        found = self.find(prompt, keys)
+        if found is None:
+            self.tier.deferred(name, keys)
+        else:
+            self.tier.admitted(name, keys[:found])
+        return found
+
     def num_from_pool(self, prompt: Prompt, keys: Sequence[OffloadKey]) -> int:
         """How many of `keys`, which were found, no tier had to load for this request."""
         sources = (self._manager.get_load_source(key, prompt.context) for key in keys)

@@ -1,0 +1,198 @@
+"""The way of one block through the code: files and threads from the connector's tier to its result.
+
+    python -m benchmarks.remote_kv_cache.baseline.block_path
+
+One process holds vLLM's tiering manager with our tier, its client and a server, so that a profiler
+sees every call of both packages. A block is put and later got, alone. The files are those with a
+function that was called meanwhile, and not in the idle time before: turns of the loops do not
+count. A crossing is a hand-over from one thread to another: the end of a wait after which another
+thread than the last calls such a function.
+"""
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import FrameType
+from typing import Any, NamedTuple
+
+from benchmarks.simulated.tiered_pool import TieredPool, key_of, remote_tier, wait_ready
+from remote_server.server.config import ServerConfig
+from remote_server.server.server import Server
+from remote_server.sizes import MiB
+
+BLOCK_BYTES = 1 * MiB
+BLOCK_TOKENS = 16
+ROWS = 4
+
+# Between steps. The threads of an idle server and client take turns meanwhile.
+PAUSE_S = 0.005
+IDLE_S = 2.0
+
+_ROOT = Path(__file__).resolve().parents[3]
+_PACKAGES = tuple(f"{_ROOT / name}/" for name in ("kv_connector", "remote_server"))
+
+# A thread that waits in one of these is idle: what it does next was handed to it.
+_WAITS = ("poll", "wait", "sleep")
+
+
+class Call(NamedTuple):
+    """A call of a function of the packages."""
+
+    at_ns: int
+    thread: int
+    burst: int
+    """Counts the waits of its thread."""
+    file: str
+    function: str
+
+
+class BlockPath(NamedTuple):
+    """The way of one block."""
+
+    name: str
+    files: list[str]
+    threads: int
+    crossings: int
+
+
+class Recorder:
+    """Records calls on all threads that start under `installed`, while `recording`."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self._on = False
+        self._bursts: dict[int, int] = {}
+
+    def _profile(self, frame: FrameType, event: str, arg: Any) -> None:
+        thread = threading.get_ident()
+        code = frame.f_code
+        if event == "return" and code.co_name in _WAITS:
+            self._bursts[thread] = self._bursts.get(thread, 0) + 1
+        if self._on and event == "call" and code.co_filename.startswith(_PACKAGES):
+            self.calls.append(
+                Call(
+                    time.perf_counter_ns(),
+                    thread,
+                    self._bursts.get(thread, 0),
+                    str(Path(code.co_filename).relative_to(_ROOT)),
+                    code.co_qualname,
+                )
+            )
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        threading.setprofile(self._profile)
+        sys.setprofile(self._profile)
+        try:
+            yield
+        finally:
+            sys.setprofile(None)
+            threading.setprofile(None)
+
+    def record(self, act: Callable[[], None]) -> list[Call]:
+        """What `act` calls, and what other threads call meanwhile."""
+        self.calls.clear()
+        self._on = True
+        try:
+            act()
+        finally:
+            self._on = False
+        return sorted(self.calls)
+
+
+def way_of(name: str, calls: Sequence[Call], idle: Sequence[Call]) -> BlockPath:
+    """The way of a block, from the calls while it was moved and from those of an idle time."""
+    always = {(call.file, call.function) for call in idle}
+    own = [call for call in calls if (call.file, call.function) not in always]
+    bursts = list(dict.fromkeys((call.thread, call.burst) for call in own))
+    crossings = sum(one[0] != next_one[0] for one, next_one in pairwise(bursts))
+    files = sorted({call.file for call in own})
+    return BlockPath(name, files, len({thread for thread, _ in bursts}), crossings)
+
+
+def measure() -> list[BlockPath]:
+    recorder = Recorder()
+    with recorder.installed():
+        config = ServerConfig(bind="tcp://127.0.0.1:*", memory=64 * MiB, admin="off")
+        with Server(config) as server:
+            return [*_paths(recorder, server.endpoint)]
+
+
+def _paths(recorder: Recorder, endpoint: str) -> Iterator[BlockPath]:
+    for transport in ("tcp", "shm"):
+        make = remote_tier(endpoint, f"path-{transport}", transport=transport)
+        pool = TieredPool(ROWS, BLOCK_BYTES, BLOCK_TOKENS, make)
+        try:
+            wait_ready(pool)
+            keys = [key_of(1)]
+            put = pool.begin("put", keys)
+            pool.find(put, keys)
+            pool.settle()
+            keys, _ = pool.store(put, keys)
+            idle = recorder.record(partial(_idle, pool))
+            calls = recorder.record(partial(_store, pool, put, keys))
+            yield way_of(f"put, {transport}", calls, idle)
+            pool.finish(put)
+            _fill(pool)
+            get = pool.begin("get", keys)
+            calls = recorder.record(partial(_load, pool, get, keys))
+            yield way_of(f"get, {transport}", calls, idle)
+            pool.loaded(get, keys)
+            pool.finish(get)
+            pool.settle()
+        finally:
+            pool.close()
+
+
+def _idle(pool: TieredPool) -> None:
+    ends = time.monotonic() + IDLE_S
+    while time.monotonic() < ends:
+        pool.step()
+        time.sleep(PAUSE_S)
+
+
+def _store(pool: TieredPool, prompt: Any, keys: Sequence[Any]) -> None:
+    pool.stored(prompt, keys)
+    pool.settle(pause_s=PAUSE_S)
+
+
+def _fill(pool: TieredPool) -> None:
+    """Other blocks take all rows of the pool."""
+    keys = [key_of(number) for number in range(2, 2 + ROWS)]
+    other = pool.begin("other", keys)
+    stored, _ = pool.store(other, keys)
+    pool.stored(other, stored)
+    pool.settle()
+    pool.finish(other)
+
+
+def _load(pool: TieredPool, prompt: Any, keys: Sequence[Any]) -> None:
+    while (found := pool.find(prompt, keys)) is None:
+        pool.step()
+        time.sleep(PAUSE_S)
+    assert found, "the server does not hold the block"
+    pool.load(prompt, keys)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.remote_kv_cache.baseline.block_path",
+        description="The files and threads on the way of one block.",
+    )
+    parser.add_argument("--files", action="store_true", help="name them")
+    named = parser.parse_args(arguments).files
+    print(f"{'':12}  files  threads  crossings")
+    for path in measure():
+        print(f"{path.name:12}  {len(path.files):5}  {path.threads:7}  {path.crossings:9}")
+        for file in path.files if named else ():
+            print(f"    {file}")
+
+
+if __name__ == "__main__":
+    main()
