@@ -33,10 +33,11 @@ from remote_server.protocol import (
 from remote_server.server.copier import Copier, VerifyJob
 from remote_server.server.get import FrameGets
 from remote_server.server.limits import InFlight, waiting_bytes
-from remote_server.server.outgoing import OutgoingMessage, RequestTimes, Stream
+from remote_server.server.outgoing import OutgoingMessage, RequestTimes
 from remote_server.server.put import FramePuts
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_requests import SharedHandlers
+from remote_server.server.streams import Stream
 from remote_server.server.wall_clock import wall_time_s
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store

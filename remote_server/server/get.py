@@ -10,19 +10,17 @@ from remote_server import protocol
 from remote_server.errors import RequestRefused
 from remote_server.protocol import ErrorCode, Get, Got
 from remote_server.server.copier import checksums_of
-from remote_server.server.disk_stream import DiskStream
 from remote_server.server.limits import InFlight
 from remote_server.server.outgoing import (
-    BlockStream,
     OutgoingMessage,
     RequestTimes,
-    Stream,
     blocks_per_frame,
     frames_of,
     times_now,
     to_gather,
 )
 from remote_server.server.send_queue import SendQueues
+from remote_server.server.streams import BlockStream, ReadAheadStream, Stream
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
@@ -93,7 +91,7 @@ class FrameGets:
         store = self._store
         if isinstance(found, Pinned):
             return BlockStream(request.request_id, store.epoch, found, store.memory, times)
-        return DiskStream(
+        return ReadAheadStream(
             request.request_id, store.epoch, request.namespace, found, store.tier_stack,
             store.block_bytes_of(request.namespace), times,
         )  # fmt: skip

@@ -27,7 +27,8 @@ from remote_server.protocol import (
     Stored,
 )
 from remote_server.server.dispatch import Handlers
-from remote_server.server.outgoing import OutgoingMessage, Stream
+from remote_server.server.outgoing import OutgoingMessage
+from remote_server.server.streams import Stream
 from remote_server.turns import Steps
 
 BOUNDS_S = (

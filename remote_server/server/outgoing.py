@@ -1,14 +1,10 @@
-"""Outgoing messages, the times that they carry, and streams that produce them one at a time."""
+"""Outgoing messages: frames, the pins of their blocks, and the times that they carry."""
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import zmq
 
-from remote_server import protocol
-from remote_server.server.copier import checksums_of
-from remote_server.store.gets import Pinned
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block
 
@@ -46,31 +42,6 @@ class OutgoingMessage:
         header = frames[1]
         assert isinstance(header, bytes)
         self.held_bytes = MESSAGE_BYTES + len(header) + own_frames * FRAME_BYTES
-
-
-class Stream(Protocol):
-    """Produces one message after another. Owns the pins of the blocks that are in none yet."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Of these blocks."""
-
-    @property
-    def num_rows(self) -> int:
-        """Blocks that it began with."""
-
-    def go_on(self, last_resort: bool) -> bool:
-        """Prepare the next message. Whether `next_message` may be called now.
-
-        `last_resort`: no message in flight to this client will free memory for it.
-        """
-
-    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
-        """The next message, which takes over its blocks' pins, or None at the end. Small blocks are
-        sent one by one, straight from the arena, unless it `may_gather` them."""
-
-    def cancel(self) -> None:
-        """Unpin the remaining blocks."""
 
 
 # A block of this size or more has a frame of its own, sent straight from the arena: the fixed cost
@@ -174,86 +145,3 @@ class RequestTimes:
 def times_now(times: RequestTimes | None) -> ServerTimes:
     """`times` until now; `UNTIMED` for a request without times."""
     return UNTIMED if times is None else times.now()
-
-
-class BlockStream:
-    """The `Blocks` messages of one streamed get. Owns the pins of the blocks it has not sent."""
-
-    def __init__(
-        self, request_id: int, epoch: str, found: Pinned, tier: MemoryTier,
-        times: RequestTimes | None = None,
-    ) -> None:  # fmt: skip
-        """Its messages carry `times`, if given."""
-        self._times = times
-        self._request_id = request_id
-        self._epoch = epoch
-        self._tier = tier
-        # Not pairs: 16,384 new tuples trigger a garbage collection, which took 14 ms.
-        self._indices = deque(found.indices)
-        self._blocks = deque(found.blocks)
-        self.num_bytes = sum([block.length for block in found.blocks])
-        self.num_rows = len(found.blocks)
-
-    def go_on(self, last_resort: bool) -> bool:
-        return True
-
-    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
-        if not self._blocks:
-            return None
-        indices, blocks = next_batch(self._indices, self._blocks, may_gather)
-        outgoing = blocks_message(
-            self._request_id, self._epoch, indices, blocks, self._tier, self._times,
-            more=bool(self._blocks),
-        )  # fmt: skip
-        self.num_bytes -= outgoing.num_bytes
-        return outgoing
-
-    def cancel(self) -> None:
-        self._tier.unpin_all(self._blocks)
-        self._indices.clear()
-        self._blocks.clear()
-        self.num_bytes = 0
-
-
-def next_batch(
-    left_indices: deque[int], left: deque[Block], may_gather: bool
-) -> tuple[list[int], list[Block]]:
-    """Take one block from `left`, or small ones up to a full frame. Returns indices and blocks.
-    Without `may_gather` only neighbours in the arena share a frame, so that nothing is copied."""
-    indices: list[int] = []
-    blocks: list[Block] = []
-    room = SHARED_FRAME_BYTES
-    end = 0  # of the last one in the arena
-    while left and len(blocks) < MAX_SHARING:
-        block = left[0]
-        if blocks and (block.length > room or not (may_gather or block.offset == end)):
-            break
-        left.popleft()
-        indices.append(left_indices.popleft())
-        blocks.append(block)
-        end = block.offset + block.length
-        room = room - block.length if block.length < OWN_FRAME_BYTES else 0
-    return indices, blocks
-
-
-def blocks_message(
-    request_id: int, epoch: str, indices: list[int], blocks: list[Block], tier: MemoryTier,
-    times: RequestTimes | None, *, more: bool,
-) -> OutgoingMessage:  # fmt: skip
-    """One `Blocks` message. Takes over the pins of `blocks`; the last message may have no block."""
-    server_us, storage_us = times_now(times)
-    header = protocol.Blocks(
-        request_id=request_id,
-        epoch=epoch,
-        indices=indices,
-        lengths=[block.length for block in blocks],
-        checksums=checksums_of(blocks, tier),
-        more=more,
-        blocks_per_frame=max(1, len(blocks)),
-        server_us=server_us,
-        storage_us=storage_us,
-    )
-    num_bytes = sum(header.lengths)
-    payload = frames_of(blocks, max(1, len(blocks)), tier)
-    frames = [*protocol.encode(header), *payload.frames]
-    return OutgoingMessage(frames, payload.pinned, num_bytes, payload.gathered)

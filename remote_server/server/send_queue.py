@@ -10,7 +10,8 @@ import zmq
 
 from remote_server.guard import Guard
 from remote_server.server.limits import Allowances, HeldByOne
-from remote_server.server.outgoing import FRAME_BYTES, ROW_BYTES, OutgoingMessage, Stream
+from remote_server.server.outgoing import FRAME_BYTES, ROW_BYTES, OutgoingMessage
+from remote_server.server.streams import Stream
 from remote_server.sizes import KiB
 from remote_server.store.slabs import Block
 

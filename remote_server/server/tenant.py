@@ -18,12 +18,13 @@ from remote_server.errors import ConfigError
 from remote_server.guard import Guard
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
+from remote_server.server.leases import Leases
 from remote_server.server.limits import BYTES_PER_BLOCK, Allowances, HeldByOne, InFlight
 from remote_server.server.metrics import MeteredHandlers, Meters
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
 from remote_server.server.shm_puts import SharedPuts
-from remote_server.server.shm_requests import Leases, SharedHandlers
+from remote_server.server.shm_requests import SharedHandlers
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
 from remote_server.server.tenant_config import TenantConfig
 from remote_server.shm.arena import Arena

@@ -12,10 +12,11 @@ from wire_peer import TICKETS_BYTES
 from remote_server import protocol
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import Handlers
+from remote_server.server.leases import Leases
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_puts import SharedPuts
-from remote_server.server.shm_requests import Leases, SharedHandlers
+from remote_server.server.shm_requests import SharedHandlers
 from remote_server.shm.arena import Arena
 from remote_server.shm.region import Region
 from remote_server.store.memory_tier import MemoryTier

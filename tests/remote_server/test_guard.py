@@ -16,8 +16,8 @@ from remote_server.guard import MANY_FAILURES, Guard
 from remote_server.server import tenant_config
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import BlockJob, Copier
-from remote_server.server.outgoing import BlockStream
 from remote_server.server.server import Server
+from remote_server.server.streams import BlockStream
 from remote_server.sizes import MiB
 from remote_server.store.disk import pool as threads_module
 from remote_server.store.disk.files import Scratch

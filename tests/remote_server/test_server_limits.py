@@ -11,8 +11,8 @@ from remote_server import protocol
 from remote_server.protocol import Clear, Error, Lookup, Touch
 from remote_server.server import limits, outgoing
 from remote_server.server.config import ServerConfig
-from remote_server.server.outgoing import BlockStream
 from remote_server.server.server import Server
+from remote_server.server.streams import BlockStream
 from remote_server.sizes import KiB, MiB
 from remote_server.store import expiry
 from remote_server.turns import to_end

@@ -12,8 +12,8 @@ from wire_peer import BLOCK_BYTES, REGION_BYTES, Peer, SharedPeer, block, key
 from remote_server import protocol
 from remote_server.fault_points import Gate
 from remote_server.protocol import Clear, Error, Leased
+from remote_server.server import leases as leases_module
 from remote_server.server import shm_puts as shared_puts
-from remote_server.server import shm_requests as leases_module
 from remote_server.server import shm_requests as shared_handlers
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server

@@ -16,8 +16,8 @@ from fake_server import PATIENCE_S
 
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.server.config import ServerConfig
+from remote_server.server.leases import LEASE_MS
 from remote_server.server.server import Server
-from remote_server.server.shm_requests import LEASE_MS
 from remote_server.sizes import KiB, MiB
 
 pytest_plugins = ["client_fixtures"]
