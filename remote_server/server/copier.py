@@ -1,10 +1,7 @@
 """Copying and hashing of blocks on the loop thread, in turns: the jobs of puts and verifies."""
 
 import logging
-import socket
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Protocol
 
@@ -41,28 +38,6 @@ class Job(Protocol):
 
     def end(self, failed: bool) -> None:
         """Called once: when `work_some` has returned True, or has raised."""
-
-
-@dataclass(slots=True)
-class BlockJob:
-    """`work(i)` returns the verdict on block i of `num_blocks`; `finish` gets all of them, or None
-    if `work` raised."""
-
-    work: Callable[[int], bool]
-    num_blocks: int
-    num_bytes: int
-    finish: Callable[[list[bool] | None], None]
-    verdicts: list[bool] = field(default_factory=list)
-
-    def work_some(self) -> bool:
-        start, end = len(self.verdicts), self.num_blocks
-        if self.num_bytes > TURN_BYTES:
-            end = min(end, start + max(1, TURN_BYTES * self.num_blocks // self.num_bytes))
-        self.verdicts += map(self.work, range(start, end))
-        return end == self.num_blocks
-
-    def end(self, failed: bool) -> None:
-        self.finish(None if failed else self.verdicts)
 
 
 def copy_in(block: Block, source: memoryview, tier: MemoryTier) -> bool:
@@ -188,16 +163,12 @@ class Copier:
 
     A thread of its own gains nothing: libzmq's thread already receives while this copies, and two
     Python threads lost more by passing the interpreter's lock than they gained by overlap.
-
-    `wakeup` becomes readable when `wake` is called; poll it, then call `drain_wakeup`.
     """
 
-    def __init__(self, guard: Guard | None = None) -> None:
+    def __init__(self, gate: Gate, guard: Guard | None = None) -> None:
+        """Nothing moves while `gate` is shut."""
+        self.gate = gate
         self._guard = guard or Guard()
-        self.gate = Gate(on_open=self.wake)
-        self.wakeup, self._wake = socket.socketpair()
-        self.wakeup.setblocking(False)
-        self._wake.setblocking(False)
         self._turns: Turns[Job] = Turns()
 
     @property
@@ -210,6 +181,10 @@ class Copier:
         """Of the jobs that are not finished."""
         return self._turns.num_bytes
 
+    def bytes_of(self, client: Hashable) -> int:
+        """The same of one connection."""
+        return self._turns.held_by(client)[1]
+
     def is_full(self) -> bool:
         """So much waits that the answer to a put must wait for its copy."""
         return self._turns.num_bytes > MAX_QUEUED_BYTES
@@ -219,7 +194,7 @@ class Copier:
         """Those submitted and not finished."""
         return self._turns.num_waiting
 
-    def submit(self, job: Job, client: bytes = b"", tenant: str = "") -> None:
+    def submit(self, job: Job, client: Hashable = b"", tenant: str = "") -> None:
         """Queue `job`, of the connection `client` of `tenant`."""
         self._turns.add(tenant, client, job, job.num_bytes)
 
@@ -230,29 +205,26 @@ class Copier:
         self._turns.take_turn(self._work_some)
         return self.busy
 
+    def drop(self, client: Hashable) -> None:
+        """`client` has left, and what its jobs copy from is gone: end them."""
+        for job in self._turns.drop(client):
+            self._end(job, failed=False)
+
+    def stop(self) -> None:
+        """End unfinished jobs. Their blocks stay unpublished."""
+        for job in self._turns.drop_all():
+            self._end(job, failed=True)
+
     def _work_some(self, job: Job) -> bool:
+        failed = False
         try:
             if not job.work_some():
                 return False
         except Exception:  # one job must never end the server for all others
             log.exception("a copy failed; its blocks are dropped")
-            self._guard.run("the end of a copy", partial(job.end, True), None)
-        else:
-            self._guard.run("the end of a copy", partial(job.end, False), None)
+            failed = True
+        self._end(job, failed)
         return True
 
-    def wake(self) -> None:
-        """Make `wakeup` readable, from any thread or signal handler."""
-        with suppress(OSError):  # full, so readable already; or closed, and no thread polls it
-            self._wake.send(b"\0")
-
-    def drain_wakeup(self) -> None:
-        with suppress(BlockingIOError):
-            while len(self.wakeup.recv(4096)) == 4096:
-                pass
-
-    def stop(self) -> None:
-        """Drop unfinished jobs. Their blocks stay unpublished."""
-        self._turns.drop_all()
-        self.wakeup.close()
-        self._wake.close()
+    def _end(self, job: Job, failed: bool) -> None:
+        self._guard.run("the end of a copy", partial(job.end, failed), None)

@@ -8,36 +8,18 @@ from time import monotonic
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
-from remote_server.protocol import (
-    Clear,
-    Cleared,
-    Error,
-    ErrorCode,
-    Get,
-    GetShared,
-    Hello,
-    Keep,
-    Kept,
-    Lookup,
-    Put,
-    PutShared,
-    Release,
-    Stats,
-    StatsReply,
-    Touch,
-    Touched,
-    Verified,
-    Verify,
-    Welcome,
-)
+from remote_server.protocol import ErrorCode
 from remote_server.server.copier import Copier, VerifyJob
 from remote_server.server.get import FrameGets
-from remote_server.server.limits import InFlight, waiting_bytes
+from remote_server.server.leases import Regions
+from remote_server.server.limits import InFlight, Uncopied, waiting_bytes
 from remote_server.server.outgoing import OutgoingMessage, RequestTimes
-from remote_server.server.put import FramePuts
+from remote_server.server.put import UNENDED, Put, Puts
+from remote_server.server.put_sources import FramePuts, Frames, Rows, SharedPuts
 from remote_server.server.send_queue import SendQueues
-from remote_server.server.shm_requests import SharedHandlers
+from remote_server.server.shm_requests import SharedGets
 from remote_server.server.streams import Stream
+from remote_server.server.transfer import InState
 from remote_server.server.wall_clock import wall_time_s
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
@@ -83,7 +65,7 @@ class Handlers:
         store: Store,
         copier: Copier,
         send_queues: SendQueues,
-        shared: SharedHandlers,
+        regions: Regions,
         local_socket: str,
         local_secret: bytes = b"",
         *,
@@ -105,7 +87,7 @@ class Handlers:
         self._may_name = may_name
         self._server_counters = server_counters
         self.draining = False
-        self._shared = shared
+        self._regions = regions
         self._local_socket = local_socket
         self._store = store
         self._copier = copier
@@ -114,26 +96,28 @@ class Handlers:
         in_flight = in_flight or InFlight(store.memory, 0)
         self._most_in_flight = in_flight.per_client
         self._later = later or _at_once
-        self._puts = FramePuts(
-            store, partial(copier.submit, tenant=tenant), copier.is_full, self._reply
-        )
+        self.uncopied = Uncopied(store.memory.stats().budget_bytes)
+        self.puts_in_state: InState = dict.fromkeys(UNENDED, 0)
+        self._puts = Puts(store, self._reply, self._failed, self.puts_in_state)
+        self._frame_puts = FramePuts(store, copier, self.uncopied, tenant)
+        self.shared_puts = SharedPuts(store, regions, in_flight)
+        self._shared_gets = SharedGets(store, regions, in_flight)
         self._gets = FrameGets(
             store, send_queues, in_flight, self._post, self._post_stream, self._go_on_later
         )
-        self.uncopied = self._puts.uncopied
         self._by_type: dict[type, Callable[..., Steps[None] | None]] = {
-            Hello: self._hello,
-            Lookup: self._lookup,
-            Put: self._put,
-            Get: self._get,
-            Touch: self._touch,
-            Verify: self._verify,
-            Stats: self._stats,
-            Clear: self._clear,
-            Keep: self._keep,
-            PutShared: self._put_shared,
-            GetShared: self._get_shared,
-            Release: self._release,
+            protocol.Hello: self._hello,
+            protocol.Lookup: self._lookup,
+            protocol.Put: self._put,
+            protocol.Get: self._get,
+            protocol.Touch: self._touch,
+            protocol.Verify: self._verify,
+            protocol.Stats: self._stats,
+            protocol.Clear: self._clear,
+            protocol.Keep: self._keep,
+            protocol.PutShared: self._put_shared,
+            protocol.GetShared: self._get_shared,
+            protocol.Release: self._release,
         }
 
     def counters(self) -> dict[str, int]:
@@ -203,7 +187,7 @@ class Handlers:
             )
         request = protocol.decode_request(frames[1])
         payload = frames[2:]
-        if payload and not isinstance(request, Put):
+        if payload and not isinstance(request, protocol.Put):
             raise RequestRefused(ErrorCode.BAD_REQUEST, "only a put carries payload frames")
         namespace = getattr(request, "namespace", None)
         if namespace is not None and not self._may_name(namespace):
@@ -222,7 +206,7 @@ class Handlers:
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
-    def _hello(self, client: bytes, request: Hello, _: Sequence[memoryview]) -> None:
+    def _hello(self, client: bytes, request: protocol.Hello, _: Sequence[memoryview]) -> None:
         if request.protocol != protocol.PROTOCOL_VERSION:
             raise RequestRefused(
                 ErrorCode.UNSUPPORTED_PROTOCOL,
@@ -250,7 +234,7 @@ class Handlers:
             connection=client,
         )
         self._store.declare(request.namespace, info)
-        welcome = Welcome(
+        welcome = protocol.Welcome(
             request_id=request.request_id,
             epoch=self._store.epoch,
             protocol=protocol.PROTOCOL_VERSION,
@@ -266,14 +250,14 @@ class Handlers:
         self._reply(client, welcome)
 
     def _lookup(
-        self, client: bytes, request: Lookup, _: Sequence[memoryview]
+        self, client: bytes, request: protocol.Lookup, _: Sequence[memoryview]
     ) -> Steps[None] | None:
         if len(request.keys) > LOOKUP_KEYS_PER_STEP:
             return self._look_up_in_steps(client, request)
         self._found(client, request, *self._store.lookup(request.namespace, request.keys))
         return None
 
-    def _look_up_in_steps(self, client: bytes, request: Lookup) -> Steps[None]:
+    def _look_up_in_steps(self, client: bytes, request: protocol.Lookup) -> Steps[None]:
         states = b""
         prefix = 0
         for part in parts(request.keys, LOOKUP_KEYS_PER_STEP):
@@ -285,7 +269,7 @@ class Handlers:
             states += found.states
         self._found(client, request, states, prefix)
 
-    def _found(self, client: bytes, request: Lookup, states: bytes, prefix: int) -> None:
+    def _found(self, client: bytes, request: protocol.Lookup, states: bytes, prefix: int) -> None:
         found = protocol.Found(
             request_id=request.request_id,
             epoch=self._store.epoch,
@@ -294,30 +278,35 @@ class Handlers:
         )
         self._reply(client, found)
 
-    def _put(self, client: bytes, request: Put, payload: Sequence[memoryview]) -> Steps[None]:
-        return self._puts.put(client, request, payload, draining=self.draining)
+    def _put(
+        self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
+    ) -> Steps[None]:
+        source = Frames(self._frame_puts, client, request, payload)
+        return Put(self._puts, client, request, source, draining=self.draining).steps()
 
-    def _get(self, client: bytes, request: Get, _: Sequence[memoryview]) -> Steps[None]:
+    def _get(self, client: bytes, request: protocol.Get, _: Sequence[memoryview]) -> Steps[None]:
         return self._gets.get(client, request, self.times_of(request) if request.timed else None)
 
-    def times_of(self, _request: Get, /) -> RequestTimes:
+    def times_of(self, _request: protocol.Get, /) -> RequestTimes:
         """The stopwatch of a timed get that has just arrived."""
         return RequestTimes(self._arrived, self._clock)
 
-    def _touch(self, client: bytes, request: Touch, _: Sequence[memoryview]) -> Steps[None]:
+    def _touch(
+        self, client: bytes, request: protocol.Touch, _: Sequence[memoryview]
+    ) -> Steps[None]:
         touched = yield from self._store.touch(request.namespace, request.keys)
-        self._reply(
-            client,
-            Touched(request_id=request.request_id, epoch=self._store.epoch, touched=touched),
+        reply = protocol.Touched(
+            request_id=request.request_id, epoch=self._store.epoch, touched=touched
         )
+        self._reply(client, reply)
 
-    def _verify(self, client: bytes, request: Verify, _: Sequence[memoryview]) -> None:
+    def _verify(self, client: bytes, request: protocol.Verify, _: Sequence[memoryview]) -> None:
         waiting = waiting_bytes(len(request.keys))
         self.uncopied.check(client, waiting)
 
         def answer(removed: int, intact: int) -> None:
             self.uncopied.give_back(client, waiting)
-            verified = Verified(
+            verified = protocol.Verified(
                 request_id=request.request_id,
                 epoch=self._store.epoch,
                 removed=removed,
@@ -329,8 +318,8 @@ class Handlers:
         self.uncopied.take(client, waiting)
         self._copier.submit(job, client, self._tenant)
 
-    def _stats(self, client: bytes, request: Stats, _: Sequence[memoryview]) -> None:
-        reply = StatsReply(
+    def _stats(self, client: bytes, request: protocol.Stats, _: Sequence[memoryview]) -> None:
+        reply = protocol.StatsReply(
             request_id=request.request_id,
             epoch=self._store.epoch,
             server=self._server,
@@ -342,11 +331,11 @@ class Handlers:
         )
         self._reply(client, reply)
 
-    def _clear(self, client: bytes, request: Clear, _: Sequence[memoryview]) -> None:
+    def _clear(self, client: bytes, request: protocol.Clear, _: Sequence[memoryview]) -> None:
         if request.forget and request.namespace is None:
             raise RequestRefused(ErrorCode.BAD_REQUEST, "forget needs the name of a namespace")
         removed = self._store.clear(request.namespace, forget=request.forget)
-        reply = Cleared(
+        reply = protocol.Cleared(
             request_id=request.request_id,
             epoch=self._store.epoch,
             removed=removed.from_memory,
@@ -363,10 +352,10 @@ class Handlers:
 
         self._store.when_gone(answer)
 
-    def _keep(self, client: bytes, request: Keep, _: Sequence[memoryview]) -> Steps[None]:
+    def _keep(self, client: bytes, request: protocol.Keep, _: Sequence[memoryview]) -> Steps[None]:
         act = self._store.pin if request.keep else self._store.unpin
         now = yield from act(request.namespace, request.keys)
-        reply = Kept(
+        reply = protocol.Kept(
             request_id=request.request_id,
             epoch=self._store.epoch,
             kept=now.kept,
@@ -376,18 +365,19 @@ class Handlers:
         self._reply(client, reply)
 
     def _put_shared(
-        self, client: bytes, request: PutShared, _: Sequence[memoryview]
+        self, client: bytes, request: protocol.PutShared, _: Sequence[memoryview]
     ) -> Steps[None]:
-        return self._shared.put(request, partial(self._reply, client), draining=self.draining)
+        source = Rows(self.shared_puts, request)
+        return Put(self._puts, client, request, source, draining=self.draining).steps()
 
     def _get_shared(
-        self, client: bytes, request: GetShared, _: Sequence[memoryview]
+        self, client: bytes, request: protocol.GetShared, _: Sequence[memoryview]
     ) -> Steps[None]:
         go_on = partial(self._go_on_later, client, request.request_id)
-        return self._shared.get(request, partial(self._reply, client), go_on)
+        return self._shared_gets.get(request, partial(self._reply, client), go_on)
 
-    def _release(self, _client: bytes, request: Release, _: Sequence[memoryview]) -> None:
-        self._shared.release(request)
+    def _release(self, _client: bytes, request: protocol.Release, _: Sequence[memoryview]) -> None:
+        self._regions.release(request.lease)
 
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
@@ -398,7 +388,7 @@ class Handlers:
         """Every reply passes through here: `outgoing` is `message`, encoded, with its payload."""
         self._send_queues.post(client, outgoing)
 
-    def _post_stream(self, client: bytes, request: Get, stream: Stream) -> None:
+    def _post_stream(self, client: bytes, request: protocol.Get, stream: Stream) -> None:
         self._send_queues.post_stream(client, stream)
 
     def refuse(self, client: bytes, frames: Sequence[memoryview], refusal: RequestRefused) -> None:
@@ -408,7 +398,7 @@ class Handlers:
     def _answer_refusal(self, client: bytes, request_id: int, refusal: RequestRefused) -> None:
         kind = "bad_messages" if refusal.code in _BAD_MESSAGES else "refused"
         self._store.counters[f"{kind}_{refusal.code}"] += 1
-        message = Error(
+        message = protocol.Error(
             request_id=request_id,
             epoch=self._store.epoch,
             code=refusal.code,

@@ -1,9 +1,15 @@
-"""Leases: pins held for clients on this host that read blocks in place."""
+"""Regions that clients on this host share, and leases: pins held while they read in place."""
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from remote_server.errors import RequestRefused
+from remote_server.protocol import ErrorCode
+from remote_server.server.copier import Copier
+from remote_server.shm.arena import Arena
+from remote_server.shm.region import Region
 from remote_server.store.slabs import Block
 
 # A reader copies gigabytes within a second. One that was stopped for longer than this loses its
@@ -87,3 +93,53 @@ class Leases:
             self.release(number)
             expired += 1
         return expired
+
+
+class Regions:
+    """The regions that are attached, and all that ends when the client of one leaves."""
+
+    def __init__(
+        self, counters: Counter[str], leases: Leases, copier: Copier, arena: Arena
+    ) -> None:
+        """`copier` fills the puts of regions, each under its region."""
+        self.leases = leases
+        self.copier = copier
+        self.arena = arena
+        self._counters = counters
+        self._regions: dict[int, Region] = {}
+
+    def __len__(self) -> int:
+        return len(self._regions)
+
+    def attached(self, region: Region) -> None:
+        self._regions[region.token] = region
+        self._counters["regions_attached"] += 1
+
+    def gone(self, region: Region) -> None:
+        """Its client has left: end its reads and puts, and unmap its memory."""
+        del self._regions[region.token]
+        self.leases.end_all(region.token)
+        region.live = False
+        self.copier.drop(region)  # it is not read after this
+        region.end()
+        self._counters["regions_gone"] += 1
+
+    def refused(self) -> None:
+        self._counters["regions_refused"] += 1
+
+    def find(self, token: int) -> Region:
+        """Raises `RequestRefused`."""
+        region = self._regions.get(token)
+        if region is None:
+            raise RequestRefused(
+                ErrorCode.UNKNOWN_REGION,
+                "no client with this region is connected to the local socket: attach it",
+            )
+        return region
+
+    def release(self, lease: int) -> None:
+        if not self.leases.release(lease):
+            self._counters["releases_unknown"] += 1
+
+    def expire_leases(self) -> None:
+        self._counters["leases_expired"] += self.leases.expire()

@@ -4,9 +4,11 @@ The data path therefore needs no lock: another thread has the loop read or chang
 on a future, for any time.
 """
 
+import socket
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -19,6 +21,29 @@ Answer = TypeVar("Answer")
 
 # Far above the calls that the admin HTTP has under way. More are refused.
 MAX_QUESTIONS = 64
+
+
+class Wakeup:
+    """`wakeup` becomes readable when `wake` is called; the loop polls it, then calls `drain`."""
+
+    def __init__(self) -> None:
+        self.wakeup, self._wake = socket.socketpair()
+        self.wakeup.setblocking(False)
+        self._wake.setblocking(False)
+
+    def wake(self) -> None:
+        """From any thread or signal handler."""
+        with suppress(OSError):  # full, so readable already; or closed, and no thread polls it
+            self._wake.send(b"\0")
+
+    def drain(self) -> None:
+        with suppress(BlockingIOError):
+            while len(self.wakeup.recv(4096)) == 4096:
+                pass
+
+    def close(self) -> None:
+        self.wakeup.close()
+        self._wake.close()
 
 
 class LoopCalls:

@@ -1,70 +1,299 @@
-"""Puts: checks and reservation, part by part, and puts whose blocks travel as frames."""
+"""Puts: one state machine for every transport. `put_sources.py` has the transports."""
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from abc import ABC, abstractmethod
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from enum import StrEnum, auto
+from typing import ClassVar, NamedTuple
 
 from remote_server import protocol
-from remote_server.errors import RemoteProtocolError, RequestRefused
-from remote_server.protocol import Declined, ErrorCode, Put, PutOutcome, PutShared, Stored
-from remote_server.server.copier import BlockJob, Job, copy_in
-from remote_server.server.limits import Uncopied, waiting_bytes
-from remote_server.store.namespaces import NamespaceInfo
+from remote_server.errors import RequestRefused
+from remote_server.protocol import Declined, ErrorCode, PutOutcome, PutShared, Stored
+from remote_server.server.transfer import InState, Transfer
 from remote_server.store.puts import Reserved
 from remote_server.store.store import Store
 from remote_server.turns import KEYS_PER_STEP, Steps, parts
 
-Submit = Callable[[Job, bytes], None]
-SendReply = Callable[[bytes, protocol.Reply], None]
+
+class PutState(StrEnum):
+    """A put passes the first three in this order; the others are ends."""
+
+    RESERVING = auto()  # it is checked, and its slots are reserved, a step of keys at a time
+    FILLING = auto()  # its slots wait for their turns to be filled
+    PUBLISHING = auto()  # all slots are full; parts are published, the last one first
+    REPLIED = auto()  # all is published or declined
+    REFUSED = auto()  # answered with an error; nothing is published
+    DROPPED = auto()  # the client left while slots were reserved
+    FAILED = auto()  # filling or publishing raised
 
 
-def check_put(request: Put | PutShared, num_checksums: int, info: NamespaceInfo | None) -> None:
-    """Raise `RequestRefused` when the request contradicts itself, a limit or its namespace. `info`
-    is None when no client has declared the namespace."""
-    if info is None:
-        raise RequestRefused(
-            ErrorCode.UNKNOWN_NAMESPACE,
-            f"namespace {request.namespace!r} was not declared to this server: send hello",
-        )
-    if not len(request.keys) == len(request.lengths) == num_checksums:
-        raise RequestRefused(
-            ErrorCode.BAD_REQUEST,
-            f"{len(request.keys)} keys, {len(request.lengths)} lengths and "
-            f"{num_checksums} checksums: there must be one of each per block",
-        )
-    if 0 in request.lengths:
-        raise RequestRefused(ErrorCode.BAD_REQUEST, "a block of no bytes")
-    largest, total = max(request.lengths, default=0), sum(request.lengths)
-    if largest > info.block_bytes:
-        raise RequestRefused(
-            ErrorCode.TOO_LARGE,
-            f"a block of {largest} bytes, where hello announced at most {info.block_bytes}",
-        )
-    if total > protocol.MAX_MESSAGE_BYTES:
-        raise RequestRefused(
-            ErrorCode.TOO_LARGE,
-            f"{total} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}",
-        )
+UNENDED = (PutState.RESERVING, PutState.FILLING, PutState.PUBLISHING)
 
 
-def blocks_of(
-    request: Put, frames: Sequence[memoryview], info: NamespaceInfo | None
-) -> Iterator[memoryview]:
-    """The blocks of a put as views of its payload frames, one per key.
+class Source(ABC):
+    """The bytes of one put on one transport, and what they take of the transport's limits."""
 
-    Raises `RequestRefused`, before the first block, when `check_put` does or the payload differs
-    from the request's lengths.
+    turn_bytes: ClassVar[int]
+    """Filled in one turn."""
+
+    is_stable: ClassVar[bool]
+    """The bytes cannot be withdrawn, so a part is published as soon as it is full."""
+
+    checksums: Sequence[int | None]
+    """One for each key; None for a block that is accepted unchecked."""
+
+    @abstractmethod
+    def check(self) -> None:
+        """Count the bytes of the put. Raises `RequestRefused`, counting nothing, when the request
+        contradicts itself or exceeds a limit."""
+
+    @abstractmethod
+    def reserved(self, part: Reserved, lengths: Sequence[int]) -> None:
+        """`part` is the next one of the put, with keys for blocks of `lengths`."""
+
+    def replies_first(self) -> bool:
+        """Whether the put is answered now, before it is filled."""
+        return False
+
+    @abstractmethod
+    def queue(self, put: "Put") -> None:
+        """Count the put against the limits, and queue it for its turns."""
+
+    def stands(self) -> bool:
+        """Whether the bytes read so far are those of the put."""
+        return True
+
+    @abstractmethod
+    def fill(self, number: int, part: Reserved, places: slice) -> list[bool]:
+        """Fill these blocks of `part`, the put's part `number`. The result has True for each block
+        that is intact."""
+
+    @abstractmethod
+    def part_ended(self, number: int) -> None:
+        """Part `number` of a queued put is over: give back what it takes of the limits."""
+
+
+class Puts(NamedTuple):
+    """What all puts of a tenant need."""
+
+    store: Store
+    reply: Callable[[bytes, protocol.Reply], None]
+    """`reply` and `fail` take the client."""
+
+    fail: Callable[[bytes, int, Exception], None]
+    """Reports a defect of the server and answers the request of that id with it."""
+
+    in_state: InState
+
+
+class Put(Transfer):
+    """One put: reserves slots, has its source fill them, publishes and replies, each once.
+
+    It consists of parts of a step's keys. The keys of a reserved part are pending, those of later
+    parts are not known to the store yet. Slots are filled, and parts published, from the last to
+    the first, so that the head of a prefix is the most recently used.
     """
-    check_put(request, len(request.checksums) or len(request.keys), info)
-    try:
-        return protocol.split_frames(frames, request.lengths, request.blocks_per_frame)
-    except RemoteProtocolError as error:
-        raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
+
+    __slots__ = (
+        "_draining", "_is_replied", "_keeps", "_num_open", "_puts", "_reason", "_request",
+        "_source", "_to_fill", "_verdicts", "_why", "num_bytes", "parts",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        puts: Puts,
+        client: bytes,
+        request: protocol.Put | PutShared,
+        source: Source,
+        *,
+        draining: bool,
+    ) -> None:
+        super().__init__(client, request.request_id, PutState.RESERVING, puts.in_state)
+        self._puts = puts
+        self._request = request
+        self._source = source
+        self._draining = draining
+        self.num_bytes = sum(request.lengths)
+        """By the request, blocks that are not written included."""
+        self.parts: list[Reserved] = []
+        self._to_fill: deque[tuple[int, slice]] = deque()
+        """The turns that are left: the number of a part, and places in it."""
+        self._verdicts: list[bool] = []
+        self._keeps: bool | None = None
+        """Whether intact blocks are published, once that is known."""
+        self._reason = Declined.CHECKSUM
+        self._why: Exception | None = None
+        self._is_replied = False
+
+    def steps(self) -> Steps[None]:
+        """Check the request, reserve its slots, and queue it to be filled. Raises `RequestRefused`,
+        and then nothing is reserved."""
+        self._begin()
+        try:
+            self._source.check()
+            request, checksums = self._request, self._source.checksums
+            if len(request.keys) <= KEYS_PER_STEP:
+                self._reserve(request.keys, request.lengths, checksums, None)
+            else:
+                seen: set[bytes] = set()
+                declared = self._declared()
+                each = zip(
+                    parts(request.keys), parts(request.lengths), parts(checksums), strict=True
+                )
+                for of_keys, of_lengths, of_checksums in each:
+                    if self.parts:
+                        yield
+                        self._check_still_declared(declared)
+                    self._reserve(of_keys, of_lengths, of_checksums, seen)
+            self._begin_to_fill()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def work_some(self) -> bool:
+        """Fill or publish for one turn. True when only `end` is left to be called."""
+        if self._to_fill:
+            self._fill_some()
+        if self._to_fill and not self._last_part_is_full():
+            return False
+        if self._num_open == 1:
+            return True
+        self._end_last_part()
+        return False
+
+    def end(self, failed: bool) -> None:
+        """Publish the remaining parts, or discard them when filling `failed` or the source does not
+        stand any more. Then reply."""
+        if failed:
+            self._keeps = False
+        while self._num_open:
+            self._end_last_part()
+        if self._why is not None:
+            self._end(PutState.FAILED, self._why)
+            if not self._is_replied:
+                self._puts.fail(self.client, self.request_id, self._why)
+            raise self._why
+        if not self._is_replied:
+            self._reply()
+        if failed:
+            self._end(PutState.FAILED, "its blocks could not be filled")
+        else:
+            self._end(PutState.REPLIED)
+
+    # ── reserving ────────────────────────────────────────────────────────────────────────
+
+    def _reserve(
+        self,
+        keys: Sequence[bytes],
+        lengths: Sequence[int],
+        checksums: Sequence[int | None],
+        seen: set[bytes] | None,
+    ) -> None:
+        part = self._puts.store.begin_put(
+            self._request.namespace, keys, lengths, checksums,
+            force=self._request.force, draining=self._draining, seen=seen,
+        )  # fmt: skip
+        self.parts.append(part)
+        self._source.reserved(part, lengths)
+
+    def _declared(self) -> int | None:
+        """The block size of the put's namespace; None when it is not declared."""
+        info = self._puts.store.namespaces.get(self._request.namespace)
+        return None if info is None else info.block_bytes
+
+    def _check_still_declared(self, declared: int | None) -> None:
+        """Raise `RequestRefused` when the namespace was forgotten since: its blocks may have
+        another size."""
+        if self._declared() != declared:
+            raise RequestRefused(
+                ErrorCode.UNKNOWN_NAMESPACE,
+                f"namespace {self._request.namespace!r} was forgotten while the put was read: "
+                "send hello",
+            )
+
+    def _give_up(self, error: BaseException) -> None:
+        """End every part without publishing a block."""
+        for part in self.parts:
+            self._puts.store.end_put(part, None, Declined.WITHDRAWN)
+        if isinstance(error, RequestRefused):
+            self._end(PutState.REFUSED, error)
+        elif isinstance(error, GeneratorExit):
+            self._end(PutState.DROPPED, error)
+        else:
+            self._end(PutState.FAILED, error)
+
+    # ── filling ──────────────────────────────────────────────────────────────────────────
+
+    def _begin_to_fill(self) -> None:
+        self._num_open = len(self.parts)
+        if not any(part.blocks for part in self.parts):
+            self._reply()
+            self._end(PutState.REPLIED)
+            return
+        step = max(1, self._source.turn_bytes // max(self._request.lengths))
+        for number in reversed(range(self._num_open)):
+            for start in range(0, len(self.parts[number].blocks), step):
+                self._to_fill.append((number, slice(start, start + step)))
+        if self._source.replies_first():
+            self._reply()
+        self._enter(PutState.FILLING)
+        self._source.queue(self)
+
+    def _fill_some(self) -> None:
+        if not self._source.stands():
+            self._withdraw()
+            return
+        number, places = self._to_fill.popleft()
+        verdicts = self._source.fill(number, self.parts[number], places)
+        self._verdicts += verdicts
+        if not self._to_fill:
+            self._enter(PutState.PUBLISHING)
+
+    def _withdraw(self) -> None:
+        self._to_fill.clear()
+        self._keeps = False
+        self._reason = Declined.WITHDRAWN
+
+    # ── publishing ───────────────────────────────────────────────────────────────────────
+
+    def _last_part_is_full(self) -> bool:
+        """The last open one, which may be published while others are not full."""
+        return self._source.is_stable and self._to_fill[0][0] < self._num_open - 1
+
+    def _end_last_part(self) -> None:
+        """End the last open part: publish its intact blocks if the source stands at the first call.
+
+        What the source read is judged after its last byte was copied. A client changes its ticket
+        before it changes a row, so the published bytes were read before that.
+        """
+        if self._keeps is None:
+            self._keeps = True
+            if not self._source.stands():
+                self._withdraw()
+        self._num_open -= 1
+        number = self._num_open
+        part = self.parts[number]
+        verdicts = self._verdicts[: len(part.blocks)]
+        del self._verdicts[: len(part.blocks)]
+        try:
+            self._puts.store.end_put(part, verdicts if self._keeps else None, self._reason)
+        except Exception as error:  # other parts must be ended all the same
+            self._why, self._keeps = error, False
+        finally:
+            self._source.part_ended(number)
+
+    def _reply(self) -> None:
+        self._is_replied = True
+        epoch = self._puts.store.epoch
+        self._puts.reply(self.client, stored_reply(self.request_id, epoch, self.parts))
 
 
-def stored_reply(request_id: int, epoch: str, reserved: Reserved) -> Stored:
+def stored_reply(request_id: int, epoch: str, of_parts: Sequence[Reserved]) -> Stored:
     """The outcome of each key of a put, as far as it is known now."""
-    outcomes = reserved.outcomes
+    reasons: Counter[str] = Counter()
+    for part in of_parts:
+        reasons.update(part.reasons)
+    outcomes = b"".join([part.outcomes for part in of_parts])
     return Stored(
         request_id=request_id,
         epoch=epoch,
@@ -73,196 +302,6 @@ def stored_reply(request_id: int, epoch: str, reserved: Reserved) -> Stored:
         existed=outcomes.count(PutOutcome.EXISTED),
         forced=outcomes.count(PutOutcome.FORCED),
         duplicate=outcomes.count(PutOutcome.DUPLICATE),
-        declined=dict(reserved.reasons),
-        outcomes=bytes(outcomes),
+        declined=dict(reasons),
+        outcomes=outcomes,
     )
-
-
-class PartedPut:
-    """The store's reservations for each part of a put, in the order of the keys.
-
-    Its owner ends every part once. The keys of a reserved part are pending, those of later parts
-    are not known to the store yet.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        namespace: str,
-        keys: Sequence[bytes],
-        lengths: Sequence[int],
-        checksums: Sequence[int | None],
-        *,
-        force: bool,
-        draining: bool,
-    ) -> None:
-        """The namespace must be declared, and all `lengths` fit into its blocks."""
-        self._store = store
-        self._declared = store.namespaces[namespace].block_bytes
-        self._namespace = namespace
-        self._given = keys, lengths, checksums
-        self._force = force
-        self._draining = draining
-        self.parts: list[Reserved] = []
-        self.bytes_of_part: list[int] = []
-        """By the request, including blocks that are not written."""
-        self.num_blocks = 0
-        self.num_keys = 0
-        """Of the reserved parts."""
-
-    def reserve(self) -> Iterable[tuple[Reserved, int]]:
-        """The parts, each with its number of keys, as they are reserved. Raises `RequestRefused`
-        when the namespace was forgotten since: its blocks may have another size."""
-        keys, lengths, checksums = self._given
-        if len(keys) <= KEYS_PER_STEP:  # no generator: it costs as much as all the rest
-            return (self._reserve(keys, lengths, checksums, None),)
-        return self._reserve_parts(set())
-
-    def _reserve_parts(self, seen: set[bytes]) -> Iterator[tuple[Reserved, int]]:
-        keys, lengths, checksums = self._given
-        each = zip(parts(keys), parts(lengths), parts(checksums), strict=True)
-        for of_keys, of_lengths, of_checksums in each:
-            if self.parts:
-                self._check_still_declared()
-            yield self._reserve(of_keys, of_lengths, of_checksums, seen)
-
-    def _reserve(
-        self,
-        keys: Sequence[bytes],
-        lengths: Sequence[int],
-        checksums: Sequence[int | None],
-        seen: set[bytes] | None,
-    ) -> tuple[Reserved, int]:
-        reserved = self._store.begin_put(
-            self._namespace, keys, lengths, checksums,
-            force=self._force, draining=self._draining, seen=seen,
-        )  # fmt: skip
-        self.parts.append(reserved)
-        self.bytes_of_part.append(sum(lengths))
-        self.num_blocks += len(reserved.blocks)
-        self.num_keys += len(keys)
-        return reserved, len(keys)
-
-    def _check_still_declared(self) -> None:
-        info = self._store.namespaces.get(self._namespace)
-        if info is None or info.block_bytes != self._declared:
-            raise RequestRefused(
-                ErrorCode.UNKNOWN_NAMESPACE,
-                f"namespace {self._namespace!r} was forgotten while the put was read: send hello",
-            )
-
-    def give_up(self) -> None:
-        """End every part without publishing a block."""
-        for part in self.parts:
-            self._store.end_put(part, None, Declined.WITHDRAWN)
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(self.bytes_of_part)
-
-    def as_one(self) -> Reserved:
-        """The outcomes of all keys so far, without the blocks."""
-        if len(self.parts) == 1:
-            return self.parts[0]
-        reasons: Counter[str] = Counter()
-        for part in self.parts:
-            reasons.update(part.reasons)
-        return Reserved(bytearray().join(part.outcomes for part in self.parts), [], [], reasons)
-
-
-class FramePuts:
-    """Puts whose blocks travel as frames of the message. Each is answered once through `reply`,
-    possibly after its last step, or raises `RequestRefused`."""
-
-    def __init__(
-        self,
-        store: Store,
-        submit: Submit,
-        copier_is_full: Callable[[], bool],
-        reply: SendReply,
-    ) -> None:
-        """`submit` and `reply` take the client."""
-        self.uncopied = Uncopied(store.memory.stats().budget_bytes)
-        self._store = store
-        self._submit = submit
-        self._copier_is_full = copier_is_full
-        self._reply = reply
-
-    def put(
-        self, client: bytes, request: Put, payload: Sequence[memoryview], *, draining: bool
-    ) -> Steps[None]:
-        """`payload` stays in use until it has been copied."""
-        try:
-            blocks = blocks_of(request, payload, self._store.namespaces.get(request.namespace))
-        except RequestRefused as refusal:
-            if isinstance(refusal.__cause__, RemoteProtocolError):
-                self._store.counters["integrity_length"] += 1
-            raise
-        num_bytes = sum(request.lengths)
-        self.uncopied.check(client, waiting_bytes(len(request.keys), num_bytes))
-        self._store.counters["bytes_in"] += num_bytes
-        put = PartedPut(
-            self._store, request.namespace, request.keys, request.lengths,
-            request.checksums or [None] * len(request.keys),
-            force=request.force, draining=draining,
-        )  # fmt: skip
-        sources: list[list[memoryview]] = []
-        try:
-            for reserved, num_keys in put.reserve():
-                if sources:
-                    yield
-                of_part = [*islice(blocks, num_keys)]
-                sources.append([of_part[index] for index in reserved.indices])
-        except BaseException:
-            put.give_up()
-            raise
-        # The frames are libzmq's memory, so the sender's own is free since they were sent. While
-        # more bytes wait than one turn copies, the answer waits too: it frees the sender's window,
-        # and nothing else slows the sender down.
-        at_once = (request.deferred and not self._copier_is_full()) or not put.num_blocks
-
-        def answer() -> None:
-            whole = put.as_one()
-            self._reply(client, stored_reply(request.request_id, self._store.epoch, whole))
-
-        if at_once:
-            answer()
-        if put.num_blocks:
-            self._copy(client, put, sources, None if at_once else answer)
-
-    def _copy(
-        self,
-        client: bytes,
-        put: PartedPut,
-        sources: list[list[memoryview]],
-        answer: Callable[[], None] | None,
-    ) -> None:
-        """Submit a job for each part, the last one first, so that the head of a prefix is published
-        last. `answer`, if any, is called when the first part has been published."""
-        self.uncopied.take(client, waiting_bytes(put.num_keys, put.num_bytes))
-        for number in reversed(range(len(put.parts))):
-            job = self._job(client, put, number, sources[number], None if number else answer)
-            self._submit(job, client)
-
-    def _job(
-        self,
-        client: bytes,
-        put: PartedPut,
-        number: int,
-        sources: list[memoryview],
-        answer: Callable[[], None] | None,
-    ) -> BlockJob:
-        tier, part = self._store.memory, put.parts[number]
-        num_bytes = put.bytes_of_part[number]
-        waiting = waiting_bytes(len(part.outcomes), num_bytes)
-
-        def copy(place: int) -> bool:
-            return copy_in(part.blocks[place], sources[place], tier)
-
-        def finish(intact: list[bool] | None) -> None:
-            self.uncopied.give_back(client, waiting)
-            self._store.end_put(part, intact)
-            if answer is not None:
-                answer()
-
-        return BlockJob(copy, len(sources), num_bytes, finish)

@@ -27,7 +27,7 @@ from remote_server.server.dispatch import server_name
 from remote_server.server.intake import CannotBind, Flooded, Intake, make_router
 from remote_server.server.leases import Leases
 from remote_server.server.limits import Allowances, PrivateMemory
-from remote_server.server.loop_calls import LoopCalls, Prefetches
+from remote_server.server.loop_calls import LoopCalls, Prefetches, Wakeup
 from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
@@ -104,7 +104,8 @@ class Server:
                 check_file_sizes(segment_bytes_for(config.disk), "disk")
         warn_if_too_few(self.config.max_connections, self._other_files(tenants))
         self._guard = Guard(self._clock)
-        self._copier = Copier(self._guard)
+        self._wakeup = Wakeup()
+        self._copier = Copier(Gate(self._wakeup.wake), self._guard)
         self._disk_threads = Threads()
         self._population: Population | None = None
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -112,7 +113,7 @@ class Server:
         self._serving = Serving(len(tenants))
         router = make_router(self._context, self.config.bind)
         self._poller = zmq.Poller()
-        self._poller.register(self._copier.wakeup, zmq.POLLIN)
+        self._poller.register(self._wakeup.wakeup, zmq.POLLIN)
         self._held = Allowances()
         self.tenants: dict[str, Tenant] = {}
         """By tenant name. Without tenants one serves all clients, under the empty name."""
@@ -120,9 +121,9 @@ class Server:
             self._auth = self._make_auth(router, [config.name for config in tenants])
             for config in tenants:
                 self.tenants[config.name] = Tenant(
-                    config, self.config, router, self._poller, self._copier, self._clock,
-                    self._server_counters(config), self._guard, self._disk_threads, self._held,
-                    self._serving.go_on_later,
+                    config, self.config, router, self._poller, self._copier, self._wakeup.wake,
+                    self._clock, self._server_counters(config), self._guard, self._disk_threads,
+                    self._held, self._serving.go_on_later,
                 )  # fmt: skip
             self._intake = Intake(
                 self._context, router, self._poller, self._auth, self.tenants, self._serving,
@@ -136,12 +137,12 @@ class Server:
             for tenant in self.tenants.values():
                 tenant.close()
             self._disk_threads.stop()
-            self._copier.stop()
+            self._wakeup.close()
             raise
         if self.config.populate:
             self._population = Population([each.arena for each in self.tenants.values()])
-        self.loop_calls = LoopCalls(self._copier.wake)
-        self.prefetches = Prefetches(self.tenants, self._guard, self._copier.wake)
+        self.loop_calls = LoopCalls(self._wakeup.wake)
+        self.prefetches = Prefetches(self.tenants, self._guard, self._wakeup.wake)
         self._next_check = self._clock() + CHECK_INTERVAL_S
         self._next_report = self._clock() + REPORT_INTERVAL_S
         self._reported: dict[str, dict[str, int]] = {}
@@ -163,8 +164,8 @@ class Server:
         `more_to_do` is the result of the turn before: True skips the wait for events."""
         run = self._guard.run
         events = dict(self._poller.poll(self._patience_ms(more_to_do)))
-        if self._copier.wakeup.fileno() in events:
-            self._copier.drain_wakeup()
+        if self._wakeup.wakeup.fileno() in events:
+            self._wakeup.drain()
             for tenant in self.tenants.values():
                 tenant.finish_jobs()
         run("authentication", partial(self._auth.handle, events), None)
@@ -190,17 +191,18 @@ class Server:
         self._drain_until = self._clock() + self.config.drain_timeout_s
         for tenant in self.tenants.values():
             tenant.handlers.draining = True
-        self._copier.wake()
+        self._wakeup.wake()
 
     def leave(self) -> None:
         """From any thread or signal handler: return from `serve` now."""
         self._leave.set()
-        self._copier.wake()
+        self._wakeup.wake()
 
     def stop(self) -> None:
         """Close everything and return the memory to the machine."""
         drained = not self._leave.is_set()
         self._copier.stop()
+        self._wakeup.close()
         self._serving.drop_all()
         for tenant in self.tenants.values():
             tenant.leave()

@@ -18,13 +18,11 @@ from remote_server.errors import ConfigError
 from remote_server.guard import Guard
 from remote_server.server.config import ServerConfig
 from remote_server.server.copier import Copier
-from remote_server.server.leases import Leases
+from remote_server.server.leases import Leases, Regions
 from remote_server.server.limits import BYTES_PER_BLOCK, Allowances, HeldByOne, InFlight
 from remote_server.server.metrics import MeteredHandlers, Meters
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.shm_endpoint import LocalSocket
-from remote_server.server.shm_puts import SharedPuts
-from remote_server.server.shm_requests import SharedHandlers
 from remote_server.server.snapshot import MAX_HOLDERS, Held, Part, Queues, Recovery
 from remote_server.server.tenant_config import TenantConfig
 from remote_server.shm.arena import Arena
@@ -51,6 +49,7 @@ class Tenant:
         router: "zmq.Socket[bytes]",
         poller: zmq.Poller,
         copier: Copier,
+        wake: Callable[[], None],
         clock: Callable[[], float],
         server_counters: Mapping[str, int],
         guard: Guard,
@@ -61,12 +60,13 @@ class Tenant:
         """Maps the memory and opens the disk; `close` releases both. Raises `ConfigError`, and then
         nothing is held. `held` counts what connections of all tenants hold. The end of a request, a
         copy or a region runs under `guard`; disk I/O runs on `threads`. `go_on_later` queues the
-        remaining steps of a request when the disk has been read."""
+        remaining steps of a request when the disk has been read. `wake` makes the loop take a turn
+        soon, from any thread."""
         self._guard = guard
         self.config = config
         self._poller = poller
         self._clock = clock
-        self.disk = self._open_disk(server_config, copier.wake, threads)
+        self.disk = self._open_disk(server_config, wake, threads)
         try:
             self.arena = self._map()
         except BaseException:
@@ -79,15 +79,13 @@ class Tenant:
         in_flight = InFlight(tier, server_config.max_inflight)
         self.send_queues = SendQueues(router, tier.unpin_all, held, guard)
         self.leases = Leases(tier.unpin_all, clock)
-        self.shared_puts = SharedPuts(self.arena, copier.gate, guard)
-        self.shared = SharedHandlers(
-            self.store, self.shared_puts, self.arena, self.leases, in_flight
-        )
+        self.shared_copier = Copier(copier.gate, guard)
+        self.regions = Regions(self.store.counters, self.leases, self.shared_copier, self.arena)
         self.local = self._listen_locally() if server_config.shared_memory else None
         self._meters = Meters(self.store.namespaces.__contains__)
         self.handlers = MeteredHandlers(
             self._meters,
-            self.store, copier, self.send_queues, self.shared,
+            self.store, copier, self.send_queues, self.regions,
             self.local.name if self.local is not None else "",
             self.local.secret if self.local is not None else b"",
             tenant=config.name, may_name=config.may_name, in_flight=in_flight,
@@ -108,7 +106,7 @@ class Tenant:
     def busy(self) -> bool:
         """Something is under way that a drain waits for."""
         return bool(
-            self.shared_puts
+            self.shared_copier.busy
             or self.store.tier_stack.busy
             or self.send_queues.waiting
             or self.send_queues.in_flight
@@ -153,7 +151,7 @@ class Tenant:
                 requests=len(self._meters.open),
                 copies=0,
                 copy_bytes=0,
-                shared_puts=len(self.shared_puts),
+                shared_puts=self.shared_copier.num_jobs,
                 replies=replies,
                 streams=streams,
                 demotions=store.tier_stack.num_to_demote,
@@ -183,10 +181,10 @@ class Tenant:
     def take_turn(self) -> bool:
         """Copy, send and release what is due. True when there is more to do at once."""
         run, label = self._guard.run, self.label
-        more = run(f"{label}copying", self.shared_puts.copy_some, False)
+        more = run(f"{label}copying", self.shared_copier.copy_some, False)
         more |= run(f"{label}sending", self.send_queues.send_some, False)
         more |= run(f"{label}unpinning", self.send_queues.release, False)
-        run(f"{label}ending leases", self.shared.expire_leases, None)
+        run(f"{label}ending leases", self.regions.expire_leases, None)
         run(f"{label}ageing", self.store.expire_some, None)
         return more
 
@@ -242,9 +240,9 @@ class Tenant:
                 self.arena,
                 self.store.epoch,
                 self._clock,
-                attached=self.shared.region_attached,
-                gone=self.shared.region_gone,
-                refused=self.shared.region_refused,
+                attached=self.regions.attached,
+                gone=self.regions.gone,
+                refused=self.regions.refused,
                 needs_secret=bool(self.config.keys),
                 guard=self._guard,
             )

@@ -10,13 +10,12 @@ from descriptors import memfd
 from wire_peer import TICKETS_BYTES
 
 from remote_server import protocol
+from remote_server.fault_points import Gate
 from remote_server.server.copier import Copier
 from remote_server.server.dispatch import Handlers
-from remote_server.server.leases import Leases
+from remote_server.server.leases import Leases, Regions
 from remote_server.server.outgoing import OutgoingMessage
 from remote_server.server.send_queue import SendQueues
-from remote_server.server.shm_puts import SharedPuts
-from remote_server.server.shm_requests import SharedHandlers
 from remote_server.shm.arena import Arena
 from remote_server.shm.region import Region
 from remote_server.store.memory_tier import MemoryTier
@@ -71,13 +70,13 @@ class HandlerBench:
         self.arena = Arena(MEMORY)
         self.tier = MemoryTier(self.arena)
         self.store = Store(self.tier, self.clock)
-        self.copier = Copier()
+        self.copier = Copier(Gate(lambda: None))
         self.router = Router()
         self.send_queues = Posted(self.router, self.tier.unpin_all)
         self.leases = Leases(self.tier.unpin_all, self.clock)
-        self.puts = SharedPuts(self.arena, self.copier.gate)
-        self.shared = SharedHandlers(self.store, self.puts, self.arena, self.leases)
-        self.handlers = Handlers(self.store, self.copier, self.send_queues, self.shared, "socket")
+        self.puts = Copier(self.copier.gate)
+        self.regions = Regions(self.store.counters, self.leases, self.puts, self.arena)
+        self.handlers = Handlers(self.store, self.copier, self.send_queues, self.regions, "socket")
         self.region: Region | None = None
 
     def clock(self) -> float:
@@ -93,7 +92,7 @@ class HandlerBench:
         files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
         self.region = Region(files[0], REGION_BYTES, files[1], os.getuid())
         self.region.token = token
-        self.shared.region_attached(self.region)
+        self.regions.attached(self.region)
         self.files = files
 
     def write_row(self, offset: int, data: bytes) -> None:
@@ -104,7 +103,7 @@ class HandlerBench:
 
     def detach(self) -> None:
         if self.region is not None:
-            self.shared.region_gone(self.region)
+            self.regions.gone(self.region)
             self.region.close()
             self.region = None
             for fd in self.files:
@@ -121,7 +120,7 @@ class HandlerBench:
         while self.send_queues.send_some():
             pass
         self.send_queues.release()
-        self.shared.expire_leases()
+        self.regions.expire_leases()
 
     def settle(self) -> None:
         """Every client reads on, or has left: what was waiting goes."""
@@ -149,6 +148,6 @@ class HandlerBench:
             self.tier.stats(),
             counters,
             len(self.leases),
-            len(self.puts),
+            self.puts.num_jobs,
             [*self.store.namespaces],
         )

@@ -20,6 +20,7 @@ from admin_http import (
     served,
     write_token,
 )
+from copy_jobs import CountedJob
 from prometheus_client.parser import text_string_to_metric_families
 from wire_peer import BLOCK_BYTES, Peer, key
 
@@ -229,19 +230,13 @@ async def test_drain_declines_puts_and_ends_the_server_and_then_nothing_is_alive
             http = Http(session, admin.url)
             # Something is on its way, so that draining can be seen.
             with server.copy_gate.shut():
-                busy = server.loop_calls.call(lambda: server._copier.submit(_endless(server)))
+                busy = server.loop_calls.call(lambda: server._copier.submit(CountedJob([])))
                 busy.result(5)
                 assert (await http.post("/drain"))[0] == 202
                 assert (await http.get("/ready"))[::2] == (503, "draining\n")
                 assert (await http.get("/health"))[0] == 200
             assert await asyncio.to_thread(server.wait_until_drained, 5)
             assert (await http.get("/health"))[0] == 503
-
-
-def _endless(server):
-    from remote_server.server.copier import BlockJob
-
-    return BlockJob(lambda _: True, 1, 1, lambda _: None)
 
 
 async def test_where_others_can_reach_it_seeing_takes_the_token_too(tmp_path):

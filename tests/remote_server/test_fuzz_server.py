@@ -212,7 +212,7 @@ class Conversation:
                 bench.router.gone ^= {client}
             case "time":
                 bench.now += a % 12
-                bench.shared.expire_leases()
+                bench.regions.expire_leases()
             case "drain":
                 bench.handlers.draining = not bench.handlers.draining
             case "detach":
@@ -280,7 +280,7 @@ class Conversation:
         bench.detach()
         stats = bench.tier.stats()
         assert (stats.pinned, stats.pending) == (stats.kept, 0)
-        assert (len(bench.leases), len(bench.puts)) == (0, 0)
+        assert (len(bench.leases), bench.puts.num_jobs) == (0, 0)
         bench.store.check()
         assert "refused_internal" not in bench.store.counters
 

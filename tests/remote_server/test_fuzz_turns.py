@@ -124,7 +124,7 @@ def converse_and_drop(script, number):
         bench.settle()
         bench.detach()
         bench.now += 1000
-        bench.shared.expire_leases()
+        bench.regions.expire_leases()
         for name in ("ns", "large", "slab"):
             turns.to_end(bench.store.unpin(name, None))
         assert (bench.tier.stats().pinned, bench.tier.stats().pending) == (0, 0)

@@ -39,7 +39,7 @@ class Timed(HandlerBench):
         super().__init__()
         self.time = Time()
         self.handlers = Handlers(
-            self.store, self.copier, self.send_queues, self.shared, "socket", clock=self.time
+            self.store, self.copier, self.send_queues, self.regions, "socket", clock=self.time
         )
         self.send(Hello(request_id=1, protocol=1, namespace="ns", block_bytes=4096))
         keys = [key(number) for number in range(4)]

@@ -6,16 +6,18 @@ from collections.abc import Iterator
 import aiohttp
 import pytest
 from admin_http import Http, served
+from copy_jobs import CountedJob
 from disk_server import LENGTH, put_all, small_server
 from fake_server import eventually
 from tenancy import Tenancy
 from wire_peer import Peer, SharedPeer, block, key
 
 from remote_server import guard
+from remote_server.fault_points import Gate
 from remote_server.guard import MANY_FAILURES, Guard
 from remote_server.server import tenant_config
 from remote_server.server.config import ServerConfig
-from remote_server.server.copier import BlockJob, Copier
+from remote_server.server.copier import Copier
 from remote_server.server.server import Server
 from remote_server.server.streams import BlockStream
 from remote_server.sizes import MiB
@@ -96,22 +98,15 @@ def test_a_part_that_fails_again_and_again_is_ailing_until_it_works(caplog):
 
 
 def test_the_end_of_one_copy_that_fails_leaves_the_others_theirs():
-    copier = Copier()
-    ended: list[int] = []
-
-    def finish(number, _):
-        if number == 1:
-            raise RuntimeError
-        ended.append(number)
-
-    for number in range(3):
-        copier.submit(
-            BlockJob(lambda _: True, 1, 10, lambda verdicts, n=number: finish(n, verdicts))
-        )
+    copier = Copier(Gate(lambda: None))
+    seen: list = []
+    copier.submit(CountedJob(seen, "a"))
+    copier.submit(CountedJob(seen, "b", on_end=fail))
+    copier.submit(CountedJob(seen, "c"))
     while copier.copy_some():
         pass
-    assert (ended, copier.queued_bytes) == ([0, 2], 0)
-    copier.stop()
+    assert seen == ["a", ("a", False), "b", "c", ("c", False)]
+    assert copier.queued_bytes == 0
 
 
 # ── each completion on the loop ──────────────────────────────────────────────────────────
@@ -121,8 +116,8 @@ def test_the_end_of_a_put(server, connect, other, monkeypatch):
     peer = connect()
     peer.hello("other", block_bytes=LENGTH)
     broken = Broken(monkeypatch, server.store, "end_put")
-    peer.send(peer.put_message([1], "other", LENGTH)[0], block(1, LENGTH))
-    eventually(lambda: not broken.left)
+    refused = peer.ask(peer.put_message([1], "other", LENGTH)[0], block(1, LENGTH))
+    assert (broken.left, refused.code) == (0, "internal")
     assert serves(other)
     assert other.stats().counters["internal_errors"] == errors(server) == 1
 
@@ -131,9 +126,10 @@ def test_the_end_of_a_put_over_shared_memory(server, connect, other, monkeypatch
     shared = SharedPeer(connect())
     shared.peer.hello("ns")
     broken = Broken(monkeypatch, server.store, "end_put")
-    shared.peer.send(shared.put_message([1]))
-    eventually(lambda: not broken.left)
+    refused = shared.peer.ask(shared.put_message([1]))
+    assert (broken.left, refused.code) == (0, "internal")
     assert serves(other)
+    assert errors(server) == 1
     assert shared.put([2]).created == 1
 
 
@@ -251,11 +247,11 @@ async def test_health_tells_of_a_part_that_fails_every_time(ask, monkeypatch):
     with served() as (server, admin):
         assert await ask(admin) == (200, "alive\n")
         broken = Broken(monkeypatch, server.store, "expire_some", times=10**9)
-        eventually(lambda: server._copier.wake() or server._guard.ailing)
+        eventually(lambda: server._wakeup.wake() or server._guard.ailing)
         status, text = await ask(admin)
         assert status == 503 and text.startswith("ageing failed ")
         broken.left = 0
-        eventually(lambda: server._copier.wake() or not server._guard.ailing)
+        eventually(lambda: server._wakeup.wake() or not server._guard.ailing)
         assert (await ask(admin))[0] == 200
 
 

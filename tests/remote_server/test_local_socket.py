@@ -46,7 +46,7 @@ def no_leaks(peer, server):
     yield
     deadline = time.monotonic() + 5
     tenant = server.tenants[""]
-    while open_fds() > before or tenant.shared._regions or tenant.local.pending:
+    while open_fds() > before or len(tenant.regions) or tenant.local.pending:
         assert time.monotonic() < deadline, f"{open_fds() - before} descriptors leaked"
         peer.lookup([1])
     assert peer.put([1]).created == 1
@@ -174,7 +174,7 @@ def test_the_pages_that_a_client_has_are_faulted_in_and_no_others_allocated(name
     connection = LocalConnection(name)
     reply, (arena,) = connection.attach(files, size)
     peer.lookup([1])  # answered after the loop's turn in which it attached
-    mapped_region = server.tenants[""].shared._regions[reply.region]
+    mapped_region = server.tenants[""].regions.find(reply.region)
     deadline = time.monotonic() + 5
     while resident_bytes(mapped_region.address, size) < used:
         assert time.monotonic() < deadline

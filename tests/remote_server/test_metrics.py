@@ -151,7 +151,7 @@ class Metered(HandlerBench):
         self.time = Time()
         self.meters = Meters(self.store.namespaces.__contains__, self.time)
         self.handlers = MeteredHandlers(
-            self.meters, self.store, self.copier, self.send_queues, self.shared, "socket"
+            self.meters, self.store, self.copier, self.send_queues, self.regions, "socket"
         )
         self.last_id = 0
 

@@ -38,7 +38,7 @@ class OverTcp:
 class OverSharedMemory:
     """Puts and gets whose blocks are in the peer's region and in the arena."""
 
-    copy = "remote_server.server.shm_puts.copy_shared"
+    copy = "remote_server.server.put_sources.copy_shared"
 
     def __init__(self, peer: Peer) -> None:
         shared = SharedPeer(peer)

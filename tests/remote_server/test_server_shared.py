@@ -10,11 +10,9 @@ from descriptors import open_fds
 from wire_peer import BLOCK_BYTES, REGION_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
-from remote_server.fault_points import Gate
 from remote_server.protocol import Clear, Error, Leased
 from remote_server.server import leases as leases_module
-from remote_server.server import shm_puts as shared_puts
-from remote_server.server import shm_requests as shared_handlers
+from remote_server.server import put_sources
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
@@ -100,58 +98,17 @@ def test_blocks_of_any_size_land_whole_from_rows_in_any_order(connect, row_bytes
 
 
 def test_a_long_put_is_copied_a_turn_at_a_time(shared, monkeypatch):
-    monkeypatch.setattr(shared_puts, "TURN_BYTES", 2 * BLOCK_BYTES)
-    copy, turns = shared_puts.copy_shared, []
+    monkeypatch.setattr(put_sources.Rows, "turn_bytes", 2 * BLOCK_BYTES)
+    copy, turns = put_sources.copy_shared, []
 
     def counting_copy(namespace, blocks, *others):
         turns.append(len(blocks))
         return copy(namespace, blocks, *others)
 
-    monkeypatch.setattr(shared_puts, "copy_shared", counting_copy)
+    monkeypatch.setattr(put_sources, "copy_shared", counting_copy)
     assert shared.put(range(7)).created == 7
     assert turns == [2, 2, 2, 1]
     assert shared.get(range(7)) == [block(n) for n in range(7)]
-
-
-class TurnByTurn:
-    """A put of a region, as far as its turns go."""
-
-    num_bytes = 0
-    num_keys = 1
-
-    def __init__(self, log, name, region, turns):
-        self.log, self.name, self.region, self.turns = log, name, region, turns
-
-    def copy_some(self, _):
-        self.turns -= 1
-        self.log.append(self.name)
-        return self.turns == 0
-
-    def end_some(self):
-        self.log.append(f"{self.name} done")
-        return True
-
-
-def test_each_call_gives_one_put_one_turn_and_keeps_their_order():
-    log, region = [], object()
-    puts = shared_puts.SharedPuts(None, Gate(lambda: None))
-    puts.add(TurnByTurn(log, "a", region, 2))
-    puts.add(TurnByTurn(log, "b", region, 1))
-    assert [puts.copy_some() for _ in range(4)] == [True, True, False, False]
-    assert log == ["a", "a", "a done", "b", "b done"]
-
-
-def test_a_long_put_of_one_region_is_not_ahead_of_a_short_one_of_another():
-    """It was copied to its end before."""
-    log = []
-    puts = shared_puts.SharedPuts(None, Gate(lambda: None))
-    puts.add(TurnByTurn(log, "long", object(), 100))
-    puts.add(TurnByTurn(log, "longer", object(), 100))
-    puts.copy_some()
-    puts.add(TurnByTurn(log, "short", object(), 1))
-    while "short done" not in log:
-        puts.copy_some()
-    assert len(log) <= 5, log
 
 
 @pytest.mark.parametrize("deferred", [True, False])
@@ -236,7 +193,7 @@ def test_the_limits_of_a_message_hold(shared, monkeypatch):
 
 
 def test_only_so_many_puts_wait(shared, peer, server, monkeypatch):
-    monkeypatch.setattr(shared_handlers, "MAX_PUTS", 2)
+    monkeypatch.setattr(put_sources, "MAX_PUTS", 2)
     with server.copy_gate.shut():
         for number in (1, 2):
             peer.send(shared.put_message([number], checksums=[], ticket_value=1))
@@ -247,7 +204,7 @@ def test_only_so_many_puts_wait(shared, peer, server, monkeypatch):
 def test_puts_of_more_blocks_than_may_wait_are_refused_however_small(
     shared, peer, connect, server, monkeypatch
 ):
-    monkeypatch.setattr(shared_handlers, "MAX_BLOCKS_OF_PUTS", 5)
+    monkeypatch.setattr(put_sources, "MAX_BLOCKS_OF_PUTS", 5)
     with server.copy_gate.shut():
         peer.send(shared.put_message([0, 1, 2], length=8))
         refused = shared.put_message([0, 1, 2], length=8)
@@ -260,7 +217,7 @@ def test_puts_of_more_blocks_than_may_wait_are_refused_however_small(
         peer.stats_once(lambda stats: stats.tiers["memory"].pending == 3)
         shared.close()
         connect().stats_once(lambda stats: stats.counters["regions_gone"] == 1)
-    assert server.tenants[""].shared_puts.num_blocks == 0
+    assert server.tenants[""].handlers.shared_puts.num_blocks == 0
 
 
 def test_a_lease_needs_a_live_region(shared, peer):
@@ -298,14 +255,14 @@ def test_of_a_put_withdrawn_before_its_copy_nothing_is_kept(shared, peer, server
 
 
 def test_of_a_put_withdrawn_during_its_copy_nothing_is_kept(shared, peer, monkeypatch):
-    copy = shared_puts.copy_shared
+    copy = put_sources.copy_shared
 
     def copy_and_withdraw(*arguments):
         intact = copy(*arguments)
         shared.tickets[3] = 0
         return intact
 
-    monkeypatch.setattr(shared_puts, "copy_shared", copy_and_withdraw)
+    monkeypatch.setattr(put_sources, "copy_shared", copy_and_withdraw)
     assert shared.put([1, 2]).declined == {"withdrawn": 2}
     monkeypatch.undo()
     assert peer.lookup([1, 2]).states == bytes(2)
@@ -453,7 +410,7 @@ def killed(server):
 def left_over(server) -> tuple[int, int, int]:
     with open("/proc/self/maps") as maps:
         mapped = sum("memfd:test" in line for line in maps)
-    return mapped, len(server.leases), len(server.tenants[""].shared._regions)
+    return mapped, len(server.leases), len(server.tenants[""].regions)
 
 
 @pytest.mark.parametrize("act", ["pass", "shared.lease([1, 2])", "shared.put([7])"])

@@ -1,0 +1,276 @@
+"""Sources of puts: payload frames, and rows of clients' shared memory."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from operator import add, eq
+from typing import NamedTuple, Protocol
+
+from remote_server import protocol
+from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.protocol import MAX_KEYS_PER_MESSAGE, MAX_TICKETS, ErrorCode, PutShared
+from remote_server.server.copier import TURN_BYTES, Copier, copy_in
+from remote_server.server.leases import Regions
+from remote_server.server.limits import InFlight, Uncopied, waiting_bytes
+from remote_server.server.put import Put, Source
+from remote_server.shm.arena import Arena
+from remote_server.shm.mapping import copy_and_hash_group, copy_group, group_blocks
+from remote_server.shm.region import Region
+from remote_server.store.namespaces import NamespaceInfo
+from remote_server.store.puts import Reserved
+from remote_server.store.slabs import Block
+from remote_server.store.store import Store
+
+# Bytes copied from a region before requests get their turn again: half a millisecond, more with
+# hashing.
+SHARED_TURN_BYTES = 8 << 20
+
+# Of all clients. Each has at most that many tickets, and far fewer puts under way.
+MAX_PUTS = MAX_TICKETS
+
+# Of these puts together: each takes some 500 bytes beside the arena while it waits.
+MAX_BLOCKS_OF_PUTS = 8 * MAX_KEYS_PER_MESSAGE
+
+
+def check_put(
+    request: protocol.Put | PutShared, num_checksums: int, info: NamespaceInfo | None
+) -> None:
+    """Raise `RequestRefused` when the request contradicts itself, a limit or its namespace. `info`
+    is None when no client has declared the namespace."""
+    if info is None:
+        raise RequestRefused(
+            ErrorCode.UNKNOWN_NAMESPACE,
+            f"namespace {request.namespace!r} was not declared to this server: send hello",
+        )
+    if not len(request.keys) == len(request.lengths) == num_checksums:
+        raise RequestRefused(
+            ErrorCode.BAD_REQUEST,
+            f"{len(request.keys)} keys, {len(request.lengths)} lengths and "
+            f"{num_checksums} checksums: there must be one of each per block",
+        )
+    if 0 in request.lengths:
+        raise RequestRefused(ErrorCode.BAD_REQUEST, "a block of no bytes")
+    largest, total = max(request.lengths, default=0), sum(request.lengths)
+    if largest > info.block_bytes:
+        raise RequestRefused(
+            ErrorCode.TOO_LARGE,
+            f"a block of {largest} bytes, where hello announced at most {info.block_bytes}",
+        )
+    if total > protocol.MAX_MESSAGE_BYTES:
+        raise RequestRefused(
+            ErrorCode.TOO_LARGE,
+            f"{total} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}",
+        )
+
+
+class FramePuts(NamedTuple):
+    """What the puts of a tenant share whose blocks travel as payload frames."""
+
+    store: Store
+    copier: Copier
+    uncopied: Uncopied
+    tenant: str
+
+
+class Frames(Source):
+    """The payload frames of one put, in use until they are copied."""
+
+    turn_bytes = TURN_BYTES
+    is_stable = True
+
+    def __init__(
+        self, puts: FramePuts, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
+    ) -> None:
+        self.checksums = request.checksums or [None] * len(request.keys)
+        self._puts = puts
+        self._client = client
+        self._request = request
+        self._payload = payload
+        self._blocks: Iterator[memoryview] = iter(())
+        """Those of the keys that are not reserved yet."""
+        self._views: list[list[memoryview]] = []
+        """Of the blocks to be written, by part."""
+        self._waiting: list[int] = []
+        """The bytes of each part that count as not copied."""
+
+    def check(self) -> None:
+        request, store = self._request, self._puts.store
+        check_put(request, len(self.checksums), store.namespaces.get(request.namespace))
+        try:
+            self._blocks = protocol.split_frames(
+                self._payload, request.lengths, request.blocks_per_frame
+            )
+        except RemoteProtocolError as error:
+            store.counters["integrity_length"] += 1
+            raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
+        self._payload = ()
+        num_bytes = sum(request.lengths)
+        self._puts.uncopied.check(self._client, waiting_bytes(len(request.keys), num_bytes))
+        store.counters["bytes_in"] += num_bytes
+
+    def reserved(self, part: Reserved, lengths: Sequence[int]) -> None:
+        of_part = [*islice(self._blocks, len(lengths))]
+        self._views.append([of_part[index] for index in part.indices])
+        self._waiting.append(waiting_bytes(len(lengths), sum(lengths)))
+
+    def replies_first(self) -> bool:
+        # The frames are libzmq's memory, so the sender's own is free since they were sent. While
+        # more bytes wait than one turn copies, the answer waits too: it frees the sender's window,
+        # and nothing else slows the sender down.
+        return self._request.deferred and not self._puts.copier.is_full()
+
+    def queue(self, put: Put) -> None:
+        self._puts.uncopied.take(self._client, sum(self._waiting))
+        self._puts.copier.submit(put, self._client, self._puts.tenant)
+
+    def fill(self, number: int, part: Reserved, places: slice) -> list[bool]:
+        tier = self._puts.store.memory
+        pairs = zip(part.blocks[places], self._views[number][places], strict=True)
+        return [copy_in(block, view, tier) for block, view in pairs]
+
+    def part_ended(self, number: int) -> None:
+        self._puts.uncopied.give_back(self._client, self._waiting[number])
+        self._views[number] = []  # libzmq's memory
+
+
+class SharedPuts:
+    """What the puts of a tenant share whose blocks are copied from regions.
+
+    They are copied on the loop thread: those of a region in order of arrival, the regions in turns.
+    A thread of its own was slower. These copies never block, and between two of them the thread had
+    to acquire the interpreter's lock again, in competition with a loop that prepared the next put.
+    That cost more than the overlap gained: puts took 10 to 30 % longer. A lookup waits for one
+    turn.
+    """
+
+    def __init__(self, store: Store, regions: Regions, in_flight: InFlight) -> None:
+        self.store = store
+        self.regions = regions
+        self.in_flight = in_flight
+        self.num_blocks = 0
+        """In the requests under way."""
+
+    def check(self, request: PutShared, region: Region) -> None:
+        """Raise `RequestRefused` when this put of `region` may not wait."""
+        copier = self.regions.copier
+        if copier.num_jobs >= MAX_PUTS:
+            raise RequestRefused(ErrorCode.TOO_LARGE, f"{MAX_PUTS} puts are waiting already")
+        if self.num_blocks + len(request.keys) > MAX_BLOCKS_OF_PUTS:
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                f"{self.num_blocks} blocks wait to be copied, at most {MAX_BLOCKS_OF_PUTS}",
+            )
+        end = max(map(add, request.offsets, request.lengths), default=0)
+        if end > region.num_bytes:
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST,
+                f"a block ends at {end} of a region of {region.num_bytes} bytes",
+            )
+        self.in_flight.check_waiting(copier.bytes_of(region), sum(request.lengths))
+
+
+class Rows(Source):
+    """The rows of one put in a client's region.
+
+    The put is answered when its blocks are readable, deferred or not: hashing and publishing add a
+    tenth to the time of the copy, and the rows are in use until the copy ends anyway.
+    """
+
+    turn_bytes = SHARED_TURN_BYTES
+    is_stable = False
+
+    def __init__(self, puts: SharedPuts, request: PutShared) -> None:
+        # A put without checksums measures the cost of checking.
+        self.checksums = request.checksums or [None] * len(request.keys)
+        self._puts = puts
+        self._request = request
+        self._num_keys: list[int] = []
+        """Of each reserved part."""
+        self._offsets: list[list[int]] = []
+        """Of the blocks to be written, by part."""
+
+    def check(self) -> None:
+        request, store = self._request, self._puts.store
+        self._region = self._puts.regions.find(request.region)
+        check_put(request, len(self.checksums), store.namespaces.get(request.namespace))
+        if len(request.offsets) != len(request.keys):
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST,
+                f"{len(request.keys)} keys and {len(request.offsets)} offsets",
+            )
+        self._puts.check(request, self._region)
+        store.counters["shared_bytes_in"] += sum(request.lengths)
+
+    def reserved(self, part: Reserved, lengths: Sequence[int]) -> None:
+        first, offsets = sum(self._num_keys), self._request.offsets
+        self._offsets.append([offsets[first + index] for index in part.indices])
+        self._num_keys.append(len(lengths))
+
+    def queue(self, put: Put) -> None:
+        self._puts.num_blocks += sum(self._num_keys)
+        self._puts.regions.copier.submit(put, self._region)
+
+    def stands(self) -> bool:
+        """After the put's client has left, others may write to that memory."""
+        request = self._request
+        return self._region.live and self._region.ticket(request.ticket) == request.ticket_value
+
+    def fill(self, number: int, part: Reserved, places: slice) -> list[bool]:
+        return copy_shared(
+            self._request.namespace, part.blocks[places], self._offsets[number][places],
+            self._region, self._puts.regions.arena,
+        )  # fmt: skip
+
+    def part_ended(self, number: int) -> None:
+        self._puts.num_blocks -= self._num_keys[number]
+
+
+class Mapped(Protocol):
+    """A map of a file at `address`, and the file."""
+
+    address: int
+
+    def has_pages(self, offsets: Sequence[int], lengths: Sequence[int]) -> bool:
+        """Whether these parts can be read from the map without allocating a page."""
+
+    def read_into(self, target: memoryview, offset: int) -> None:
+        """Read from the file, which never allocates one."""
+
+
+def copy_shared(
+    namespace: str, blocks: Sequence[Block], offsets: Sequence[int], source: Mapped, arena: Arena
+) -> list[bool]:
+    """Fill each of `blocks` from its place in `source`. The result has True for each block whose
+    copy has the announced checksum. Blocks without checksums are accepted unchecked. This allocates
+    no page of `source`: the memory would be charged to this process."""
+    lengths = [block.length for block in blocks]
+    if not source.has_pages(offsets, lengths):
+        return _read_shared(namespace, blocks, offsets, source, arena)
+    sources = [source.address + offset for offset in offsets]
+    targets = [arena.address + block.offset for block in blocks]
+    step = group_blocks(max(lengths))
+    groups = [slice(first, first + step) for first in range(0, len(blocks), step)]
+    announced = [block.checksum for block in blocks]
+    if announced[0] is None:
+        for group in groups:
+            copy_group(targets[group], sources[group], lengths[group])
+        return [True] * len(blocks)
+    seeds = protocol.identities(namespace, [block.key for block in blocks])
+    landed = [arena.view[block.offset : block.offset + block.length] for block in blocks]
+    computed: list[int] = []
+    for group in groups:
+        computed += copy_and_hash_group(targets[group], sources[group], landed[group], seeds[group])
+    return [*map(eq, computed, announced)]
+
+
+def _read_shared(
+    namespace: str, blocks: Sequence[Block], offsets: Sequence[int], source: Mapped, arena: Arena
+) -> list[bool]:
+    """The same for blocks with pages that were never written, or that are swapped out."""
+    intact = []
+    for block, offset in zip(blocks, offsets, strict=True):
+        landed = arena.view[block.offset : block.offset + block.length]
+        source.read_into(landed, offset)
+        announced = block.checksum
+        good = announced is None or protocol.checksum(namespace, block.key, landed) == announced
+        intact.append(good)
+    return intact
