@@ -2,22 +2,21 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from time import monotonic
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
 from remote_server.protocol import ErrorCode
+from remote_server.server import get, put
 from remote_server.server.copier import Copier, VerifyJob
-from remote_server.server.get import FrameGets
+from remote_server.server.get import Gets, SharedGet, StreamedGet, WholeGet
 from remote_server.server.leases import Regions
 from remote_server.server.limits import InFlight, Uncopied, waiting_bytes
 from remote_server.server.outgoing import OutgoingMessage, RequestTimes
-from remote_server.server.put import UNENDED, Put, Puts
+from remote_server.server.put import Put, Puts
 from remote_server.server.put_sources import FramePuts, Frames, Rows, SharedPuts
 from remote_server.server.send_queue import SendQueues
-from remote_server.server.shm_requests import SharedGets
 from remote_server.server.streams import Stream
 from remote_server.server.transfer import InState
 from remote_server.server.wall_clock import wall_time_s
@@ -97,14 +96,15 @@ class Handlers:
         self._most_in_flight = in_flight.per_client
         self._later = later or _at_once
         self.uncopied = Uncopied(store.memory.stats().budget_bytes)
-        self.puts_in_state: InState = dict.fromkeys(UNENDED, 0)
+        self.puts_in_state: InState = dict.fromkeys(put.UNENDED, 0)
         self._puts = Puts(store, self._reply, self._failed, self.puts_in_state)
         self._frame_puts = FramePuts(store, copier, self.uncopied, tenant)
         self.shared_puts = SharedPuts(store, regions, in_flight)
-        self._shared_gets = SharedGets(store, regions, in_flight)
-        self._gets = FrameGets(
-            store, send_queues, in_flight, self._post, self._post_stream, self._go_on_later
-        )
+        self.gets_in_state: InState = dict.fromkeys(get.UNENDED, 0)
+        self._gets = Gets(
+            store, send_queues, regions, in_flight, self._post, self._post_stream,
+            self._go_on_later, self.gets_in_state,
+        )  # fmt: skip
         self._by_type: dict[type, Callable[..., Steps[None] | None]] = {
             protocol.Hello: self._hello,
             protocol.Lookup: self._lookup,
@@ -170,8 +170,10 @@ class Handlers:
         self._answer_refusal(client, request_id, refusal)
 
     def _go_on_later(self, client: bytes, request_id: int, steps: Steps[None]) -> None:
-        """The disk has been read for a request: queue its remaining `steps`."""
-        self._later(client, self._rest_of(client, request_id, steps))
+        """A tier has been read for a request: begin its remaining `steps`, and queue them."""
+        rest = self._rest_of(client, request_id, steps)
+        next(rest)
+        self._later(client, rest)
 
     def _handle(self, client: bytes, frames: Sequence[memoryview]) -> Steps[None] | None:
         if not frames or bytes(frames[0][: len(protocol.MAGIC) + 1]) != protocol.MAGIC:
@@ -285,7 +287,9 @@ class Handlers:
         return Put(self._puts, client, request, source, draining=self.draining).steps()
 
     def _get(self, client: bytes, request: protocol.Get, _: Sequence[memoryview]) -> Steps[None]:
-        return self._gets.get(client, request, self.times_of(request) if request.timed else None)
+        times = self.times_of(request) if request.timed else None
+        kind = StreamedGet if request.stream else WholeGet
+        return kind(self._gets, client, request, times).steps()
 
     def times_of(self, _request: protocol.Get, /) -> RequestTimes:
         """The stopwatch of a timed get that has just arrived."""
@@ -373,8 +377,7 @@ class Handlers:
     def _get_shared(
         self, client: bytes, request: protocol.GetShared, _: Sequence[memoryview]
     ) -> Steps[None]:
-        go_on = partial(self._go_on_later, client, request.request_id)
-        return self._shared_gets.get(request, partial(self._reply, client), go_on)
+        return SharedGet(self._gets, client, request).steps()
 
     def _release(self, _client: bytes, request: protocol.Release, _: Sequence[memoryview]) -> None:
         self._regions.release(request.lease)

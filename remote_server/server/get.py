@@ -1,15 +1,19 @@
-"""Gets whose blocks travel as frames: streamed, or in one message."""
+"""Gets: one state machine, for blocks in a stream of messages, in one message, and on lease."""
 
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from enum import StrEnum, auto
+from typing import NamedTuple
 
 import msgspec
 import zmq
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import ErrorCode, Get, Got
+from remote_server.protocol import ErrorCode, GetShared, Got, Leased
 from remote_server.server.copier import checksums_of
+from remote_server.server.leases import LEASE_MS, MAX_LEASES_PER_REGION, Regions
 from remote_server.server.limits import InFlight
 from remote_server.server.outgoing import (
     OutgoingMessage,
@@ -21,111 +25,152 @@ from remote_server.server.outgoing import (
 )
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.streams import BlockStream, ReadAheadStream, Stream
+from remote_server.server.transfer import InState, Transfer
+from remote_server.shm.arena import WORD_BYTES
 from remote_server.store.gets import Found, Pinned
 from remote_server.store.slabs import Block
 from remote_server.store.store import Store
-from remote_server.turns import KEYS_PER_STEP, Steps
-
-Post = Callable[[bytes, protocol.Reply, OutgoingMessage], None]
-PostStream = Callable[[bytes, Get, Stream], None]
-GoOnLater = Callable[[bytes, int, Steps[None]], None]
+from remote_server.turns import KEYS_PER_STEP, Steps, parts
 
 
-class FrameGets:
-    """Each get is answered once through `post`, possibly after its last step, or raises
-    `RequestRefused`. The blocks of a stream follow its answer through `post_stream`."""
+class GetState(StrEnum):
+    """A get passes the first ones in this order, except that one whose blocks are all in memory
+    skips READING, and a stream may read and send in turn. The others are ends."""
+
+    FINDING = auto()  # blocks are found and pinned, a step of keys at a time
+    READING = auto()  # it waits for blocks that a tier below memory reads
+    SENDING = auto()  # answered: blocks are queued, with libzmq, or on lease
+    RELEASED = auto()  # no block is pinned for it any more
+    REFUSED = auto()  # answered with an error; nothing is pinned
+    DROPPED = auto()  # the client left before all was sent
+    FAILED = auto()  # a step raised
+
+
+UNENDED = (GetState.FINDING, GetState.READING, GetState.SENDING)
+
+
+class Gets(NamedTuple):
+    """What all gets of a tenant need. The callbacks take the client."""
+
+    store: Store
+    send_queues: SendQueues
+    """Only limits and held bytes are read."""
+
+    regions: Regions
+    in_flight: InFlight
+    post: Callable[[bytes, protocol.Reply, OutgoingMessage], None]
+    post_stream: Callable[[bytes, protocol.Get, Stream], None]
+    go_on_later: Callable[[bytes, int, Steps[None]], None]
+    in_state: InState
+
+
+class Get(Transfer, ABC):
+    """One get: pins blocks, answers once, and hands every pin over or releases it."""
+
+    __slots__ = ("_all_out", "_dropped", "_gets", "_num_out", "_pinned")
+
+    def __init__(self, gets: Gets, client: bytes, request_id: int) -> None:
+        super().__init__(client, request_id, GetState.FINDING, gets.in_state)
+        self._gets = gets
+        self._pinned: Iterable[Block | None] = ()
+        """Pins that are neither in a message, nor in a stream, nor on lease yet."""
+        self._num_out = 0
+        """Messages and leases that have not been released."""
+        self._all_out = self._dropped = False
+
+    def steps(self) -> Steps[None]:
+        """Find the blocks, and answer unless some must be read. Raises `RequestRefused`, and then
+        nothing is pinned."""
+        self._begin()
+        try:
+            yield from self._find()
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    @abstractmethod
+    def _find(self) -> Steps[None]:
+        """Pin the blocks, and `_send` those that are here."""
+
+    def _send(self, found: Pinned) -> Steps[None]:
+        """Answer with `found`, whose pins are in `_pinned`."""
+        raise NotImplementedError
+
+    def _fetch(self, namespace: str, keys: Sequence[bytes]) -> Steps[None]:
+        """Send the blocks of `keys`, all together, once those below memory have been read."""
+        found = yield from self._gets.store.fetch(namespace, keys, self._have_come)
+        if found is None:
+            self._enter(GetState.READING)
+            return
+        self._pinned = found.blocks
+        yield from self._send(found)
+
+    def _have_come(self, found: Pinned) -> None:
+        """All blocks have been read: go on in a turn of the client."""
+        self._pinned = found.blocks
+        self._gets.go_on_later(self.client, self.request_id, self._after_reading(found))
+
+    def _after_reading(self, found: Pinned) -> Steps[None]:
+        try:
+            yield  # it is begun at once: one that is closed before it began would keep its pins
+            yield from self._send(found)
+        except BaseException as error:
+            self._give_up(error)
+            raise
+
+    def _goes_out(self) -> None:
+        """One more message or lease holds pins. `_came_back` must be called at its end."""
+        self._num_out += 1
+
+    def _came_back(self, sent: bool) -> None:
+        """The end of a message or lease. Without `sent` its blocks did not reach the client."""
+        self._num_out -= 1
+        self._dropped |= not sent
+        if self._all_out and not self._num_out:
+            self._finish()
+
+    def _is_all_out(self) -> None:
+        """No further message or lease follows."""
+        self._all_out = True
+        if not self._num_out:
+            self._finish()
+
+    def _finish(self) -> None:
+        if self._dropped:
+            self._end(GetState.DROPPED, "its client left, or the server ends")
+        else:
+            self._end(GetState.RELEASED)
+
+    def _give_up(self, error: BaseException) -> None:
+        pinned, self._pinned = self._pinned, ()
+        self._gets.store.memory.unpin_all([block for block in pinned if block is not None])
+        if isinstance(error, RequestRefused):
+            self._end(GetState.REFUSED, error)
+        elif isinstance(error, GeneratorExit):
+            self._end(GetState.DROPPED, error)
+        else:
+            self._end(GetState.FAILED, error)
+
+
+class FrameGet(Get):
+    """A get whose blocks travel as frames. Its replies carry `times`, if given."""
+
+    __slots__ = ("_held", "_request", "_times")
 
     def __init__(
-        self,
-        store: Store,
-        send_queues: SendQueues,
-        in_flight: InFlight,
-        post: Post,
-        post_stream: PostStream,
-        go_on_later: GoOnLater,
+        self, gets: Gets, client: bytes, request: protocol.Get, times: RequestTimes | None
     ) -> None:
-        """The last three take the client. Of `send_queues` only limits and held bytes are read."""
-        self._store = store
-        self._send_queues = send_queues
-        self._in_flight = in_flight
-        self._post = post
-        self._post_stream = post_stream
-        self._go_on_later = go_on_later
+        super().__init__(gets, client, request.request_id)
+        self._request = request
+        self._times = times
+        self._held = 0
 
-    def get(self, client: bytes, request: Get, times: RequestTimes | None = None) -> Steps[None]:
-        """Its replies carry `times`, if given."""
-        if request.stream:
-            return self._get_stream(client, request, times)
-        return self._get_whole(client, request, times)
-
-    # ── in parts ─────────────────────────────────────────────────────────────────────────
-
-    def _get_stream(self, client: bytes, request: Get, times: RequestTimes | None) -> Steps[None]:
-        store = self._store
-        if times is not None:
-            times.storage_begins()
-        found = yield from store.find(request.namespace, request.keys, self._checked(client))
-        if times is not None:
-            times.storage_ends()
-        try:
-            # With many blocks each of these takes more than a millisecond: a step of its own.
-            if len(found.blocks) > KEYS_PER_STEP:
-                yield
-            stream = self._stream_of(request, found, times)
-            if len(found.blocks) > KEYS_PER_STEP:
-                yield
-            if not self._send_queues.may_stream(client, len(found.blocks)):
-                raise RequestRefused(
-                    ErrorCode.TOO_MUCH_IN_FLIGHT,
-                    "too many small blocks are in flight: request more as blocks arrive",
-                )
-            got = self._got(request, found, times)
-            self._post(client, got, OutgoingMessage([*protocol.encode(got)]))
-        except BaseException:
-            store.memory.unpin_all([block for block in found.blocks if block is not None])
-            raise
-        if found.blocks:
-            self._post_stream(client, request, stream)
-
-    def _stream_of(self, request: Get, found: Pinned | Found, times: RequestTimes | None) -> Stream:
-        store = self._store
-        if isinstance(found, Pinned):
-            return BlockStream(request.request_id, store.epoch, found, store.memory, times)
-        return ReadAheadStream(
-            request.request_id, store.epoch, request.namespace, found, store.tier_stack,
-            store.block_bytes_of(request.namespace), times,
-        )  # fmt: skip
-
-    def _get_whole(self, client: bytes, request: Get, times: RequestTimes | None) -> Steps[None]:
-        def on_found(found: Pinned) -> None:
-            rest = self._send(client, request, found, times)
-            self._go_on_later(client, request.request_id, rest)
-
-        if times is not None:
-            times.storage_begins()
-        found = yield from self._store.fetch(request.namespace, request.keys, on_found)
-        if found is not None:
-            yield from self._send(client, request, found, times)
-
-    def _checked(self, client: bytes) -> Callable[[Sequence[Block]], None]:
-        """A check to call with the blocks that each step of a get of `client` has pinned. It raises
-        `RequestRefused` when the client holds more than it may."""
-        held = 0
-
-        def check(pinned: Sequence[Block]) -> None:
-            nonlocal held
-            more = sum([block.length for block in pinned])
-            self._in_flight.check(self._send_queues.bytes_of(client) + held, more)
-            held += more
-
-        return check
-
-    def _got(self, request: Get, found: Pinned | Found, times: RequestTimes | None) -> Got:
-        server_us, storage_us = times_now(times)
+    def _got(self, found: Pinned | Found) -> Got:
+        server_us, storage_us = times_now(self._times)
         return Got(
-            request_id=request.request_id,
-            epoch=self._store.epoch,
-            total=len(request.keys),
+            request_id=self.request_id,
+            epoch=self._gets.store.epoch,
+            total=len(self._request.keys),
             hit=len(found.blocks),
             miss=found.miss,
             duplicate=found.duplicate,
@@ -134,49 +179,136 @@ class FrameGets:
             storage_us=storage_us,
         )
 
-    def _send(
-        self, client: bytes, request: Get, found: Pinned, times: RequestTimes | None
-    ) -> Steps[None]:
-        """Answer a get in one message, after its blocks were read from disk if necessary. Takes
-        over the pins of `found`."""
+
+class StreamedGet(FrameGet):
+    """A get whose blocks follow its answer, as they come. It is the stream of these messages."""
+
+    __slots__ = ("_stream", "num_rows")
+
+    _stream: Stream
+
+    def _find(self) -> Steps[None]:
+        gets, request, times = self._gets, self._request, self._times
+        if times is not None:
+            times.storage_begins()
+        found = yield from gets.store.find(request.namespace, request.keys, self._check_step)
+        self._pinned = found.blocks
         if times is not None:
             times.storage_ends()
-        tier, left = self._store.memory, deque(found.blocks)
+        # With many blocks each of these takes more than a millisecond: a step of its own.
+        if len(found.blocks) > KEYS_PER_STEP:
+            yield
+        self._stream = self._stream_of(found)
+        self.num_rows = self._stream.num_rows
+        if len(found.blocks) > KEYS_PER_STEP:
+            yield
+        if not gets.send_queues.may_stream(self.client, len(found.blocks)):
+            raise RequestRefused(
+                ErrorCode.TOO_MUCH_IN_FLIGHT,
+                "too many small blocks are in flight: request more as blocks arrive",
+            )
+        got = self._got(found)
+        gets.post(self.client, got, OutgoingMessage([*protocol.encode(got)]))
+        self._pinned = ()
+        self._enter(GetState.SENDING)
+        if found.blocks:
+            gets.post_stream(self.client, request, self)
+        else:
+            self._is_all_out()
+
+    def _check_step(self, pinned: Sequence[Block]) -> None:
+        """A step has pinned these. Raises `RequestRefused` when the client holds too much then."""
+        gets = self._gets
+        more = sum([block.length for block in pinned])
+        gets.in_flight.check(gets.send_queues.bytes_of(self.client) + self._held, more)
+        self._held += more
+
+    def _stream_of(self, found: Pinned | Found) -> Stream:
+        store, namespace = self._gets.store, self._request.namespace
+        if isinstance(found, Pinned):
+            return BlockStream(self.request_id, store.epoch, found, store.memory, self._times)
+        return ReadAheadStream(
+            self.request_id, store.epoch, namespace, found, store.tier_stack,
+            store.block_bytes_of(namespace), self._times,
+        )  # fmt: skip
+
+    @property
+    def num_bytes(self) -> int:
+        return self._stream.num_bytes
+
+    def go_on(self, last_resort: bool) -> bool:
+        is_ready = self._stream.go_on(last_resort)
+        if is_ready is (self.state is GetState.READING):
+            self._enter(GetState.SENDING if is_ready else GetState.READING)
+            if self._times is not None:
+                (self._times.storage_ends if is_ready else self._times.storage_begins)()
+        return is_ready
+
+    def next_message(self, may_gather: bool = True) -> OutgoingMessage | None:
+        outgoing = self._stream.next_message(may_gather)
+        if outgoing is None:
+            self._is_all_out()
+        else:
+            self._goes_out()
+            outgoing.on_end = self._came_back
+        return outgoing
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+        self._dropped = True
+        self._is_all_out()
+
+
+class WholeGet(FrameGet):
+    """A get that is answered in one message, after its blocks were read if necessary."""
+
+    __slots__ = ("_framed",)
+
+    def _find(self) -> Steps[None]:
+        if self._times is not None:
+            self._times.storage_begins()
+        return self._fetch(self._request.namespace, self._request.keys)
+
+    def _send(self, found: Pinned) -> Steps[None]:
+        if self._times is not None:
+            self._times.storage_ends()
+        gets, tier = self._gets, self._gets.store.memory
+        left = deque(found.blocks)
+        self._framed: list[Block] = []
         frames: list[bytes | zmq.Frame] = []
-        sent_from_arena: list[Block] = []
         checksums: list[int] = []
         gathered = 0
-        try:
-            num_bytes = sum(block.length for block in found.blocks)
-            per_frame, copied = self._frame_of_whole_get(client, found.blocks, num_bytes)
-            with self._send_queues.held.gathered.promised(copied):
-                while left:
-                    if frames and (per_frame > 1 or len(frames) % KEYS_PER_STEP == 0):
-                        yield
-                    group = [left.popleft() for _ in range(min(per_frame, len(left)))]
-                    checksums += checksums_of(group, tier)
-                    of_group = frames_of(group, per_frame, tier)
-                    frames += of_group.frames
-                    sent_from_arena += of_group.pinned
-                    gathered += of_group.gathered
-        except BaseException:
-            tier.unpin_all([*left, *sent_from_arena])
-            raise
+        num_bytes = sum(block.length for block in found.blocks)
+        per_frame, copied = self._frame_of(found.blocks, num_bytes)
+        self._pinned = left
+        with gets.send_queues.held.gathered.promised(copied):
+            while left:
+                if frames and (per_frame > 1 or len(frames) % KEYS_PER_STEP == 0):
+                    yield
+                group = [left.popleft() for _ in range(min(per_frame, len(left)))]
+                checksums += checksums_of(group, tier)
+                of_group = frames_of(group, per_frame, tier)
+                frames += of_group.frames
+                self._framed += of_group.pinned
+                gathered += of_group.gathered
         got = msgspec.structs.replace(
-            self._got(request, found, times),
+            self._got(found),
             lengths=[block.length for block in found.blocks],
             checksums=checksums,
             blocks_per_frame=per_frame,
         )
-        own_frames = len(frames) if sent_from_arena else 0
+        own_frames = len(frames) if self._framed else 0
         outgoing = OutgoingMessage(
-            [*protocol.encode(got), *frames], sent_from_arena, num_bytes, gathered, own_frames
+            [*protocol.encode(got), *frames], self._framed, num_bytes, gathered, own_frames
         )
-        self._post(client, got, outgoing)
+        outgoing.on_end = self._came_back
+        self._framed = []
+        self._enter(GetState.SENDING)
+        self._goes_out()
+        self._all_out = True
+        gets.post(self.client, got, outgoing)
 
-    def _frame_of_whole_get(
-        self, client: bytes, blocks: Sequence[Block], num_bytes: int
-    ) -> tuple[int, int]:
+    def _frame_of(self, blocks: Sequence[Block], num_bytes: int) -> tuple[int, int]:
         """How many of `blocks` to put into each frame of one message, and how many bytes are copied
         for that. Raises `RequestRefused` when the message may not be sent."""
         if num_bytes > protocol.MAX_MESSAGE_BYTES:
@@ -185,16 +317,80 @@ class FrameGets:
                 f"{num_bytes} bytes in one message, at most {protocol.MAX_MESSAGE_BYTES}: "
                 "request a stream, or fewer keys",
             )
-        send_queues, per_frame = self._send_queues, blocks_per_frame(blocks)
-        self._in_flight.check(send_queues.bytes_of(client), num_bytes)
-        copied = to_gather(blocks, per_frame, self._store.memory) if per_frame > 1 else 0
-        if copied and not send_queues.may_gather(client, copied):
+        send_queues, per_frame = self._gets.send_queues, blocks_per_frame(blocks)
+        self._gets.in_flight.check(send_queues.bytes_of(self.client), num_bytes)
+        copied = to_gather(blocks, per_frame, self._gets.store.memory) if per_frame > 1 else 0
+        if copied and not send_queues.may_gather(self.client, copied):
             per_frame, copied = 1, 0
         own_frames = 0 if copied else -(-len(blocks) // per_frame)
-        if not send_queues.may_post(client, own_frames):
+        if not send_queues.may_post(self.client, own_frames):
             raise RequestRefused(
                 ErrorCode.TOO_MUCH_IN_FLIGHT,
                 f"a message of {len(blocks)} blocks, while earlier ones are unread: request a "
                 "stream, or fewer keys",
             )
         return per_frame, copied
+
+    def _give_up(self, error: BaseException) -> None:
+        self._pinned = [*self._pinned, *getattr(self, "_framed", ())]
+        super()._give_up(error)
+
+
+class SharedGet(Get):
+    """A get whose client copies the blocks itself. They are pinned by a lease until then."""
+
+    __slots__ = ("_region", "_request")
+
+    def __init__(self, gets: Gets, client: bytes, request: GetShared) -> None:
+        super().__init__(gets, client, request.request_id)
+        self._request = request
+
+    def _find(self) -> Steps[None]:
+        regions, request = self._gets.regions, self._request
+        self._region = regions.find(request.region)
+        for number in request.release:
+            regions.release(number)
+        if regions.leases.full(self._region.token):
+            raise RequestRefused(
+                ErrorCode.TOO_LARGE, f"{MAX_LEASES_PER_REGION} leases are held: release some"
+            )
+        yield from self._fetch(request.namespace, request.keys)
+
+    def _send(self, found: Pinned) -> Steps[None]:
+        gets, region = self._gets, self._region
+        store, leases = gets.store, gets.regions.leases
+        blocks = found.blocks
+        lengths = [block.length for block in blocks]
+        checksums: list[int] = []
+        if self._request.checked:
+            for part in parts(blocks):
+                if checksums:
+                    yield
+                checksums += checksums_of(part, store.memory)
+        if not region.live:  # its client left meanwhile
+            gone = "the local connection ended before the blocks were read"
+            raise RequestRefused(ErrorCode.UNKNOWN_REGION, gone)
+        gets.in_flight.check(leases.bytes_of(region.token), sum(lengths))
+        words_offset = gets.regions.arena.words_offset
+        store.counters["shared_bytes_out"] += sum(lengths)
+        self._pinned = ()
+        self._enter(GetState.SENDING)
+        self._goes_out()
+        self._all_out = True
+        leased = Leased(
+            request_id=self.request_id,
+            epoch=store.epoch,
+            lease=leases.grant(region.token, blocks, self._came_back),
+            lease_ms=LEASE_MS,
+            total=len(self._request.keys),
+            hit=len(blocks),
+            miss=found.miss,
+            duplicate=found.duplicate,
+            found=found.indices,
+            offsets=[block.offset for block in blocks],
+            lengths=lengths,
+            checksums=checksums,
+            words=[words_offset + block.word * WORD_BYTES for block in blocks],
+            generations=[block.generation for block in blocks],
+        )
+        gets.post(self.client, leased, OutgoingMessage([*protocol.encode(leased)]))

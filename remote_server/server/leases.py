@@ -23,11 +23,20 @@ NO_LEASE = 0
 """The lease of a get that found nothing: there is nothing to release."""
 
 
+OnEnd = Callable[[bool], None]
+"""Called when the pins of a message or lease are released; False when its blocks were not sent."""
+
+
+def no_notice(_: bool) -> None:
+    """Ignore the end."""
+
+
 class Lease(NamedTuple):
     region: int
     blocks: Sequence[Block]
     num_bytes: int
     ends_at: float
+    on_end: OnEnd
 
 
 class Leases:
@@ -55,14 +64,16 @@ class Leases:
         """Whether `region` has as many leases as one may have."""
         return len(self._of_region.get(region, ())) >= MAX_LEASES_PER_REGION
 
-    def grant(self, region: int, blocks: Sequence[Block]) -> int:
+    def grant(self, region: int, blocks: Sequence[Block], on_end: OnEnd = no_notice) -> int:
         """Take over the pins of `blocks`, until the lease that is returned ends."""
         if not blocks:
+            on_end(True)
             return NO_LEASE
         # Random, so that no client can end another's lease by counting.
         number = secrets.randbits(62) + 1
         num_bytes = sum(block.length for block in blocks)
-        self._leases[number] = Lease(region, blocks, num_bytes, self._clock() + LEASE_MS / 1000)
+        ends_at = self._clock() + LEASE_MS / 1000
+        self._leases[number] = Lease(region, blocks, num_bytes, ends_at, on_end)
         self._of_region.setdefault(region, set()).add(number)
         return number
 
@@ -76,6 +87,7 @@ class Leases:
         if not numbers:
             del self._of_region[lease.region]
         self._unpin_all(lease.blocks)
+        lease.on_end(True)
         return True
 
     def end_all(self, region: int) -> None:

@@ -25,7 +25,7 @@ class OutgoingMessage:
     the header, the objects, and those of `own_frames` frames that point into the arena.
     """
 
-    __slots__ = ("blocks", "frames", "gathered", "held_bytes", "num_bytes")
+    __slots__ = ("blocks", "frames", "gathered", "held_bytes", "num_bytes", "on_end")
 
     def __init__(
         self,
@@ -39,6 +39,8 @@ class OutgoingMessage:
         self.blocks = blocks
         self.num_bytes = num_bytes
         self.gathered = gathered
+        self.on_end: Callable[[bool], None] | None = None
+        """Called when libzmq has released the message; with False when it was dropped before."""
         header = frames[1]
         assert isinstance(header, bytes)
         self.held_bytes = MESSAGE_BYTES + len(header) + own_frames * FRAME_BYTES

@@ -54,6 +54,7 @@ class Sent(NamedTuple):
     num_bytes: int
     gathered: int
     held_bytes: int
+    on_end: Callable[[bool], None] | None = None
 
 
 class SendQueue:
@@ -260,6 +261,8 @@ class SendQueues:
                 sent = queue.in_flight.popleft()
                 self._unpin_all(sent.blocks)
                 queue.give_back(sent.num_bytes, sent.gathered, sent.held_bytes)
+                if sent.on_end is not None:
+                    sent.on_end(True)
                 more |= bool(queue.streams)
             if not queue.in_flight and not len(queue):
                 del self._queues[client]
@@ -324,12 +327,17 @@ class SendQueues:
             if tracker is None:
                 queue.give_back(0, 0, held_bytes)
                 queue.unseen += held_bytes
+                if outgoing.on_end is not None:
+                    outgoing.on_end(True)
                 continue
             # When this message is released, the untracked ones before it are released too.
             queue.take(0, 0, queue.unseen)
             held_bytes += queue.unseen
             queue.unseen = 0
-            sent = Sent(tracker, outgoing.blocks, outgoing.num_bytes, outgoing.gathered, held_bytes)
+            sent = Sent(
+                tracker, outgoing.blocks, outgoing.num_bytes, outgoing.gathered, held_bytes,
+                outgoing.on_end,
+            )  # fmt: skip
             queue.in_flight.append(sent)
         return True
 
@@ -359,6 +367,8 @@ class SendQueues:
         """Release a message that is not sent."""
         self._unpin_all(outgoing.blocks)
         queue.give_back(outgoing.num_bytes, outgoing.gathered, outgoing.held_bytes)
+        if outgoing.on_end is not None:
+            outgoing.on_end(False)
 
     def _drop(self, queue: SendQueue) -> None:
         if queue.stuck is not None:

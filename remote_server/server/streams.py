@@ -162,15 +162,6 @@ class ReadAheadStream:
         `last_resort`: no message in flight to this client will free memory, so a block that finds
         no room now is lost. Waiting for other clients could be a deadlock.
         """
-        is_ready = self._read_on(last_resort)
-        if self._times is not None:
-            if is_ready:
-                self._times.storage_ends()
-            else:
-                self._times.storage_begins()
-        return is_ready
-
-    def _read_on(self, last_resort: bool) -> bool:
         if self._ended:
             return True
         self._drop_lost()

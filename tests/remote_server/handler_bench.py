@@ -19,7 +19,7 @@ from remote_server.server.send_queue import SendQueues
 from remote_server.shm.arena import Arena
 from remote_server.shm.region import Region
 from remote_server.store.memory_tier import MemoryTier
-from remote_server.store.store import Store
+from remote_server.store.store import Below, Store
 from remote_server.turns import to_end
 
 MEMORY = 256 << 10  # 16 slabs of 16 KiB
@@ -65,11 +65,11 @@ class Posted(SendQueues):
 class HandlerBench:
     """Everything of a server but its loop, its sockets and its address."""
 
-    def __init__(self) -> None:
+    def __init__(self, below: Sequence[Below] = ()) -> None:
         self.now = 1000.0
         self.arena = Arena(MEMORY)
         self.tier = MemoryTier(self.arena)
-        self.store = Store(self.tier, self.clock)
+        self.store = Store(self.tier, self.clock, below)
         self.copier = Copier(Gate(lambda: None))
         self.router = Router()
         self.send_queues = Posted(self.router, self.tier.unpin_all)
