@@ -18,7 +18,7 @@ from remote_server.server.put import Put, Puts
 from remote_server.server.put_sources import FramePuts, Frames, Rows, SharedPuts
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.streams import Stream
-from remote_server.server.transfer import InState
+from remote_server.server.transfer import none_in
 from remote_server.server.wall_clock import wall_time_s
 from remote_server.store.namespaces import NamespaceInfo
 from remote_server.store.store import Store
@@ -96,11 +96,11 @@ class Handlers:
         self._most_in_flight = in_flight.per_client
         self._later = later or _at_once
         self.uncopied = Uncopied(store.memory.stats().budget_bytes)
-        self.puts_in_state: InState = dict.fromkeys(put.UNENDED, 0)
+        self.puts_in_state = none_in(put.UNENDED)
         self._puts = Puts(store, self._reply, self._failed, self.puts_in_state)
         self._frame_puts = FramePuts(store, copier, self.uncopied, tenant)
         self.shared_puts = SharedPuts(store, regions, in_flight)
-        self.gets_in_state: InState = dict.fromkeys(get.UNENDED, 0)
+        self.gets_in_state = none_in(get.UNENDED)
         self._gets = Gets(
             store, send_queues, regions, in_flight, self._post, self._post_stream,
             self._go_on_later, self.gets_in_state,

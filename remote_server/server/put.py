@@ -20,7 +20,7 @@ class PutState(StrEnum):
 
     RESERVING = auto()  # it is checked, and its slots are reserved, a step of keys at a time
     FILLING = auto()  # its slots wait for their turns to be filled
-    PUBLISHING = auto()  # all slots are full; parts are published, the last one first
+    PUBLISHING = auto()  # all slots are full; parts that are left are published, the last one first
     REPLIED = auto()  # all is published or declined
     REFUSED = auto()  # answered with an error; nothing is published
     DROPPED = auto()  # the client left while slots were reserved

@@ -241,6 +241,8 @@ class Server:
                 copies=self._copier.num_jobs,
                 copy_bytes=self._copier.queued_bytes,
             ),
+            puts=seen.puts,
+            gets=seen.gets,
             recovery=seen.recovery,
             held=seen.held,
             tiers=seen.tiers,

@@ -10,6 +10,7 @@ from remote_server.protocol import NamespaceStats, TierStats
 from remote_server.server.config import ServerConfig
 from remote_server.server.limits import HeldByOne
 from remote_server.server.metrics import BOUNDS_S, Timings, Traffic
+from remote_server.server.transfer import InState
 
 MAX_HOLDERS = 8
 
@@ -71,6 +72,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     queues: Queues
     """Without the copies, which wait in one queue for all tenants."""
 
+    puts: InState
+    gets: InState
+    """Those under way, by the state that each is in."""
+
     recovery: Recovery
     held: dict[str, Held]
     """By tenant; without tenants one, under the empty name."""
@@ -109,6 +114,8 @@ def gather(parts: Sequence[Part]) -> Part:
         regions=sum(part.regions for part in parts),
         leases=sum(part.leases for part in parts),
         queues=Queues(**_added(part.queues for part in parts)),
+        puts=_summed([part.puts for part in parts]),
+        gets=_summed([part.gets for part in parts]),
         recovery=Recovery(**_added(part.recovery for part in parts)),
         held={tenant: one for part in parts for tenant, one in part.held.items()},
         tiers=tiers_of([part.tiers for part in parts]),
@@ -127,11 +134,15 @@ def tiers_of(parts: Sequence[dict[str, TierStats]]) -> dict[str, TierStats]:
     }
 
 
-def _added(several: Iterable[msgspec.Struct]) -> dict[str, int]:
+def _summed(several: Iterable[InState]) -> InState:
     total: Counter[str] = Counter()
     for one in several:
-        total.update(msgspec.structs.asdict(one))
+        total.update(one)
     return dict(total)
+
+
+def _added(several: Iterable[msgspec.Struct]) -> dict[str, int]:
+    return _summed(msgspec.structs.asdict(one) for one in several)
 
 
 def _together(several: Sequence[Timings]) -> Timings:

@@ -156,6 +156,8 @@ class Tenant:
                 streams=streams,
                 demotions=store.tier_stack.num_to_demote,
             ),
+            puts={**self.handlers.puts_in_state},
+            gets={**self.handlers.gets_in_state},
             recovery=Recovery(
                 segments=disk.recovery.scanning if disk is not None else 0,
                 blocks=disk.num_unverified() if disk is not None else 0,

@@ -1,12 +1,18 @@
 """States of puts and gets: how many transfers are in each now, and a log line for abnormal ends."""
 
 import logging
+from collections.abc import Iterable
 from enum import StrEnum
 
 log = logging.getLogger(__name__)
 
 InState = dict[str, int]
 """How many transfers of one kind are in each state now, by the state's name."""
+
+
+def none_in(states: Iterable[StrEnum]) -> InState:
+    """The count of each of `states` at the start."""
+    return {state.value: 0 for state in states}
 
 
 class Transfer:

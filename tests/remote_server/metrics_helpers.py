@@ -35,6 +35,8 @@ def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
         "queues": Queues(
             requests=1, copies=1, copy_bytes=4096, shared_puts=0, replies=0, streams=1, demotions=3
         ),
+        "puts": {"filling": 1},
+        "gets": {"reading": 1},
         "recovery": Recovery(segments=1, blocks=100),
         "held": {
             "": Held(gathered=5, replies=4, streams=3, uncopied=2, fingerprints=1, largest=[

@@ -1,21 +1,35 @@
 """Puts and gets that are cut off in each of their states: nothing stays behind, all is counted."""
 
-from collections.abc import Iterator
+import logging
+import socket
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+import zmq
 from dict_tier import DictTier
-from handler_bench import HandlerBench
-from wire_peer import key
+from disk_server import IN_MEMORY, checked_server, put_all
+from handler_bench import REGION_BYTES, HandlerBench
+from wire_peer import HandPeer, Peer, SharedPeer, block, key
 
-from remote_server import protocol
-from remote_server.protocol import Get, GetShared, Hello, Put
+from remote_server import protocol, turns
+from remote_server.protocol import Error, Get, GetShared, Hello, Put, PutShared, Release
+from remote_server.server import copier, get, put, put_sources
+from remote_server.server.server import Server
+from remote_server.store import gets
 from remote_server.store.admission import Admission
 from remote_server.store.store import Below
-from remote_server.turns import Steps
+from remote_server.turns import Steps, to_end
 
 CLIENT = b"client"
 LENGTH = 4096
 TOKEN = 7
+TICKET = 3
+ALL = range(6)  # three parts of two keys
+
+Act = Callable[["Bench"], None]
 
 
 class Bench(HandlerBench):
@@ -27,56 +41,478 @@ class Bench(HandlerBench):
         super().__init__([Below(self.slow, Admission())])
         self.later: list[Steps[None]] = []
         self.handlers._later = lambda client, steps: self.later.append(steps)
+        self.asked = 0
         self.ask(Hello(request_id=1, protocol=1, namespace="ns", block_bytes=LENGTH))
 
     def ask(self, request: protocol.Request, *payload: bytes) -> Steps[None] | None:
         """The steps that are left after the first."""
+        self.asked += not isinstance(request, Release)
         frames = [*protocol.encode(request), *payload]
         return self.handlers.handle(CLIENT, [memoryview(frame) for frame in frames])
 
-    def put(self, numbers: range) -> None:
-        keys = [key(number) for number in numbers]
-        put = Put(request_id=2, namespace="ns", keys=keys, lengths=[LENGTH] * len(keys),
-                  checksums=[], blocks_per_frame=len(keys))  # fmt: skip
-        assert self.ask(put, bytes(LENGTH * len(keys))) is None
-        self.read_below()
-        self.turn()
-
     def read_below(self) -> None:
-        """The tier below finishes what it was asked for."""
-        self.turn()
+        """The tier below finishes its reads and writes."""
         self.store.tier_stack.finish_jobs()
 
+    def only_below(self) -> None:
+        """All six blocks are in the tier below memory, and nowhere else."""
+        steps = self.ask(put_of("tcp"), *payload_of("tcp"))
+        if steps is not None:
+            to_end(steps)
+        self.turn()
+        self.read_below()
+        self.tier.clear(None)
+        self.asked -= 1
+        self.send_queues.replies.pop()
 
-@pytest.fixture
-def bench() -> Iterator[Bench]:
-    bench = Bench()
-    bench.attach(TOKEN)
-    bench.put(range(4))
-    bench.store.memory.clear(None)  # what is left is below
-    yield bench
-    bench.settle()
-    bench.store.check()
-    bench.close()
+    def last_reply(self) -> protocol.Reply:
+        return self.send_queues.replies[-1][1]
+
+    def finish(self) -> None:
+        """Every step of every request, every read and every message."""
+        for _ in range(2):
+            self.read_below()
+            while self.later:
+                to_end(self.later.pop(0))
+            self.settle()
+
+    def nothing_is_left(self) -> bool:
+        """Nothing is pinned, pending, leased, waiting or in a state; the counts of puts add up."""
+        self.finish()
+        stats, counts = self.tier.stats(), self.store.all_counters()
+        under_way = [*self.handlers.puts_in_state.values(), *self.handlers.gets_in_state.values()]
+        held = (stats.pinned, stats.pending, len(self.leases), self.handlers.uncopied.total)
+        jobs = (self.puts.num_jobs, self.copier.num_jobs, self.handlers.shared_puts.num_blocks)
+        ends = sum(
+            counts[f"put_{end}"] for end in ("created", "existed", "forced", "duplicate")
+        ) + sum(count for name, count in counts.items() if name.startswith("put_declined"))
+        self.store.check()
+        assert (held, jobs) == ((0, 0, 0, 0), (0, 0, 0))
+        assert under_way == [0] * 6
+        assert counts["put_total"] == ends
+        assert counts["get_total"] == counts["get_hit"] + counts["get_miss"]
+        return True
+
+    def answers(self) -> int:
+        """How many requests were answered; blocks of streams are no answers."""
+        return len(self.send_queues.replies)
 
 
-def pins(bench: Bench) -> int:
-    return bench.tier.stats().pinned + bench.tier.stats().pending
+def put_of(transport: str, **fields: object) -> Put | PutShared:
+    common = {
+        "request_id": 2, "namespace": "ns", "keys": [key(n) for n in ALL],
+        "lengths": [LENGTH] * len(ALL),
+        "checksums": [protocol.checksum("ns", key(n), block(n, LENGTH)) for n in ALL],
+    }  # fmt: skip
+    if transport == "tcp":
+        return Put(**{**common, "deferred": False, **fields})
+    offsets = [n * LENGTH for n in ALL]
+    shared = {"region": TOKEN, "offsets": offsets, "ticket": TICKET, "ticket_value": 1}
+    return PutShared(**{**common, **shared, **fields})
 
 
-def a_get(kind: str) -> protocol.Request:
-    keys = [key(number) for number in range(4)]
+def payload_of(transport: str) -> list[bytes]:
+    return [block(n, LENGTH) for n in ALL] if transport == "tcp" else []
+
+
+def get_of(kind: str) -> Get | GetShared:
+    keys = [key(n) for n in ALL]
     if kind == "lease":
         return GetShared(request_id=9, namespace="ns", keys=keys, region=TOKEN)
     return Get(request_id=9, namespace="ns", keys=keys, stream=kind == "stream")
 
 
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    """A step is two keys, and a turn is a block."""
+    for module in (turns, gets, copier, put, get):
+        monkeypatch.setattr(module, "KEYS_PER_STEP", 2)
+    for source in (put_sources.Frames, put_sources.Rows):
+        monkeypatch.setattr(source, "turn_bytes", LENGTH)
+    bench = Bench()
+    bench.attach(TOKEN)
+    assert len(ALL) * LENGTH <= REGION_BYTES
+    for n in ALL:
+        bench.write_row(n * LENGTH, block(n, LENGTH))
+    bench.set_ticket(TICKET, 1)
+    yield bench
+    bench.close()
+
+
+def once(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> None:
+    """The next call of a method raises; later ones work."""
+    real, left = getattr(owner, name), [1]
+
+    def instead(*args: object, **named: object) -> object:
+        if left:
+            left.pop()
+            raise MemoryError("no room")
+        return real(*args, **named)
+
+    monkeypatch.setattr(owner, name, instead)
+
+
+def in_state(counts: dict[str, int]) -> list[str]:
+    return [state for state, count in counts.items() if count]
+
+
+# ── puts ─────────────────────────────────────────────────────────────────────────────────────
+
+TRANSPORTS = pytest.mark.parametrize("transport", ["tcp", "shm"])
+
+
+def begun(bench: Bench, transport: str, **fields: object) -> Steps[None]:
+    """The steps of a put whose first part is reserved."""
+    steps = bench.ask(put_of(transport, **fields), *payload_of(transport))
+    assert steps is not None
+    assert in_state(bench.handlers.puts_in_state) == ["reserving"]
+    assert bench.tier.stats().pending == 2
+    return steps
+
+
+def queued(bench: Bench, transport: str, turns_taken: int = 0, **fields: object) -> None:
+    """A put that is filled, so many turns long."""
+    to_end(begun(bench, transport, **fields))
+    assert in_state(bench.handlers.puts_in_state) == ["filling"]
+    for _ in range(turns_taken):
+        queue_of(bench, transport).copy_some()
+
+
+def queue_of(bench: Bench, transport: str) -> copier.Copier:
+    return bench.copier if transport == "tcp" else bench.puts
+
+
+@TRANSPORTS
+def test_a_put_passes_its_states_and_is_answered_at_the_end(bench, transport):
+    queued(bench, transport)
+    seen = []
+    while queue_of(bench, transport).copy_some():
+        seen += in_state(bench.handlers.puts_in_state)
+    assert [*dict.fromkeys(seen)] == (
+        ["filling"] if transport == "tcp" else ["filling", "publishing"]
+    )
+    assert bench.last_reply().created == len(ALL)
+    assert bench.nothing_is_left()
+    assert bench.answers() == bench.asked
+
+
+@TRANSPORTS
+def test_a_put_whose_client_leaves_while_slots_are_reserved_leaves_none(bench, transport, caplog):
+    caplog.set_level(logging.DEBUG, "remote_server.server.transfer")
+    begun(bench, transport).close()
+    assert bench.nothing_is_left()
+    assert bench.answers() == bench.asked - 1, "there is no client to answer"
+    assert bench.store.counters["put_declined_withdrawn"] == 2
+    assert "Put 2 of connection 636c69656e74: dropped, was reserving" in caplog.text
+
+
+@TRANSPORTS
+def test_a_put_whose_namespace_is_forgotten_while_slots_are_reserved_is_refused(bench, transport):
+    steps = begun(bench, transport)
+    bench.store.clear("ns", forget=True)
+    to_end(steps)
+    assert bench.last_reply().code == "unknown_namespace"
+    assert bench.nothing_is_left()
+    assert bench.answers() == bench.asked
+
+
+@TRANSPORTS
+def test_a_put_whose_reservation_raises_is_answered_so(bench, transport, monkeypatch):
+    steps = begun(bench, transport)
+    once(monkeypatch, bench.store, "begin_put")
+    to_end(steps)
+    assert bench.last_reply().code == "internal"
+    assert bench.nothing_is_left()
+    assert bench.answers() == bench.asked
+
+
+def leave(bench: Bench) -> None:
+    bench.router.gone.add(CLIENT)
+    bench.detach()
+
+
+def clear(bench: Bench) -> None:
+    assert bench.store.clear(None)
+
+
+def drain(bench: Bench) -> None:
+    bench.handlers.draining = True
+
+
+def stop(bench: Bench) -> None:
+    bench.copier.stop()
+    bench.detach()
+
+
+CUTS = pytest.mark.parametrize("cut", [leave, clear, drain, stop])
+TURNS = pytest.mark.parametrize("turns_taken", range(1 + len(ALL) + 2))
+
+
+@TRANSPORTS
+@CUTS
+@TURNS
+def test_a_put_that_is_cut_off_at_any_turn_ends_once(bench, transport, cut, turns_taken):
+    queued(bench, transport, turns_taken)
+    cut(bench)
+    assert bench.nothing_is_left()
+    assert bench.answers() == bench.asked
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("deferred", [False, True])
+@TURNS
+def test_a_put_whose_filling_raises_is_answered_once(
+    bench, transport, turns_taken, monkeypatch, deferred
+):
+    queued(bench, transport, turns_taken, deferred=deferred)
+    once(monkeypatch, put_sources, "copy_in" if transport == "tcp" else "copy_shared")
+    assert bench.nothing_is_left()
+    assert bench.answers() == bench.asked
+
+
+@TRANSPORTS
+@pytest.mark.parametrize("deferred", [False, True])
+@TURNS
+def test_a_put_whose_publication_raises_is_answered_once_and_its_other_parts_end(
+    bench, transport, turns_taken, monkeypatch, deferred
+):
+    queued(bench, transport, turns_taken, deferred=deferred)
+    once(monkeypatch, bench.store, "end_put")
+    bench.finish()
+    assert bench.answers() == bench.asked
+    assert in_state(bench.handlers.puts_in_state) == []
+    assert bench.tier.stats().pending in (0, 2), "those of the part that raised"
+    assert bench.handlers.uncopied.total == bench.handlers.shared_puts.num_blocks == 0
+
+
+@TRANSPORTS
+def test_a_put_with_a_wrong_checksum_keeps_its_other_blocks(bench, transport):
+    put = put_of(transport)
+    put.checksums[3] ^= 1
+    to_end(bench.ask(put, *payload_of(transport)))
+    bench.turn()
+    assert (bench.last_reply().created, bench.last_reply().declined) == (5, {"checksum": 1})
+    assert bench.nothing_is_left()
+
+
+@TURNS
+def test_a_put_that_is_withdrawn_keeps_all_of_its_blocks_or_none(bench, turns_taken):
+    queued(bench, "shm", turns_taken)
+    bench.set_ticket(TICKET, 2)
+    bench.finish()
+    if turns_taken < len(ALL):
+        assert bench.last_reply().declined == {"withdrawn": len(ALL)}
+    else:
+        assert bench.last_reply().created == len(ALL)
+    assert bench.nothing_is_left()
+
+
+# ── gets ─────────────────────────────────────────────────────────────────────────────────────
+
+KINDS = pytest.mark.parametrize("kind", ["whole", "stream", "lease"])
+
+
+def found(bench: Bench, kind: str) -> Steps[None]:
+    """The steps of a get that has found its first blocks."""
+    to_end(bench.ask(put_of("tcp"), *payload_of("tcp")))
+    bench.turn()
+    steps = bench.ask(get_of(kind))
+    assert steps is not None
+    assert in_state(bench.handlers.gets_in_state) == ["finding"]
+    return steps
+
+
+def reading(bench: Bench, kind: str) -> None:
+    """A get that waits for the tier below memory."""
+    bench.only_below()
+    steps = bench.ask(get_of(kind))
+    if steps is not None:
+        to_end(steps)
+    bench.turn()
+    assert in_state(bench.handlers.gets_in_state) == ["reading"]
+
+
+def sending(bench: Bench, kind: str) -> None:
+    """A get whose client does not read, or holds a lease."""
+    bench.router.full.add(CLIENT)
+    to_end(found(bench, kind))
+    bench.send_queues.send_some()
+    assert in_state(bench.handlers.gets_in_state) == ["sending"]
+    assert bench.tier.stats().pinned == len(ALL)
+
+
+@KINDS
+def test_a_get_whose_client_leaves_while_blocks_are_found_pins_none(bench, kind, caplog):
+    caplog.set_level(logging.DEBUG, "remote_server.server.transfer")
+    found(bench, kind).close()
+    assert bench.nothing_is_left()
+    assert bench.answers() == bench.asked - 1
+    assert "Get 9 of connection 636c69656e74: dropped, was finding" in caplog.text
+
+
+@KINDS
+def test_a_get_whose_search_raises_is_answered_so(bench, kind, monkeypatch):
+    steps = found(bench, kind)
+    once(monkeypatch, bench.tier, "pin_all")
+    to_end(steps)
+    assert bench.last_reply().code == "internal"
+    assert bench.nothing_is_left()
+    assert bench.answers() == bench.asked
+
+
+@KINDS
+@pytest.mark.parametrize("cut", [leave, clear, drain])
+def test_a_get_that_is_cut_off_while_a_tier_reads_pins_nothing(bench, kind, cut):
+    reading(bench, kind)
+    cut(bench)
+    bench.finish()
+    if kind == "lease" and not isinstance(bench.last_reply(), Error):
+        bench.ask(Release(request_id=10, lease=bench.last_reply().lease))
+    assert bench.nothing_is_left()
+    assert bench.answers() == bench.asked
+
+
 @pytest.mark.parametrize("kind", ["whole", "lease"])
 def test_a_get_that_is_dropped_before_the_turn_after_its_read_pins_nothing(bench, kind):
     """The read was complete, and its client had left before the next turn: the pins stayed."""
-    assert bench.ask(a_get(kind)) is None
+    reading(bench, kind)
     bench.read_below()
-    assert pins(bench) == 4
+    assert bench.tier.stats().pinned == len(ALL)
     (steps,) = bench.later
+    bench.later.clear()
     steps.close()
-    assert pins(bench) == 0
+    assert bench.nothing_is_left()
+
+
+@pytest.mark.parametrize("kind", ["whole", "stream"])
+@pytest.mark.parametrize("cut", [leave, clear, drain, lambda bench: bench.send_queues.cancel_all()])
+def test_a_get_that_is_cut_off_while_its_client_does_not_read_pins_nothing(bench, kind, cut):
+    sending(bench, kind)
+    cut(bench)
+    assert bench.nothing_is_left()
+    assert bench.answers() == bench.asked
+
+
+def release(bench: Bench) -> None:
+    bench.ask(Release(request_id=10, lease=bench.last_reply().lease))
+
+
+def expire(bench: Bench) -> None:
+    bench.now += 1000
+
+
+@pytest.mark.parametrize("end", [release, expire, leave])
+@pytest.mark.parametrize("between", [clear, drain])
+def test_a_leased_get_ends_with_its_lease(bench, end, between):
+    sending(bench, "lease")
+    between(bench)
+    assert in_state(bench.handlers.gets_in_state) == ["sending"]
+    end(bench)
+    assert bench.nothing_is_left()
+
+
+# ── over sockets ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """A small memory above a disk."""
+    with checked_server(tmp_path) as server:
+        yield server
+
+
+def states_of(server: Server) -> Counter[str]:
+    seen = server.loop_calls.call(server.snapshot).result(5)
+    return +Counter({**seen.puts, **seen.gets})
+
+
+def is_quiet(server: Server) -> Callable[[protocol.StatsReply], bool]:
+    def quiet(stats: protocol.StatsReply) -> bool:
+        tier, tenant = stats.tiers["memory"], server.tenants[""]
+        held = (tier.pinned, tier.pending, len(server.leases), tenant.handlers.uncopied.total)
+        return not any(held) and not states_of(server)
+
+    return quiet
+
+
+class Resetting(HandPeer):
+    """A peer that does not read, and resets its connection when it is closed."""
+
+    def __init__(self, endpoint: str) -> None:
+        super().__init__(endpoint, small=True)
+
+    def close(self) -> None:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.socket.close()
+
+
+@pytest.fixture(params=["cut", "reset"])
+def leaving(request, context: zmq.Context, server: Server) -> Peer:
+    """A peer whose connection the test ends."""
+    if request.param == "cut":
+        return Peer(context, server.endpoint, rcvhwm=1, rcvbuf=4096)
+    return Resetting(server.endpoint)
+
+
+def test_a_connection_that_ends_while_its_put_is_filled(server, connect, leaving):
+    leaving.hello()
+    message, blocks = leaving.put_message([1, 2])
+    with server.copy_gate.shut():
+        leaving.send(message, *blocks)
+        connect().stats_once(lambda _: states_of(server) == {"filling": 1})
+        leaving.close()
+    connect().stats_once(is_quiet(server))
+    assert connect().lookup([1, 2]).prefix == 2
+
+
+def test_a_region_that_is_detached_while_its_put_is_filled(server, connect):
+    shared, other = SharedPeer(connect()), connect()
+    shared.peer.hello()
+    with server.copy_gate.shut():
+        shared.peer.send(shared.put_message([1, 2]))
+        other.stats_once(lambda _: states_of(server) == {"filling": 1})
+        shared.close()
+        other.stats_once(is_quiet(server))
+    assert shared.peer.receive()[0].declined == {"withdrawn": 2}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_connection_that_ends_while_its_get_is_read_or_sent(server, connect, leaving, stream):
+    """Frozen first: it does not read what is sent."""
+    peer = connect()
+    put_all(peer, IN_MEMORY + 4)
+    with server.tenants[""].disk.pool.gate.shut():
+        leaving.send_get(range(4), "big", stream=stream)
+        peer.stats_once(lambda _: states_of(server) == {"reading": 1})
+    peer.stats_once(lambda _: states_of(server) in ({"sending": 1}, {}))
+    leaving.close()
+    peer.stats_once(is_quiet(server))
+    assert len(peer.get(range(4), "big")[1]) == 4
+
+
+def test_a_region_that_is_detached_while_its_get_is_read(server, connect):
+    shared, peer = SharedPeer(connect()), connect()
+    put_all(peer, IN_MEMORY + 4)
+    keys = [key(number) for number in range(4)]
+    with server.tenants[""].disk.pool.gate.shut():
+        shared.peer.send(GetShared(request_id=99, namespace="big", keys=keys, region=shared.token))
+        peer.stats_once(lambda _: states_of(server) == {"reading": 1})
+        shared.close()
+        peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)
+    assert shared.peer.receive()[0].code == "unknown_region"
+    peer.stats_once(is_quiet(server))
+
+
+def test_a_put_that_waits_when_the_server_stops_leaves_no_slot(tmp_path, context):
+    with checked_server(tmp_path / "stopped") as server:
+        peer = Peer(context, server.endpoint)
+        peer.hello()
+        message, blocks = peer.put_message([1, 2])
+        with server.copy_gate.shut():
+            peer.send(message, *blocks)
+            peer.stats_once(lambda _: states_of(server) == {"filling": 1})
+            server.leave()
+            assert server.wait_until_drained(5)
+            server._copier.stop()
+            assert server.store.tier_stats()["memory"].pending == 0
+            assert server.tenants[""].handlers.puts_in_state["filling"] == 0
