@@ -1,7 +1,7 @@
 """Puts: one state machine for every transport. `put_sources.py` has the transports."""
 
 from abc import ABC, abstractmethod
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Sequence
 from enum import StrEnum, auto
 from typing import ClassVar, NamedTuple
@@ -290,9 +290,9 @@ class Put(Transfer):
 
 def stored_reply(request_id: int, epoch: str, of_parts: Sequence[Reserved]) -> Stored:
     """The outcome of each key of a put, as far as it is known now."""
-    reasons: Counter[str] = Counter()
-    for part in of_parts:
-        reasons.update(part.reasons)
+    reasons = of_parts[0].reasons
+    for part in of_parts[1:]:
+        reasons = reasons + part.reasons
     outcomes = b"".join([part.outcomes for part in of_parts])
     return Stored(
         request_id=request_id,
