@@ -25,6 +25,7 @@ from remote_server.errors import ServerUnavailable
 from remote_server.http_address import BACKLOG, Address
 from remote_server.plain_text import FewLines
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
+from remote_server.server.loop_calls import clear_blocks
 from remote_server.server.server import Server
 from remote_server.server.snapshot import Snapshot, shown, summary
 
@@ -163,7 +164,7 @@ class Site:
             raise web.HTTPBadRequest(text=f"{_CLEAR_HELP}: {error}\n") from error
         if (wanted.namespace is None) is not wanted.all:
             raise web.HTTPBadRequest(text=f"{_CLEAR_HELP}\n")
-        cleared = await self._ask(partial(self._server.clear, wanted.namespace))
+        cleared = await self._ask(partial(clear_blocks, self._server.tenants, wanted.namespace))
         self._taken = None
         if cleared is None:
             raise web.HTTPNotFound(text=f"there is no namespace {wanted.namespace!r}\n")

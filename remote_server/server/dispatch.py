@@ -12,7 +12,7 @@ from remote_server.server import get, put
 from remote_server.server.copier import Copier, VerifyJob
 from remote_server.server.get import Gets, SharedGet, StreamedGet, WholeGet
 from remote_server.server.leases import Regions
-from remote_server.server.limits import InFlight, Uncopied, waiting_bytes
+from remote_server.server.limits import InFlight, Uncopied, check_hello, waiting_bytes
 from remote_server.server.outgoing import OutgoingMessage, RequestTimes
 from remote_server.server.put import Put, Puts
 from remote_server.server.put_sources import FramePuts, Frames, Rows, SharedPuts
@@ -25,9 +25,6 @@ from remote_server.store.store import Store
 from remote_server.turns import LOOKUP_KEYS_PER_STEP, Steps, parts, to_end
 
 log = logging.getLogger(__name__)
-
-# `doctor` compares about twenty fields; no engine needs more than this.
-MAX_FINGERPRINT_FIELDS = 64
 
 # Decoding a longer header, of some 2,000 keys, is a step of its own: 1 ms for 16,384 keys.
 LARGE_HEADER_BYTES = 64 << 10
@@ -209,26 +206,7 @@ class Handlers:
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def _hello(self, client: bytes, request: protocol.Hello, _: Sequence[memoryview]) -> None:
-        if request.protocol != protocol.PROTOCOL_VERSION:
-            raise RequestRefused(
-                ErrorCode.UNSUPPORTED_PROTOCOL,
-                f"this server speaks protocol {protocol.PROTOCOL_VERSION}, not {request.protocol}",
-            )
-        if len(request.fingerprint) > MAX_FINGERPRINT_FIELDS:
-            raise RequestRefused(
-                ErrorCode.BAD_REQUEST,
-                f"{len(request.fingerprint)} fingerprint fields, at most {MAX_FINGERPRINT_FIELDS}",
-            )
-        try:
-            protocol.check_names(request.namespace, request.client, request.fingerprint)
-        except RemoteProtocolError as error:
-            raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
-        if request.block_bytes > self._most_in_flight:
-            raise RequestRefused(
-                ErrorCode.TOO_LARGE,
-                f"a block of {request.block_bytes} bytes is more than --max-inflight allows one "
-                f"client, {self._most_in_flight}",
-            )
+        check_hello(request, self._most_in_flight)
         info = NamespaceInfo(
             block_bytes=request.block_bytes,
             client=request.client,

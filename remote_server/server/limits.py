@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from remote_server.errors import RequestRefused
-from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode
+from remote_server import protocol
+from remote_server.errors import RemoteProtocolError, RequestRefused
+from remote_server.protocol import MAX_MESSAGE_BYTES, ErrorCode, Hello
 from remote_server.sizes import KiB, MiB, format_bytes
 from remote_server.store.memory_tier import MemoryTier
 
@@ -184,6 +185,35 @@ class Uncopied:
 def waiting_bytes(num_keys: int, num_bytes: int = 0) -> int:
     """What a request with so many keys, and so many bytes of blocks in frames, takes."""
     return num_keys * BYTES_PER_KEY + num_bytes
+
+
+# `doctor` compares about twenty fields; no engine needs more than this.
+MAX_FINGERPRINT_FIELDS = 64
+
+
+def check_hello(request: Hello, most_in_flight: int) -> None:
+    """Raise `RequestRefused` when such a client cannot be served. `most_in_flight` bytes may be in
+    flight for it."""
+    if request.protocol != protocol.PROTOCOL_VERSION:
+        raise RequestRefused(
+            ErrorCode.UNSUPPORTED_PROTOCOL,
+            f"this server speaks protocol {protocol.PROTOCOL_VERSION}, not {request.protocol}",
+        )
+    if len(request.fingerprint) > MAX_FINGERPRINT_FIELDS:
+        raise RequestRefused(
+            ErrorCode.BAD_REQUEST,
+            f"{len(request.fingerprint)} fingerprint fields, at most {MAX_FINGERPRINT_FIELDS}",
+        )
+    try:
+        protocol.check_names(request.namespace, request.client, request.fingerprint)
+    except RemoteProtocolError as error:
+        raise RequestRefused(ErrorCode.BAD_REQUEST, str(error)) from error
+    if request.block_bytes > most_in_flight:
+        raise RequestRefused(
+            ErrorCode.TOO_LARGE,
+            f"a block of {request.block_bytes} bytes is more than --max-inflight allows one "
+            f"client, {most_in_flight}",
+        )
 
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")

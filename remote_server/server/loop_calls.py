@@ -1,4 +1,4 @@
-"""Calls from other threads, and prefetches, run by the server's loop between requests.
+"""Calls from other threads, clears and prefetches, run by the server's loop between requests.
 
 The data path therefore needs no lock: another thread has the loop read or change state, and waits
 on a future, for any time.
@@ -16,6 +16,7 @@ from remote_server.errors import ServerUnavailable
 from remote_server.guard import Guard
 from remote_server.server.tenant import Tenant, namespaces_named
 from remote_server.store.prefetch import Prefetch, Prefetched
+from remote_server.store.store import Removed
 
 Answer = TypeVar("Answer")
 
@@ -164,3 +165,40 @@ def _run_step(future: Future[Prefetched], go_on: Callable[[], None]) -> None:
         if not future.done():
             future.set_exception(error)
         raise
+
+
+def clear_blocks(
+    tenants: Mapping[str, Tenant], namespace: str | None
+) -> "tuple[Removed, Future[bool]] | None":
+    """On the loop thread: remove the blocks of `namespace`, or of all. None when it does not exist.
+    With tenants its name is that of the snapshot, `tenant/namespace`.
+
+    The future's result is True when no restart would find the blocks, False when the disk failed.
+    It is never done when the server ends first.
+    """
+    found = False
+    memory = below = 0
+    for tenant, name in namespaces_named(tenants, namespace):
+        found = True
+        removed = tenant.store.clear(name)
+        memory += removed.from_memory
+        below += removed.from_below
+    if not found and namespace is not None:
+        return None
+    return Removed(memory, below), _all_gone(tenants)
+
+
+def _all_gone(tenants: Mapping[str, Tenant]) -> "Future[bool]":
+    """Done when no tenant's cleared blocks can come back."""
+    future: Future[bool] = Future()
+    future.set_running_or_notify_cancel()
+    results: list[bool] = []
+
+    def one_is_done(gone: bool) -> None:
+        results.append(gone)
+        if len(results) == len(tenants):
+            future.set_result(all(results))
+
+    for tenant in tenants.values():
+        tenant.store.when_gone(one_is_done)
+    return future

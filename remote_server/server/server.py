@@ -6,7 +6,6 @@ import threading
 import time
 from collections import ChainMap
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from functools import partial
 from types import FrameType, TracebackType
 from typing import Self
@@ -31,13 +30,13 @@ from remote_server.server.loop_calls import LoopCalls, Prefetches, Wakeup
 from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
-from remote_server.server.tenant import Tenant, namespaces_named
+from remote_server.server.tenant import Tenant
 from remote_server.server.tenant_config import TenantConfig, TenantKeys, read_tenants
+from remote_server.server.upkeep import Upkeep
 from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, Population, warn_if_dev_shm_is_small
-from remote_server.sizes import format_bytes
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.segments import segment_bytes_for
-from remote_server.store.store import Removed, Store
+from remote_server.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +50,6 @@ IDLE_MS = 1_000  # also the longest delay of the end of a lease
 # local socket with its largest number of regions and attaching clients.
 OWN_FILES = 128
 LOCAL_FILES = 3 * (MAX_REGIONS + MAX_PENDING) + 2
-
-CHECK_INTERVAL_S = 10.0
-CHECK_MAX_BLOCKS = 50_000  # about 30 ms, during which no client is served
-REPORT_INTERVAL_S = 60.0
 
 
 class Server:
@@ -143,9 +138,7 @@ class Server:
             self._population = Population([each.arena for each in self.tenants.values()])
         self.loop_calls = LoopCalls(self._wakeup.wake)
         self.prefetches = Prefetches(self.tenants, self._guard, self._wakeup.wake)
-        self._next_check = self._clock() + CHECK_INTERVAL_S
-        self._next_report = self._clock() + REPORT_INTERVAL_S
-        self._reported: dict[str, dict[str, int]] = {}
+        self._upkeep = Upkeep(self.tenants, self._clock())
 
     def serve(self) -> None:
         """Answer requests until `leave` is called or a drain ends."""
@@ -226,29 +219,22 @@ class Server:
         tenants = self.tenants.values()
         seen = gather([tenant.snapshot() for tenant in tenants])
         first = next(iter(tenants))
+        own = {"queues", "counters"}
+        rest = {k: v for k, v in msgspec.structs.asdict(seen).items() if k not in own}
         return Snapshot(
+            **rest,
             server=server_name(),
             endpoint=self.endpoint,
             epoch=first.store.epoch,
             uptime_s=first.store.uptime_s,
             draining=first.handlers.draining,
             connections=self._auth.num_connections,
-            regions=seen.regions,
-            leases=seen.leases,
             queues=msgspec.structs.replace(
                 seen.queues,
                 turns=self._serving.num_waiting,
                 copies=self._copier.num_jobs,
                 copy_bytes=self._copier.queued_bytes,
             ),
-            puts=seen.puts,
-            gets=seen.gets,
-            recovery=seen.recovery,
-            held=seen.held,
-            tiers=seen.tiers,
-            namespaces=seen.namespaces,
-            traffic=seen.traffic,
-            operations=seen.operations,
             ailing=self._guard.ailing + self._ended_threads(),
             counters=seen.counters
             | dict(self._auth.counters)
@@ -269,42 +255,6 @@ class Server:
         if self._population is not None and self._population.failed:
             lines.append("the thread that populates the memory has failed")
         return lines
-
-    def clear(self, namespace: str | None) -> "tuple[Removed, Future[bool]] | None":
-        """On the loop thread: remove the blocks of `namespace`, or of all. None when it does not
-        exist. With tenants its name is that of the snapshot, `tenant/namespace`.
-
-        The future's result is True when no restart would find the blocks, False when the disk
-        failed. It is never done when the server ends first.
-        """
-        found = False
-        memory = below = 0
-        for tenant, name in namespaces_named(self.tenants, namespace):
-            found = True
-            removed = tenant.store.clear(name)
-            memory += removed.from_memory
-            below += removed.from_below
-        if not found and namespace is not None:
-            return None
-        return Removed(memory, below), self._gone()
-
-    def _gone(self) -> "Future[bool]":
-        """Done when no tenant's cleared blocks can come back."""
-        future: Future[bool] = Future()
-        future.set_running_or_notify_cancel()
-        left = len(self.tenants)
-        all_gone = True
-
-        def one_is_done(gone: bool) -> None:
-            nonlocal left, all_gone
-            left -= 1
-            all_gone &= gone
-            if not left:
-                future.set_result(all_gone)
-
-        for tenant in self.tenants.values():
-            tenant.store.when_gone(one_is_done)
-        return future
 
     def tiers(self) -> dict[str, TierStats]:
         """Occupancy by tier, all tenants together."""
@@ -376,42 +326,12 @@ class Server:
         now = self._clock()
         if self._private_memory.is_beyond(now, self._auth.num_connections, self._accounted):
             self._start_over("ZeroMQ holds more memory than requests explain")
-        if idle and now >= self._next_check:
-            self._next_check = now + CHECK_INTERVAL_S
-            for tenant in self.tenants.values():
-                self._check(tenant.store)
-        if now >= self._next_report:
-            self._next_report = now + REPORT_INTERVAL_S
-            for tenant in self.tenants.values():
-                self._report(tenant)
+        self._upkeep.run(now, idle=idle)
 
     def _accounted(self) -> int:
         """The bytes of private memory that are accounted for."""
         known = sum(tenant.private_bytes for tenant in self.tenants.values())
         return known + self._held.num_bytes + self._serving.num_bytes
-
-    def _check(self, store: Store) -> None:
-        if sum(tier.blocks for tier in store.tier_stats().values()) > CHECK_MAX_BLOCKS:
-            return
-        try:
-            store.check()
-        except AssertionError:
-            store.counters["failed_checks"] += 1
-            log.exception("internal counts disagree: please report this as a bug")
-
-    def _report(self, tenant: Tenant) -> None:
-        counters = tenant.store.all_counters()
-        if counters == self._reported.get(tenant.label):
-            return
-        self._reported[tenant.label] = counters
-        memory = tenant.store.tier_stats()["memory"]
-        log.info(
-            "%smemory %s of %s in %d blocks, %d evicted; lookups %d of %d keys hit; gets %d of %d",
-            tenant.label,
-            format_bytes(memory.used_bytes), format_bytes(memory.budget_bytes), memory.blocks,
-            counters["evicted"], counters["lookup_hits"], counters["lookup_keys"],
-            counters["get_hit"], counters["get_total"],
-        )  # fmt: skip
 
     def _on_signal(self, number: int, _: FrameType | None) -> None:
         if self._signalled:

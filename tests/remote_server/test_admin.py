@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
@@ -76,6 +75,8 @@ async def test_stats_and_metrics_say_what_was_put_got_and_missed(pair, http, con
     assert 0 < said["operations"]["get"]["p50_s"] <= said["operations"]["get"]["p99_s"] <= 10
     assert said["connections"] >= 1
     assert said["queues"]["requests"] == 0
+    assert said["puts"] == {"reserving": 0, "filling": 0, "publishing": 0}
+    assert [*said["gets"]] == ["finding", "reading", "sending"]
     _, headers, text = await http.get("/metrics")
     assert headers["Content-Type"].startswith("text/plain; version=")
     assert value_of(text, "kvferry_server_tier_gets_total", tier="memory", outcome="hit") == 8
@@ -207,7 +208,7 @@ async def test_a_clear_is_answered_when_no_restart_would_find_the_blocks(
         assert not answer.done()
     assert (await answer)[0] == 200
     put(2)
-    monkeypatch.setattr(server, "_gone", Future)  # the disk does not come to an end
+    monkeypatch.setattr(server.store, "when_gone", lambda then: None)  # the disk does not end
     monkeypatch.setattr(site, "GONE_S", 0.01)
     status, _, text = await http.post("/clear", json={"namespace": "file"})
     assert status == 500 and "may come back" in text

@@ -197,7 +197,7 @@ def test_an_attach_and_the_end_of_a_region(server, connect, other, monkeypatch):
 @pytest.mark.parametrize("name", ["expire_some", "check"])
 def test_what_is_looked_after_now_and_then(server, other, monkeypatch, name):
     Broken(monkeypatch, server.store, name, times=3)
-    server._next_check = 0.0
+    server._upkeep._next_check = 0.0
     for number in range(5):
         assert serves(other, number)
     assert other.stats().counters["lookup_keys"] == 0

@@ -25,6 +25,7 @@ from remote_server.protocol import (
     Touch,
     Verify,
 )
+from remote_server.server.loop_calls import clear_blocks
 from remote_server.server.server import Server
 from remote_server.server.tenant import namespaces_named
 from remote_server.sizes import MiB
@@ -71,7 +72,7 @@ def test_clear_and_prefetch_find_a_namespace_by_its_full_name_alone(two, tenancy
     if full_name is not None:
         prefetched = server.loop_calls.call(lambda: server.prefetches.begin(full_name, [key(0)]))
         assert (prefetched.result(5) is not None) == bool(found)
-    cleared = server.loop_calls.call(lambda: server.clear(full_name)).result(5)
+    cleared = server.loop_calls.call(lambda: clear_blocks(server.tenants, full_name)).result(5)
     assert (cleared[0].from_memory if cleared is not None else 0) == 3 * len(found)
 
 
