@@ -9,17 +9,17 @@ from functools import partial
 
 import zmq
 
-from remote_server.client.client_context import ClientContext
+from remote_server.client.channel import ClientContext
 from remote_server.client.connection import Connection
 from remote_server.client.control import ControlChannel
-from remote_server.client.get_window import GetTransfer
-from remote_server.client.gets import TcpGets
-from remote_server.client.put_channel import TcpPuts
-from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.get import GetTransfer
+from remote_server.client.put import PutTransfer
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.requests import Ask
 from remote_server.client.results import GetOutcome
-from remote_server.client.shm_channel import ShmChannel
+from remote_server.client.shm_link import ShmChannel
+from remote_server.client.tcp_gets import TcpGets
+from remote_server.client.tcp_puts import TcpPuts
 from remote_server.errors import KVFerryError
 from remote_server.keys import read_client_keys
 

@@ -1,6 +1,24 @@
 """Connection to the server: one DEALER socket and its state. Used by the I/O thread only.
 
 No other module of the client sends, receives or sets a socket option.
+
+There is no receive mark (ZMQ_RCVHWM 0). At its mark libzmq stops reading a connection. When the
+peer resets a connection in that state, libzmq ends the process: its next heartbeat, or a queued one
+of the peer's, fails the assertion `!_io_error`. The process is an engine, and the state is reached
+whenever its interpreter is held while blocks come.
+
+The requests bound the queue instead of a mark:
+
+- Blocks come on one connection. Its window (`tcp_gets.py`) bounds the bytes requested and not
+  received, those of ended gets included.
+- Every other reply is one header of at most 4 MiB, usually less than a kilobyte, and answers one
+  request. The windows of puts and of shared memory, and the limit of small requests in flight,
+  bound their number.
+- A server that sends unrequested replies loses the connection after 1,000 of them, and one that
+  sends too large a frame loses it at once.
+
+ZeroMQ has no bound in bytes. A hostile server can fill memory as fast as the network carries bytes
+while the interpreter is held, or with one message of endless frames; a mark would not change that.
 """
 
 import errno
@@ -8,15 +26,14 @@ import itertools
 import logging
 import sys
 from collections.abc import Callable, Container, Sequence
-from math import inf
+from math import ceil, inf
 
 import zmq
 
 from remote_server import protocol
 from remote_server.client.results import ClientConfig
-from remote_server.client.socket_options import set_options
 from remote_server.errors import ConfigError, RemoteProtocolError
-from remote_server.keys import ClientKeys
+from remote_server.keys import CURVE_FRAME_BYTES, ClientKeys
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +58,8 @@ _REFUSALS = {
 }
 _OTHER_MECHANISM = int(zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
 _NO_MORE_FILES = (errno.EMFILE, errno.ENFILE)
+_HANDSHAKE_MS = 5_000
+_CONNECT_MS = 5_000
 _monitor_numbers = itertools.count(1)
 
 # libzmq drops the part of a frame that exceeds the buffer, so discarding copies nothing.
@@ -52,9 +71,9 @@ class Connection:
 
     Frames passed to `send` queue inside libzmq only while a peer is connected (ZMQ_IMMEDIATE), and
     closing discards them (linger 0): libzmq releases every row shortly after `close` or `reopen`.
-    The sender can detect the release (`put_transfer.py`).
+    The sender can detect the release (`put.py`).
 
-    Only the requests that were sent bound the queue of replies (`socket_options.py`). A server that
+    Only the requests that were sent bound the queue of replies. A server that
     sends more replies than it owes loses the connection and the replies queued in it.
     """
 
@@ -105,7 +124,7 @@ class Connection:
         self._num_owed = 0
         socket = self._context.socket(zmq.DEALER)
         try:
-            set_options(socket, self._config, self._keys, brings_blocks=self._brings_blocks)
+            _set_options(socket, self._config, self._keys, brings_blocks=self._brings_blocks)
             # pyzmq's default name contains a file descriptor, which may soon be another socket's.
             monitor = socket.get_monitor_socket(
                 _EVENTS, f"inproc://kvferry-monitor-{next(_monitor_numbers)}"
@@ -285,6 +304,59 @@ class Connection:
         self._cut_off = self.connected
         self.reopen()
         self.reopening = False
+
+
+def _set_options(
+    socket: "zmq.Socket[bytes]",
+    config: ClientConfig,
+    keys: ClientKeys | None,
+    *,
+    brings_blocks: bool,
+) -> None:
+    """Set all options of `socket` before it connects. `brings_blocks`: replies have payload
+    frames."""
+    most_bytes = protocol.MAX_FRAME_BYTES if brings_blocks else protocol.MAX_HEADER_BYTES
+    options: dict[int, int] = {
+        zmq.LINGER: 0,
+        # Not for names: libzmq would resolve only their IPv6 addresses.
+        zmq.IPV6: "[" in config.endpoint,
+        zmq.IMMEDIATE: 1,
+        # The windows bound the queue; a mark could only fail a send half-way.
+        zmq.SNDHWM: 0,
+        zmq.RCVHWM: 0,
+        zmq.MAXMSGSIZE: most_bytes if keys is None else most_bytes + CURVE_FRAME_BYTES,
+        zmq.RECONNECT_IVL: ceil(config.reconnect_s * 1e3),
+        zmq.RECONNECT_IVL_MAX: ceil(config.longest_reconnect_s * 1e3),
+        zmq.CONNECT_TIMEOUT: _CONNECT_MS,
+        zmq.HANDSHAKE_IVL: _HANDSHAKE_MS,
+    }
+    if not brings_blocks:
+        options |= _heartbeats(config)
+    for option, value in options.items():
+        socket.setsockopt(option, value)
+    if keys is not None:
+        socket.curve_serverkey = keys.server
+        socket.curve_publickey = keys.public
+        socket.curve_secretkey = keys.secret
+
+
+def _heartbeats(config: ClientConfig) -> dict[int, int]:
+    """For connections that carry headers alone.
+
+    Only heartbeats end such a connection when the network drops its packets, or when a damaged
+    length makes ZeroMQ wait for bytes that never come: a request that times out does not close it.
+
+    The connection for gets needs none: it is replaced after a second of silence (`get_channel.py`).
+    It must have none: it may be replaced while messages pour in, and a socket that is being
+    closed takes no message, as at a mark.
+    """
+    timeout_ms = ceil(4 * config.heartbeat_s * 1e3)
+    return {
+        zmq.HEARTBEAT_IVL: ceil(config.heartbeat_s * 1e3),
+        zmq.HEARTBEAT_TIMEOUT: timeout_ms,
+        # The server forgets a vanished client after this time.
+        zmq.HEARTBEAT_TTL: timeout_ms,
+    }
 
 
 def _close(socket: "zmq.Socket[bytes]", monitor: "zmq.Socket[bytes]") -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from remote_server import protocol
 from remote_server.client import requests
-from remote_server.client.client_context import ClientContext, ReplyReader
+from remote_server.client.channel import ClientContext, ReplyReader
 from remote_server.client.connection import Connection
 from remote_server.client.requests import Ask
 from remote_server.client.results import ClientConfig

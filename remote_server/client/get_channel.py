@@ -7,8 +7,8 @@ from math import inf
 from typing import Protocol
 
 from remote_server import protocol
-from remote_server.client.client_context import ClientContext
-from remote_server.client.get_window import GetTransfer
+from remote_server.client.channel import ClientContext
+from remote_server.client.get import GetTransfer
 from remote_server.client.region import check_rows
 from remote_server.client.results import GetOutcome, Op
 from remote_server.errors import (

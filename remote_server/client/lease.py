@@ -7,7 +7,7 @@ from functools import partial
 from operator import add
 
 from remote_server import protocol
-from remote_server.client.get_window import GetTransfer
+from remote_server.client.get import GetTransfer
 from remote_server.client.region import WORD_BYTES, ArenaView, RegisteredRegion
 from remote_server.errors import RemoteProtocolError
 from remote_server.fault_points import Pause, Point

@@ -18,11 +18,11 @@ import zmq
 
 from remote_server import protocol
 from remote_server.client import requests
+from remote_server.client.channel import ClientContext
 from remote_server.client.channels import Channels
-from remote_server.client.client_context import ClientContext
 from remote_server.client.control import HelloExchange
 from remote_server.client.mailbox import Call, Mailbox, Submission, turn_away
-from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.put import PutTransfer
 from remote_server.client.region import RegisteredRegion
 from remote_server.client.results import ClientConfig, GetOutcome, new_counters
 from remote_server.client.session import Epoch, Session

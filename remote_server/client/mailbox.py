@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from threading import Lock
 
-from remote_server.client.get_window import GetTransfer
-from remote_server.client.put_transfer import PutTransfer
+from remote_server.client.get import GetTransfer
+from remote_server.client.put import PutTransfer
 from remote_server.client.requests import Ask
 from remote_server.client.results import GetOutcome
 from remote_server.errors import KVFerryError, ServerUnavailable

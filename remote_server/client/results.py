@@ -82,7 +82,7 @@ class ClientConfig:
 
     get_window_bytes: int = 16 * MiB
     """Limit of bytes requested and not received, over all gets over tcp. Nothing else bounds the
-    client's socket queue (`socket_options.py`); a slow reader's other bytes wait in the server's
+    client's socket queue (`connection.py`); a slow reader's other bytes wait in the server's
     store."""
 
     get_window_blocks: int = 256

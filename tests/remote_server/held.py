@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 from fake_server import PATIENCE_S
 
-from remote_server.client import shared_gets, shm_channel
+from remote_server.client import shm_channels
 from remote_server.fault_points import Pause, Point, no_pause
 
-CHANNELS = (shared_gets, shm_channel)
+CHANNELS = (shm_channels,)
 """Their objects take `no_pause` of their module when they are made."""
 
 

@@ -23,7 +23,7 @@ from fake_server import PATIENCE_S, eventually
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient
 from remote_server.client.control import ControlChannel
-from remote_server.client.gets import TcpGets
+from remote_server.client.tcp_gets import TcpGets
 from remote_server.errors import (
     DeadlineExceeded,
     ServerUnavailable,

@@ -22,7 +22,7 @@ from remote_server.client import (
     GetOutcome,
     RemoteClient,
     SharedRegion,
-    attachment,
+    shm_link,
 )
 from remote_server.errors import KVFerryError
 from remote_server.protocol import (
@@ -98,7 +98,7 @@ class World:
 @pytest.fixture
 def world(monkeypatch):
     # A lie about the epoch ends the attachment, and the same socket is tried again after this.
-    monkeypatch.setattr(attachment, "RETRY_S", SHORT_S)
+    monkeypatch.setattr(shm_link, "RETRY_S", SHORT_S)
     world = World()
     yield world
     world.end()

@@ -23,8 +23,7 @@ from msgspec.structs import replace
 
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
-from remote_server.client.attachment import ANSWER_S, RETRY_S
-from remote_server.client.shm_channel import ShmChannel
+from remote_server.client.shm_link import ANSWER_S, RETRY_S, ShmChannel
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, GetShared, Put, PutShared
 from remote_server.server.config import ServerConfig

@@ -14,16 +14,22 @@ import os
 import socket
 import struct
 from collections.abc import Container
+from functools import partial
 from math import inf
 
 import zmq
 
 from remote_server import protocol
+from remote_server.client.channel import ClientContext, ReplyReader
+from remote_server.client.connection import Connection
+from remote_server.client.get import GetTransfer
+from remote_server.client.put import PutTransfer
 from remote_server.client.region import ArenaView, RegisteredRegion, Tickets
-from remote_server.client.results import ClientConfig, Counters
-from remote_server.errors import RemoteProtocolError
+from remote_server.client.results import ClientConfig, Counters, GetOutcome
+from remote_server.client.shm_channels import ShmGets, ShmPuts
+from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
 from remote_server.plain_text import plain
-from remote_server.protocol import Attach, Attached, NotAttached
+from remote_server.protocol import Attach, Attached, ErrorCode, Leased, NotAttached, Release
 from remote_server.shm.region import NotAttachable
 
 logger = logging.getLogger(__name__)
@@ -217,6 +223,173 @@ class Attachment:
             "so its rows are not transferred" if needed else "tcp is used",
             plain(reason),
         )
+
+
+class ShmChannel:
+    """The transfers of one registered region. Used by the I/O thread only."""
+
+    def __init__(
+        self,
+        region: RegisteredRegion,
+        connection: Connection,
+        poller: zmq.Poller,
+        client_context: ClientContext,
+    ) -> None:
+        """Raises `OSError` when the kernel has no memory for tickets."""
+        self._region = region
+        self._connection = connection
+        self._session = client_context.session
+        self._config = client_context.config
+        self._counters = client_context.counters
+        self._reply_reader = ReplyReader(connection, client_context, "shared memory")
+        self._tickets = Tickets()
+        self._attachment = Attachment(
+            region, self._tickets, poller, client_context.config, client_context.counters
+        )
+        self._attached = False
+        self.gets = ShmGets(region, client_context, self._require, self._send)
+        self.puts = ShmPuts(self._tickets, client_context, self._require, self._send)
+        self.blocked = False
+        """The connection refused a message; try again shortly."""
+
+    # ── state ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def in_use(self) -> bool:
+        """Rows in the region travel through shared memory now. Any thread may read it."""
+        return self._attached and self._connection.connected
+
+    def takes(self, transfer: PutTransfer | GetTransfer) -> bool:
+        """Whether `transfer` belongs to this channel; sets its offsets then."""
+        if not self.in_use and self._config.transport != "shm":
+            return False
+        offsets = self._region.offsets_of(transfer.rows)
+        if offsets is None:
+            return False
+        transfer.offsets = offsets
+        return True
+
+    @property
+    def wake_at(self) -> float:
+        """Time at which something of it may be late or due."""
+        return min(self.gets.wake_at, self.puts.wake_at, self._attachment.wake_at)
+
+    @property
+    def has_more(self) -> bool:
+        """The next turn has work."""
+        return self.gets.has_more or (self.in_use and self.puts.has_more)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the rows of all its transfers that have not ended."""
+        return self.gets.queued_bytes + self.puts.queued_bytes
+
+    @property
+    def num_waiting(self) -> int:
+        """Transfers that callers wait for."""
+        return self.gets.num_waiting + self.puts.num_waiting
+
+    # ── one turn ─────────────────────────────────────────────────────────────────────────
+
+    def receive(self, now: float, readable: Container[object]) -> None:
+        """Process the replies that have come, poll the attachment, and copy one turn's worth.
+
+        In this order: a lease of a server that has disconnected must not be read.
+        """
+        # While blocks remain to be copied, an extra poll is not worth its cost.
+        if self._connection.readable or not self.gets.has_more:
+            self._reply_reader.empty_into(partial(self._take, now=now))
+        self.poll(now, readable)
+        self.gets.copy()
+
+    def _take(self, reply: protocol.Reply, now: float) -> None:
+        arena = self._attachment.arena
+        if isinstance(reply, protocol.Error) and reply.code == ErrorCode.UNKNOWN_REGION:
+            # The local connection has ended, whether or not this side has noticed.
+            self._attachment.fail("the server does not know the region any more", now)
+        elif self.puts.awaits(reply.request_id):
+            self.puts.take(reply)
+        elif self.gets.awaits(reply.request_id) and arena is not None:
+            self.gets.take(reply, arena, now)
+        else:
+            self._counters["late_replies"] += 1
+            if isinstance(reply, Leased):
+                self.gets.release(reply)
+
+    def poll(self, now: float, readable: Container[object] = ()) -> None:
+        """Poll the attachment; when it has ended, end all transfers that relied on it."""
+        session = self._session
+        self._attachment.poll(
+            now, session.local_socket, session.epoch, readable, session.local_secret
+        )
+        arena = self._attachment.arena
+        attached = arena is not None
+        if arena is not None and not self._attached:
+            self.gets.limit(arena.num_bytes)
+            self.puts.limit(arena.num_bytes)
+        if self._attached and not attached:
+            error = ServerUnavailable(f"shared memory ended: {self._attachment.reason}")
+            self.gets.lost(error, detached=True)
+            self.puts.end_all(error)
+        self._attached = attached
+
+    def expire(self, now: float) -> None:
+        """Give up what is late."""
+        self.gets.expire(now)
+        self.puts.expire(now)
+
+    def pump(self, now: float) -> None:
+        """Send what the connection and the windows allow."""
+        self.blocked = False
+        if self.in_use:
+            self.gets.pump(now)
+            self.puts.pump()
+
+    def _send(self, message: protocol.Request) -> bool:
+        if not self._connection.connected:
+            return False
+        num_replies = 0 if isinstance(message, Release) else 1
+        sent = self._connection.send(protocol.encode(message), num_replies=num_replies)
+        self.blocked = self.blocked or not sent
+        return sent
+
+    def _require(self) -> int:
+        if not self._attached:
+            raise ServerUnavailable(f"no shared memory: {self._attachment.reason}")
+        if not (self._connection.connected or self._connection.reopening):
+            raise ServerUnavailable("the connection for shared memory is down")
+        return self._attachment.token
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────
+
+    def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
+        """End every transfer."""
+        self.gets.end_all(error, outcome)
+        self.puts.end_all(error)
+
+    def lost(self) -> None:
+        """End every transfer: the connection broke, and no reply will come."""
+        error = ServerUnavailable("the connection for shared memory broke")
+        self.gets.lost(error, detached=False)
+        self.puts.end_all(error)
+
+    def reset(self) -> None:
+        """Open a new connection, with nothing attached. Everything has ended."""
+        self.gets.reset()
+        self._connection.reopen()
+        self._attachment.hang_up("internal error")
+        self._attached = False
+
+    def close(self) -> None:
+        """Release the region and all memory of the server. Everything has ended."""
+        self._attachment.close()
+        self._tickets.close()
+        self._region.close()
+
+    def check(self) -> None:
+        """Assert that the books balance."""
+        self.gets.check()
+        self.puts.check()
 
 
 def _user_of(connection: socket.socket) -> int:

@@ -1,15 +1,100 @@
-"""Gets over tcp: blocks received into their rows."""
+"""Gets over tcp: blocks received into their rows, within a window.
+
+The window counts blocks requested and not received, over all gets. A batch of an ended get keeps
+its share until its bytes have come, because they are still on the wire.
+"""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from remote_server import protocol
-from remote_server.client.client_context import ClientContext
+from remote_server.client.channel import ClientContext
 from remote_server.client.connection import Connection
+from remote_server.client.get import GetTransfer
 from remote_server.client.get_channel import GetChannel
-from remote_server.client.get_window import GetBatch, GetTransfer, GetWindow
-from remote_server.client.results import GetOutcome
+from remote_server.client.results import ClientConfig, GetOutcome
 from remote_server.errors import RemoteProtocolError, ServerUnavailable
+
+logger = logging.getLogger(__name__)
+
+# Limits of one turn, before the other connections are read: about a millisecond.
+_TURN_BYTES = 4 << 20
+_TURN_MESSAGES = 64
+
+
+@dataclass(slots=True, eq=False)
+class GetBatch:
+    """One Get message. On the wire a block is its position in `indices`."""
+
+    transfer: GetTransfer
+    indices: list[int]
+    sizes: list[int]
+    open: set[int]
+    """Positions that have not come yet."""
+
+    def row(self, position: int) -> memoryview | None:
+        """Row for the block at `position`; None when it is not expected (any more)."""
+        if self.transfer.ended or position not in self.open:
+            return None
+        return self.transfer.rows[self.indices[position]]
+
+
+class GetWindow:
+    """The batches in flight, bounded in bytes and in blocks."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self.batches: dict[int, GetBatch] = {}
+        self.num_bytes = 0
+        self.num_blocks = 0
+
+    def has_room(self, num_bytes: int, num_blocks: int) -> bool:
+        """The window has space for that much more. An empty window has space for anything."""
+        return not self.batches or (
+            self.num_bytes + num_bytes <= self._config.get_window_bytes
+            and self.num_blocks + num_blocks <= self._config.get_window_blocks
+        )
+
+    def add(self, request_id: int, transfer: GetTransfer, indices: list[int]) -> None:
+        """Record a batch as requested."""
+        sizes = [transfer.rows[index].nbytes for index in indices]
+        self.batches[request_id] = GetBatch(transfer, indices, sizes, set(range(len(indices))))
+        self.num_bytes += sum(sizes)
+        self.num_blocks += len(sizes)
+
+    def close(self, batch: GetBatch, position: int, outcome: GetOutcome) -> None:
+        """Record one block's outcome and release its share of the window."""
+        batch.open.remove(position)
+        self.num_bytes -= batch.sizes[position]
+        self.num_blocks -= 1
+        if not batch.transfer.ended:
+            batch.transfer.settle(batch.indices[position], outcome)
+
+    def close_rest(self, batch: GetBatch, outcome: GetOutcome) -> None:
+        """`close` every block of the batch that has not come."""
+        for position in list(batch.open):
+            self.close(batch, position, outcome)
+
+    @property
+    def has_leftovers(self) -> bool:
+        """Ended gets still hold a share."""
+        return any(batch.transfer.ended for batch in self.batches.values())
+
+    def clear(self) -> None:
+        """Drop all batches: none of their blocks will come."""
+        self.batches.clear()
+        self.num_bytes = self.num_blocks = 0
+
+    def check(self, transfers: Iterable[GetTransfer]) -> None:
+        """Assert that the window equals the open batches, and that each get's blocks add up."""
+        sizes = [batch.sizes[i] for batch in self.batches.values() for i in batch.open]
+        assert self.num_bytes == sum(sizes), (self.num_bytes, sizes)
+        assert self.num_blocks == len(sizes), (self.num_blocks, sizes)
+        assert all(batch.open for batch in self.batches.values()), "a finished batch was kept"
+        for transfer in transfers:
+            own = [batch for batch in self.batches.values() if batch.transfer is transfer]
+            transfer.check([batch.indices[i] for batch in own for i in batch.open])
 
 
 class Landing:
@@ -121,13 +206,6 @@ class Landing:
 def _reason(num_bytes: int, announced: int) -> str:
     """The counter for a frame that does not fit its row."""
     return "short_blocks" if num_bytes < announced else "wrong_lengths"
-
-
-logger = logging.getLogger(__name__)
-
-# Limits of one turn, before the other connections are read: about a millisecond.
-_TURN_BYTES = 4 << 20
-_TURN_MESSAGES = 64
 
 
 class TcpGets(GetChannel):
