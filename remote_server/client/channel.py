@@ -1,17 +1,27 @@
-"""Context of a client that all its channels share, and the receiver of their small replies."""
+"""Channel: the interface of all that carries requests, and the context that channels share."""
 
 import logging
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from math import inf
+
+import zmq
 
 from remote_server import protocol
 from remote_server.client.connection import Connection
+from remote_server.client.get import GetTransfer
+from remote_server.client.put import PutTransfer
+from remote_server.client.requests import Ask
 from remote_server.client.results import ClientConfig, Counters
 from remote_server.client.session import Session
-from remote_server.errors import RemoteProtocolError
+from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
+from remote_server.keys import ClientKeys
 
 logger = logging.getLogger(__name__)
+
+Request = Ask | GetTransfer | PutTransfer
 
 # Messages processed before the other connections get their turn.
 _TURN_MESSAGES = 64
@@ -25,6 +35,9 @@ class ClientContext:
     session: Session
     counters: Counters
     clock: Callable[[], float]
+    zmq_context: "zmq.Context[zmq.Socket[bytes]]"
+    poller: zmq.Poller
+    keys: ClientKeys | None
 
     on_reply: Callable[[protocol.Reply], bool]
     """Whether to process a reply that has come."""
@@ -34,30 +47,170 @@ class ClientContext:
 
     next_request_id: Callable[[], int] = field(default_factory=lambda: count(1).__next__)
 
+    def connect(self, *, brings_blocks: bool = False) -> Connection:
+        """A new connection. `brings_blocks`: replies have payload frames. Raises as `Connection`
+        does."""
+        return Connection(
+            self.zmq_context, self.poller, self.config, self.clock, self.keys,
+            brings_blocks=brings_blocks,
+        )  # fmt: skip
 
-class ReplyReader:
-    """The replies on `connection`, none with a payload; passes on those of the current server.
 
-    `name` is for the log.
+class Channel(ABC):
+    """Requests of one kind over one transport. The I/O thread alone uses it, except for `ready`,
+    `in_use` and `queued_bytes`, which any thread may read.
+
+    The loop calls, for all channels in each turn: `offer` for new requests, `receive`,
+    `notice_changes`, `expire`, `pump`. A request that `offer` has taken ends exactly once, at the
+    latest in `end_all`.
     """
 
-    def __init__(self, connection: Connection, client_context: ClientContext, name: str) -> None:
-        self._connection = connection
-        self._counters = client_context.counters
-        self._on_reply = client_context.on_reply
-        self._name = name
+    name: str
+    """For errors and the log."""
 
-    def empty_into(self, take: Callable[[protocol.Reply], None]) -> None:
-        """Pass the replies that have come to `take`, which may raise `RemoteProtocolError`."""
+    transport = "tcp"
+    """One of `TRANSPORTS`."""
+
+    blocked = False
+    """The connection refused a message, which no event takes back: poll again shortly."""
+
+    def __init__(self, client_context: ClientContext, connection: Connection | None = None) -> None:
+        """`connection` belongs to this channel alone; None when it uses another channel's."""
+        self.connection = connection
+        self._session = client_context.session
+        self._config = client_context.config
+        self._counters = client_context.counters
+        self._next_request_id = client_context.next_request_id
+        self._on_reply = client_context.on_reply
+
+    # ── state ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ready(self) -> bool:
+        """Requests that come now can be sent, or a moment later."""
+        one = self.connection
+        return one is None or one.connected or one.reopening
+
+    @property
+    def in_use(self) -> bool:
+        """It carries rows of the registered region now, unless a later channel does."""
+        return True
+
+    @property
+    def wake_at(self) -> float:
+        """Time at which something of it may be late or due."""
+        return inf
+
+    @property
+    def has_more(self) -> bool:
+        """The next turn has work, whether or not anything comes."""
+        return False
+
+    @property
+    def can_step(self) -> bool:
+        """`step` has work that needs no other part of a turn."""
+        return False
+
+    @property
+    def releasing(self) -> Sequence[PutTransfer]:
+        """Puts that have all replies, or none to come, and wait for libzmq to release their rows,
+        which no event reports."""
+        return ()
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the rows of all its transfers that have not ended."""
+        return 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests that callers wait for."""
+        return 0
+
+    # ── one turn ─────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def offer(self, request: Request, now: float) -> bool:
+        """Take over `request` if it is one for this channel. It ends at once when it cannot be
+        sent. False: another channel's."""
+
+    def receive(self, now: float, readable: Container[object]) -> None:  # noqa: B027
+        """Process what has come; `readable` has the sockets with something to receive."""
+
+    def notice_changes(self, now: float) -> None:
+        """End the requests of a connection that broke, and replace one that is stuck."""
+        if self.connection is None:
+            return
+        if False in self.connection.changes(now):
+            self._counters["disconnects"] += 1
+            self.lost()
+        self._replace_if_stuck(now)
+
+    def expire(self, now: float) -> None:  # noqa: B027
+        """End what is late, and the puts whose rows libzmq has released."""
+
+    def pump(self, now: float) -> None:  # noqa: B027
+        """Send what connection and window allow."""
+
+    def step(self) -> None:  # noqa: B027
+        """Do a bounded part of the work of `can_step`."""
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────
+
+    @abstractmethod
+    def end_all(self, error: KVFerryError) -> None:
+        """End every request, as unavailable; only those of `releasing` may end later."""
+
+    def cancel_all(self, error: KVFerryError) -> None:
+        """End every request that a caller waits for, as late."""
+        self.end_all(error)
+
+    def lost(self) -> None:
+        """End every request: the connection broke, and no reply will come."""
+        self.end_all(ServerUnavailable(f"the connection for {self.name} broke"))
+
+    def restarted(self, now: float) -> None:  # noqa: B027
+        """The server restarted, and all requests of all channels have ended: keep late replies to
+        them from being processed."""
+
+    def reset(self) -> None:
+        """Start anew, on a new connection. All requests have ended."""
+        if self.connection is not None:
+            self.connection.reopen()
+
+    def close(self) -> None:
+        """Release everything. All requests have ended, except those of `releasing`."""
+        if self.connection is not None:
+            self.connection.close()
+
+    def check(self) -> None:  # noqa: B027
+        """Assert that the books balance."""
+
+    # ── for its subclasses ───────────────────────────────────────────────────────────────
+
+    def _require_connection(self) -> None:
+        """Raises `ServerUnavailable` when what is sent now reaches no server."""
+        one = self.connection
+        if one is not None and not (one.connected or one.reopening):
+            raise ServerUnavailable(f"the connection for {self.name} is down")
+
+    def _replace_if_stuck(self, now: float) -> None:
+        if self.connection is not None and self.connection.stuck_at <= now:
+            self.connection.reopen()
+
+    def _read_replies(self, take: Callable[[protocol.Reply], None]) -> None:
+        """Pass the current server's replies, none with a payload, to `take`, which may raise
+        `RemoteProtocolError`."""
+        assert self.connection is not None
         for _ in range(_TURN_MESSAGES):
             try:
-                reply = self._connection.receive()
+                reply = self.connection.receive()
                 if reply is None:
                     return
-                if self._connection.discard_rest():
+                if self.connection.discard_rest():
                     raise RemoteProtocolError(f"a {type(reply).__name__} came with a payload")
                 if self._on_reply(reply):
                     take(reply)
             except RemoteProtocolError as error:
                 self._counters["protocol_errors"] += 1
-                logger.debug("%s: %s", self._name, error)
+                logger.debug("%s: %s", self.name, error)

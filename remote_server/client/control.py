@@ -1,48 +1,56 @@
 """Control channel: small requests, hellos among them, on a connection of their own."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Container
 from functools import partial
 from math import inf
 from typing import Any
 
 from remote_server import protocol
 from remote_server.client import requests
-from remote_server.client.channel import ClientContext, ReplyReader
-from remote_server.client.connection import Connection
+from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.requests import Ask
-from remote_server.client.results import ClientConfig
-from remote_server.client.session import Declaration, Session
+from remote_server.client.session import Declaration
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
     LocalProtocolError,
     RequestRefused,
+    ServerUnavailable,
 )
 
 # Requests whose replies may come after their deadlines. Those of older ones are of no use.
 MAX_LATE = 256
 
 
-class ControlChannel:
-    """Sends small requests in order, a bounded number at a time, and matches replies to them."""
+class ControlChannel(Channel):
+    """Sends small requests in order, a bounded number at a time, and matches replies to them.
 
-    def __init__(self, connection: Connection, client_context: ClientContext) -> None:
-        self._connection = connection
-        self._session = client_context.session
-        self._counters = client_context.counters
-        self._next_request_id = client_context.next_request_id
+    Its connection is the session's: its handshake and its loss are the server's.
+    """
+
+    name = "control"
+    wake_at = inf
+
+    def __init__(self, client_context: ClientContext) -> None:
+        """Raises as `Connection` does."""
+        self._connection = client_context.connect()
+        super().__init__(client_context, self._connection)
+        self._clock = client_context.clock
         self._max_in_flight = client_context.config.max_control_in_flight
-        self._reply_reader = ReplyReader(connection, client_context, "control")
         self._asks: dict[Ask, None] = {}
         self._queue: deque[tuple[Ask, int]] = deque()
         self._in_flight: dict[int, tuple[Ask, int]] = {}
         self._late: dict[int, tuple[Ask, int]] = {}
         """Messages whose request ended at its deadline, the oldest first."""
         self._now = 0.0
-        self.wake_at = inf
-        self.blocked = False
-        """The connection refused a message; try again shortly."""
+
+    def offer(self, request: Request, now: float) -> bool:
+        """Take over `request` if it is a small one."""
+        if not isinstance(request, Ask):
+            return False
+        self.accept(request)
+        return True
 
     def accept(self, ask: Ask) -> None:
         """Take over `ask`. It ends at once when no server can receive it."""
@@ -66,8 +74,9 @@ class ControlChannel:
         else:
             self._queue.extend(parts)
 
-    def pump(self) -> None:
-        """Send what the connection and the limit on requests in flight allow."""
+    def pump(self, now: float) -> None:
+        """Send the hellos that are due, and what the limit on requests in flight allows."""
+        self._declare(now)
         self.blocked = False
         while self._queue and len(self._in_flight) < self._max_in_flight:
             ask, number = self._queue[0]
@@ -83,12 +92,12 @@ class ControlChannel:
             ask.num_sent += 1
             self._in_flight[request_id] = (ask, number)
 
-    def receive(self, now: float) -> None:
+    def receive(self, now: float, readable: Container[object]) -> None:
         """Process the replies that have come."""
         if not self._in_flight and not self._connection.readable:
             return
         self._now = now
-        self._reply_reader.empty_into(self._take)
+        self._read_replies(self._take)
 
     def _take(self, reply: protocol.Reply) -> None:
         ask, number = self._in_flight.get(reply.request_id, (None, 0))
@@ -138,11 +147,17 @@ class ControlChannel:
             self._end(ask, DeadlineExceeded(f"no answer to {ask.op} in time"))
         self.wake_at = min((ask.deadline for ask in self._asks), default=inf)
 
-    def end_all(self, error: KVFerryError, *, hellos: bool = True) -> None:
-        """End every request with `error`, or all but hellos; their replies will be late."""
-        for ask in list(self._asks):
-            if hellos or not ask.always:
-                self._end(ask, error)
+    def end_all(self, error: KVFerryError) -> None:
+        """End every request, hellos included; their replies will be late."""
+        self._end_these(list(self._asks), error)
+
+    def cancel_all(self, error: KVFerryError) -> None:
+        """End every request but hellos."""
+        self._end_these([ask for ask in self._asks if not ask.always], error)
+
+    def _end_these(self, asks: list[Ask], error: KVFerryError) -> None:
+        for ask in asks:
+            self._end(ask, error)
         self._queue = deque(entry for entry in self._queue if not entry[0].ended)
         self._late.clear()
 
@@ -160,6 +175,50 @@ class ControlChannel:
             for number in [*self._late][:-MAX_LATE]:
                 del self._late[number]
         ask.end(result)
+
+    # ── the server ───────────────────────────────────────────────────────────────────────
+
+    def notice_changes(self, now: float) -> None:
+        """Report changes of the connection to the session. Its loss ends the small requests."""
+        connection, session = self._connection, self._session
+        changes = connection.changes(now)
+        if connection.turned_away != session.turned_away:
+            session.was_turned_away(connection.turned_away)
+        if connection.connect_failed:
+            session.on_connect_failed()
+        for connected in changes:
+            if connected:
+                session.came_up()
+            else:
+                self._counters["disconnects"] += 1
+                session.went_down("connection lost")
+                self.end_all(ServerUnavailable("the connection broke"))
+        self._replace_if_stuck(now)
+
+    def _declare(self, now: float) -> None:
+        """Accept the hellos that are due."""
+        config = self._config
+        for declaration in self._session.due(now):
+            self._session.hello_sent(declaration)
+            end = partial(self._declared, declaration)
+            ask = requests.hello(declaration, config.client_name, config.hello_timeout_s, end)
+            ask.deadline = now + ask.timeout_s
+            self.accept(ask)
+
+    def _declared(
+        self, declaration: Declaration, result: list[protocol.Welcome] | KVFerryError
+    ) -> None:
+        match result:
+            case [welcome]:
+                self._session.welcomed(declaration, welcome)
+            case RequestRefused():
+                self._session.not_welcomed(declaration, result, self._clock())
+            case DeadlineExceeded():
+                self._session.probe_failed(declaration, self._clock())
+            case _:
+                self._session.hello_ended(declaration)
+
+    # ── state ────────────────────────────────────────────────────────────────────────────
 
     def awaits(self, request_id: int) -> bool:
         """A reply to this request would be in time."""
@@ -181,43 +240,3 @@ class ControlChannel:
 
 def _reason(error: KVFerryError) -> str:
     return "local_errors" if isinstance(error, LocalProtocolError) else "unavailable"
-
-
-class HelloExchange:
-    """Sends the hellos that the session has due over the control channel."""
-
-    def __init__(
-        self,
-        config: ClientConfig,
-        session: Session,
-        control: ControlChannel,
-        clock: Callable[[], float],
-    ) -> None:
-        self._config = config
-        self._session = session
-        self._control = control
-        self._clock = clock
-
-    def send_hellos(self, now: float) -> None:
-        """Send the hellos that are due."""
-        for declaration in self._session.due(now):
-            self._session.hello_sent(declaration)
-            end = partial(self._ended, declaration)
-            ask = requests.hello(
-                declaration, self._config.client_name, self._config.hello_timeout_s, end
-            )
-            ask.deadline = now + ask.timeout_s
-            self._control.accept(ask)
-
-    def _ended(
-        self, declaration: Declaration, result: list[protocol.Welcome] | KVFerryError
-    ) -> None:
-        match result:
-            case [welcome]:
-                self._session.welcomed(declaration, welcome)
-            case RequestRefused():
-                self._session.not_welcomed(declaration, result, self._clock())
-            case DeadlineExceeded():
-                self._session.probe_failed(declaration, self._clock())
-            case _:
-                self._session.hello_ended(declaration)

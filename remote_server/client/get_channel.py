@@ -1,13 +1,14 @@
 """Get channel: the queue of gets that have not ended, and the steps common to all transports."""
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from itertools import count
 from math import inf
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 from remote_server import protocol
-from remote_server.client.channel import ClientContext
+from remote_server.client.channel import Channel, ClientContext, Request
+from remote_server.client.connection import Connection
 from remote_server.client.get import GetTransfer
 from remote_server.client.region import check_rows
 from remote_server.client.results import GetOutcome, Op
@@ -97,20 +98,21 @@ class Window(Protocol):
     def check(self, transfers: Iterable[GetTransfer]) -> None: ...
 
 
-class GetChannel(ABC):
+AnyWindow = TypeVar("AnyWindow", bound=Window)
+
+
+class GetChannel(Channel, Generic[AnyWindow]):
     """All gets of one client over one transport, oldest first."""
 
-    _window: Window
+    wake_at = inf
 
-    def __init__(self, client_context: ClientContext) -> None:
-        """A subclass sets `_window`."""
-        self._session = client_context.session
-        self._config = client_context.config
-        self._counters = client_context.counters
-        self._next_request_id = client_context.next_request_id
+    def __init__(
+        self, client_context: ClientContext, connection: Connection | None, window: AnyWindow
+    ) -> None:
+        super().__init__(client_context, connection)
+        self._window: AnyWindow = window
         self._queue = GetQueue()
         self._last_reply_at = 0.0
-        self.wake_at = inf
 
     # ── per transport ────────────────────────────────────────────────────────────────────
 
@@ -126,7 +128,18 @@ class GetChannel(ABC):
     def _take_back(self) -> None:
         """Release the share of the window that ended gets hold: its blocks will never come."""
 
+    def _reaches(self, transfer: GetTransfer) -> bool:
+        """It can carry the rows of `transfer`."""
+        return True
+
     # ── requests ─────────────────────────────────────────────────────────────────────────
+
+    def offer(self, request: Request, now: float) -> bool:
+        """Take over `request` if it is a get whose rows this transport reaches."""
+        if not isinstance(request, GetTransfer) or not self._reaches(request):
+            return False
+        self.accept(request, now)
+        return True
 
     def accept(self, transfer: GetTransfer, now: float) -> None:
         """Take over `transfer`. It ends at once when it cannot be requested."""
@@ -217,8 +230,15 @@ class GetChannel(ABC):
         if self.has_leftovers:
             self.wake_at = min(self.wake_at, self._last_reply_at + ABANDON_S)
 
-    def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
+    def end_all(self, error: KVFerryError) -> None:
         """End every get. Blocks still on their way are discarded when they come."""
+        self._end_all(error, GetOutcome.UNAVAILABLE)
+
+    def cancel_all(self, error: KVFerryError) -> None:
+        """End every get as late."""
+        self._end_all(error, GetOutcome.LATE)
+
+    def _end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
         for transfer in self._queue:
             self._end(transfer, error, outcome)
         self._set_wake_at()

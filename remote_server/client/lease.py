@@ -239,6 +239,11 @@ class LeaseWindow:
         for number in [number for number, one in self.batches.items() if one.transfer.ended]:
             self.forget(number)
 
+    def forget_all(self) -> None:
+        """Drop all batches."""
+        for number in list(self.batches):
+            self.forget(number)
+
     def clear(self) -> None:
         """Drop everything without releasing it."""
         self.batches.clear()

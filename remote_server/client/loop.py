@@ -4,7 +4,10 @@ Other threads only append to a queue and wake it. One turn of the loop, `_turn`:
 submitted requests, receive, handle lost connections, end what is late, send.
 
 Receiving precedes expiry, so that a reply that has come counts even when this thread did not run
-until after the deadline. `channels.py` decides which connection carries a request.
+until after the deadline.
+
+Small requests, gets and puts have a connection each, so that a lookup never waits behind megabytes.
+A fourth carries the messages of shared memory once a region is registered.
 """
 
 import logging
@@ -18,19 +21,25 @@ import zmq
 
 from remote_server import protocol
 from remote_server.client import requests
-from remote_server.client.channel import ClientContext
-from remote_server.client.channels import Channels
-from remote_server.client.control import HelloExchange
+from remote_server.client.channel import Channel, ClientContext, Request
+from remote_server.client.connection import Connection
+from remote_server.client.control import ControlChannel
 from remote_server.client.mailbox import Call, Mailbox, Submission, turn_away
 from remote_server.client.put import PutTransfer
 from remote_server.client.region import RegisteredRegion
-from remote_server.client.results import ClientConfig, GetOutcome, new_counters
+from remote_server.client.results import ClientConfig, new_counters
 from remote_server.client.session import Epoch, Session
+from remote_server.client.shm_channels import open_shared
+from remote_server.client.tcp_gets import TcpGets
+from remote_server.client.tcp_puts import TcpPuts
 from remote_server.errors import DeadlineExceeded, KVFerryError, ServerUnavailable
+from remote_server.keys import read_client_keys
 
 logger = logging.getLogger(__name__)
 
-UNAVAILABLE = GetOutcome.UNAVAILABLE
+DATA_CHANNELS: tuple[Callable[[ClientContext], Channel], ...] = (TcpGets, TcpPuts)
+"""Opened with the client, after the control channel; `register` appends those of shared memory. A
+request goes to the last channel that takes it."""
 
 VERIFY_TIMEOUT_S = 5.0
 
@@ -62,24 +71,45 @@ class Loop:
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         try:
-            client_context = ClientContext(
-                config, self.session, self.counters, clock, self._on_reply, self._verify
-            )
-            self.channels = Channels(self._context, self._poller, client_context)
+            keys = read_client_keys(config.keys) if config.keys else None
+            self._client_context = client_context = ClientContext(
+                config, self.session, self.counters, clock, self._context, self._poller, keys,
+                self._on_reply, self._verify,
+            )  # fmt: skip
+            self._control = ControlChannel(client_context)
+            self._use(self._control, *(open_one(client_context) for open_one in DATA_CHANNELS))
         except BaseException:
             self.mailbox.close()
             self._context.destroy(linger=0)
             raise
-        self.hello_exchange = HelloExchange(config, self.session, self.channels.control, clock)
         self._poller.register(self.mailbox.fileno(), zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name="kvferry-client", daemon=True)
         self._thread.start()
+
+    def _use(self, *channels: Channel) -> None:
+        self.channels: tuple[Channel, ...] = channels
+        """In the order of their turns."""
+        self._connections: list[Connection] = [
+            channel.connection for channel in channels if channel.connection is not None
+        ]
 
     # ── called by any thread ─────────────────────────────────────────────────────────────
 
     @property
     def ready(self) -> bool:
-        return self.session.ready and self.channels.ready and not self._stopping
+        if self._stopping or not self.session.ready:
+            return False
+        return all(channel.ready for channel in self.channels)
+
+    @property
+    def transport(self) -> str:
+        """Transport of rows in the registered region now."""
+        return next(one.transport for one in reversed(self.channels) if one.in_use)
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of the rows of all transfers that have not ended."""
+        return sum(channel.queued_bytes for channel in self.channels)
 
     def stop(self) -> None:
         """Start the shutdown: every request ends, then the thread."""
@@ -115,36 +145,68 @@ class Loop:
 
     def _turn(self) -> None:
         readable = self._wait()
-        if not readable and not self.mailbox and self.channels.copy_on():
+        if not readable and not self.mailbox and self._step():
             return
         polled_at = now = self._clock()
         if self.mailbox or self.mailbox.fileno() in readable:
             self._take_over(now)
-        self.channels.receive(now, readable)
+        channels = self.channels
+        for channel in channels:
+            channel.receive(now, readable)
         now = self._clock()
-        self._notice_changes(now)
+        for channel in channels:
+            channel.notice_changes(now)
+        if self._restarted:
+            self._restarted = False
+            self._end_everything(ServerUnavailable("the server restarted"), now)
         # Not by `now`: this thread may not have run between the last poll and `now`, and replies
         # that came meanwhile have not been received.
-        self.channels.expire(polled_at)
-        self.hello_exchange.send_hellos(now)
-        self.channels.pump(now)
+        for channel in channels:
+            channel.expire(polled_at)
+        for channel in channels:
+            channel.pump(now)
         self._finish_cancels()
 
     def _wait(self) -> Container[object]:
         """Wait until there is work. Returns the sockets with something to receive."""
         timeout_s = 0.0
-        if not self.mailbox and not self.channels.has_more:
-            timeout_s = max(0.0, min(self.session.wake_at(), self.channels.wake_at) - self._clock())
-            if self.channels.poll_again:
+        channels = self.channels
+        if not self.mailbox and not any(channel.has_more for channel in channels):
+            timeout_s = max(0.0, self._wake_at() - self._clock())
+            if any(channel.blocked or channel.releasing for channel in channels):
                 timeout_s = min(timeout_s, _POLL_AGAIN_S)
         # A poll counts in milliseconds; rounding down would spin through the last one.
         wait_ms = None if timeout_s == inf else min(ceil(timeout_s * 1e3), _LONGEST_WAIT_MS)
         readable = dict(self._poller.poll(wait_ms))
         if readable or self._had_readable:
-            for connection in self.channels.connections:
+            for connection in self._connections:
                 connection.note_poll(readable)
         self._had_readable = bool(readable)
         return readable
+
+    def _wake_at(self) -> float:
+        """Time at which something may be late, due or stuck."""
+        return min(
+            self.session.wake_at(),
+            *(channel.wake_at for channel in self.channels),
+            *(connection.stuck_at for connection in self._connections),
+        )
+
+    def _step(self) -> bool:
+        """Copy one more step when nothing else is due: the rest of a turn takes a tenth of the time
+        of its copy. Returns False when a full turn is due: the end of a lease frees space in the
+        window, and the next blocks must be requested in this turn."""
+        stepping = [channel for channel in self.channels if channel.can_step]
+        if not stepping:
+            return False
+        others = (channel for channel in self.channels if not channel.can_step)
+        if any(channel.has_more or channel.releasing for channel in others):
+            return False
+        if self._clock() >= self._wake_at():
+            return False
+        for channel in stepping:
+            channel.step()
+        return all(channel.can_step for channel in stepping)
 
     def _take_over(self, now: float) -> None:
         for submission in self.mailbox.take():
@@ -160,24 +222,36 @@ class Loop:
         if isinstance(submission, Call):
             submission.run()
         else:
-            self.channels.accept(submission, now)
+            self._offer(submission, now)
+
+    def _offer(self, request: Request, now: float) -> None:
+        request.deadline = now + request.timeout_s
+        for channel in reversed(self.channels):
+            if channel.offer(request, now):
+                return
+        raise TypeError(f"no channel takes a {type(request).__name__}")
 
     def register(self, region: RegisteredRegion) -> None:
         """On the I/O thread: rows in `region` use shared memory where that is possible."""
         if self.mailbox.closed:
             return
         try:
-            self.channels.register(region)
+            shared = open_shared(region, self._client_context)
         except OSError as error:
             logger.warning("%s: no shared memory: %s", self._config.endpoint, error)
+        else:
+            self._use(*self.channels, *shared)
+
+    def check(self) -> None:
+        """On the I/O thread: assert that the books balance."""
+        for channel in self.channels:
+            channel.check()
 
     # ── the server ───────────────────────────────────────────────────────────────────────
 
     def _on_reply(self, reply: protocol.Reply) -> bool:
         """Whether to process `reply`: it comes from the server's current boot."""
-        welcome = isinstance(reply, protocol.Welcome) and self.channels.control.awaits(
-            reply.request_id
-        )
+        welcome = isinstance(reply, protocol.Welcome) and self._control.awaits(reply.request_id)
         match self.session.on_epoch(reply.epoch, welcome=welcome):
             case Epoch.CURRENT:
                 return True
@@ -189,40 +263,19 @@ class Loop:
                 # A welcome answers this connection; every other reply is the previous boot's.
                 return welcome
 
-    def _notice_changes(self, now: float) -> None:
-        control = self.channels.connections[0]
-        changes = control.changes(now)
-        if control.turned_away != self.session.turned_away:
-            self.session.was_turned_away(control.turned_away)
-        if control.connect_failed:
-            self.session.on_connect_failed()
-        for connected in changes:
-            if connected:
-                self.session.came_up()
-            else:
-                self.counters["disconnects"] += 1
-                self.session.went_down("connection lost")
-                self.channels.control.end_all(ServerUnavailable("the connection broke"))
-        self.channels.notice_losses(now)
-        if self._restarted:
-            self._restarted = False
-            self._end_everything(ServerUnavailable("the server restarted"), now)
-
     def _verify(self, namespace: str, keys: list[bytes]) -> None:
         self.counters["verify_sent"] += len(keys)
         ask = requests.verify(namespace, keys, VERIFY_TIMEOUT_S, self.counters)
-        self.channels.accept(ask, self._clock())
+        self._offer(ask, self._clock())
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 
     def _end_everything(self, error: KVFerryError, now: float) -> None:
         """End every request and keep late replies to them from being processed."""
-        self.channels.control.end_all(error)
-        self.channels.end_transfers(error, UNAVAILABLE)
-        if self.channels.gets.has_leftovers:
-            self.channels.gets.reset()
-        if self.channels.shared is not None:
-            self.channels.shared.poll(now)
+        for channel in self.channels:
+            channel.end_all(error)
+        for channel in self.channels:
+            channel.restarted(now)
 
     def cancel_all(self, done: threading.Event) -> None:
         """On the I/O thread: end every request taken over so far, then set `done`."""
@@ -231,9 +284,9 @@ class Loop:
             return
         error = DeadlineExceeded("cancelled by the caller")
         self.counters["cancelled"] += sum(channel.num_waiting for channel in self.channels)
-        self.channels.control.end_all(error, hellos=False)
-        self.channels.end_transfers(error, GetOutcome.LATE)
-        self._cancels.append((self.channels.puts.settling(), done))
+        for channel in self.channels:
+            channel.cancel_all(error)
+        self._cancels.append(([put for one in self.channels for put in one.releasing], done))
 
     def _finish_cancels(self) -> None:
         for cancel in list(self._cancels):
@@ -247,23 +300,23 @@ class Loop:
         error = ServerUnavailable(f"internal error: {cause!r}")
         _do_each(
             partial(self.session.went_down, "internal error"),
-            partial(self.channels.control.end_all, error),
-            *self.channels.ends(error, UNAVAILABLE),
-            *self.channels.resets(),
+            *(partial(channel.end_all, error) for channel in self.channels),
+            *(channel.reset for channel in self.channels),
         )
         time.sleep(_RECOVERY_PAUSE_S)
 
     def _shut_down(self) -> None:
         """End every request, and return when libzmq holds no row. The mailbox is still open."""
         error = ServerUnavailable("the client was closed")
+        _do_each(partial(self._take_over, self._clock()))
         _do_each(
-            partial(self._take_over, self._clock()),
-            partial(self.channels.control.end_all, error),
+            *(partial(channel.end_all, error) for channel in self.channels),
+            *(channel.close for channel in self.channels),
         )
-        _do_each(*self.channels.ends(error, UNAVAILABLE), self.channels.close)
         # Without a limit: a row given back too early would be sent with other bytes.
-        while self.channels.puts.is_settling:
-            self.channels.puts.settle()
+        while releasing := [channel for channel in self.channels if channel.releasing]:
+            for channel in releasing:
+                channel.expire(self._clock())
             time.sleep(_POLL_AGAIN_S)
         self._finish_cancels()
         self._context.destroy(linger=0)

@@ -4,11 +4,12 @@ A put is sent in batches. The window bounds the bytes sent and not acknowledged,
 put is settled when every batch has its reply, or when it is given up.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from math import inf
 
 from remote_server import protocol
-from remote_server.client.channel import ClientContext
+from remote_server.client.channel import Channel, ClientContext, Request
+from remote_server.client.connection import Connection
 from remote_server.client.put import PutBatch, PutTransfer
 from remote_server.client.results import Op
 from remote_server.errors import (
@@ -20,24 +21,22 @@ from remote_server.errors import (
 )
 
 
-class PutChannel(ABC):
+class PutChannel(Channel):
     """All puts of one client over one transport, oldest first."""
 
-    def __init__(self, client_context: ClientContext, most_bytes: int) -> None:
+    wake_at = inf
+    has_more = False
+    queued_bytes = 0
+
+    def __init__(
+        self, client_context: ClientContext, connection: Connection | None, most_bytes: int
+    ) -> None:
         """`most_bytes` is the window."""
-        self._session = client_context.session
-        self._config = client_context.config
-        self._counters = client_context.counters
-        self._next_request_id = client_context.next_request_id
+        super().__init__(client_context, connection)
         self._transfers: dict[PutTransfer, None] = {}
         self._batches: dict[int, PutBatch] = {}
         self._window_bytes = 0
         self._most_bytes = most_bytes
-        self.wake_at = inf
-        self.has_more = False
-        """The next turn may have something to send."""
-        self.queued_bytes = 0
-        """Bytes of the rows of all puts that have not ended."""
 
     # ── per transport ────────────────────────────────────────────────────────────────────
 
@@ -53,7 +52,18 @@ class PutChannel(ABC):
     def _send_batch(self, batch: PutBatch) -> int:
         """Send it and return the request's id; 0 when that must wait: nothing was sent then."""
 
+    def _reaches(self, transfer: PutTransfer) -> bool:
+        """It can carry the rows of `transfer`."""
+        return True
+
     # ── sending ──────────────────────────────────────────────────────────────────────────
+
+    def offer(self, request: Request, now: float) -> bool:
+        """Take over `request` if it is a put whose rows this transport reaches."""
+        if not isinstance(request, PutTransfer) or not self._reaches(request):
+            return False
+        self.accept(request)
+        return True
 
     def accept(self, transfer: PutTransfer) -> None:
         """Take over `transfer`. It ends at once when it cannot be sent."""
@@ -74,7 +84,7 @@ class PutChannel(ABC):
         self.queued_bytes += transfer.total_bytes
         self.wake_at = min(self.wake_at, transfer.deadline)
 
-    def pump(self) -> None:
+    def pump(self, now: float) -> None:
         """Send the next message if the window allows it, oldest put first.
 
         One a turn: hashing a window's worth of small blocks would delay lookups.
@@ -109,7 +119,7 @@ class PutChannel(ABC):
         """A reply to this request would be in time."""
         return request_id in self._batches
 
-    def take(self, reply: protocol.Reply) -> None:
+    def answered(self, reply: protocol.Reply) -> None:
         """Process the reply to an awaited batch. Raises `RemoteProtocolError` for a wrong kind."""
         batch = self._batches[reply.request_id]
         transfer = batch.transfer

@@ -138,7 +138,7 @@ class RemoteClient:
     def transport(self) -> str:
         """Transport of rows in the registered region now: "shm" or "tcp". All other rows use
         tcp."""
-        return self._loop.channels.transport
+        return self._loop.transport
 
     @property
     def ready(self) -> bool:
@@ -311,7 +311,7 @@ class RemoteClient:
     @property
     def queued_bytes(self) -> int:
         """Bytes of rows in puts and gets that were taken over and have not ended."""
-        return self._loop.channels.queued_bytes
+        return self._loop.queued_bytes
 
     def counters(self) -> dict[str, int]:
         """All counters of this client since it was made; they only grow."""
@@ -348,7 +348,7 @@ class RemoteClient:
 
         def run() -> None:
             try:
-                self._loop.channels.check()
+                self._loop.check()
             except AssertionError as error:
                 failure.set_exception(error)
             else:

@@ -8,17 +8,20 @@ Only the I/O thread writes into rows, a bounded number of bytes a turn. A get th
 two blocks, without waiting, and its leases are released.
 """
 
-from collections.abc import Callable
+from collections.abc import Container
+
+import zmq
 
 from remote_server import protocol
-from remote_server.client.channel import ClientContext
+from remote_server.client.channel import Channel, ClientContext
 from remote_server.client.get import GetTransfer
 from remote_server.client.get_channel import GetChannel
 from remote_server.client.lease import SHARE_OF_ARENA, Lease, LeaseBatch, LeaseWindow
 from remote_server.client.put import PutBatch, PutTransfer
 from remote_server.client.put_channel import PutChannel
-from remote_server.client.region import ArenaView, RegisteredRegion, Tickets
+from remote_server.client.region import RegisteredRegion, Tickets
 from remote_server.client.results import GetOutcome
+from remote_server.client.shm_link import ShmLink
 from remote_server.errors import KVFerryError, RemoteProtocolError
 from remote_server.fault_points import Pause, Point, no_pause
 from remote_server.protocol import GetShared, Leased, PutShared, Release
@@ -27,33 +30,39 @@ from remote_server.protocol import GetShared, Leased, PutShared, Release
 TURN_BYTES = 8 << 20
 
 
-class ShmGets(GetChannel):
+class ShmGets(GetChannel[LeaseWindow]):
     """All gets of one client whose rows are in its region, oldest first."""
 
-    def __init__(
-        self,
-        region: RegisteredRegion,
-        client_context: ClientContext,
-        require: Callable[[], int],
-        send: Callable[[protocol.Request], bool],
-    ) -> None:
-        """`require` returns the server's number for our region, or raises why there is none."""
-        super().__init__(client_context)
-        self._region = region
+    name = "shared memory"
+    transport = "shm"
+
+    def __init__(self, client_context: ClientContext, link: ShmLink) -> None:
+        window = LeaseWindow(client_context.config.shared_window_bytes)
+        super().__init__(client_context, None, window)
+        self._link = link
         self._clock = client_context.clock
-        self._require = require
-        self._send = send
         self._verify = client_context.verify
-        self._window: LeaseWindow = LeaseWindow(client_context.config.shared_window_bytes)
-        self.gate: Pause = no_pause
+        self._gate: Pause = no_pause
+        link.users.append(self)
 
     @property
-    def has_more(self) -> bool:
-        """The next turn has blocks to copy."""
+    def in_use(self) -> bool:
+        return self._link.in_use
+
+    def _reaches(self, transfer: GetTransfer) -> bool:
+        return self._link.reaches(transfer)
+
+    @property
+    def copying(self) -> bool:
+        """Leased blocks remain to be copied."""
         return bool(self._window.leases)
 
     @property
-    def in_the_middle(self) -> bool:
+    def has_more(self) -> bool:
+        return self.copying
+
+    @property
+    def can_step(self) -> bool:
         """Blocks remain to be copied, and no release has to be sent before."""
         return bool(self._window.leases) and not self._window.to_release
 
@@ -64,14 +73,18 @@ class ShmGets(GetChannel):
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def _require_way(self) -> None:
-        self._require()
+        self._link.require()
 
     def pump(self, now: float) -> None:
         """Request as much as the window allows, oldest get first, and release finished leases."""
+        if not self._link.in_use:
+            return
         super().pump(now)
         to_release = self._window.to_release
         while to_release:  # a lease that no request could carry
-            if not self._send(Release(request_id=self._next_request_id(), lease=to_release[0])):
+            if not self._link.send(
+                Release(request_id=self._next_request_id(), lease=to_release[0])
+            ):
                 return
             self._released(1)
 
@@ -90,11 +103,11 @@ class ShmGets(GetChannel):
             request_id=self._next_request_id(),
             namespace=transfer.namespace,
             keys=[transfer.keys[index] for index in indices],
-            region=self._require(),
+            region=self._link.require(),
             checked=self._config.integrity,
             release=list(self._window.to_release),
         )
-        if not self._send(message):
+        if not self._link.send(message):
             return []
         self._released(len(message.release))
         self._window.ask(message.request_id, LeaseBatch(transfer, indices, num_bytes))
@@ -104,19 +117,20 @@ class ShmGets(GetChannel):
 
     def awaits(self, request_id: int) -> bool:
         """A reply to this request would be in time."""
-        return request_id in self._window.batches
+        return request_id in self._window.batches and self._link.arena is not None
 
-    def release(self, reply: Leased) -> None:
-        """Release the lease of a late `reply`."""
-        self._window.give_back(reply.lease)
+    def take_late(self, reply: protocol.Reply) -> None:
+        """Release the lease of a reply that nothing awaits."""
+        if isinstance(reply, Leased):
+            self._window.give_back(reply.lease)
 
-    def take(self, reply: protocol.Reply, arena: ArenaView, now: float) -> None:
+    def take(self, reply: protocol.Reply, now: float) -> None:
         """Process the reply to an awaited batch. Raises `RemoteProtocolError` for a wrong kind."""
         self._last_reply_at = now
         batch = self._window.batches[reply.request_id]
         transfer = batch.transfer
         if isinstance(reply, Leased):
-            self._take_lease(reply, batch, arena)
+            self._take_lease(reply, batch)
         elif isinstance(reply, protocol.Error):
             self._window.forget(reply.request_id)
             self._counters["late_replies"] += transfer.ended
@@ -125,20 +139,20 @@ class ShmGets(GetChannel):
             raise RemoteProtocolError(f"a get was answered with {type(reply).__name__}")
         self._answered(transfer, now)
 
-    def _take_lease(self, reply: Leased, batch: LeaseBatch, arena: ArenaView) -> None:
-        transfer = batch.transfer
-        if transfer.ended:
+    def _take_lease(self, reply: Leased, batch: LeaseBatch) -> None:
+        transfer, arena = batch.transfer, self._link.arena
+        if arena is None or transfer.ended:
             self._counters["late_replies"] += 1
-            self.release(reply)
+            self._window.give_back(reply.lease)
             self._window.forget(reply.request_id)
             return
         try:
             lease = Lease(
-                reply, transfer, batch.indices, batch.num_bytes, self._region, arena,
+                reply, transfer, batch.indices, batch.num_bytes, self._link.region, arena,
                 integrity=self._config.integrity,
             )  # fmt: skip
         except RemoteProtocolError:
-            self.release(reply)
+            self._window.give_back(reply.lease)
             raise
         self._window.hold(reply.request_id, lease)
         for index in lease.missing:
@@ -150,14 +164,17 @@ class ShmGets(GetChannel):
 
     # ── copying ──────────────────────────────────────────────────────────────────────────
 
-    def copy(self) -> None:
+    def receive(self, now: float, readable: Container[object]) -> None:
+        self.step()
+
+    def step(self) -> None:
         """Copy one turn's worth of leased blocks, oldest lease first."""
         num_bytes = TURN_BYTES
         leases = self._window.leases
         while leases and num_bytes > 0:
             lease = leases[0]
             transfer = lease.transfer
-            copied = lease.step(num_bytes, self._clock, self.gate)
+            copied = lease.step(num_bytes, self._clock, self._gate)
             num_bytes -= copied.num_bytes
             self._counters["bytes_in"] += copied.num_bytes
             self._counters["shm_bytes_in"] += copied.num_bytes
@@ -192,13 +209,16 @@ class ShmGets(GetChannel):
         """Forget the requests; a lease that comes later is released unread."""
         self._window.forget_leftovers()
 
-    def lost(self, error: KVFerryError, *, detached: bool) -> None:
-        """End every get: no lease will come; when `detached`, the held leases are over too."""
-        for request_id in list(self._window.batches):
-            self._window.forget(request_id)
-        self.end_all(error, GetOutcome.UNAVAILABLE)
-        if detached:
-            self._window.to_release.clear()
+    def lost(self) -> None:
+        """End every get: the connection broke, and no lease will come."""
+        self._window.forget_all()
+        super().lost()
+
+    def detached(self, error: KVFerryError) -> None:
+        """End every get: no lease will come, and the held leases are over too."""
+        self._window.forget_all()
+        self.end_all(error)
+        self._window.to_release.clear()
 
     def reset(self) -> None:
         """Drop everything. Every get has ended."""
@@ -216,19 +236,22 @@ class ShmPuts(PutChannel):
     next owner writes there; it discards what it has read.
     """
 
-    def __init__(
-        self,
-        tickets: Tickets,
-        client_context: ClientContext,
-        require: Callable[[], int],
-        send: Callable[[protocol.Request], bool],
-    ) -> None:
-        """`require` returns the server's number for our region, or raises why there is none."""
-        super().__init__(client_context, client_context.config.shared_window_bytes)
-        self._tickets = tickets
-        self._require = require
-        self._send = send
-        self.gate: Pause = no_pause
+    name = "shared memory"
+    transport = "shm"
+    copying = False
+
+    def __init__(self, client_context: ClientContext, link: ShmLink) -> None:
+        super().__init__(client_context, None, client_context.config.shared_window_bytes)
+        self._link = link
+        self._gate: Pause = no_pause
+        link.users.append(self)
+
+    @property
+    def in_use(self) -> bool:
+        return self._link.in_use
+
+    def _reaches(self, transfer: PutTransfer) -> bool:
+        return self._link.reaches(transfer)
 
     def limit(self, arena_bytes: int) -> None:
         """Bound the window by the size of the arena. Batches in flight are not affected."""
@@ -243,21 +266,27 @@ class ShmPuts(PutChannel):
         transfer.prepare(block_bytes, batch_bytes, self._session.limits, first_bytes)
 
     def _require_way(self) -> None:
-        self._require()
+        self._link.require()
+
+    def pump(self, now: float) -> None:
+        """Send the next message if the window allows it, oldest put first."""
+        self.has_more = False
+        if self._link.in_use:
+            super().pump(now)
 
     def _send_batch(self, batch: PutBatch) -> int:
-        if self._tickets.num_used == protocol.MAX_TICKETS:
+        if self._link.tickets.num_used == protocol.MAX_TICKETS:
             return 0
         transfer, part = batch.transfer, batch.part
-        self.gate(Point.BEFORE_HASH)
+        self._gate(Point.BEFORE_HASH)
         checksums = transfer.checksums(part) if self._config.integrity else []
-        batch.ticket, ticket_value = self._tickets.take()
-        self.gate(Point.TICKET_SET)
+        batch.ticket, ticket_value = self._link.tickets.take()
+        self._gate(Point.TICKET_SET)
         message = PutShared(
             request_id=self._next_request_id(),
             namespace=transfer.namespace,
             keys=transfer.keys[part.start : part.stop],
-            region=self._require(),
+            region=self._link.require(),
             offsets=transfer.offsets[part.start : part.stop],
             lengths=batch.lengths,
             checksums=checksums,
@@ -266,22 +295,35 @@ class ShmPuts(PutChannel):
             deferred=transfer.deferred,
             force=transfer.force,
         )
-        if not self._send(message):
-            self._tickets.withdraw(batch.ticket)
+        if not self._link.send(message):
+            self._link.tickets.withdraw(batch.ticket)
             return 0
-        self.gate(Point.SENT)
+        self._gate(Point.SENT)
         self._counters["shm_bytes_out"] += batch.num_bytes
         return message.request_id
 
+    # ── replies ──────────────────────────────────────────────────────────────────────────
+
+    def take(self, reply: protocol.Reply, now: float) -> None:
+        """Process the reply to an awaited batch."""
+        self.answered(reply)
+
+    def take_late(self, reply: protocol.Reply) -> None:
+        """A put holds nothing at the server."""
+
     # ── ending ───────────────────────────────────────────────────────────────────────────
+
+    def detached(self, error: KVFerryError) -> None:
+        """End every put: the server has no region to read."""
+        self.end_all(error)
 
     def _forget(self, request_id: int, *, answered: bool = False) -> None:
         """Give the rows back: the reply frees them, or else the withdrawal of their ticket."""
         ticket = self._batches[request_id].ticket
         if answered:
-            self._tickets.give_back(ticket)
+            self._link.tickets.give_back(ticket)
         else:
-            self._tickets.withdraw(ticket)
+            self._link.tickets.withdraw(ticket)
             self._counters["withdrawn_puts"] += 1
         super()._forget(request_id, answered=answered)
 
@@ -289,4 +331,16 @@ class ShmPuts(PutChannel):
         """Also assert that each batch in flight has one ticket."""
         super().check()
         tickets = {batch.ticket for batch in self._batches.values()}
-        assert len(tickets) == len(self._batches) == self._tickets.num_used, "shared tickets"
+        assert len(tickets) == len(self._batches) == self._link.tickets.num_used, "shared tickets"
+
+
+def open_shared(region: RegisteredRegion, client_context: ClientContext) -> tuple[Channel, ...]:
+    """The channels for rows in `region`, which they own from then on. Raises `OSError`, and then
+    nothing is open."""
+    tickets = Tickets()
+    try:
+        link = ShmLink(client_context, region, tickets)
+    except zmq.ZMQError as error:
+        tickets.close()
+        raise OSError(error.errno, str(error)) from error
+    return link, ShmGets(client_context, link), ShmPuts(client_context, link)

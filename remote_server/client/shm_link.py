@@ -16,20 +16,19 @@ import struct
 from collections.abc import Container
 from functools import partial
 from math import inf
+from typing import Protocol
 
 import zmq
 
 from remote_server import protocol
-from remote_server.client.channel import ClientContext, ReplyReader
-from remote_server.client.connection import Connection
+from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.get import GetTransfer
 from remote_server.client.put import PutTransfer
 from remote_server.client.region import ArenaView, RegisteredRegion, Tickets
-from remote_server.client.results import ClientConfig, Counters, GetOutcome
-from remote_server.client.shm_channels import ShmGets, ShmPuts
+from remote_server.client.session import Session
 from remote_server.errors import KVFerryError, RemoteProtocolError, ServerUnavailable
 from remote_server.plain_text import plain
-from remote_server.protocol import Attach, Attached, ErrorCode, Leased, NotAttached, Release
+from remote_server.protocol import Attach, Attached, ErrorCode, NotAttached, Release
 from remote_server.shm.region import NotAttachable
 
 logger = logging.getLogger(__name__)
@@ -47,18 +46,13 @@ class Attachment:
     """Offers a region to the session's current server. Used by the I/O thread only."""
 
     def __init__(
-        self,
-        region: RegisteredRegion,
-        tickets: Tickets,
-        poller: zmq.Poller,
-        config: ClientConfig,
-        counters: Counters,
+        self, region: RegisteredRegion, tickets: Tickets, client_context: ClientContext
     ) -> None:
         self._region = region
         self._tickets = tickets
-        self._poller = poller
-        self._config = config
-        self._counters = counters
+        self._poller = client_context.poller
+        self._config = client_context.config
+        self._counters = client_context.counters
         self._socket: socket.socket | None = None
         self._data = b""
         self._tried: str | None = None
@@ -72,7 +66,6 @@ class Attachment:
         self.reason = "no server has offered it yet"
         """Reason why nothing is attached."""
         self._epoch: str | None = None
-        self._secret = b""
         self._due = 0.0
 
     @property
@@ -81,16 +74,9 @@ class Attachment:
         idle = self._socket is None and (self._refused or not self._tried)
         return inf if idle or self.arena is not None else self._due
 
-    def poll(
-        self,
-        now: float,
-        local_socket: str | None,
-        epoch: str | None,
-        readable: Container[object],
-        secret: bytes = b"",
-    ) -> None:
+    def poll(self, now: float, session: Session, readable: Container[object]) -> None:
         """Do what is due, given the session's last welcome and the sockets that are `readable`."""
-        self._secret = secret
+        local_socket, epoch = session.local_socket, session.epoch
         if self._socket is not None and self._socket.fileno() in readable:
             self._read(epoch, now)
         if self._socket is not None and self.arena is None and now >= self._due:
@@ -104,7 +90,7 @@ class Attachment:
             if local_socket == "":
                 self._refuse("the server does not offer it")
         if self._socket is None and local_socket and not self._refused and now >= self._due:
-            self._connect(local_socket, now)
+            self._connect(local_socket, session.local_secret, now)
 
     def hang_up(self, reason: str) -> None:
         """Close the connection and unmap the arena. No copy may be under way."""
@@ -129,13 +115,11 @@ class Attachment:
 
     # ── one attempt ──────────────────────────────────────────────────────────────────────
 
-    def _connect(self, name: str, now: float) -> None:
+    def _connect(self, name: str, secret: bytes, now: float) -> None:
         message = Attach(
-            protocol=protocol.PROTOCOL_VERSION,
-            client=self._config.client_name,
-            region_bytes=self._region.num_bytes,
-            secret=self._secret,
-        )
+            protocol=protocol.PROTOCOL_VERSION, client=self._config.client_name,
+            region_bytes=self._region.num_bytes, secret=secret,
+        )  # fmt: skip
         try:
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         except OSError as error:
@@ -216,136 +200,99 @@ class Attachment:
             return
         self._logged.add(reason)
         needed = self._config.transport == "shm"
-        logger.log(
-            logging.WARNING if needed else logging.INFO,
-            "%s: no shared memory, %s: %s",
-            self._config.endpoint,
-            "so its rows are not transferred" if needed else "tcp is used",
-            plain(reason),
-        )
+        level = logging.WARNING if needed else logging.INFO
+        effect = "so its rows are not transferred" if needed else "tcp is used"
+        endpoint = self._config.endpoint
+        logger.log(level, "%s: no shared memory, %s: %s", endpoint, effect, plain(reason))
 
 
-class ShmChannel:
-    """The transfers of one registered region. Used by the I/O thread only."""
+class LinkUser(Protocol):
+    """Transfers whose messages a link carries."""
+
+    @property
+    def copying(self) -> bool:
+        """Blocks remain to be copied: an extra poll is not worth its cost meanwhile."""
+
+    def awaits(self, request_id: int) -> bool:
+        """A reply to this request would be in time."""
+
+    def take(self, reply: protocol.Reply, now: float) -> None:
+        """Process an awaited reply. Raises `RemoteProtocolError` for a wrong kind."""
+
+    def take_late(self, reply: protocol.Reply) -> None:
+        """Release what a reply that nothing awaits holds at the server."""
+
+    def limit(self, arena_bytes: int) -> None:
+        """The region was attached to a server with an arena of this size."""
+
+    def detached(self, error: KVFerryError) -> None:
+        """End every transfer: the attachment has ended, and all that the server held for it."""
+
+    def lost(self) -> None:
+        """End every transfer: the connection broke, and no reply will come."""
+
+
+class ShmLink(Channel):
+    """The connection for messages of shared memory, and the attachment. It has no requests of its
+    own: `users` have, and come after it in the list of channels."""
+
+    name = "shared memory"
+    transport = "shm"
 
     def __init__(
-        self,
-        region: RegisteredRegion,
-        connection: Connection,
-        poller: zmq.Poller,
-        client_context: ClientContext,
+        self, client_context: ClientContext, region: RegisteredRegion, tickets: Tickets
     ) -> None:
-        """Raises `OSError` when the kernel has no memory for tickets."""
-        self._region = region
-        self._connection = connection
-        self._session = client_context.session
-        self._config = client_context.config
-        self._counters = client_context.counters
-        self._reply_reader = ReplyReader(connection, client_context, "shared memory")
-        self._tickets = Tickets()
-        self._attachment = Attachment(
-            region, self._tickets, poller, client_context.config, client_context.counters
-        )
+        """Raises as `Connection` does."""
+        self._connection = client_context.connect()
+        super().__init__(client_context, self._connection)
+        self.region = region
+        self.tickets = tickets
+        self.users: list[LinkUser] = []
+        self._attachment = Attachment(region, tickets, client_context)
         self._attached = False
-        self.gets = ShmGets(region, client_context, self._require, self._send)
-        self.puts = ShmPuts(self._tickets, client_context, self._require, self._send)
-        self.blocked = False
-        """The connection refused a message; try again shortly."""
 
     # ── state ────────────────────────────────────────────────────────────────────────────
 
     @property
     def in_use(self) -> bool:
-        """Rows in the region travel through shared memory now. Any thread may read it."""
+        """Rows in the region travel through shared memory now."""
         return self._attached and self._connection.connected
 
-    def takes(self, transfer: PutTransfer | GetTransfer) -> bool:
-        """Whether `transfer` belongs to this channel; sets its offsets then."""
+    @property
+    def ready(self) -> bool:
+        """Its rows travel through shared memory, or tcp is allowed."""
+        return self.in_use or self._config.transport != "shm"
+
+    @property
+    def wake_at(self) -> float:
+        return self._attachment.wake_at
+
+    @property
+    def arena(self) -> ArenaView | None:
+        """The server's blocks, while attached."""
+        return self._attachment.arena
+
+    # ── for its users ────────────────────────────────────────────────────────────────────
+
+    def reaches(self, transfer: PutTransfer | GetTransfer) -> bool:
+        """Whether `transfer` belongs to shared memory; sets its offsets then."""
         if not self.in_use and self._config.transport != "shm":
             return False
-        offsets = self._region.offsets_of(transfer.rows)
+        offsets = self.region.offsets_of(transfer.rows)
         if offsets is None:
             return False
         transfer.offsets = offsets
         return True
 
-    @property
-    def wake_at(self) -> float:
-        """Time at which something of it may be late or due."""
-        return min(self.gets.wake_at, self.puts.wake_at, self._attachment.wake_at)
+    def require(self) -> int:
+        """The server's number for our region. Raises `ServerUnavailable` when there is none."""
+        if not self._attached:
+            raise ServerUnavailable(f"no shared memory: {self._attachment.reason}")
+        self._require_connection()
+        return self._attachment.token
 
-    @property
-    def has_more(self) -> bool:
-        """The next turn has work."""
-        return self.gets.has_more or (self.in_use and self.puts.has_more)
-
-    @property
-    def queued_bytes(self) -> int:
-        """Bytes of the rows of all its transfers that have not ended."""
-        return self.gets.queued_bytes + self.puts.queued_bytes
-
-    @property
-    def num_waiting(self) -> int:
-        """Transfers that callers wait for."""
-        return self.gets.num_waiting + self.puts.num_waiting
-
-    # ── one turn ─────────────────────────────────────────────────────────────────────────
-
-    def receive(self, now: float, readable: Container[object]) -> None:
-        """Process the replies that have come, poll the attachment, and copy one turn's worth.
-
-        In this order: a lease of a server that has disconnected must not be read.
-        """
-        # While blocks remain to be copied, an extra poll is not worth its cost.
-        if self._connection.readable or not self.gets.has_more:
-            self._reply_reader.empty_into(partial(self._take, now=now))
-        self.poll(now, readable)
-        self.gets.copy()
-
-    def _take(self, reply: protocol.Reply, now: float) -> None:
-        arena = self._attachment.arena
-        if isinstance(reply, protocol.Error) and reply.code == ErrorCode.UNKNOWN_REGION:
-            # The local connection has ended, whether or not this side has noticed.
-            self._attachment.fail("the server does not know the region any more", now)
-        elif self.puts.awaits(reply.request_id):
-            self.puts.take(reply)
-        elif self.gets.awaits(reply.request_id) and arena is not None:
-            self.gets.take(reply, arena, now)
-        else:
-            self._counters["late_replies"] += 1
-            if isinstance(reply, Leased):
-                self.gets.release(reply)
-
-    def poll(self, now: float, readable: Container[object] = ()) -> None:
-        """Poll the attachment; when it has ended, end all transfers that relied on it."""
-        session = self._session
-        self._attachment.poll(
-            now, session.local_socket, session.epoch, readable, session.local_secret
-        )
-        arena = self._attachment.arena
-        attached = arena is not None
-        if arena is not None and not self._attached:
-            self.gets.limit(arena.num_bytes)
-            self.puts.limit(arena.num_bytes)
-        if self._attached and not attached:
-            error = ServerUnavailable(f"shared memory ended: {self._attachment.reason}")
-            self.gets.lost(error, detached=True)
-            self.puts.end_all(error)
-        self._attached = attached
-
-    def expire(self, now: float) -> None:
-        """Give up what is late."""
-        self.gets.expire(now)
-        self.puts.expire(now)
-
-    def pump(self, now: float) -> None:
-        """Send what the connection and the windows allow."""
-        self.blocked = False
-        if self.in_use:
-            self.gets.pump(now)
-            self.puts.pump()
-
-    def _send(self, message: protocol.Request) -> bool:
+    def send(self, message: protocol.Request) -> bool:
+        """Send `message`. False: nothing was sent; try again later."""
         if not self._connection.connected:
             return False
         num_replies = 0 if isinstance(message, Release) else 1
@@ -353,51 +300,76 @@ class ShmChannel:
         self.blocked = self.blocked or not sent
         return sent
 
-    def _require(self) -> int:
-        if not self._attached:
-            raise ServerUnavailable(f"no shared memory: {self._attachment.reason}")
-        if not (self._connection.connected or self._connection.reopening):
-            raise ServerUnavailable("the connection for shared memory is down")
-        return self._attachment.token
+    # ── one turn ─────────────────────────────────────────────────────────────────────────
+
+    def offer(self, request: Request, now: float) -> bool:
+        return False
+
+    def receive(self, now: float, readable: Container[object]) -> None:
+        """Process the replies that have come, and poll the attachment. Only then may users copy: a
+        lease of a server that has disconnected must not be read."""
+        if self._connection.readable or not any(user.copying for user in self.users):
+            self._read_replies(partial(self._take, now=now))
+        self._poll(now, readable)
+
+    def _take(self, reply: protocol.Reply, now: float) -> None:
+        if isinstance(reply, protocol.Error) and reply.code == ErrorCode.UNKNOWN_REGION:
+            # The local connection has ended, whether or not this side has noticed.
+            self._attachment.fail("the server does not know the region any more", now)
+            return
+        for user in self.users:
+            if user.awaits(reply.request_id):
+                user.take(reply, now)
+                return
+        self._counters["late_replies"] += 1
+        for user in self.users:
+            user.take_late(reply)
+
+    def _poll(self, now: float, readable: Container[object] = ()) -> None:
+        """Poll the attachment; when it has ended, end all transfers that relied on it."""
+        attachment = self._attachment
+        attachment.poll(now, self._session, readable)
+        arena, was_attached = attachment.arena, self._attached
+        for user in self.users:
+            if arena is not None and not was_attached:
+                user.limit(arena.num_bytes)
+            elif arena is None and was_attached:
+                user.detached(ServerUnavailable(f"shared memory ended: {attachment.reason}"))
+        self._attached = arena is not None
+
+    def pump(self, now: float) -> None:
+        self.blocked = False
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────
 
-    def end_all(self, error: KVFerryError, outcome: GetOutcome) -> None:
-        """End every transfer."""
-        self.gets.end_all(error, outcome)
-        self.puts.end_all(error)
+    def end_all(self, error: KVFerryError) -> None:
+        """It has no requests."""
 
     def lost(self) -> None:
-        """End every transfer: the connection broke, and no reply will come."""
-        error = ServerUnavailable("the connection for shared memory broke")
-        self.gets.lost(error, detached=False)
-        self.puts.end_all(error)
+        for user in self.users:
+            user.lost()
+
+    def restarted(self, now: float) -> None:
+        self._poll(now)
 
     def reset(self) -> None:
-        """Open a new connection, with nothing attached. Everything has ended."""
-        self.gets.reset()
-        self._connection.reopen()
+        """Open a new connection, with nothing attached."""
+        super().reset()
         self._attachment.hang_up("internal error")
         self._attached = False
 
     def close(self) -> None:
-        """Release the region and all memory of the server. Everything has ended."""
+        """Release the region and all memory of the server."""
+        super().close()
         self._attachment.close()
-        self._tickets.close()
-        self._region.close()
-
-    def check(self) -> None:
-        """Assert that the books balance."""
-        self.gets.check()
-        self.puts.check()
+        self.tickets.close()
+        self.region.close()
 
 
 def _user_of(connection: socket.socket) -> int:
     """The user id of the process at the other end."""
-    credentials = struct.Struct("3i")  # pid, uid, gid
-    _, uid, _ = credentials.unpack(
-        connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, credentials.size)
-    )
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    _, uid, _ = struct.unpack("3i", credentials)  # the others: pid, gid
     return int(uid)
 
 

@@ -5,7 +5,7 @@ its share until its bytes have come, because they are still on the wire.
 """
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from remote_server import protocol
@@ -14,7 +14,7 @@ from remote_server.client.connection import Connection
 from remote_server.client.get import GetTransfer
 from remote_server.client.get_channel import GetChannel
 from remote_server.client.results import ClientConfig, GetOutcome
-from remote_server.errors import RemoteProtocolError, ServerUnavailable
+from remote_server.errors import RemoteProtocolError
 
 logger = logging.getLogger(__name__)
 
@@ -208,24 +208,23 @@ def _reason(num_bytes: int, announced: int) -> str:
     return "short_blocks" if num_bytes < announced else "wrong_lengths"
 
 
-class TcpGets(GetChannel):
+class TcpGets(GetChannel[GetWindow]):
     """All gets of one client over tcp, oldest first."""
 
-    def __init__(self, connection: Connection, client_context: ClientContext) -> None:
-        super().__init__(client_context)
-        self._connection = connection
-        self._on_reply = client_context.on_reply
-        self._window: GetWindow = GetWindow(client_context.config)
-        self._landing = Landing(connection, self._window, client_context)
+    name = "gets"
+
+    def __init__(self, client_context: ClientContext) -> None:
+        """Raises as `Connection` does."""
+        self._connection = client_context.connect(brings_blocks=True)
+        window = GetWindow(client_context.config)
+        super().__init__(client_context, self._connection, window)
+        self._landing = Landing(self._connection, window, client_context)
         self._batch_blocks = max(1, client_context.config.get_window_blocks // 4)
-        self.blocked = False
-        """The connection refused a message; try again shortly."""
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def _require_way(self) -> None:
-        if not (self._connection.connected or self._connection.reopening):
-            raise ServerUnavailable("the connection for gets is down")
+        self._require_connection()
 
     def pump(self, now: float) -> None:
         """Request as much as the window allows, oldest get first."""
@@ -260,7 +259,7 @@ class TcpGets(GetChannel):
 
     # ── receiving ────────────────────────────────────────────────────────────────────────
 
-    def receive(self, now: float) -> None:
+    def receive(self, now: float, readable: Container[object]) -> None:
         """Process the replies that have come, up to one turn's limit."""
         if not self._window.batches and not self._connection.readable:
             return
@@ -333,4 +332,9 @@ class TcpGets(GetChannel):
     def lost(self) -> None:
         """End every get: the connection broke, and no reply will come."""
         self._window.clear()
-        self.end_all(ServerUnavailable("the connection for gets broke"), GetOutcome.UNAVAILABLE)
+        super().lost()
+
+    def restarted(self, now: float) -> None:
+        """Discard the blocks of the server's previous boot."""
+        if self.has_leftovers:
+            self.reset()

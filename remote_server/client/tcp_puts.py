@@ -1,11 +1,12 @@
 """Puts over tcp: rows sent from where they are, and held until libzmq has released them."""
 
+from collections.abc import Container, Sequence
+
 from remote_server import protocol
-from remote_server.client.channel import ClientContext, ReplyReader
-from remote_server.client.connection import Connection
+from remote_server.client.channel import ClientContext
 from remote_server.client.put import PutBatch, PutTransfer
 from remote_server.client.put_channel import PutChannel
-from remote_server.errors import KVFerryError, ServerUnavailable
+from remote_server.errors import KVFerryError
 
 
 class TcpPuts(PutChannel):
@@ -21,14 +22,14 @@ class TcpPuts(PutChannel):
     their own deadlines. A block that had arrived the first time then exists already.
     """
 
-    def __init__(self, connection: Connection, client_context: ClientContext) -> None:
-        super().__init__(client_context, client_context.config.put_window_bytes)
-        self._connection = connection
-        self._reply_reader = ReplyReader(connection, client_context, "puts")
+    name = "puts"
+
+    def __init__(self, client_context: ClientContext) -> None:
+        """Raises as `Connection` does."""
+        self._connection = client_context.connect()
+        super().__init__(client_context, self._connection, client_context.config.put_window_bytes)
         self._settling: dict[PutTransfer, None] = {}
         """Settled, and waiting for libzmq to release their rows."""
-        self.blocked = False
-        """The connection refused a message; try again shortly."""
 
     # ── sending ──────────────────────────────────────────────────────────────────────────
 
@@ -36,13 +37,12 @@ class TcpPuts(PutChannel):
         transfer.prepare(block_bytes, self._config.batch_bytes, self._session.limits)
 
     def _require_way(self) -> None:
-        if not (self._connection.connected or self._connection.reopening):
-            raise ServerUnavailable("the connection for puts is down")
+        self._require_connection()
 
-    def pump(self) -> None:
+    def pump(self, now: float) -> None:
         """Send the next message if the window allows it, oldest put first."""
         self.blocked = False
-        super().pump()
+        super().pump(now)
 
     def _send_batch(self, batch: PutBatch) -> int:
         if not self._connection.connected:
@@ -58,15 +58,15 @@ class TcpPuts(PutChannel):
 
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
-    def receive(self) -> None:
+    def receive(self, now: float, readable: Container[object]) -> None:
         """Process the replies that have come."""
         if not self._batches and not self._connection.readable:
             return
-        self._reply_reader.empty_into(self._take)
+        self._read_replies(self._take)
 
     def _take(self, reply: protocol.Reply) -> None:
         if self.awaits(reply.request_id):
-            self.take(reply)
+            self.answered(reply)
         else:
             self._counters["late_replies"] += 1
 
@@ -82,18 +82,15 @@ class TcpPuts(PutChannel):
             self._settling[transfer] = None
 
     @property
-    def is_settling(self) -> bool:
-        """Puts wait for libzmq to release rows, which no event reports: poll again soon."""
-        return bool(self._settling)
+    def releasing(self) -> Sequence[PutTransfer]:
+        return [*self._settling]
 
-    def settle(self) -> None:
-        """End the puts whose rows libzmq has released since."""
+    def expire(self, now: float) -> None:
+        """End the puts whose rows libzmq has released, and give up those whose deadline has passed,
+        including those that only wait for libzmq."""
         for transfer in [transfer for transfer in self._settling if transfer.is_released()]:
             del self._settling[transfer]
             self._finish(transfer)
-
-    def expire(self, now: float) -> None:
-        """Give up the puts whose deadline has passed, including those that only wait for libzmq."""
         super().expire(now)
         if any(put.deadline <= now and not put.cut_off for put in self._settling):
             self.reset()
@@ -103,10 +100,6 @@ class TcpPuts(PutChannel):
         super().end_all(error)
         if any(not put.cut_off for put in self._settling):
             self.reset()
-
-    def lost(self) -> None:
-        """End every put: the connection broke, and no reply will come."""
-        self.end_all(ServerUnavailable("the connection for puts broke"))
 
     def reset(self) -> None:
         """Open a new connection. Puts that wait are sent again."""
@@ -118,10 +111,6 @@ class TcpPuts(PutChannel):
             self._forget(request_id)
         for transfer in self._waiting:
             transfer.cut_off = True
-
-    def settling(self) -> list[PutTransfer]:
-        """The settled puts that only wait for libzmq."""
-        return list(self._settling)
 
     @property
     def _waiting(self) -> list[PutTransfer]:

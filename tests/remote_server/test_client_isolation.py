@@ -23,7 +23,7 @@ from fake_server import PATIENCE_S, eventually
 
 from remote_server import protocol
 from remote_server.client import GetOutcome, requests
-from remote_server.client.channels import Channels
+from remote_server.client.control import ControlChannel
 from remote_server.client.mailbox import Call, Mailbox
 from remote_server.errors import ConfigError, LocalProtocolError, ServerUnavailable
 from remote_server.protocol import Get, Stats
@@ -150,7 +150,7 @@ def test_a_failure_that_would_end_the_thread_ends_requests_and_not_the_thread(
         raise SystemExit
 
     with monkeypatch.context() as patch:
-        patch.setattr(Channels, "expire", leave)
+        patch.setattr(ControlChannel, "expire", leave)
         wake(client)
         assert isinstance(future.exception(PATIENCE_S), ServerUnavailable)
     eventually(lambda: client.ready)

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
-from remote_server.client.shm_link import ANSWER_S, RETRY_S, ShmChannel
+from remote_server.client.shm_link import ANSWER_S, RETRY_S, ShmLink
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, GetShared, Put, PutShared
 from remote_server.server.config import ServerConfig
@@ -323,7 +323,7 @@ def test_an_exception_inside_the_loop_begins_again(auto, near, monkeypatch, brea
     got = auto.get(NAMESPACE, keys, empty_rows(1), stall_s=60)
     near.wait_for(GetShared)
     with monkeypatch.context() as patch:
-        patch.setattr(ShmChannel, "expire", fail)
+        patch.setattr(ShmLink, "expire", fail)
         wake(auto)
         assert got.result(PATIENCE_S).outcomes == [UNAVAILABLE]
     near.behave()

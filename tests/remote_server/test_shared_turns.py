@@ -5,7 +5,7 @@ from math import inf
 from types import SimpleNamespace
 
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
-from remote_server.client.channels import Channels
+from remote_server.client.loop import Loop
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
@@ -44,24 +44,37 @@ def test_the_end_of_a_lease_asks_for_what_waits_behind_it():
         region.close()
 
 
-class _LanesThatOnlyCopy(Channels):
-    wake_at = inf  # nothing is late
+class _LoopThatOnlySteps(Loop):
+    """Without a thread; nothing is late."""
 
-    def __init__(self, gets: object) -> None:
-        self.shared = SimpleNamespace(gets=gets, puts=SimpleNamespace(has_more=False))
-        self.puts = SimpleNamespace(has_more=False, is_settling=False)
-        self._session = SimpleNamespace(wake_at=lambda: inf)
+    def __init__(self, *channels: object) -> None:
         self._clock = lambda: 0.0
+        self.session = SimpleNamespace(wake_at=lambda: inf)
+        self._use(*channels)
+
+
+class _Steps:
+    """A channel with this many steps of work."""
+
+    connection, wake_at, has_more, releasing = None, inf, True, ()
+
+    def __init__(self, left: int) -> None:
+        self.left = left
+
+    @property
+    def can_step(self) -> bool:
+        return self.left > 0
+
+    def step(self) -> None:
+        self.left -= 1
 
 
 def test_copying_on_stops_where_a_lease_ends():
     """The rest of that turn releases it and asks for more; skipped, nothing would."""
-    gets = SimpleNamespace(in_the_middle=True, copies=2)
+    loop = _LoopThatOnlySteps(_Steps(2))
+    assert [loop._step(), loop._step()] == [True, False]
 
-    def copy() -> None:
-        gets.copies -= 1
-        gets.in_the_middle = gets.copies > 0
 
-    gets.copy = copy
-    channels = _LanesThatOnlyCopy(gets)
-    assert [channels.copy_on(), channels.copy_on()] == [True, False]
+def test_copying_on_waits_for_what_another_channel_has_to_send():
+    loop = _LoopThatOnlySteps(_Steps(2), _Steps(0))
+    assert not loop._step()
