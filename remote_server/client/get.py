@@ -1,9 +1,10 @@
-"""One caller's get: its blocks, their outcomes, and its timestamps."""
+"""One caller's get as a state machine: its blocks, their outcomes, and its timestamps."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from itertools import islice
 from math import inf
 
@@ -55,9 +56,26 @@ class GetStopwatch:
         )  # fmt: skip
 
 
+class GetState(Enum):
+    """State of a get. Each may be followed by one below it in the list, and by no other.
+
+    SUBMITTED ──▶ PREPARED ──▶ REQUESTED ──▶ STREAMING ──▶ LANDED or FAILED
+    """
+
+    SUBMITTED = auto()  # no channel has taken it over
+    PREPARED = auto()  # queued; nothing was requested
+    REQUESTED = auto()  # a batch was requested, without a reply; others may wait for the window
+    STREAMING = auto()  # a reply came: blocks are received or copied
+    LANDED = auto()  # ended: the server's replies decided every block
+    FAILED = auto()  # ended early: refused, late or lost; `GetTransfer.error` has the reason
+
+
 @dataclass(slots=True, eq=False)
 class GetTransfer:
-    """One caller's get. Its rows are ours to write until `future` ends."""
+    """One caller's get. Its rows are ours to write until `future` ends.
+
+    A channel moves it from state to state; without `num_open` blocks it ends.
+    """
 
     future: "Future[GetResult]"
     namespace: str
@@ -67,7 +85,7 @@ class GetTransfer:
     timeout_s: float
     """Counts from when the I/O thread takes it over."""
     deadline: float = inf
-
+    state: GetState = GetState.SUBMITTED
     stopwatch: GetStopwatch | None = None
     """Present for a `timed` get."""
     offsets: list[int] = field(default_factory=list)
@@ -86,6 +104,13 @@ class GetTransfer:
     total_bytes: int = 0
     error: KVFerryError | None = None
     ended: bool = False
+    """`future` has its result. Stored, because it is read for each block."""
+
+    def _enter(self, state: GetState) -> None:
+        assert state.value >= self.state.value, f"{self.state} is followed by {state}"
+        self.state = state
+
+    # ── on its way ───────────────────────────────────────────────────────────────────────
 
     def prepare(self, rows: list[memoryview]) -> None:
         """Start with checked `rows` and nothing requested yet."""
@@ -100,6 +125,7 @@ class GetTransfer:
                 self.to_ask.append(index)
             else:
                 self.twins.setdefault(first, []).append(index)
+        self._enter(GetState.PREPARED)
 
     def next_blocks(self, most_bytes: int, most_blocks: int) -> tuple[list[int], int]:
         """Indices of the next batch, at least one block of `to_ask`, and its size in bytes."""
@@ -112,6 +138,25 @@ class GetTransfer:
             indices.append(index)
             num_bytes += size
         return indices, num_bytes
+
+    def requested(self, number: int) -> None:
+        """The first `number` blocks of `to_ask` were requested."""
+        for _ in range(number):
+            self.to_ask.popleft()
+        self.num_asked += number
+        if self.state is GetState.PREPARED:
+            self._enter(GetState.REQUESTED)
+
+    def request_again(self, indices: list[int]) -> None:
+        """These blocks were lost with their connection. Call it for the newest batch first."""
+        self.to_ask.extendleft(reversed(indices))
+
+    def replied(self) -> None:
+        """A reply of the server came for it."""
+        if self.state is GetState.REQUESTED:
+            self._enter(GetState.STREAMING)
+
+    # ── outcomes ─────────────────────────────────────────────────────────────────────────
 
     def settle(self, index: int, outcome: GetOutcome) -> None:
         """Record one key's outcome, also for the other indices of the same key."""
@@ -140,12 +185,23 @@ class GetTransfer:
         self.num_open -= len(indices)
         self.bytes += num_bytes
 
+    def refused(self, error: KVFerryError, indices: Sequence[int]) -> None:
+        """The server refused a batch, of which `indices` have no outcome yet. It would refuse the
+        rest as well: request no more of it."""
+        self.error = error
+        for index in (*indices, *self.to_ask):
+            self.settle(index, GetOutcome.REFUSED)
+        self.to_ask.clear()
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────
+
     def end(self, error: KVFerryError | None, outcome: GetOutcome) -> None:
         """Resolve `future` and give the rows back. Keys without an outcome get `outcome`."""
         if self.ended:
             return
         self.ended = True
         self.error = without_frames(self.error or error)
+        self._enter(GetState.FAILED if self.error else GetState.LANDED)
         outcomes = [known or outcome for known in self.outcomes or [None] * len(self.keys)]
         landed = [i for i, known in enumerate(outcomes) if known is GetOutcome.HIT]
         self.to_ask.clear()

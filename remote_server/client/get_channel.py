@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 from remote_server import protocol
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.connection import Connection
-from remote_server.client.get import GetTransfer
+from remote_server.client.get import GetState, GetTransfer
 from remote_server.client.region import check_rows
 from remote_server.client.results import GetOutcome, Op
 from remote_server.errors import (
@@ -173,9 +173,7 @@ class GetChannel(Channel, Generic[AnyWindow]):
                     return
                 if silent:
                     self._last_reply_at = now  # silence counts from here
-                for _ in range(num_asked):
-                    transfer.to_ask.popleft()
-                transfer.num_asked += num_asked
+                transfer.requested(num_asked)
 
     # ── replies ──────────────────────────────────────────────────────────────────────────
 
@@ -188,15 +186,12 @@ class GetChannel(Channel, Generic[AnyWindow]):
         if transfer.ended:
             return
         self._counters["refused"] += 1
-        transfer.error = RequestRefused(reply.code, reply.message)
-        # The rest would be refused as well: request no more of it.
-        for index in (*indices, *transfer.to_ask):
-            transfer.settle(index, GetOutcome.REFUSED)
-        transfer.to_ask.clear()
+        transfer.refused(RequestRefused(reply.code, reply.message), indices)
 
     def _answered(self, transfer: GetTransfer, now: float) -> None:
         """Record progress after a reply, and end the get when every block is settled."""
         self._session.breaker.answered()
+        transfer.replied()
         self._queue.progressed(transfer, now)
         self._end_if_settled(transfer)
 
@@ -263,4 +258,6 @@ class GetChannel(Channel, Generic[AnyWindow]):
     def check(self) -> None:
         """Assert that no get here has ended and that every open block is in exactly one place."""
         self._queue.check()
+        for get in self._queue:
+            assert (get.state is GetState.PREPARED) == (not get.num_asked), get.state
         self._window.check(self._queue)

@@ -1,13 +1,11 @@
-"""One caller's put: cut into messages, packed into frames, summed up from the replies."""
+"""One caller's put as a state machine: cut into batches, sent, summed up from the replies."""
 
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from math import inf
 from weakref import ref
-
-import zmq
 
 from remote_server import protocol
 from remote_server.client.region import check_rows
@@ -15,20 +13,35 @@ from remote_server.client.results import PutResult, resolve
 from remote_server.client.session import Limits
 from remote_server.errors import KVFerryError, RemoteProtocolError
 
-# Smaller rows are packed, several to a frame: a frame of its own costs tens of microseconds on both
-# sides, which is more than copying the row.
-_PACK_BELOW_BYTES = 256 << 10
-_PACKED_FRAME_BYTES = 1 << 20
-
 # Counts of a Stored reply, which a PutResult sums up.
 _COUNTS = ("total", "created", "existed", "forced", "duplicate")
 
 _OUTCOMES = tuple(protocol.PutOutcome)  # in the order of their values, from 0
 
 
+class PutState(Enum):
+    """State of a put. Each may be followed by one below it in the list, and by no other.
+
+    SUBMITTED ──▶ PREPARED ──▶ SENT ──▶ RELEASING ──▶ ANSWERED or FAILED
+    """
+
+    SUBMITTED = auto()  # no channel has taken it over
+    PREPARED = auto()  # cut into batches, of which none was sent
+    SENT = auto()  # a batch was sent; others may wait for space in the window
+    RELEASING = auto()  # over tcp: no reply is awaited, and libzmq holds rows
+    ANSWERED = auto()  # ended: every batch has its reply
+    FAILED = auto()  # ended: refused, late or given up; `PutTransfer.error` has the reason
+
+
+_ENDED = (PutState.ANSWERED, PutState.FAILED)
+
+
 @dataclass(slots=True, eq=False)
 class PutTransfer:
-    """One caller's put. Its rows are ours to read until `future` ends."""
+    """One caller's put. Its rows are ours to read until `future` ends.
+
+    A channel moves it from state to state; `settled` and `is_released` decide when it may end.
+    """
 
     future: "Future[PutResult]"
     namespace: str
@@ -39,6 +52,7 @@ class PutTransfer:
     timeout_s: float
     """Counts from when the I/O thread takes it over."""
     deadline: float = inf
+    state: PutState = PutState.SUBMITTED
     offsets: list[int] = field(default_factory=list)
     """Offsets of its rows in the registered region; empty over tcp."""
     to_send: deque[range] = field(default_factory=deque)
@@ -53,56 +67,71 @@ class PutTransfer:
     bytes_sent: int = 0
     total_bytes: int = 0
     error: KVFerryError | None = None
-    ended: bool = False
+
+    # ── state ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def ended(self) -> bool:
+        """`future` has its result."""
+        return self.state in _ENDED
+
+    @property
+    def settled(self) -> bool:
+        """Nothing remains to be sent and no reply is awaited."""
+        return not self.to_send and not self.num_in_flight
+
+    def is_released(self) -> bool:
+        """libzmq holds none of its rows any more."""
+        self.lent = [view for view in self.lent if view() is not None]
+        return not self.lent
+
+    def _enter(self, state: PutState) -> None:
+        assert state.value >= self.state.value, f"{self.state} is followed by {state}"
+        self.state = state
+
+    # ── on its way ───────────────────────────────────────────────────────────────────────
 
     def prepare(
         self, block_bytes: int, batch_bytes: int, limits: Limits, first_bytes: int | None = None
     ) -> None:
-        """Start with nothing sent yet; see `cut`. Raises `LocalProtocolError`."""
+        """Cut it into batches; see `cut`. Raises `LocalProtocolError`."""
         self.rows = check_rows(self.keys, self.rows, block_bytes, writable=False)
         self.outcomes = [None] * len(self.keys)
         sizes = [row.nbytes for row in self.rows]
         self.total_bytes = sum(sizes)
         self.to_send.extend(cut(sizes, batch_bytes, limits, first_bytes))
-
-    def message(
-        self, part: range, request_id: int, limits: Limits, *, checked: bool
-    ) -> protocol.Put:
-        """The header for the blocks of `part`. Hashes their rows if they are to be `checked`."""
-        span = slice(part.start, part.stop)
-        rows = self.rows[span]
-        return protocol.Put(
-            request_id=request_id,
-            namespace=self.namespace,
-            keys=self.keys[span],
-            lengths=[row.nbytes for row in rows],
-            checksums=self.checksums(part) if checked else [],
-            blocks_per_frame=_blocks_per_frame(rows, limits),
-            deferred=self.deferred,
-            force=self.force,
-        )
+        self._enter(PutState.PREPARED)
 
     def checksums(self, part: range) -> list[int]:
         """Checksums of the blocks of `part`, as their rows are now."""
         span = slice(part.start, part.stop)
         return protocol.checksums(self.namespace, self.keys[span], self.rows[span])
 
-    def frames(self, part: range, per_frame: int) -> list[zmq.Frame]:
-        """The payload: the rows themselves, recorded in `lent`, or copies when packed."""
-        rows = [self.rows[index] for index in part]
-        if per_frame > 1:
-            return [
-                zmq.Frame(b"".join(rows[first : first + per_frame]), copy=False)
-                for first in range(0, len(rows), per_frame)
-            ]
-        # pyzmq keeps the only reference to each view for as long as libzmq may read it. Its own
-        # trackers give the same information, at the price of a lock and an event per frame.
-        views = [memoryview(row) for row in rows]
+    def lend(self, part: range) -> list[memoryview]:
+        """The rows of `part` for libzmq, recorded in `lent`. The caller keeps no reference.
+
+        pyzmq keeps the only reference to each view for as long as libzmq may read it. Its own
+        trackers give the same information, at the price of a lock and an event per frame.
+        """
+        views = [memoryview(self.rows[index]) for index in part]
         self.lent += map(ref, views)
         self.cut_off = False
-        return [zmq.Frame(view, copy=False) for view in views]
+        return views
 
-    def add(self, part: range, reply: protocol.Stored) -> None:
+    def sent(self, batch: "PutBatch") -> None:
+        """The first batch of `to_send` was sent."""
+        self.to_send.popleft()
+        self.num_in_flight += 1
+        self.bytes_sent += batch.num_bytes
+        self._enter(PutState.SENT)
+
+    def send_again(self, batch: "PutBatch") -> None:
+        """A batch was lost with its connection. Call it for the newest batch first."""
+        self.to_send.appendleft(batch.part)
+
+    # ── replies ──────────────────────────────────────────────────────────────────────────
+
+    def stored(self, part: range, reply: protocol.Stored) -> None:
         """Add the reply to `part`. Raises `RemoteProtocolError` when it does not fit."""
         try:
             outcomes = [_OUTCOMES[outcome] for outcome in reply.outcomes]
@@ -117,22 +146,28 @@ class PutTransfer:
         for reason, number in reply.declined.items():
             self.declined[reason] = self.declined.get(reason, 0) + number
 
-    @property
-    def settled(self) -> bool:
-        """Nothing remains to be sent and no reply is awaited."""
-        return not self.to_send and not self.num_in_flight
+    def refused(self, error: KVFerryError) -> None:
+        """The server refused a batch, as it would those that were not sent."""
+        self.error = error
+        self.to_send.clear()
 
-    def is_released(self) -> bool:
-        """libzmq holds none of its rows any more."""
-        self.lent = [view for view in self.lent if view() is not None]
-        return not self.lent
+    # ── ends ─────────────────────────────────────────────────────────────────────────────
+
+    def give_up(self, error: KVFerryError) -> None:
+        """Send no more. Batches in flight must have been forgotten."""
+        self.to_send.clear()
+        self.error = self.error or error
+
+    def wait_for_release(self) -> None:
+        """It is settled, and libzmq holds rows of it."""
+        self._enter(PutState.RELEASING)
 
     def resolve(self) -> None:
         """Resolve `future`; the rows are the caller's again."""
         if self.ended:
             return
         assert not self.lent
-        self.ended = True
+        self._enter(PutState.FAILED if self.error else PutState.ANSWERED)
         self.rows = []
         result = PutResult(
             **self.counts,
@@ -184,10 +219,3 @@ def cut(
     if sizes:
         parts.append(range(first, len(sizes)))
     return parts
-
-
-def _blocks_per_frame(rows: Sequence[memoryview], limits: Limits) -> int:
-    largest = max(row.nbytes for row in rows)
-    if largest >= _PACK_BELOW_BYTES:
-        return 1
-    return max(1, min(_PACKED_FRAME_BYTES, limits.max_frame_bytes) // largest)

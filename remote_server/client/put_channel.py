@@ -5,12 +5,13 @@ put is settled when every batch has its reply, or when it is given up.
 """
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from math import inf
 
 from remote_server import protocol
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.connection import Connection
-from remote_server.client.put import PutBatch, PutTransfer
+from remote_server.client.put import PutBatch, PutState, PutTransfer
 from remote_server.client.results import Op
 from remote_server.errors import (
     DeadlineExceeded,
@@ -34,6 +35,7 @@ class PutChannel(Channel):
         """`most_bytes` is the window."""
         super().__init__(client_context, connection)
         self._transfers: dict[PutTransfer, None] = {}
+        self._releasing: dict[PutTransfer, None] = {}
         self._batches: dict[int, PutBatch] = {}
         self._window_bytes = 0
         self._most_bytes = most_bytes
@@ -51,6 +53,9 @@ class PutChannel(Channel):
     @abstractmethod
     def _send_batch(self, batch: PutBatch) -> int:
         """Send it and return the request's id; 0 when that must wait: nothing was sent then."""
+
+    def _returned(self, batch: PutBatch, *, answered: bool) -> None:
+        """A batch was `answered`, or given up: release what it holds."""
 
     def _reaches(self, transfer: PutTransfer) -> bool:
         """It can carry the rows of `transfer`."""
@@ -104,9 +109,7 @@ class PutChannel(Channel):
         request_id = self._send_batch(batch)
         if not request_id:
             return
-        transfer.to_send.popleft()
-        transfer.num_in_flight += 1
-        transfer.bytes_sent += batch.num_bytes
+        transfer.sent(batch)
         self._batches[request_id] = batch
         self._window_bytes += batch.num_bytes
         self._counters["bytes_out"] += batch.num_bytes
@@ -124,13 +127,12 @@ class PutChannel(Channel):
         batch = self._batches[reply.request_id]
         transfer = batch.transfer
         if isinstance(reply, protocol.Stored):
-            transfer.add(batch.part, reply)
+            transfer.stored(batch.part, reply)
         elif isinstance(reply, protocol.Error):
             self._counters["refused"] += 1
             if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE:
                 self._session.forgotten(transfer.namespace)
-            transfer.error = RequestRefused(reply.code, reply.message)
-            transfer.to_send.clear()
+            transfer.refused(RequestRefused(reply.code, reply.message))
         else:
             raise RemoteProtocolError(f"a put was answered with {type(reply).__name__}")
         self._session.breaker.answered()
@@ -145,12 +147,16 @@ class PutChannel(Channel):
         batch = self._batches.pop(request_id)
         batch.transfer.num_in_flight -= 1
         self._window_bytes -= batch.num_bytes
+        self._returned(batch, answered=answered)
 
-    def _retire(self, transfer: PutTransfer, error: KVFerryError | None = None) -> None:
-        """Retire a settled put; `error` when it was given up."""
+    def _retire(self, transfer: PutTransfer) -> None:
+        """End a settled put now, or as soon as libzmq has released its rows."""
         del self._transfers[transfer]
-        transfer.error = transfer.error or error
-        self._finish(transfer)
+        if transfer.is_released():
+            self._finish(transfer)
+        else:
+            transfer.wait_for_release()
+            self._releasing[transfer] = None
 
     def _finish(self, transfer: PutTransfer) -> None:
         self.queued_bytes -= transfer.total_bytes
@@ -162,11 +168,14 @@ class PutChannel(Channel):
             if batch.transfer in given_up:
                 self._forget(request_id)
         for transfer in transfers:
-            transfer.to_send.clear()
-            self._retire(transfer, error)
+            transfer.give_up(error)
+            self._retire(transfer)
 
     def expire(self, now: float) -> None:
-        """Give up the puts whose deadline has passed."""
+        """End the puts whose rows libzmq has released, and give up those that are late."""
+        for transfer in [transfer for transfer in self._releasing if transfer.is_released()]:
+            del self._releasing[transfer]
+            self._finish(transfer)
         if now < self.wake_at:
             return
         late = [transfer for transfer in self._transfers if transfer.deadline <= now]
@@ -187,7 +196,11 @@ class PutChannel(Channel):
     @property
     def _waiting(self) -> list[PutTransfer]:
         """The puts that have not ended."""
-        return list(self._transfers)
+        return [*self._transfers, *self._releasing]
+
+    @property
+    def releasing(self) -> Sequence[PutTransfer]:
+        return [*self._releasing]
 
     @property
     def num_waiting(self) -> int:
@@ -195,9 +208,12 @@ class PutChannel(Channel):
         return len(self._waiting)
 
     def check(self) -> None:
-        """Assert that the window equals the batches in flight, and that the sums agree."""
+        """Assert that window and sums equal the batches, and that each put is where it belongs."""
         in_flight = [batch.num_bytes for batch in self._batches.values()]
         assert self._window_bytes == sum(in_flight), (self._window_bytes, in_flight)
         assert self.queued_bytes == sum(transfer.total_bytes for transfer in self._waiting)
         assert sum(transfer.num_in_flight for transfer in self._waiting) == len(self._batches)
         assert not any(transfer.settled for transfer in self._transfers), "a settled put is listed"
+        assert all(transfer.settled for transfer in self._releasing), "it is not settled"
+        assert {one.state for one in self._transfers} <= {PutState.PREPARED, PutState.SENT}
+        assert {one.state for one in self._releasing} <= {PutState.RELEASING}

@@ -317,15 +317,13 @@ class ShmPuts(PutChannel):
         """End every put: the server has no region to read."""
         self.end_all(error)
 
-    def _forget(self, request_id: int, *, answered: bool = False) -> None:
+    def _returned(self, batch: PutBatch, *, answered: bool) -> None:
         """Give the rows back: the reply frees them, or else the withdrawal of their ticket."""
-        ticket = self._batches[request_id].ticket
         if answered:
-            self._link.tickets.give_back(ticket)
+            self._link.tickets.give_back(batch.ticket)
         else:
-            self._link.tickets.withdraw(ticket)
+            self._link.tickets.withdraw(batch.ticket)
             self._counters["withdrawn_puts"] += 1
-        super()._forget(request_id, answered=answered)
 
     def check(self) -> None:
         """Also assert that each batch in flight has one ticket."""

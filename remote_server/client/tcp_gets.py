@@ -324,9 +324,8 @@ class TcpGets(GetChannel[GetWindow]):
         for batch in reversed(self._window.batches.values()):
             if not batch.transfer.ended:
                 self._counters["batches_resent"] += 1
-                batch.transfer.to_ask.extendleft(
-                    batch.indices[position] for position in sorted(batch.open, reverse=True)
-                )
+                open_ones = [batch.indices[position] for position in sorted(batch.open)]
+                batch.transfer.request_again(open_ones)
         self._window.clear()
 
     def lost(self) -> None:
