@@ -1,0 +1,469 @@
+"""Conformance of data channels: over each transport, in each state, a put or a get ends once.
+
+Afterwards nothing of it is registered, pinned, leased or in flight. A new transport is one more
+value of the fixture `transport`; a state that it does not have is skipped there.
+"""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import pytest
+from client_helpers import (
+    BLOCK_BYTES,
+    NAMESPACE,
+    Clock,
+    assert_untouched,
+    block,
+    empty_rows,
+    hold_blocks,
+    io_thread_held,
+    key,
+    rows_of,
+    wake,
+)
+from counting_channel import COUNTED, CountingChannel
+from fake_server import PATIENCE_S, Asked, FakeServer, eventually
+
+from remote_server.client import GetOutcome, RemoteClient, loop, remote_client, shm_channels
+from remote_server.client.channel import Channel
+from remote_server.client.get import GetState, GetTransfer
+from remote_server.client.get_channel import GetChannel
+from remote_server.client.lease import LeaseWindow
+from remote_server.client.put import PutState, PutTransfer
+from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
+from remote_server.fault_points import Point
+from remote_server.protocol import (
+    Get,
+    GetShared,
+    Put,
+    PutOutcome,
+    PutShared,
+    Release,
+    Stored,
+)
+
+pytest_plugins = ["client_fixtures", "shared_fixtures"]
+
+MiB = 1 << 20
+
+
+@dataclass
+class World:
+    """A client with windows of one block, its server, and the transfers that it made."""
+
+    transport: str
+    fake: FakeServer
+    clock: Clock
+    client: RemoteClient
+    transfers: list[Any]
+    rows: list[memoryview] = field(default_factory=list)
+    ended: list[Future[Any]] = field(default_factory=list)
+
+    @property
+    def messages(self) -> tuple[type, type]:
+        """The messages of a put and of a get."""
+        return (PutShared, GetShared) if self.transport == "shm" else (Put, Get)
+
+    def put(self, numbers: range, length: int = BLOCK_BYTES) -> Future[Any]:
+        self.rows += (rows := rows_of(numbers, length))
+        keys = [key(number) for number in numbers]
+        return self._watched(self.client.put(NAMESPACE, keys, rows, timeout_s=1))
+
+    def get(self, numbers: range) -> Future[Any]:
+        self.rows += (rows := empty_rows(len(numbers)))
+        keys = [key(number) for number in numbers]
+        return self._watched(self.client.get(NAMESPACE, keys, rows, stall_s=60, timeout_s=1))
+
+    def _watched(self, future: Future[Any]) -> Future[Any]:
+        future.add_done_callback(self.ended.append)
+        return future
+
+    def wait_until(self, state: PutState | GetState) -> Any:
+        """The last transfer, once it is in `state`."""
+        transfer = self.transfers[-1]
+        eventually(lambda: transfer.state is state, f"{state}, not {transfer.state}")
+        return transfer
+
+    # ── the ends ─────────────────────────────────────────────────────────────────────────
+
+    def end_by(self, name: str) -> None:
+        getattr(self, name)()
+
+    def deadline(self) -> None:
+        self.clock.advance(1.1)
+
+    def cancel(self) -> None:
+        assert self.client.cancel_all(PATIENCE_S)
+
+    def close(self) -> None:
+        self.client.close(PATIENCE_S)
+
+    def restart(self) -> None:
+        self.fake.epoch = "epoch-2"
+        self.client.stats(timeout_s=60)
+
+    def loss(self) -> None:
+        self.fake.close()
+
+    # ── afterwards ───────────────────────────────────────────────────────────────────────
+
+    def assert_nothing_is_left(self, after: str = "") -> None:
+        assert len(self.ended) == len(set(self.ended)) == len(self.transfers)
+        closed = self.client.closed
+        if not closed:
+            self.client.check()
+        if after in ("deadline", "cancel"):
+            self.clock.advance(1.1)  # blocks may still come; then the window is taken back
+        channels = self.client._loop.channels
+        eventually(lambda: all(is_idle(one, closed=closed) for one in channels), "all are idle")
+        assert self.client.queued_bytes == 0
+        if not closed:
+            self.client.check()
+        eventually(lambda: are_free(self.rows), "the rows are the caller's again")
+
+    def assert_works(self) -> None:
+        """What is put comes back, over the same transport."""
+        self.fake.behave()
+        eventually(self._is_ready, "the client is ready")
+        # An answer to something old may still end what comes now: begin with a clean slate.
+        self.transfers.clear()
+        self.ended.clear()
+        assert self.put(range(50, 52)).result(PATIENCE_S).error is None
+        got = self.get(range(50, 52)).result(PATIENCE_S)
+        assert got.outcomes == [GetOutcome.HIT] * 2
+        assert [bytes(row) for row in self.rows[-2:]] == [bytes(block(n)) for n in (50, 51)]
+        assert isinstance(self.fake.asked[-1].message, (self.messages[1], Release))
+        assert self.client.transport == self.transport
+
+    def _is_ready(self) -> bool:
+        if not self.client.ready:
+            self.clock.advance(0.1)
+        return self.client.ready
+
+
+def is_idle(channel: Channel, *, closed: bool) -> bool:
+    """Nothing is registered there, held or expected. A closed channel expects nothing any more."""
+    waits = channel.num_waiting or channel.queued_bytes or channel.releasing
+    expects = isinstance(channel, GetChannel) and channel.has_leftovers and not closed
+    return not (waits or expects or channel.has_more or channel.can_step)
+
+
+def are_free(rows: list[memoryview]) -> bool:
+    """Nothing else holds a view of the memory of `rows`, as far as the interpreter can tell."""
+    try:
+        for row in rows:
+            if isinstance(row.obj, bytearray) and row.nbytes == len(row.obj):
+                memory = row.obj
+                row.release()
+                memory.append(0)
+    except BufferError:
+        return False
+    except ValueError:  # released in an earlier attempt
+        return True
+    return True
+
+
+@pytest.fixture
+def transfers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    made: list[Any] = []
+
+    def recording(kind: type) -> Callable[..., Any]:
+        def make(**fields: Any) -> Any:
+            made.append(kind(**fields))
+            return made[-1]
+
+        return make
+
+    monkeypatch.setattr(remote_client, "PutTransfer", recording(PutTransfer))
+    monkeypatch.setattr(remote_client, "GetTransfer", recording(GetTransfer))
+    return made
+
+
+@pytest.fixture
+def world(
+    transport: str, make_client: Callable[..., RemoteClient], clock: Clock, transfers: list[Any]
+) -> Iterator[World]:
+    with FakeServer(near=transport == "shm") as fake:
+        client = make_client(
+            fake.endpoint, clock=clock, get_window_bytes=BLOCK_BYTES, put_window_bytes=BLOCK_BYTES,
+            shared_window_bytes=BLOCK_BYTES,
+        )  # fmt: skip
+        yield World(transport, fake, clock, client, transfers)
+        client.close()
+
+
+# ── a put ────────────────────────────────────────────────────────────────────────────────
+
+
+def submitted_put(world: World) -> Future[Any]:
+    return world.put(range(2))
+
+
+def prepared_put(world: World) -> Future[Any]:
+    world.fake.silence(world.messages[0])
+    world.put(range(10, 11))
+    world.wait_until(PutState.SENT)
+    future = world.put(range(2))
+    world.wait_until(PutState.PREPARED)
+    return future
+
+
+def sent_put(world: World) -> Future[Any]:
+    world.fake.silence(world.messages[0])
+    future = world.put(range(2))
+    world.wait_until(PutState.SENT)
+    world.fake.wait_for(world.messages[0])
+    return future
+
+
+ENDS = {
+    "deadline": DeadlineExceeded, "cancel": DeadlineExceeded, "close": ServerUnavailable,
+    "restart": ServerUnavailable, "loss": ServerUnavailable,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("begin", [prepared_put, sent_put])
+def test_a_put_in_any_state_ends_once_however_it_ends(world: World, begin, end: str):
+    future = begin(world)
+    transfer = world.transfers[-1]
+    world.end_by(end)
+    put = future.result(PATIENCE_S)
+    assert isinstance(put.error, ENDS[end])
+    assert put.outcomes == [None] * 2
+    assert transfer.state is PutState.FAILED
+    world.assert_nothing_is_left(end)
+    if end not in ("close", "loss"):
+        world.assert_works()
+
+
+@pytest.mark.parametrize("outcome", PutOutcome)
+def test_a_put_ends_once_with_each_outcome(world: World, outcome: PutOutcome):
+    def answer(asked: Asked) -> None:
+        number = len(asked.message.keys)
+        counts = dict.fromkeys(("created", "existed", "forced", "duplicate"), 0)
+        if outcome is not PutOutcome.DECLINED:
+            counts[outcome.name.lower()] = number
+        declined = {"no_slot": number} if outcome is PutOutcome.DECLINED else {}
+        stored = Stored(
+            request_id=asked.message.request_id, epoch=world.fake.epoch, total=number,
+            declined=declined, outcomes=bytes([outcome]) * number, **counts,
+        )  # fmt: skip
+        world.fake.send(asked, stored)
+        world.fake.send(asked, stored)  # a second answer changes nothing
+
+    world.fake.rules[world.messages[0]] = answer
+    put = world.put(range(3)).result(PATIENCE_S)
+    assert put.outcomes == [outcome] * 3
+    assert (put.error, put.total) == (None, 3)
+    world.wait_until(PutState.ANSWERED)
+    world.assert_nothing_is_left()
+    world.assert_works()
+
+
+def test_a_refused_put_ends_once(world: World):
+    world.fake.rules[world.messages[0]] = world.fake.refuse("too_large")
+    assert isinstance(world.put(range(3)).result(PATIENCE_S).error, RequestRefused)
+    world.wait_until(PutState.FAILED)
+    world.assert_nothing_is_left()
+    world.assert_works()
+
+
+# ── a get ────────────────────────────────────────────────────────────────────────────────
+
+
+def submitted_get(world: World) -> Future[Any]:
+    return world.get(range(2))
+
+
+def prepared_get(world: World) -> Future[Any]:
+    world.fake.silence(world.messages[1])
+    world.get(range(10, 11))
+    world.wait_until(GetState.REQUESTED)
+    future = world.get(range(2))
+    world.wait_until(GetState.PREPARED)
+    return future
+
+
+def requested_get(world: World) -> Future[Any]:
+    hold_blocks(world.fake, range(2))
+    world.fake.silence(world.messages[1])
+    future = world.get(range(2))
+    world.wait_until(GetState.REQUESTED)
+    world.fake.wait_for(world.messages[1])
+    return future
+
+
+def streaming_get(world: World) -> Future[Any]:
+    """The first of its two blocks has come."""
+    fake = world.fake
+    hold_blocks(fake, range(2))
+
+    def first_block(asked: Asked) -> None:
+        if isinstance(asked.message, Get):
+            fake.send(asked, fake.summary_for(asked))
+            fake.send(asked, *fake.blocks_for(asked, [0], more=True))
+        elif asked.message.keys == [key(0)]:
+            fake.answer(asked)
+
+    fake.rules[world.messages[1]] = first_block
+    future = world.get(range(2))
+    transfer = world.wait_until(GetState.STREAMING)
+    eventually(lambda: transfer.num_open == 1)
+    return future
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("begin", [prepared_get, requested_get, streaming_get])
+def test_a_get_in_any_state_ends_once_however_it_ends(world: World, begin, end: str):
+    future = begin(world)
+    transfer, rows = world.transfers[-1], world.rows[-2:]
+    world.end_by(end)
+    got = future.result(PATIENCE_S)
+    assert isinstance(got.error, ENDS[end])
+    late = GetOutcome.LATE if end in ("deadline", "cancel") else GetOutcome.UNAVAILABLE
+    landed = [0] if begin is streaming_get else []
+    assert got.landed == landed
+    assert got.outcomes == [GetOutcome.HIT, late] if landed else [late, late]
+    assert transfer.state is GetState.FAILED
+    assert_untouched(rows, tuple(landed))
+    world.assert_nothing_is_left(end)
+    if end not in ("close", "loss"):
+        world.assert_works()
+
+
+def test_a_get_ends_once_with_hits_and_misses(world: World):
+    hold_blocks(world.fake, range(2))
+    got = world.get(range(3)).result(PATIENCE_S)
+    assert got.outcomes == [GetOutcome.HIT, GetOutcome.HIT, GetOutcome.MISS]
+    assert [bytes(row) for row in world.rows[:2]] == [bytes(block(n)) for n in range(2)]
+    world.wait_until(GetState.LANDED)
+    world.assert_nothing_is_left()
+    world.assert_works()
+
+
+def test_a_refused_get_ends_once(world: World):
+    world.fake.rules[world.messages[1]] = world.fake.refuse("too_large")
+    got = world.get(range(3)).result(PATIENCE_S)
+    assert got.outcomes == [GetOutcome.REFUSED] * 3
+    assert isinstance(got.error, RequestRefused)
+    world.wait_until(GetState.FAILED)
+    world.assert_nothing_is_left()
+    world.assert_works()
+
+
+def test_a_reply_after_the_end_of_a_get_writes_nothing_and_is_released(world: World):
+    future = requested_get(world)
+    (asked,) = world.fake.wait_for(world.messages[1])
+    world.cancel()
+    assert future.result(PATIENCE_S).outcomes == [GetOutcome.LATE] * 2
+    world.fake.do(lambda: world.fake.answer(asked))
+    eventually(lambda: world.client.counters()["late_replies"], "the reply has come")
+    assert_untouched(world.rows)
+    if world.transport == "shm":
+        eventually(lambda: world.client.counters()["released_leases"] == 1, "its lease is over")
+    world.assert_nothing_is_left()
+    world.assert_works()
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancel"])
+@pytest.mark.parametrize("transport", ["shm"], indirect=True)
+def test_a_get_that_ends_amid_its_lease_releases_it(world: World, points, monkeypatch, end: str):
+    monkeypatch.setattr("remote_server.shm.mapping.PIECE_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr(shm_channels, "TURN_BYTES", BLOCK_BYTES)
+    hold_blocks(world.fake, range(3))
+    monkeypatch.setattr(LeaseWindow, "next_bytes", 3 * BLOCK_BYTES)
+    with points.held_at(Point.BEFORE_COPY, skip=1) as held:
+        future = world.get(range(3))
+        held.wait()
+        world.clock.advance(1.1) if end == "deadline" else world.client.cancel_all(0)
+    got = future.result(PATIENCE_S)
+    assert got.outcomes[-1] is GetOutcome.LATE
+    assert_untouched(world.rows, tuple(got.landed))
+    eventually(lambda: world.client.counters()["released_leases"] == 1)
+    world.assert_nothing_is_left(end)
+    world.assert_works()
+
+
+# ── before a channel, and after the last reply ───────────────────────────────────────────
+
+
+@pytest.mark.parametrize("end", ["cancel_all", "close"])
+@pytest.mark.parametrize("begin", [submitted_put, submitted_get])
+def test_a_transfer_that_no_channel_has_yet_ends_once(world: World, begin, end: str):
+    with io_thread_held(world.client, world.fake):
+        future = begin(world)
+        assert world.transfers[-1].state in (PutState.SUBMITTED, GetState.SUBMITTED)
+        getattr(world.client, end)(0)
+    error = future.result(PATIENCE_S).error
+    assert isinstance(error, DeadlineExceeded if end == "cancel_all" else ServerUnavailable)
+    if end == "close":
+        eventually(lambda: world.client.closed)
+    world.assert_nothing_is_left("cancel" if end == "cancel_all" else end)
+
+
+@pytest.mark.parametrize("end", ["deadline", "cancel", "close", "loss", "release"])
+@pytest.mark.parametrize("transport", ["tcp"])  # over shared memory nothing else holds rows
+def test_a_put_with_all_replies_ends_once_its_rows_are_released(
+    make_client, clock: Clock, transfers, transport: str, end: str
+):
+    with FakeServer() as fake:
+        client = make_client(
+            fake.endpoint, clock=clock, block_bytes=MiB, batch_bytes=4 * MiB,
+            put_window_bytes=32 * MiB,
+        )  # fmt: skip
+        world = World(transport, fake, clock, client, transfers)
+        world.put(range(1), MiB).result(PATIENCE_S)
+        (first,) = fake.all_asked(Put)
+        fake.stop_reading()
+        future = world.put(range(24), MiB)
+        eventually(lambda: client.counters()["blocks_out"] == 25)
+        for number in range(1, 7):
+            stored = Stored(
+                request_id=first.message.request_id + number, epoch=fake.epoch, total=4, created=4,
+                existed=0, forced=0, duplicate=0, declined={}, outcomes=bytes(4),
+            )  # fmt: skip
+            fake.do(partial(fake.send, first, stored))
+        transfer = world.wait_until(PutState.RELEASING)
+        assert not future.done()
+        fake.read_again() if end == "release" else world.end_by(end)
+        put = future.result(PATIENCE_S)
+        assert (put.error, put.created) == (None, 24), "all its replies had come"
+        assert transfer.state is PutState.ANSWERED
+        world.assert_nothing_is_left()
+        client.close()
+
+
+# ── another channel ──────────────────────────────────────────────────────────────────────
+
+
+def test_a_channel_is_one_file_and_one_entry_in_the_list(
+    fake: FakeServer, make_client, monkeypatch: pytest.MonkeyPatch, breaks_inside
+):
+    monkeypatch.setattr(loop, "DATA_CHANNELS", (*loop.DATA_CHANNELS, CountingChannel))
+    client = make_client(fake.endpoint)
+    counting = client._loop.channels[-1]
+    keys = [key(number) for number in range(3)]
+    assert client.put(COUNTED, keys, rows_of(range(3))).result(PATIENCE_S).error is None
+    got = client.get(COUNTED, keys, empty_rows(3)).result(PATIENCE_S)
+    assert got.outcomes == [GetOutcome.MISS] * 3
+    assert (counting.blocks_put, counting.blocks_got) == (3, 3)
+    assert not fake.all_asked(Put), "it moves nothing"
+
+    assert client.put(NAMESPACE, keys, rows_of(range(3))).result(PATIENCE_S).created == 3
+    assert client.cancel_all(PATIENCE_S)
+    assert counting.calls == ["end_all"]
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CountingChannel, "expire", fail)
+        wake(client)
+        eventually(lambda: "reset" in counting.calls, "the loop begins again")
+    eventually(lambda: client.ready)
+    client.close()
+    assert counting.calls[-2:] == ["end_all", "close"]
