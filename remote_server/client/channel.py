@@ -58,7 +58,7 @@ class ClientContext:
 
 class Channel(ABC):
     """Requests of one kind over one transport. The I/O thread alone uses it, except for `ready`,
-    `in_use` and `queued_bytes`, which any thread may read.
+    `region_transport` and `queued_bytes`, which any thread may read.
 
     The loop calls, for all channels in each turn: `offer` for new requests, `receive`,
     `notice_changes`, `expire`, `pump`. A request that `offer` has taken ends exactly once, at the
@@ -67,9 +67,6 @@ class Channel(ABC):
 
     name: str
     """For errors and the log."""
-
-    transport = "tcp"
-    """One of `TRANSPORTS`."""
 
     blocked = False
     """The connection refused a message, which no event takes back: poll again shortly."""
@@ -92,9 +89,9 @@ class Channel(ABC):
         return one is None or one.connected or one.reopening
 
     @property
-    def in_use(self) -> bool:
-        """It carries rows of the registered region now, unless a later channel does."""
-        return True
+    def region_transport(self) -> str:
+        """Transport of rows in the registered region, if this channel carries them now."""
+        return ""
 
     @property
     def wake_at(self) -> float:
@@ -188,8 +185,8 @@ class Channel(ABC):
 
     # ── for its subclasses ───────────────────────────────────────────────────────────────
 
-    def _require_connection(self) -> None:
-        """Raises `ServerUnavailable` when what is sent now reaches no server."""
+    def _require_way(self) -> None:
+        """Raises `ServerUnavailable` when what comes now cannot be sent."""
         one = self.connection
         if one is not None and not (one.connected or one.reopening):
             raise ServerUnavailable(f"the connection for {self.name} is down")

@@ -117,10 +117,6 @@ class GetChannel(Channel, Generic[AnyWindow]):
     # ── per transport ────────────────────────────────────────────────────────────────────
 
     @abstractmethod
-    def _require_way(self) -> None:
-        """Raises `ServerUnavailable` when a get that comes now cannot be requested."""
-
-    @abstractmethod
     def _ask_next(self, transfer: GetTransfer) -> list[int]:
         """Request the next blocks of `to_ask` and return them; none when that must wait."""
 

@@ -104,7 +104,8 @@ class Loop:
     @property
     def transport(self) -> str:
         """Transport of rows in the registered region now."""
-        return next(one.transport for one in reversed(self.channels) if one.in_use)
+        known = (channel.region_transport for channel in self.channels)
+        return next(filter(None, known), "tcp")
 
     @property
     def queued_bytes(self) -> int:

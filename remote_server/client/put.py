@@ -170,12 +170,9 @@ class PutTransfer:
         self._enter(PutState.FAILED if self.error else PutState.ANSWERED)
         self.rows = []
         result = PutResult(
-            **self.counts,
-            declined=self.declined,
-            outcomes=self.outcomes,
-            bytes_sent=self.bytes_sent,
-            error=self.error,
-        )
+            **self.counts, declined=self.declined, outcomes=self.outcomes,
+            bytes_sent=self.bytes_sent, error=self.error,
+        )  # fmt: skip
         resolve(self.future, result)
 
     def abandon(self, error: KVFerryError) -> None:

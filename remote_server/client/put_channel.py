@@ -47,10 +47,6 @@ class PutChannel(Channel):
         """Cut it into batches. Raises `LocalProtocolError`."""
 
     @abstractmethod
-    def _require_way(self) -> None:
-        """Raises `ServerUnavailable` when a put that comes now cannot be sent."""
-
-    @abstractmethod
     def _send_batch(self, batch: PutBatch) -> int:
         """Send it and return the request's id; 0 when that must wait: nothing was sent then."""
 

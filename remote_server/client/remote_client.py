@@ -205,17 +205,10 @@ class RemoteClient:
         see `PutResult.error`. `protocol.Put` explains `deferred` and `force`.
         """
         future = _future(PutResult)
-        self._loop.mailbox.submit(
-            PutTransfer(
-                future=future,
-                namespace=namespace,
-                keys=list(keys),
-                rows=list(rows),
-                deferred=deferred,
-                force=force,
-                timeout_s=_seconds(timeout_s),
-            )
+        put = PutTransfer(
+            future, namespace, list(keys), list(rows), deferred, force, _seconds(timeout_s)
         )
+        self._loop.mailbox.submit(put)
         return future
 
     def get(
@@ -237,17 +230,11 @@ class RemoteClient:
         `GetResult.times`, at a cost of some microseconds on either side.
         """
         future = _future(GetResult)
-        self._loop.mailbox.submit(
-            GetTransfer(
-                future=future,
-                namespace=namespace,
-                keys=list(keys),
-                rows=list(rows),
-                stall_s=_seconds(stall_s),
-                timeout_s=_seconds(timeout_s),
-                stopwatch=GetStopwatch(self._clock) if timed else None,
-            )
-        )
+        get = GetTransfer(
+            future, namespace, list(keys), list(rows), _seconds(stall_s), _seconds(timeout_s),
+            stopwatch=GetStopwatch(self._clock) if timed else None,
+        )  # fmt: skip
+        self._loop.mailbox.submit(get)
         return future
 
     def touch(

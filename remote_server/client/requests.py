@@ -134,12 +134,9 @@ def touch(future: "Future[int]", namespace: str, keys: Sequence[bytes], timeout_
 def stats(future: "Future[protocol.StatsReply]", timeout_s: float, *, fingerprints: bool) -> Ask:
     """`future` receives the server's stats."""
 
-    def merge(replies: list[protocol.StatsReply]) -> protocol.StatsReply:
-        return replies[0]
-
     fits = _is(protocol.StatsReply)
     build = partial(protocol.Stats, fingerprints=fingerprints)
-    return Ask(Op.STATS, lambda _: [build], fits, _resolve(future, merge), timeout_s)
+    return Ask(Op.STATS, lambda _: [build], fits, _resolve(future, _first), timeout_s)
 
 
 def clear(
@@ -151,15 +148,12 @@ def clear(
 ) -> Ask:
     """`future` receives the numbers of removed blocks. Any namespace, declared here or not."""
 
-    def merge(replies: list[protocol.Cleared]) -> protocol.Cleared:
-        return replies[0]
-
     def split(_: int) -> list[Build]:
         if namespace is not None:
             check_namespace(namespace)
         return [partial(protocol.Clear, namespace=namespace, forget=forget)]
 
-    return Ask(Op.CLEAR, split, _is(protocol.Cleared), _resolve(future, merge), timeout_s)
+    return Ask(Op.CLEAR, split, _is(protocol.Cleared), _resolve(future, _first), timeout_s)
 
 
 def keep(
@@ -222,6 +216,10 @@ def _keys_of(part: Build) -> list[bytes]:
 
 def _is(kind: type) -> Callable[[protocol.Reply, Build], bool]:
     return lambda reply, _: isinstance(reply, kind)
+
+
+def _first(replies: list[Any]) -> Any:
+    return replies[0]
 
 
 def _resolve(

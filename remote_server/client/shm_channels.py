@@ -34,7 +34,6 @@ class ShmGets(GetChannel[LeaseWindow]):
     """All gets of one client whose rows are in its region, oldest first."""
 
     name = "shared memory"
-    transport = "shm"
 
     def __init__(self, client_context: ClientContext, link: ShmLink) -> None:
         window = LeaseWindow(client_context.config.shared_window_bytes)
@@ -44,10 +43,6 @@ class ShmGets(GetChannel[LeaseWindow]):
         self._verify = client_context.verify
         self._gate: Pause = no_pause
         link.users.append(self)
-
-    @property
-    def in_use(self) -> bool:
-        return self._link.in_use
 
     def _reaches(self, transfer: GetTransfer) -> bool:
         return self._link.reaches(transfer)
@@ -100,13 +95,10 @@ class ShmGets(GetChannel[LeaseWindow]):
         if not self._window.has_room(num_bytes):
             return []
         message = GetShared(
-            request_id=self._next_request_id(),
-            namespace=transfer.namespace,
-            keys=[transfer.keys[index] for index in indices],
-            region=self._link.require(),
-            checked=self._config.integrity,
-            release=list(self._window.to_release),
-        )
+            request_id=self._next_request_id(), namespace=transfer.namespace,
+            keys=[transfer.keys[index] for index in indices], region=self._link.require(),
+            checked=self._config.integrity, release=list(self._window.to_release),
+        )  # fmt: skip
         if not self._link.send(message):
             return []
         self._released(len(message.release))
@@ -237,7 +229,6 @@ class ShmPuts(PutChannel):
     """
 
     name = "shared memory"
-    transport = "shm"
     copying = False
 
     def __init__(self, client_context: ClientContext, link: ShmLink) -> None:
@@ -245,10 +236,6 @@ class ShmPuts(PutChannel):
         self._link = link
         self._gate: Pause = no_pause
         link.users.append(self)
-
-    @property
-    def in_use(self) -> bool:
-        return self._link.in_use
 
     def _reaches(self, transfer: PutTransfer) -> bool:
         return self._link.reaches(transfer)
@@ -283,18 +270,12 @@ class ShmPuts(PutChannel):
         batch.ticket, ticket_value = self._link.tickets.take()
         self._gate(Point.TICKET_SET)
         message = PutShared(
-            request_id=self._next_request_id(),
-            namespace=transfer.namespace,
-            keys=transfer.keys[part.start : part.stop],
-            region=self._link.require(),
-            offsets=transfer.offsets[part.start : part.stop],
-            lengths=batch.lengths,
-            checksums=checksums,
-            ticket=batch.ticket,
-            ticket_value=ticket_value,
-            deferred=transfer.deferred,
-            force=transfer.force,
-        )
+            request_id=self._next_request_id(), namespace=transfer.namespace,
+            keys=transfer.keys[part.start : part.stop], region=self._link.require(),
+            offsets=transfer.offsets[part.start : part.stop], lengths=batch.lengths,
+            checksums=checksums, ticket=batch.ticket, ticket_value=ticket_value,
+            deferred=transfer.deferred, force=transfer.force,
+        )  # fmt: skip
         if not self._link.send(message):
             self._link.tickets.withdraw(batch.ticket)
             return 0

@@ -237,7 +237,6 @@ class ShmLink(Channel):
     own: `users` have, and come after it in the list of channels."""
 
     name = "shared memory"
-    transport = "shm"
 
     def __init__(
         self, client_context: ClientContext, region: RegisteredRegion, tickets: Tickets
@@ -257,6 +256,10 @@ class ShmLink(Channel):
     def in_use(self) -> bool:
         """Rows in the region travel through shared memory now."""
         return self._attached and self._connection.connected
+
+    @property
+    def region_transport(self) -> str:
+        return "shm" if self.in_use else ""
 
     @property
     def ready(self) -> bool:
@@ -288,7 +291,7 @@ class ShmLink(Channel):
         """The server's number for our region. Raises `ServerUnavailable` when there is none."""
         if not self._attached:
             raise ServerUnavailable(f"no shared memory: {self._attachment.reason}")
-        self._require_connection()
+        self._require_way()
         return self._attachment.token
 
     def send(self, message: protocol.Request) -> bool:

@@ -223,9 +223,6 @@ class TcpGets(GetChannel[GetWindow]):
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
-    def _require_way(self) -> None:
-        self._require_connection()
-
     def pump(self, now: float) -> None:
         """Request as much as the window allows, oldest get first."""
         self.blocked = False
@@ -241,11 +238,10 @@ class TcpGets(GetChannel[GetWindow]):
         if not self._window.has_room(num_bytes, len(indices)) or not self._connection.connected:
             return []
         message = protocol.Get(
-            request_id=self._next_request_id(),
-            namespace=transfer.namespace,
+            request_id=self._next_request_id(), namespace=transfer.namespace,
             keys=[transfer.keys[index] for index in indices],
             timed=transfer.stopwatch is not None,
-        )
+        )  # fmt: skip
         # The summary, at most one message per block, and one that ends them.
         num_replies = len(indices) + 2
         frames = protocol.encode(message)

@@ -42,9 +42,6 @@ class TcpPuts(PutChannel):
     def _prepare(self, transfer: PutTransfer, block_bytes: int) -> None:
         transfer.prepare(block_bytes, self._config.batch_bytes, self._session.limits)
 
-    def _require_way(self) -> None:
-        self._require_connection()
-
     def pump(self, now: float) -> None:
         """Send the next message if the window allows it, oldest put first."""
         self.blocked = False
@@ -56,15 +53,12 @@ class TcpPuts(PutChannel):
         transfer, part = batch.transfer, batch.part
         rows = transfer.rows[part.start : part.stop]
         message = protocol.Put(
-            request_id=self._next_request_id(),
-            namespace=transfer.namespace,
-            keys=transfer.keys[part.start : part.stop],
-            lengths=batch.lengths,
+            request_id=self._next_request_id(), namespace=transfer.namespace,
+            keys=transfer.keys[part.start : part.stop], lengths=batch.lengths,
             checksums=transfer.checksums(part) if self._config.integrity else [],
             blocks_per_frame=_blocks_per_frame(batch.lengths, self._session.limits),
-            deferred=transfer.deferred,
-            force=transfer.force,
-        )
+            deferred=transfer.deferred, force=transfer.force,
+        )  # fmt: skip
         if message.blocks_per_frame > 1:
             frames = _packed(rows, message.blocks_per_frame)
         else:

@@ -152,7 +152,7 @@ def is_idle(channel: Channel, *, closed: bool) -> bool:
 
 
 def are_free(rows: list[memoryview]) -> bool:
-    """Nothing else holds a view of the memory of `rows`, as far as the interpreter can tell."""
+    """Nothing else holds a view of the memory of `rows`, as far as the interpreter can see."""
     try:
         for row in rows:
             if isinstance(row.obj, bytearray) and row.nbytes == len(row.obj):
@@ -171,8 +171,8 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     made: list[Any] = []
 
     def recording(kind: type) -> Callable[..., Any]:
-        def make(**fields: Any) -> Any:
-            made.append(kind(**fields))
+        def make(*values: Any, **fields: Any) -> Any:
+            made.append(kind(*values, **fields))
             return made[-1]
 
         return make
