@@ -36,6 +36,9 @@ from remote_server.client.put import PutState, PutTransfer
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
 from remote_server.fault_points import Point
 from remote_server.protocol import (
+    MAGIC,
+    MAX_FRAME_BYTES,
+    MAX_HEADER_BYTES,
     Get,
     GetShared,
     Put,
@@ -107,6 +110,12 @@ class World:
 
     def loss(self) -> None:
         self.fake.close()
+
+    def cut(self) -> None:
+        """The channel's connection alone ends: ZeroMQ refuses a frame of this size."""
+        asked = [one for one in self.fake.asked if isinstance(one.message, self.messages)][-1]
+        most = MAX_FRAME_BYTES if isinstance(asked.message, Get) else MAX_HEADER_BYTES
+        self.fake.do(lambda: self.fake.send_raw(asked, MAGIC, bytes(most + 1)))
 
     # ── afterwards ───────────────────────────────────────────────────────────────────────
 
@@ -221,7 +230,7 @@ def sent_put(world: World) -> Future[Any]:
 
 ENDS = {
     "deadline": DeadlineExceeded, "cancel": DeadlineExceeded, "close": ServerUnavailable,
-    "restart": ServerUnavailable, "loss": ServerUnavailable,
+    "restart": ServerUnavailable, "loss": ServerUnavailable, "cut": ServerUnavailable,
 }  # fmt: skip
 
 
