@@ -1,6 +1,7 @@
 """Prefetch: blocks read into memory before a client gets them."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from remote_server.protocol import KeyState
@@ -107,15 +108,18 @@ class Prefetch:
         self._num_reading = len(keys)
 
         def came(blocks: list[Block | None]) -> None:
-            self._num_reading = 0
-            here = [block for block in blocks if block is not None]
-            self._memory.unpin_all(here)
-            not_here = [key for key, block in zip(keys, blocks, strict=True) if block is None]
-            no_room = len(self._readable(not_here))
-            self._count(read=len(here), no_room=no_room, absent=len(not_here) - no_room)
-            self._go_on_later(self.go_on)
+            self._memory.unpin_all([block for block in blocks if block is not None])
+            # In a turn of its own, so that an exception there ends the prefetch.
+            self._go_on_later(partial(self._count_read, keys, blocks))
 
         self._tier_stack.fetch(self._namespace, keys, came, final=False, for_get=False)
+
+    def _count_read(self, keys: list[bytes], blocks: list[Block | None]) -> None:
+        self._num_reading = 0
+        not_here = [key for key, block in zip(keys, blocks, strict=True) if block is None]
+        no_room = len(self._readable(not_here))
+        self._count(read=len(keys) - len(not_here), no_room=no_room, absent=len(not_here) - no_room)
+        self.go_on()
 
     def _count(self, **more: int) -> None:
         old = self._done._asdict()

@@ -117,18 +117,22 @@ async def test_a_few_prefetches_at_a_time_and_more_are_refused(ask, peer, small_
     assert await ask([40]) == (200, NOTHING | {"read": 1})
 
 
+@pytest.mark.parametrize("step", ["_take_part", "_count_read"])
 async def test_prefetches_that_fail_are_logged_and_give_their_places_back(
-    ask, peer, monkeypatch, caplog
+    ask, peer, monkeypatch, caplog, step
 ):
-    def broken(_):
+    """Before the disk is read, and after."""
+
+    def broken(*_):
         raise RuntimeError("a bug")
 
     with monkeypatch.context() as patch:
-        patch.setattr(prefetch.Prefetch, "_take_part", broken)
-        for _ in range(MAX_PREFETCHES + 1):
-            assert (await ask([1]))[0] == 500
+        patch.setattr(prefetch.Prefetch, step, broken)
+        for number in range(10, 10 + MAX_PREFETCHES + 1):
+            assert (await ask([number]))[0] == 500
     assert "a prefetch failed inside the server" in caplog.text
     assert await ask([1]) == (200, NOTHING | {"read": 1})
+    assert peer.stats().tiers["memory"].pinned == 0
     assert peer.stats().counters["internal_errors"] == MAX_PREFETCHES + 1
 
 

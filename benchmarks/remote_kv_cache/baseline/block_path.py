@@ -19,12 +19,12 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.simulated.tiered_pool import TieredPool, key_of, remote_tier, wait_ready
-from remote_server.server.config import ServerConfig
-from remote_server.server.server import Server
 from remote_server.sizes import MiB
+
+if TYPE_CHECKING:
+    from benchmarks.simulated.tiered_pool import TieredPool
 
 BLOCK_BYTES = 1 * MiB
 BLOCK_TOKENS = 16
@@ -117,6 +117,10 @@ def way_of(name: str, calls: Sequence[Call], idle: Sequence[Call]) -> BlockPath:
 
 
 def measure() -> list[BlockPath]:
+    """For each transport, a put and a get."""
+    from remote_server.server.config import ServerConfig
+    from remote_server.server.server import Server
+
     recorder = Recorder()
     with recorder.installed():
         config = ServerConfig(bind="tcp://127.0.0.1:*", memory=64 * MiB, admin="off")
@@ -125,6 +129,8 @@ def measure() -> list[BlockPath]:
 
 
 def _paths(recorder: Recorder, endpoint: str) -> Iterator[BlockPath]:
+    from benchmarks.simulated.tiered_pool import TieredPool, key_of, remote_tier, wait_ready
+
     for transport in ("tcp", "shm"):
         make = remote_tier(endpoint, f"path-{transport}", transport=transport)
         pool = TieredPool(ROWS, BLOCK_BYTES, BLOCK_TOKENS, make)
@@ -150,20 +156,22 @@ def _paths(recorder: Recorder, endpoint: str) -> Iterator[BlockPath]:
             pool.close()
 
 
-def _idle(pool: TieredPool) -> None:
+def _idle(pool: "TieredPool") -> None:
     ends = time.monotonic() + IDLE_S
     while time.monotonic() < ends:
         pool.step()
         time.sleep(PAUSE_S)
 
 
-def _store(pool: TieredPool, prompt: Any, keys: Sequence[Any]) -> None:
+def _store(pool: "TieredPool", prompt: Any, keys: Sequence[Any]) -> None:
     pool.stored(prompt, keys)
     pool.settle(pause_s=PAUSE_S)
 
 
-def _fill(pool: TieredPool) -> None:
+def _fill(pool: "TieredPool") -> None:
     """Other blocks take all rows of the pool."""
+    from benchmarks.simulated.tiered_pool import key_of
+
     keys = [key_of(number) for number in range(2, 2 + ROWS)]
     other = pool.begin("other", keys)
     stored, _ = pool.store(other, keys)
@@ -172,7 +180,7 @@ def _fill(pool: TieredPool) -> None:
     pool.finish(other)
 
 
-def _load(pool: TieredPool, prompt: Any, keys: Sequence[Any]) -> None:
+def _load(pool: "TieredPool", prompt: Any, keys: Sequence[Any]) -> None:
     while (found := pool.find(prompt, keys)) is None:
         pool.step()
         time.sleep(PAUSE_S)
