@@ -5,6 +5,7 @@ needed to get it from its server, of Qwen2.5-3B in seven. Here fetching is measu
 machine, with blocks of the model's size; computing is then that many times as long.
 """
 
+import threading
 import time
 from contextlib import ExitStack
 from functools import cache
@@ -34,13 +35,21 @@ def ratio_of(kv_bytes_per_token: int) -> float:
     return SOURCE_RATIOS.get(kv_bytes_per_token, OTHER_RATIO)
 
 
-@cache
+_one_at_a_time = threading.Lock()
+
+
 def fetch_s_per_byte(block_bytes: int, transport: str = "auto") -> float:
     """Median seconds to get a byte, in blocks of this size from a server of its own.
 
-    Measured once a process: all engines of one run compute at one speed. `auto` is shared memory
-    where available.
+    Measured once a process, also when several engines start at once: all engines of one run compute
+    at one speed. `auto` is shared memory where available.
     """
+    with _one_at_a_time:
+        return _measured(block_bytes, transport)
+
+
+@cache
+def _measured(block_bytes: int, transport: str) -> float:
     num_blocks = max(4, _MOVED // block_bytes)
     num_bytes = num_blocks * block_bytes
     for way in ("shm", "tcp") if transport == "auto" else (transport,):

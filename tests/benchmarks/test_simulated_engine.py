@@ -1,5 +1,9 @@
 """The simulated engine: what it finds, moves and waits for, with a real tier, client and server."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+
 import numpy as np
 import pytest
 
@@ -147,6 +151,24 @@ def test_what_computing_costs_comes_from_what_fetching_was_measured_to_cost(monk
     assert asked == [BLOCK * BYTES_PER_TOKEN]
     assert calibration.ratio_of(57_344) == 12.0
     assert calibration.ratio_of(36_864) == 7.0
+
+
+def test_engines_that_start_together_compute_at_one_speed(monkeypatch):
+    under_way: list[int] = []
+    together: list[int] = []
+
+    @cache
+    def measured(*_: object) -> float:
+        under_way.append(1)
+        time.sleep(0.05)
+        together.append(len(under_way))
+        under_way.pop()
+        return float(len(together))
+
+    monkeypatch.setattr(calibration, "_measured", measured)
+    with ThreadPoolExecutor(3) as starters:
+        speeds = {*starters.map(lambda _: calibration.fetch_s_per_byte(4096), range(3))}
+    assert (speeds, together) == ({1.0}, [1])
 
 
 def test_a_kind_names_its_ratio_and_is_said_before_every_title():
