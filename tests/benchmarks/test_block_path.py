@@ -2,7 +2,7 @@
 
 from benchmarks.remote_kv_cache.baseline.block_path import measure
 
-MAX_FILES = 34
+MAX_FILES = 38
 MAX_CROSSINGS = 5
 
 
