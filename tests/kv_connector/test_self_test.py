@@ -205,7 +205,7 @@ def test_a_server_that_answers_with_other_bytes_fails_the_canary(
 def test_a_server_that_receives_other_bytes_fails_the_canary(
     server: Server, make_host: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("remote_server.server.put.copy_in", lambda *_: False)
+    monkeypatch.setattr("remote_server.server.put_sources.copy_in", lambda *_: False)
     report = run_self_test(make_host().stage, to(server, transport="tcp"))
     assert report == Report(Outcome.FAILED, "the server received other bytes than were put")
 
