@@ -27,7 +27,8 @@ def multi(*connectors: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("first", ["kvferry", pytest.param("sibling", marks=pytest.mark.whole)])
+@pytest.mark.whole
+@pytest.mark.parametrize("first", ["kvferry", "sibling"])
 def test_both_connectors_work_in_either_order(
     first: str, cluster: Cluster, model: Path, logs: Path
 ):

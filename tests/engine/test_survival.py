@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from cluster import BLOCK, ENGINE_ARGS, Cluster, Engine, connector
 from gate_proxy import GateProxy
 
@@ -13,6 +14,7 @@ def pool_files() -> set[Path]:
     return set(Path("/dev/shm").glob("vllm_offload_kvferry-*"))
 
 
+@pytest.mark.whole
 def test_an_engine_killed_and_started_before_its_server_finds_its_blocks_when_that_is_there(
     engine: Engine, cluster: Cluster, model: Path, logs: Path
 ):
