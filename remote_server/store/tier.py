@@ -53,10 +53,6 @@ class Tier(Protocol[B]):
     def name(self) -> str:
         """The prefix of its counters, and its name in `stats`."""
 
-    @property
-    def largest_block_bytes(self) -> int:
-        """The largest block that this tier can hold."""
-
     # ── state ────────────────────────────────────────────────────────────────────────────
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:

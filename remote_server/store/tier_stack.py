@@ -88,21 +88,12 @@ class TierStack:
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The best of the tiers' states of each key, one byte each."""
-        states = self.memory.lookup_all(namespace, keys)
-        for tier in self.tiers:
-            if not states.strip(_READABLE):
-                break
-            states = bytes(map(max, states, tier.lookup_all(namespace, keys)))
-        return states
+        return _best([self.memory.lookup_all, *(t.lookup_all for t in self.tiers)], namespace, keys)
 
     def known_states(self, namespace: str, keys: Sequence[bytes]) -> bytes:
         """The same for a put: a key that recovery may still find is ABSENT, so it is stored."""
-        states = self.memory.lookup_all(namespace, keys)
-        for tier in self.tiers:
-            if not states.strip(_READABLE):
-                break
-            states = bytes(map(max, states, tier.known_states(namespace, keys)))
-        return states
+        lookups = [self.memory.lookup_all, *(tier.known_states for tier in self.tiers)]
+        return _best(lookups, namespace, keys)
 
     def is_readable(self, namespace: str, key: bytes) -> bool:
         """In any tier."""
@@ -219,9 +210,7 @@ class TierStack:
         return self._without_copies(found, self._are_below(namespace, keys))
 
     def _are_below(self, namespace: str, keys: Sequence[bytes]) -> list[bool]:
-        states = bytes(len(keys))
-        for tier in self.tiers:
-            states = bytes(map(max, states, tier.lookup_all(namespace, keys)))
+        states = _best([tier.lookup_all for tier in self.tiers], namespace, keys)
         return [state == KeyState.READABLE for state in states]
 
     def _without_copies(self, found: list[Block | bool], below: list[bool]) -> list[Block | bool]:
@@ -349,3 +338,18 @@ class TierStack:
         here_now = [block for block in targets if block.state is BlockState.READABLE]
         for faster in self.below[: self.below.index(below)]:
             faster.published(here_now)
+
+
+def _best(
+    lookups: Sequence[Callable[[str, Sequence[bytes]], bytes]],
+    namespace: str,
+    keys: Sequence[bytes],
+) -> bytes:
+    """The best state of each key by any of `lookups`, of which there is one at least. Further ones
+    are not called once all keys are readable."""
+    states = lookups[0](namespace, keys)
+    for lookup in lookups[1:]:
+        if not states.strip(_READABLE):
+            break
+        states = bytes(map(max, states, lookup(namespace, keys)))
+    return states

@@ -40,10 +40,6 @@ class DictTier:
         self._ended: list[Callable[[], None]] = []
         self._counters = Counter({"evicted": 0})
 
-    @property
-    def largest_block_bytes(self) -> int:
-        return 1 << 62
-
     # ── state ────────────────────────────────────────────────────────────────────────────
 
     def lookup_all(self, namespace: str, keys: Sequence[bytes]) -> bytes:

@@ -18,7 +18,6 @@ from remote_server.store.disk.segments import (
     BlockState,
     DiskBlock,
     Segments,
-    largest_block,
     segment_bytes_for,
 )
 from remote_server.store.disk.transfers import PIECE_BYTES
@@ -120,11 +119,6 @@ class DiskTier:
                 segment.file.close()
 
     # ── state ────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def largest_block_bytes(self) -> int:
-        """The largest block that this tier can hold."""
-        return largest_block(self.segments.segment_bytes)
 
     @property
     def busy(self) -> bool:
