@@ -65,7 +65,8 @@ class Attachment:
         """The server's number for our region, while attached."""
         self.reason = "no server has offered it yet"
         """Reason why nothing is attached."""
-        self._epoch: str | None = None
+        self.epoch: str | None = None
+        """The server's boot to which we are, or were last, attached."""
         self._due = 0.0
 
     @property
@@ -81,7 +82,7 @@ class Attachment:
             self._read(epoch, now)
         if self._socket is not None and self.arena is None and now >= self._due:
             self.fail("its local socket does not answer", now)
-        if self.arena is not None and epoch != self._epoch:
+        if self.arena is not None and epoch != self.epoch:
             self.fail("the server restarted", now)
         if local_socket != self._tried:
             self._tried, self._refused, self._due = local_socket, False, now
@@ -174,7 +175,7 @@ class Attachment:
                 if len(files) != 1 or reply.epoch != epoch:
                     raise RemoteProtocolError("the attached reply is not from this server")
                 self.arena = ArenaView(files[0], reply.arena_bytes, _user_of(self._socket))
-                self.token, self._epoch = reply.region, reply.epoch
+                self.token, self.epoch = reply.region, reply.epoch
                 self._counters["shm_attached"] += 1
                 logger.info("%s: shared memory in use", self._config.endpoint)
             case NotAttached():
@@ -254,8 +255,10 @@ class ShmLink(Channel):
 
     @property
     def in_use(self) -> bool:
-        """Rows in the region travel through shared memory now."""
-        return self._attached and self._connection.connected
+        """Rows in the region travel through shared memory now. Any thread may read it, so it is
+        false from the moment that the session knows another epoch, before the next `_poll`."""
+        current = self._attachment.epoch == self._session.epoch
+        return self._attached and current and self._connection.connected
 
     @property
     def region_transport(self) -> str:

@@ -301,6 +301,34 @@ def test_a_new_epoch_detaches(auto, near):
     eventually(lambda: auto.counters()["shm_detached"] == 1)
 
 
+def test_a_client_is_not_ready_while_it_maps_the_blocks_of_an_earlier_epoch(
+    near, shared, make_client, clock, monkeypatch
+):
+    client = make_client(near.endpoint, transport="shm", clock=clock)
+    eventually(lambda: client.ready)
+    reached, go_on = threading.Event(), threading.Event()
+    poll = ShmLink._poll
+
+    def held(link: ShmLink, *arguments: object) -> None:
+        if client._loop.session.ready and client._loop.session.epoch == "epoch-2":
+            reached.set()
+            assert go_on.wait(PATIENCE_S)
+        poll(link, *arguments)
+
+    monkeypatch.setattr(ShmLink, "_poll", held)
+    near.epoch = "epoch-2"
+    client.stats(timeout_s=60)
+    try:
+        assert reached.wait(PATIENCE_S)
+        assert not client.ready
+    finally:
+        go_on.set()
+    eventually(lambda: client.counters()["shm_detached"] == 1)
+    clock.advance(RETRY_S + 0.1)
+    eventually(lambda: client.ready)
+    assert client.put(NAMESPACE, [key(9)], rows_of(range(1))).result(PATIENCE_S).created == 1
+
+
 def test_a_broken_tcp_connection_ends_transfers_and_not_the_attachment(auto, near):
     near.silence(PutShared)
     put = auto.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=60)
