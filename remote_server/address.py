@@ -1,15 +1,18 @@
-"""Addresses of cache servers, as operators write them; only this module parses them.
+"""Addresses as operators write them, of cache servers and of the admin HTTP; parsed only here.
 
     tcp://10.0.0.7:5757                            where a client connects
     tcp://10.0.0.7:5757?keys=/path/client.key      the same, with the key file for that server
     tcp://127.0.0.1:*                              where a server listens, on any free port
+    http://127.0.0.1:5758                          where the admin HTTP listens
 
 TCP is the only transport to a server. On the server's own host blocks go through shared memory
 beside it, so an `ipc://` address would change only the small messages.
 """
 
+import errno
 import ipaddress
 import re
+import socket
 from typing import NamedTuple
 
 from remote_server.errors import ConfigError
@@ -110,3 +113,62 @@ def _wrong_port(port: str) -> str:
 def _error(text: str, setting: str, wrong: str, example: str = EXAMPLE) -> ConfigError:
     where = f"{setting}: " if setting else ""
     return ConfigError(f"{where}{text!r}: {wrong}; write it like {example}")
+
+
+ADMIN_OFF = "off"
+ADMIN_DEFAULT = "http://127.0.0.1:5758"
+
+# Connections that the kernel keeps until they are accepted.
+BACKLOG = 1024
+
+
+class AdminAddress(NamedTuple):
+    """A host name or address without brackets, and a port; 0 is any free one."""
+
+    host: str
+    port: int
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        host = self.host
+        return host in ("localhost", "::1") or is_loopback_number(host)
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.port}"
+
+
+def admin_address(setting: str) -> AdminAddress | None:
+    """The address in `admin`; None for `off`. Raises `ConfigError` when it is neither."""
+    if setting == ADMIN_OFF:
+        return None
+    match = re.fullmatch(r"http://(\[[0-9a-fA-F:.]+\]|[0-9A-Za-z_.-]+):(\*|[0-9]{1,5})", setting)
+    if match is None or (match[2] != "*" and not 0 < int(match[2]) < 65536):
+        raise ConfigError(
+            f"admin: {setting!r} is not an address; write it like {ADMIN_DEFAULT}, "
+            "http://127.0.0.1:* for any free port, or off"
+        )
+    return AdminAddress(match[1].strip("[]"), 0 if match[2] == "*" else int(match[2]))
+
+
+def listen(address: AdminAddress) -> socket.socket:
+    """A socket that listens there; connections wait in it until they are accepted.
+
+    Raises `ConfigError` when the address is not available.
+    """
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address.host, address.port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        hint = "choose another address, or off"
+        if error.errno == errno.EADDRINUSE:
+            hint = f"another process listens there; {hint}"
+        raise ConfigError(f"admin: {address.url}: {error.strerror or error}; {hint}") from error
+    return listener

@@ -8,7 +8,7 @@ import threading
 from types import TracebackType
 from typing import Self
 
-from remote_server import http_address as addresses
+from remote_server import address as addresses
 from remote_server.errors import ConfigError
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
@@ -40,7 +40,7 @@ class Admin:
         self._listener = _listener(config)
         if self._listener is not None:
             host, port = self._listener.getsockname()[:2]
-            self._address = addresses.Address(host, port)
+            self._address = addresses.AdminAddress(host, port)
             self.url = self._address.url
         self._loop: asyncio.AbstractEventLoop | None = None
         self._leave = asyncio.Event()
@@ -101,13 +101,13 @@ class Admin:
 
 
 def _listener(config: ServerConfig) -> socket.socket | None:
-    address = addresses.parse(config.admin)
+    address = addresses.admin_address(config.admin)
     if address is None:
         return None
     try:
         return addresses.listen(address)
     except ConfigError as error:
-        if config.admin != addresses.DEFAULT:
+        if config.admin != addresses.ADMIN_DEFAULT:
             raise
         log.warning("no admin HTTP: %s", error)
         return None

@@ -19,10 +19,10 @@ from typing import Annotated, Any
 import msgspec
 from aiohttp import web
 
+from remote_server.address import BACKLOG, AdminAddress
 from remote_server.admin.exposition import CONTENT_TYPE, exposition
 from remote_server.ascii_json import ascii_json
 from remote_server.errors import ServerUnavailable
-from remote_server.http_address import BACKLOG, Address
 from remote_server.plain_text import FewLines
 from remote_server.protocol import MAX_KEY_BYTES, MAX_KEYS_PER_MESSAGE, read_key
 from remote_server.server.loop_calls import clear_blocks
@@ -81,7 +81,7 @@ class PrefetchRequest(msgspec.Struct, forbid_unknown_fields=True):
 class Site:
     """The handlers, on the admin thread. They read the server through a `Snapshot`."""
 
-    def __init__(self, server: Server, address: Address, matches: Matches | None) -> None:
+    def __init__(self, server: Server, address: AdminAddress, matches: Matches | None) -> None:
         self._server = server
         self._address = address
         self._matches = matches
@@ -329,7 +329,7 @@ def _page() -> tuple[bytes, str]:
 async def serve_site(
     server: Server,
     listener: socket.socket,
-    address: Address,
+    address: AdminAddress,
     matches: Matches | None,
     leave: asyncio.Event,
     stop_s: float,

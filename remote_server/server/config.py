@@ -5,8 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from remote_server import http_address as admin_address
-from remote_server.address import is_loopback
+from remote_server.address import ADMIN_DEFAULT, admin_address, is_loopback
 from remote_server.errors import ConfigError
 from remote_server.sizes import GiB, KiB, MiB, Size, format_bytes
 
@@ -78,7 +77,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     insecure: bool = False
     """Allow a bind that other machines can reach although nothing is encrypted or authenticated."""
 
-    admin: str = admin_address.DEFAULT
+    admin: str = ADMIN_DEFAULT
     """The address of the admin HTTP: metrics, state, a page. Port `*` picks a free one, `off`
     disables it. When the default address is taken, the server runs without."""
 
@@ -109,7 +108,7 @@ class ServerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             )
         if self.log_level not in _LOG_LEVELS:
             raise ConfigError(f"log_level: {self.log_level!r} is none of {', '.join(_LOG_LEVELS)}")
-        admin = admin_address.parse(self.admin)
+        admin = admin_address(self.admin)
         if admin and not (admin.is_loopback or self.admin_token_file or self.insecure):
             raise ConfigError(
                 f"admin: {self.admin} can be reached from other machines: set admin_token_file, "

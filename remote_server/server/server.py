@@ -26,13 +26,12 @@ from remote_server.server.dispatch import server_name
 from remote_server.server.intake import CannotBind, Flooded, Intake, make_router
 from remote_server.server.leases import Leases
 from remote_server.server.limits import Allowances, PrivateMemory
-from remote_server.server.loop_calls import LoopCalls, Prefetches, Wakeup
+from remote_server.server.loop_calls import LoopCalls, Prefetches, Upkeep, Wakeup
 from remote_server.server.serving import Serving
 from remote_server.server.shm_endpoint import MAX_PENDING, MAX_REGIONS
 from remote_server.server.snapshot import Snapshot, gather, tiers_of
 from remote_server.server.tenant import Tenant
 from remote_server.server.tenant_config import TenantConfig, TenantKeys, read_tenants
-from remote_server.server.upkeep import Upkeep
 from remote_server.shm.arena import BYTES_PER_WORD, WORD_BYTES, Population, warn_if_dev_shm_is_small
 from remote_server.store.disk.pool import Threads
 from remote_server.store.disk.segments import segment_bytes_for

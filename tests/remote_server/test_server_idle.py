@@ -5,7 +5,7 @@ import logging
 import pytest
 from wire_peer import BLOCK_BYTES
 
-from remote_server.server import upkeep
+from remote_server.server import loop_calls
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
@@ -44,7 +44,7 @@ def test_books_that_do_not_add_up_are_reported_and_counted_when_idle(idle_server
     block = put(idle_server, b"k")
     block.slab.tick_sum += 1
     idle_server._check_periodically(idle=True)
-    clock.now += upkeep.CHECK_INTERVAL_S
+    clock.now += loop_calls.CHECK_INTERVAL_S
     idle_server._check_periodically(idle=False)
     assert not caplog.records
     idle_server._check_periodically(idle=True)
@@ -56,8 +56,8 @@ def test_books_that_do_not_add_up_are_reported_and_counted_when_idle(idle_server
 def test_the_check_is_left_out_when_it_would_keep_clients_waiting(idle_server, clock, monkeypatch):
     block = put(idle_server, b"k")
     block.slab.tick_sum += 1
-    monkeypatch.setattr(upkeep, "CHECK_MAX_BLOCKS", 0)
-    clock.now += upkeep.CHECK_INTERVAL_S
+    monkeypatch.setattr(loop_calls, "CHECK_MAX_BLOCKS", 0)
+    clock.now += loop_calls.CHECK_INTERVAL_S
     idle_server._check_periodically(idle=True)
     assert idle_server.store.counters["failed_checks"] == 0
     block.slab.tick_sum -= 1
@@ -70,7 +70,7 @@ def test_a_line_a_minute_says_what_happened_and_nothing_when_nothing_did(
         put(idle_server, b"k")
         idle_server.store.lookup("ns", [b"k", b"other"])
         for _ in range(3):
-            clock.now += upkeep.REPORT_INTERVAL_S
+            clock.now += loop_calls.REPORT_INTERVAL_S
             idle_server._check_periodically(idle=False)
     assert len(caplog.records) == 1
     assert "memory 4.0 KiB of 16.0 MiB in 1 blocks" in caplog.text

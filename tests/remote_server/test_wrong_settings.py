@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from remote_server import http_address as admin_address
 from remote_server.__main__ import main as serve
+from remote_server.address import admin_address
 from remote_server.cli import _parser
 from remote_server.cli import main as kvferry
 from remote_server.errors import ConfigError
@@ -110,7 +110,7 @@ def test_every_setting_of_text_refuses_what_is_no_text(refused, tmp_path):
                                      "http://１２７.0.0.1:1"])  # fmt: skip
 def test_an_address_has_digits_of_ascii(setting):
     with pytest.raises(ConfigError, match=r"^admin: "):
-        admin_address.parse(setting)
+        admin_address(setting)
 
 
 def test_a_client_can_have_a_block_whatever_max_inflight_is(context, refused):
