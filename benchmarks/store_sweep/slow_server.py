@@ -144,7 +144,7 @@ def _blocks_asked_for(frames: Sequence[memoryview]) -> int:
         request = protocol.decode_request(frames[1])
     except RemoteProtocolError:
         return 0
-    return len(request.keys) if isinstance(request, protocol.Get | protocol.GetShared) else 0
+    return len(request.keys) if isinstance(request, protocol.Get) else 0
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -11,7 +11,7 @@ from remote_server.client.get import GetTransfer
 from remote_server.client.region import WORD_BYTES, ArenaView, RegisteredRegion
 from remote_server.errors import RemoteProtocolError
 from remote_server.fault_points import Pause, Point
-from remote_server.protocol import Leased
+from remote_server.protocol import Got, Leased
 from remote_server.shm.mapping import copy_and_hash_group, copy_group, group_blocks
 
 
@@ -31,7 +31,8 @@ class Lease:
 
     def __init__(
         self,
-        reply: Leased,
+        reply: Got,
+        leased: Leased,
         transfer: GetTransfer,
         indices: list[int],
         num_bytes: int,
@@ -42,8 +43,8 @@ class Lease:
     ) -> None:
         """`indices` are the transfer's blocks that were requested; `num_bytes` is their share of
         the window. Raises `RemoteProtocolError` when `reply` contradicts itself."""
-        _check(reply, len(indices), arena.num_bytes, integrity=integrity)
-        self.number = reply.lease
+        _check(reply, leased, len(indices), arena.num_bytes, integrity=integrity)
+        self.number = leased.number
         self.transfer = transfer
         self.num_bytes = num_bytes
         missing = set(range(len(indices))).difference(reply.found)
@@ -62,10 +63,10 @@ class Lease:
             keep = [at for at in keep if rows[found[at]].nbytes == reply.lengths[at]]
         self.indices = [found[at] for at in keep]
         self._lengths = [reply.lengths[at] for at in keep]
-        self._sources = [arena.address + reply.offsets[at] for at in keep]
+        self._sources = [arena.address + leased.offsets[at] for at in keep]
         self._targets = [region.address + transfer.offsets[found[at]] for at in keep]
-        self._words = [reply.words[at] // WORD_BYTES for at in keep]
-        self._generations = [reply.generations[at] for at in keep]
+        self._words = [leased.words[at] // WORD_BYTES for at in keep]
+        self._generations = [leased.generations[at] for at in keep]
         self._checksums = [reply.checksums[at] for at in keep] if integrity else []
         self._group_blocks = group_blocks(max(self._lengths, default=1))
         self._arena = arena
@@ -139,9 +140,11 @@ class Lease:
                 copied.good_bytes += self._lengths[at]
 
 
-def _check(reply: Leased, num_asked: int, arena_bytes: int, *, integrity: bool) -> None:
+def _check(
+    reply: Got, leased: Leased, num_asked: int, arena_bytes: int, *, integrity: bool
+) -> None:
     found = reply.found
-    lists = (reply.offsets, reply.lengths, reply.words, reply.generations)
+    lists = (leased.offsets, reply.lengths, leased.words, leased.generations)
     if any(len(one) != len(found) for one in lists) or (
         integrity and len(reply.checksums) != len(found)
     ):
@@ -150,9 +153,9 @@ def _check(reply: Leased, num_asked: int, arena_bytes: int, *, integrity: bool) 
         return
     if len(set(found)) != len(found) or max(found) >= num_asked:
         raise RemoteProtocolError("a lease names blocks that were not requested")
-    if max(map(add, reply.offsets, reply.lengths)) > arena_bytes:
+    if max(map(add, leased.offsets, reply.lengths)) > arena_bytes:
         raise RemoteProtocolError("a lease names bytes outside the arena")
-    if max(reply.words) + WORD_BYTES > arena_bytes or any(at % WORD_BYTES for at in reply.words):
+    if max(leased.words) + WORD_BYTES > arena_bytes or any(at % WORD_BYTES for at in leased.words):
         raise RemoteProtocolError("a lease names no generation words")
 
 
@@ -162,7 +165,7 @@ SHARE_OF_ARENA = 16
 
 @dataclass(slots=True, eq=False)
 class LeaseBatch:
-    """One GetShared message without a reply yet."""
+    """One get without a reply yet."""
 
     transfer: GetTransfer
     indices: list[int]

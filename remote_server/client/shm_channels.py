@@ -1,6 +1,6 @@
 """Gets and puts over shared memory: blocks copied under leases, and rows that the server copies.
 
-A get is requested in batches, each one `GetShared` message for half the window. The window counts
+A get is requested in batches, each one `Get` message for half the window. The window counts
 bytes requested and not copied or given up, over all gets: blocks that the server holds for us.
 Several leases are usually in flight, so that the server looks up while we copy.
 
@@ -24,7 +24,7 @@ from remote_server.client.results import GetOutcome
 from remote_server.client.shm_link import ShmLink
 from remote_server.errors import KVFerryError, RemoteProtocolError
 from remote_server.fault_points import Pause, Point, no_pause
-from remote_server.protocol import GetShared, Leased, PutShared, Release
+from remote_server.protocol import Get, Got, Leased, LeaseRequest, Put, Release, SharedRows
 
 # Bytes copied before the sockets are polled: half a millisecond. A poll takes 20 µs.
 TURN_BYTES = 8 << 20
@@ -94,14 +94,17 @@ class ShmGets(GetChannel[LeaseWindow]):
         indices, num_bytes = transfer.next_blocks(most_bytes, most_blocks)
         if not self._window.has_room(num_bytes):
             return []
-        message = GetShared(
+        terms = LeaseRequest(
+            region=self._link.require(), checked=self._config.integrity,
+            release=list(self._window.to_release),
+        )  # fmt: skip
+        message = Get(
             request_id=self._next_request_id(), namespace=transfer.namespace,
-            keys=[transfer.keys[index] for index in indices], region=self._link.require(),
-            checked=self._config.integrity, release=list(self._window.to_release),
+            keys=[transfer.keys[index] for index in indices], shared=terms,
         )  # fmt: skip
         if not self._link.send(message):
             return []
-        self._released(len(message.release))
+        self._released(len(terms.release))
         self._window.ask(message.request_id, LeaseBatch(transfer, indices, num_bytes))
         return indices
 
@@ -113,16 +116,16 @@ class ShmGets(GetChannel[LeaseWindow]):
 
     def take_late(self, reply: protocol.Reply) -> None:
         """Release the lease of a reply that nothing awaits."""
-        if isinstance(reply, Leased):
-            self._window.give_back(reply.lease)
+        if isinstance(reply, Got) and reply.lease is not None:
+            self._window.give_back(reply.lease.number)
 
     def take(self, reply: protocol.Reply, now: float) -> None:
         """Process the reply to an awaited batch. Raises `RemoteProtocolError` for a wrong kind."""
         self._last_reply_at = now
         batch = self._window.batches[reply.request_id]
         transfer = batch.transfer
-        if isinstance(reply, Leased):
-            self._take_lease(reply, batch)
+        if isinstance(reply, Got) and reply.lease is not None:
+            self._take_lease(reply, reply.lease, batch)
         elif isinstance(reply, protocol.Error):
             self._window.forget(reply.request_id)
             self._counters["late_replies"] += transfer.ended
@@ -131,20 +134,20 @@ class ShmGets(GetChannel[LeaseWindow]):
             raise RemoteProtocolError(f"a get was answered with {type(reply).__name__}")
         self._answered(transfer, now)
 
-    def _take_lease(self, reply: Leased, batch: LeaseBatch) -> None:
+    def _take_lease(self, reply: Got, leased: Leased, batch: LeaseBatch) -> None:
         transfer, arena = batch.transfer, self._link.arena
         if arena is None or transfer.ended:
             self._counters["late_replies"] += 1
-            self._window.give_back(reply.lease)
+            self._window.give_back(leased.number)
             self._window.forget(reply.request_id)
             return
         try:
             lease = Lease(
-                reply, transfer, batch.indices, batch.num_bytes, self._link.region, arena,
+                reply, leased, transfer, batch.indices, batch.num_bytes, self._link.region, arena,
                 integrity=self._config.integrity,
             )  # fmt: skip
         except RemoteProtocolError:
-            self._window.give_back(reply.lease)
+            self._window.give_back(leased.number)
             raise
         self._window.hold(reply.request_id, lease)
         for index in lease.missing:
@@ -220,7 +223,7 @@ class ShmGets(GetChannel[LeaseWindow]):
 class ShmPuts(PutChannel):
     """All puts of one client whose rows are in its region, oldest first.
 
-    The server copies the rows itself while their ticket is valid. A batch is one `PutShared`
+    The server copies the rows itself while their ticket is valid. A batch is one `Put`
     message for a quarter of the window, with the offsets of the rows.
 
     Nothing in this process holds a row, so a put ends at once: every batch has its reply, or the
@@ -269,12 +272,14 @@ class ShmPuts(PutChannel):
         checksums = transfer.checksums(part) if self._config.integrity else []
         batch.ticket, ticket_value = self._link.tickets.take()
         self._gate(Point.TICKET_SET)
-        message = PutShared(
+        rows = SharedRows(
+            region=self._link.require(), offsets=transfer.offsets[part.start : part.stop],
+            ticket=batch.ticket, ticket_value=ticket_value,
+        )  # fmt: skip
+        message = Put(
             request_id=self._next_request_id(), namespace=transfer.namespace,
-            keys=transfer.keys[part.start : part.stop], region=self._link.require(),
-            offsets=transfer.offsets[part.start : part.stop], lengths=batch.lengths,
-            checksums=checksums, ticket=batch.ticket, ticket_value=ticket_value,
-            deferred=transfer.deferred, force=transfer.force,
+            keys=transfer.keys[part.start : part.stop], lengths=batch.lengths,
+            checksums=checksums, deferred=transfer.deferred, force=transfer.force, shared=rows,
         )  # fmt: skip
         if not self._link.send(message):
             self._link.tickets.withdraw(batch.ticket)

@@ -285,7 +285,7 @@ class TcpGets(GetChannel[GetWindow]):
             return
         stopwatch = batch.transfer.stopwatch
         came = 0.0 if stopwatch is None else stopwatch.clock()
-        if isinstance(reply, protocol.Got):
+        if isinstance(reply, protocol.Got) and reply.lease is None:
             self._take_summary(batch, reply)
         elif isinstance(reply, protocol.Blocks):
             self._landing.take(batch, reply)

@@ -52,6 +52,7 @@ Counts = Annotated[
 Checksums = Annotated[list[int], Meta(max_length=MAX_KEYS_PER_MESSAGE)]
 Namespace = Annotated[str, Meta(min_length=1, max_length=MAX_NAMESPACE_CHARS)]
 RequestId = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Region = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 ShortText = Annotated[str, Meta(max_length=1024)]
 
 

@@ -12,6 +12,7 @@ from remote_server.protocol.limits import (
     Counts,
     Keys,
     Namespace,
+    Region,
     RequestId,
     ShortText,
 )
@@ -40,12 +41,28 @@ class Lookup(Message, frozen=True, tag="lookup"):
     keys: Keys
 
 
-class Put(Message, frozen=True, tag="put"):
-    """Store copies of the blocks in the payload frames, one length and checksum per key.
+class SharedRows(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows of a put that the server copies from the sender's region.
 
-    With `deferred` the reply comes as soon as the sender's memory can be reused; without it, when
-    the blocks are readable. `force` replaces blocks that exist. Without `checksums` nothing is
-    checked: for measuring the cost of checks.
+    `region` is that of `Attached`; `offsets` are the beginnings of the blocks in it. The rows are
+    the sender's again when the reply has come, or when the sender has withdrawn the put by setting
+    its ticket (the word number `ticket` of its tickets file) to anything but `ticket_value`: the
+    server reads the ticket after its copy and keeps nothing of a withdrawn put.
+    """
+
+    region: Region
+    offsets: Counts
+    ticket: Annotated[int, Meta(ge=0, lt=MAX_TICKETS)]
+    ticket_value: Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
+
+
+class Put(Message, frozen=True, tag="put"):
+    """Store copies of blocks, one length and checksum per key.
+
+    The blocks are in the payload frames, `blocks_per_frame` in each, or in `shared` rows, and then
+    there is no payload. With `deferred` the reply comes as soon as the sender's memory can be
+    reused; without it, when the blocks are readable. `force` replaces blocks that exist. Without
+    `checksums` nothing is checked: for measuring the cost of checks.
     """
 
     namespace: Namespace
@@ -55,19 +72,34 @@ class Put(Message, frozen=True, tag="put"):
     blocks_per_frame: Annotated[int, Meta(ge=1)] = 1
     deferred: bool = True
     force: bool = False
+    shared: SharedRows | None = None
+
+
+class LeaseRequest(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A get of the client with `region`, which copies the blocks from the server's arena itself.
+
+    With `checked` the reply has their checksums. `release` are leases that end with this, as if a
+    `Release` had been sent for each before.
+    """
+
+    region: Region
+    checked: bool = True
+    release: Counts = []
 
 
 class Get(Message, frozen=True, tag="get"):
-    """Request the bytes of `keys`: streamed block by block, or whole in one message.
+    """Request the bytes of `keys`: streamed block by block, whole in one message, or, with
+    `shared`, on lease.
 
-    With `timed` the replies have `server_us` and `storage_us`. A server that does not know the
-    field ignores it.
+    With `timed` the replies have `server_us` and `storage_us`. `stream` and `timed` are for
+    payload frames only.
     """
 
     namespace: Namespace
     keys: Keys
     stream: bool = True
     timed: bool = False
+    shared: LeaseRequest | None = None
 
 
 class Touch(Message, frozen=True, tag="touch"):
@@ -95,43 +127,6 @@ class Keep(Message, frozen=True, tag="keep"):
     keep: bool = True
 
 
-class PutShared(Message, frozen=True, tag="put_shared"):
-    """A put whose bytes stay in place: the server copies them from the sender's region.
-
-    `region` is that of `Attached`; `offsets` are the beginnings of the blocks in it. The rows are
-    the sender's again when the reply has come, or when the sender has withdrawn the put by setting
-    its ticket (the word number `ticket` of its tickets file) to anything but `ticket_value`: the
-    server reads the ticket after its copy and keeps nothing of a withdrawn put.
-
-    Without `checksums` nothing is checked: for measuring the cost of checks.
-    """
-
-    namespace: Namespace
-    keys: Keys
-    region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    offsets: Counts
-    lengths: Counts
-    checksums: Checksums
-    ticket: Annotated[int, Meta(ge=0, lt=MAX_TICKETS)]
-    ticket_value: Annotated[int, Meta(gt=0, le=(1 << 63) - 1)]
-    deferred: bool = True
-    force: bool = False
-
-
-class GetShared(Message, frozen=True, tag="get_shared"):
-    """Request a lease on blocks, to be copied from the server's arena. The reply is `Leased`.
-
-    With `checked` the reply has their checksums. `release` are leases that end with this, as if a
-    `Release` had been sent for each before.
-    """
-
-    namespace: Namespace
-    keys: Keys
-    region: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
-    checked: bool = True
-    release: Counts = []
-
-
 class Release(Message, frozen=True, tag="release"):
     """The blocks of this lease have been copied, or are not wanted any more. Has no reply."""
 
@@ -156,8 +151,7 @@ class Clear(Message, frozen=True, tag="clear"):
 
 
 Request = (
-    Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | PutShared | GetShared | Release
-    | Keep
+    Hello | Lookup | Put | Get | Touch | Verify | Stats | Clear | Release | Keep
 )  # fmt: skip
 
 
@@ -200,12 +194,28 @@ class Stored(_Reply, frozen=True, tag="stored"):
     outcomes: bytes
 
 
+class Leased(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions of a get's blocks in the server's arena, for `lease_ms` from now.
+
+    A block is evicted only after the lease `number` has ended: by `Release`, by its time, or with
+    the connection to the server's local socket. `words` are the positions of the blocks' generation
+    words, `generations` their values. A reader that finds another value after its copy was too
+    late: the bytes are not the block. `number` is 0 when nothing was found.
+    """
+
+    number: int
+    lease_ms: int
+    offsets: Counts
+    words: Counts
+    generations: Counts
+
+
 class Got(_Reply, frozen=True, tag="got"):
     """The summary of a get, always its first message.
 
     `found` are indices into the request's keys, in that order, a repeated key named once. Streamed,
     `Blocks` messages follow until all of `found` has come; whole, the payload frames and their
-    lengths and checksums are in this message.
+    lengths and checksums are in this message; on `lease`, their lengths and checksums are.
     """
 
     total: int
@@ -218,6 +228,7 @@ class Got(_Reply, frozen=True, tag="got"):
     blocks_per_frame: int = 1
     server_us: int = 0
     storage_us: int = 0
+    lease: Leased | None = None
 
 
 class Blocks(_Reply, frozen=True, tag="blocks"):
@@ -235,29 +246,6 @@ class Blocks(_Reply, frozen=True, tag="blocks"):
     blocks_per_frame: int = 1
     server_us: int = 0
     storage_us: int = 0
-
-
-class Leased(_Reply, frozen=True, tag="leased"):
-    """Positions of the blocks of a `GetShared` in the server's arena, for `lease_ms` from now.
-
-    A block is evicted only after the lease has ended: by `Release`, by its time, or with the
-    connection to the server's local socket. `words` are the positions of the blocks' generation
-    words, `generations` their values. A reader that finds another value after its copy was too
-    late: the bytes are not the block. `lease` is 0 when nothing was found.
-    """
-
-    lease: int
-    lease_ms: int
-    total: int
-    hit: int
-    miss: int
-    duplicate: int
-    found: Counts
-    offsets: Counts
-    lengths: Counts
-    checksums: Checksums
-    words: Counts
-    generations: Counts
 
 
 class Touched(_Reply, frozen=True, tag="touched"):
@@ -338,8 +326,8 @@ class Error(_Reply, frozen=True, tag="error"):
 
 
 Reply = (
-    Welcome | Found | Stored | Got | Blocks | Leased | Touched | Verified | StatsReply | Cleared
-    | Error | Kept
+    Welcome | Found | Stored | Got | Blocks | Touched | Verified | StatsReply | Cleared | Error
+    | Kept
 )  # fmt: skip
 
 

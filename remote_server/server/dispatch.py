@@ -14,7 +14,7 @@ from remote_server.server.get import Gets, SharedGet, StreamedGet, WholeGet
 from remote_server.server.leases import Regions
 from remote_server.server.limits import InFlight, Uncopied, check_hello, waiting_bytes
 from remote_server.server.outgoing import OutgoingMessage, RequestTimes
-from remote_server.server.put import Put, Puts
+from remote_server.server.put import Put, Puts, Source
 from remote_server.server.put_sources import FramePuts, Frames, Rows, SharedPuts
 from remote_server.server.send_queue import SendQueues
 from remote_server.server.streams import Stream
@@ -112,8 +112,6 @@ class Handlers:
             protocol.Stats: self._stats,
             protocol.Clear: self._clear,
             protocol.Keep: self._keep,
-            protocol.PutShared: self._put_shared,
-            protocol.GetShared: self._get_shared,
             protocol.Release: self._release,
         }
 
@@ -186,8 +184,10 @@ class Handlers:
             )
         request = protocol.decode_request(frames[1])
         payload = frames[2:]
-        if payload and not isinstance(request, protocol.Put):
-            raise RequestRefused(ErrorCode.BAD_REQUEST, "only a put carries payload frames")
+        if payload and not (isinstance(request, protocol.Put) and request.shared is None):
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST, "only a put without shared rows carries payload frames"
+            )
         namespace = getattr(request, "namespace", None)
         if namespace is not None and not self._may_name(namespace):
             raise RequestRefused(
@@ -261,10 +261,16 @@ class Handlers:
     def _put(
         self, client: bytes, request: protocol.Put, payload: Sequence[memoryview]
     ) -> Steps[None]:
-        source = Frames(self._frame_puts, client, request, payload)
+        source: Source
+        if request.shared is not None:
+            source = Rows(self.shared_puts, request, request.shared)
+        else:
+            source = Frames(self._frame_puts, client, request, payload)
         return Put(self._puts, client, request, source, draining=self.draining).steps()
 
     def _get(self, client: bytes, request: protocol.Get, _: Sequence[memoryview]) -> Steps[None]:
+        if request.shared is not None:
+            return SharedGet(self._gets, client, request, request.shared).steps()
         times = self.times_of(request) if request.timed else None
         kind = StreamedGet if request.stream else WholeGet
         return kind(self._gets, client, request, times).steps()
@@ -345,17 +351,6 @@ class Handlers:
             declined=now.declined,
         )
         self._reply(client, reply)
-
-    def _put_shared(
-        self, client: bytes, request: protocol.PutShared, _: Sequence[memoryview]
-    ) -> Steps[None]:
-        source = Rows(self.shared_puts, request)
-        return Put(self._puts, client, request, source, draining=self.draining).steps()
-
-    def _get_shared(
-        self, client: bytes, request: protocol.GetShared, _: Sequence[memoryview]
-    ) -> Steps[None]:
-        return SharedGet(self._gets, client, request).steps()
 
     def _release(self, _client: bytes, request: protocol.Release, _: Sequence[memoryview]) -> None:
         self._regions.release(request.lease)

@@ -11,7 +11,7 @@ import zmq
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import ErrorCode, GetShared, Got, Leased
+from remote_server.protocol import ErrorCode, Got, Leased, LeaseRequest
 from remote_server.server.copier import checksums_of
 from remote_server.server.leases import LEASE_MS, MAX_LEASES_PER_REGION, Regions
 from remote_server.server.limits import InFlight
@@ -339,16 +339,23 @@ class WholeGet(FrameGet):
 class SharedGet(Get):
     """A get whose client copies the blocks itself. They are pinned by a lease until then."""
 
-    __slots__ = ("_region", "_request")
+    __slots__ = ("_region", "_request", "_terms")
 
-    def __init__(self, gets: Gets, client: bytes, request: GetShared) -> None:
+    def __init__(
+        self, gets: Gets, client: bytes, request: protocol.Get, terms: LeaseRequest
+    ) -> None:
         super().__init__(gets, client, request.request_id)
         self._request = request
+        self._terms = terms
 
     def _find(self) -> Steps[None]:
         regions, request = self._gets.regions, self._request
-        self._region = regions.find(request.region)
-        for number in request.release:
+        if request.timed or not request.stream:
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST, "stream and timed are for payload frames, not for a lease"
+            )
+        self._region = regions.find(self._terms.region)
+        for number in self._terms.release:
             regions.release(number)
         if regions.leases.full(self._region.token):
             raise RequestRefused(
@@ -362,7 +369,7 @@ class SharedGet(Get):
         blocks = found.blocks
         lengths = [block.length for block in blocks]
         checksums: list[int] = []
-        if self._request.checked:
+        if self._terms.checked:
             for part in parts(blocks):
                 if checksums:
                     yield
@@ -378,19 +385,22 @@ class SharedGet(Get):
         self._goes_out()
         self._all_out = True
         leased = Leased(
+            number=leases.grant(region.token, blocks, self._came_back),
+            lease_ms=LEASE_MS,
+            offsets=[block.offset for block in blocks],
+            words=[words_offset + block.word * WORD_BYTES for block in blocks],
+            generations=[block.generation for block in blocks],
+        )
+        got = Got(
             request_id=self.request_id,
             epoch=store.epoch,
-            lease=leases.grant(region.token, blocks, self._came_back),
-            lease_ms=LEASE_MS,
             total=len(self._request.keys),
             hit=len(blocks),
             miss=found.miss,
             duplicate=found.duplicate,
             found=found.indices,
-            offsets=[block.offset for block in blocks],
             lengths=lengths,
             checksums=checksums,
-            words=[words_offset + block.word * WORD_BYTES for block in blocks],
-            generations=[block.generation for block in blocks],
+            lease=leased,
         )
-        gets.post(self.client, leased, OutgoingMessage([*protocol.encode(leased)]))
+        gets.post(self.client, got, OutgoingMessage([*protocol.encode(got)]))

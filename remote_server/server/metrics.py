@@ -16,13 +16,10 @@ from remote_server import protocol
 from remote_server.protocol import (
     Found,
     Get,
-    GetShared,
     Got,
     KeyState,
-    Leased,
     Lookup,
     Put,
-    PutShared,
     Release,
     Stored,
 )
@@ -165,6 +162,9 @@ class MeteredHandlers(Handlers):
         self._meters = meters
         answered = (kind for kind in self._by_type if kind is not Release)
         self._operations = {kind: meters.histogram(_name(kind)) for kind in answered}
+        self._on_shared: dict[type, Histogram] = {
+            kind: meters.histogram(f"{_name(kind)}_shared") for kind in (Put, Get)
+        }
         self._streams = meters.histogram(STREAM)
 
     def _rest_of(self, client: bytes, request_id: int, steps: Steps[None]) -> Steps[None]:
@@ -181,11 +181,13 @@ class MeteredHandlers(Handlers):
             traffic = None
             if kind in _ABOUT_BLOCKS:
                 traffic = meters.traffic_of(request.namespace, now)  # type: ignore[union-attr,arg-type]
-                if kind in _PUTS:
+                if kind is Put:
                     traffic.bytes_in += sum(request.lengths)  # type: ignore[union-attr]
             if len(meters.open) >= MAX_OPEN:
                 del meters.open[next(iter(meters.open))]
-            meters.open[client, request.request_id] = self._operations[kind], now, traffic
+            shared = kind in self._on_shared and request.shared is not None  # type: ignore[union-attr]
+            histogram = (self._on_shared if shared else self._operations)[kind]
+            meters.open[client, request.request_id] = histogram, now, traffic
         return super()._dispatch(client, request, payload)
 
     def _post(self, client: bytes, message: protocol.Reply, outgoing: OutgoingMessage) -> None:
@@ -246,12 +248,11 @@ class MeteredStream:
 
 
 # Tested by type: `isinstance` of a union costs as much as all the rest.
-_PUTS = frozenset((Put, PutShared))
-_ABOUT_BLOCKS = _PUTS | {Lookup, Get, GetShared}
+_ABOUT_BLOCKS = frozenset((Put, Lookup, Get))
 
 
 def _name(kind: type) -> str:
-    """`put_shared` of PutShared: the operation's name on the wire."""
+    """`put` of Put: the operation's name on the wire."""
     return str(kind.__struct_config__.tag)  # type: ignore[attr-defined]
 
 
@@ -262,10 +263,10 @@ def _count_lookup(traffic: Traffic, found: Found) -> None:
     traffic.lookup_miss += len(found.states) - hit - pending
 
 
-def _count_get(traffic: Traffic, got: Got | Leased) -> None:
+def _count_get(traffic: Traffic, got: Got) -> None:
     traffic.get_hit += got.hit
     traffic.get_miss += got.miss
-    if type(got) is Leased:
+    if got.lease is not None:
         traffic.bytes_out += sum(got.lengths)
 
 
@@ -279,6 +280,5 @@ def _count_put(traffic: Traffic, stored: Stored) -> None:
 _COUNT: dict[type, Callable[..., None]] = {
     Found: _count_lookup,
     Got: _count_get,
-    Leased: _count_get,
     Stored: _count_put,
 }

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import Declined, ErrorCode, PutOutcome, PutShared, Stored
+from remote_server.protocol import Declined, ErrorCode, PutOutcome, Stored
 from remote_server.server.transfer import InState, Transfer
 from remote_server.store.puts import Reserved
 from remote_server.store.store import Store
@@ -103,7 +103,7 @@ class Put(Transfer):
         self,
         puts: Puts,
         client: bytes,
-        request: protocol.Put | PutShared,
+        request: protocol.Put,
         source: Source,
         *,
         draining: bool,

@@ -7,7 +7,7 @@ from typing import NamedTuple, Protocol
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError, RequestRefused
-from remote_server.protocol import MAX_KEYS_PER_MESSAGE, MAX_TICKETS, ErrorCode, PutShared
+from remote_server.protocol import MAX_KEYS_PER_MESSAGE, MAX_TICKETS, ErrorCode, SharedRows
 from remote_server.server.copier import TURN_BYTES, Copier, copy_in
 from remote_server.server.leases import Regions
 from remote_server.server.limits import InFlight, Uncopied, waiting_bytes
@@ -31,9 +31,7 @@ MAX_PUTS = MAX_TICKETS
 MAX_BLOCKS_OF_PUTS = 8 * MAX_KEYS_PER_MESSAGE
 
 
-def check_put(
-    request: protocol.Put | PutShared, num_checksums: int, info: NamespaceInfo | None
-) -> None:
+def check_put(request: protocol.Put, num_checksums: int, info: NamespaceInfo | None) -> None:
     """Raise `RequestRefused` when the request contradicts itself, a limit or its namespace. `info`
     is None when no client has declared the namespace."""
     if info is None:
@@ -149,23 +147,23 @@ class SharedPuts:
         self.num_blocks = 0
         """In the requests under way."""
 
-    def check(self, request: PutShared, region: Region) -> None:
-        """Raise `RequestRefused` when this put of `region` may not wait."""
+    def check(self, rows: SharedRows, lengths: Sequence[int], region: Region) -> None:
+        """Raise `RequestRefused` when this put of `rows` in `region` may not wait."""
         copier = self.regions.copier
         if copier.num_jobs >= MAX_PUTS:
             raise RequestRefused(ErrorCode.TOO_LARGE, f"{MAX_PUTS} puts are waiting already")
-        if self.num_blocks + len(request.keys) > MAX_BLOCKS_OF_PUTS:
+        if self.num_blocks + len(lengths) > MAX_BLOCKS_OF_PUTS:
             raise RequestRefused(
                 ErrorCode.TOO_MUCH_IN_FLIGHT,
                 f"{self.num_blocks} blocks wait to be copied, at most {MAX_BLOCKS_OF_PUTS}",
             )
-        end = max(map(add, request.offsets, request.lengths), default=0)
+        end = max(map(add, rows.offsets, lengths), default=0)
         if end > region.num_bytes:
             raise RequestRefused(
                 ErrorCode.BAD_REQUEST,
                 f"a block ends at {end} of a region of {region.num_bytes} bytes",
             )
-        self.in_flight.check_waiting(copier.bytes_of(region), sum(request.lengths))
+        self.in_flight.check_waiting(copier.bytes_of(region), sum(lengths))
 
 
 class Rows(Source):
@@ -178,30 +176,34 @@ class Rows(Source):
     turn_bytes = SHARED_TURN_BYTES
     is_stable = False
 
-    def __init__(self, puts: SharedPuts, request: PutShared) -> None:
+    def __init__(self, puts: SharedPuts, request: protocol.Put, rows: SharedRows) -> None:
         # A put without checksums measures the cost of checking.
         self.checksums = request.checksums or [None] * len(request.keys)
         self._puts = puts
         self._request = request
+        self._rows = rows
         self._num_keys: list[int] = []
         """Of each reserved part."""
         self._offsets: list[list[int]] = []
         """Of the blocks to be written, by part."""
 
     def check(self) -> None:
-        request, store = self._request, self._puts.store
-        self._region = self._puts.regions.find(request.region)
+        request, rows, store = self._request, self._rows, self._puts.store
+        self._region = self._puts.regions.find(rows.region)
         check_put(request, len(self.checksums), store.namespaces.get(request.namespace))
-        if len(request.offsets) != len(request.keys):
+        if len(rows.offsets) != len(request.keys):
             raise RequestRefused(
-                ErrorCode.BAD_REQUEST,
-                f"{len(request.keys)} keys and {len(request.offsets)} offsets",
+                ErrorCode.BAD_REQUEST, f"{len(request.keys)} keys and {len(rows.offsets)} offsets"
             )
-        self._puts.check(request, self._region)
+        if request.blocks_per_frame != 1:
+            raise RequestRefused(
+                ErrorCode.BAD_REQUEST, "blocks_per_frame is for payload frames, not for shared rows"
+            )
+        self._puts.check(rows, request.lengths, self._region)
         store.counters["shared_bytes_in"] += sum(request.lengths)
 
     def reserved(self, part: Reserved, lengths: Sequence[int]) -> None:
-        first, offsets = sum(self._num_keys), self._request.offsets
+        first, offsets = sum(self._num_keys), self._rows.offsets
         self._offsets.append([offsets[first + index] for index in part.indices])
         self._num_keys.append(len(lengths))
 
@@ -211,8 +213,8 @@ class Rows(Source):
 
     def stands(self) -> bool:
         """After the put's client has left, others may write to that memory."""
-        request = self._request
-        return self._region.live and self._region.ticket(request.ticket) == request.ticket_value
+        rows = self._rows
+        return self._region.live and self._region.ticket(rows.ticket) == rows.ticket_value
 
     def fill(self, number: int, part: Reserved, places: slice) -> list[bool]:
         return copy_shared(

@@ -56,9 +56,9 @@ PHASES = [
     Phase("tcp", "get", TO_CLIENT, "got"),
     Phase("tcp", "get", TO_CLIENT, "blocks"),
     Phase("tcp", "get", TO_CLIENT, "blocks", skip=1),
-    Phase("shm", "put", TO_SERVER, "put_shared"),
+    Phase("shm", "put", TO_SERVER, "put"),
     Phase("shm", "put", TO_CLIENT, "stored"),
-    Phase("shm", "get", TO_SERVER, "get_shared"),
-    Phase("shm", "get", TO_CLIENT, "leased"),
+    Phase("shm", "get", TO_SERVER, "get"),
+    Phase("shm", "get", TO_CLIENT, "got"),
     Phase("shm", "get", TO_SERVER, "release"),
 ]

@@ -72,7 +72,7 @@ def client(proxy, transport, client_clock):
 @pytest.fixture
 def answer(transport):
     """The message by which blocks come."""
-    return "blocks" if transport == "tcp" else "leased"
+    return "blocks" if transport == "tcp" else "got"
 
 
 def wake(client):

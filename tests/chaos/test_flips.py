@@ -22,9 +22,9 @@ ON_THE_WAY = {
         ("lookup", TO_CLIENT): ("found",),
     },
     "shm": {
-        ("get", TO_CLIENT): ("leased",),
-        ("get", TO_SERVER): ("get_shared", "release"),
-        ("put", TO_SERVER): ("put_shared",),
+        ("get", TO_CLIENT): ("got",),
+        ("get", TO_SERVER): ("get", "release"),
+        ("put", TO_SERVER): ("put",),
         ("put", TO_CLIENT): ("stored",),
     },
 }

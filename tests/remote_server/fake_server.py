@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import zmq
 from descriptors import memfd
+from shared_messages import kind_of
 
 from remote_server import protocol
 from remote_server.protocol import (
@@ -39,7 +40,6 @@ from remote_server.protocol import (
     Error,
     Found,
     Get,
-    GetShared,
     Got,
     Hello,
     Keep,
@@ -50,7 +50,6 @@ from remote_server.protocol import (
     NotAttached,
     Put,
     PutOutcome,
-    PutShared,
     Release,
     Stats,
     StatsReply,
@@ -252,7 +251,7 @@ class FakeServer:
         assert done.wait(PATIENCE_S), "the fake server is stuck"
 
     def all_asked(self, kind: type) -> list[Asked]:
-        return [asked for asked in list(self.asked) if isinstance(asked.message, kind)]
+        return [asked for asked in list(self.asked) if kind_of(asked.message) is kind]
 
     def wait_for(self, kind: type, number: int = 1) -> list[Asked]:
         """The requests of this kind, once there are at least `number`."""
@@ -356,7 +355,7 @@ class FakeServer:
         assert magic == protocol.MAGIC
         asked = Asked(peer, protocol.decode_request(header), payload)
         self.asked.append(asked)
-        self.rules.get(type(asked.message), self.answer)(asked)
+        self.rules.get(kind_of(asked.message), self.answer)(asked)
 
     def answer(self, asked: Asked) -> None:
         """Send the replies of an honest server."""
@@ -371,8 +370,12 @@ class FakeServer:
                 states = bytes(KeyState.READABLE if found else KeyState.ABSENT for found in there)
                 prefix = len(states) - len(states.lstrip(bytes([KeyState.READABLE])))
                 self.send(asked, Found(prefix=prefix, states=states, **about))
-            case Put():
+            case Put(shared=None):
                 self.answer_put(asked)
+            case Put():
+                self.send(asked, self.stored_for(asked))
+            case Get(shared=terms) if terms is not None:
+                self.send(asked, self.leased_for(asked))
             case Get():
                 summary = self.summary_for(asked)
                 self.send(asked, summary)
@@ -396,10 +399,6 @@ class FakeServer:
             case Clear():
                 removed, self.blocks = len(self.blocks), {}
                 self.send(asked, Cleared(removed=removed, **about))
-            case PutShared():
-                self.send(asked, self.stored_for(asked))
-            case GetShared():
-                self.send(asked, self.leased_for(asked))
             case Release():
                 pass
 
@@ -495,9 +494,10 @@ class FakeServer:
         """Copy the rows, look at the ticket, keep what still counts."""
         put = asked.message
         assert self.region is not None and self.tickets is not None
-        spans = zip(put.offsets, put.lengths, strict=True)
+        rows = put.shared
+        spans = zip(rows.offsets, put.lengths, strict=True)
         blocks = [self.region[offset : offset + length] for offset, length in spans]
-        withdrawn = self.tickets[put.ticket] != put.ticket_value
+        withdrawn = self.tickets[rows.ticket] != rows.ticket_value
         outcomes = []
         for number, (key, block) in enumerate(zip(put.keys, blocks, strict=True)):
             if withdrawn:
@@ -515,7 +515,7 @@ class FakeServer:
             outcomes=bytes(outcomes),
         )  # fmt: skip
 
-    def leased_for(self, asked: Asked) -> Leased:
+    def leased_for(self, asked: Asked) -> Got:
         """The honest answer: every block it holds, each in a slot of its own."""
         get = asked.message
         found = [i for i, key in enumerate(get.keys) if (get.namespace, key) in self.blocks]
@@ -527,14 +527,17 @@ class FakeServer:
             protocol.checksum(get.namespace, get.keys[i], block)
             for i, block in zip(found, blocks, strict=True)
         ]
-        return Leased(
-            request_id=get.request_id, epoch=self.epoch, lease=get.request_id + 10**6,
-            lease_ms=10_000, total=len(get.keys), hit=len(found), miss=len(get.keys) - len(found),
-            duplicate=0, found=found, offsets=[slot * SLOT_BYTES for slot in slots],
-            lengths=[len(block) for block in blocks],
-            checksums=checksums if get.checked else [],
+        lease = Leased(
+            number=get.request_id + 10**6, lease_ms=10_000,
+            offsets=[slot * SLOT_BYTES for slot in slots],
             words=[WORDS + 8 * slot for slot in slots],
             generations=[1000 + slot for slot in slots],
+        )  # fmt: skip
+        return Got(
+            request_id=get.request_id, epoch=self.epoch, total=len(get.keys), hit=len(found),
+            miss=len(get.keys) - len(found), duplicate=0, found=found,
+            lengths=[len(block) for block in blocks],
+            checksums=checksums if get.shared.checked else [], lease=lease,
         )  # fmt: skip
 
     def _slot(self, namespace: str, key: bytes) -> int:

@@ -6,10 +6,11 @@ from contextlib import suppress
 
 from client_helpers import NAMESPACE, PATTERN
 from fake_server import PATIENCE_S, SLOT_BYTES, FakeServer, eventually
+from shared_messages import SharedGet, SharedPut
 
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.errors import KVFerryError
-from remote_server.protocol import Get, GetShared, Lookup, Put, PutShared
+from remote_server.protocol import Get, Lookup, Put
 
 LARGEST = 4096
 GUARD = 64
@@ -97,7 +98,7 @@ class FuzzedClient:
 
     def _works(self) -> bool:
         fake, client = self.fake, self.client
-        asked = [len(fake.all_asked(kind)) for kind in (Lookup, Get, Put, GetShared, PutShared)]
+        asked = [len(fake.all_asked(kind)) for kind in (Lookup, Get, Put, SharedGet, SharedPut)]
         try:
             if not client.ready or client.transport != "shm":
                 time.sleep(0.001)
@@ -119,6 +120,6 @@ class FuzzedClient:
                 return False
         except KVFerryError:
             return False
-        now = [len(fake.all_asked(kind)) for kind in (Lookup, Get, Put, GetShared, PutShared)]
+        now = [len(fake.all_asked(kind)) for kind in (Lookup, Get, Put, SharedGet, SharedPut)]
         fake.asked.clear()
         return all(after > before for before, after in zip(asked, now, strict=True))

@@ -133,6 +133,9 @@ def _spoil_value(value: Any, step: Step) -> Any:
         return value[:at] + bytes([c % 256]) + value[at + 1 :]
     if isinstance(value, bytes):
         return value[:-1]
+    if isinstance(value, dict) and value:
+        name = [*value][b % len(value)]
+        return value | {name: _spoil_value(value[name], Step(what, 0, c, b))}
     if not isinstance(value, list) or not value:
         return VALUES[c % len(VALUES)]
     at, other = b % len(value), c % len(value)

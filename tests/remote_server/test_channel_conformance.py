@@ -26,6 +26,7 @@ from client_helpers import (
 )
 from counting_channel import COUNTED, CountingChannel
 from fake_server import PATIENCE_S, Asked, FakeServer, eventually
+from shared_messages import SharedGet, SharedPut, kind_of
 
 from remote_server.client import GetOutcome, RemoteClient, loop, remote_client, shm_channels
 from remote_server.client.channel import Channel
@@ -40,10 +41,8 @@ from remote_server.protocol import (
     MAX_FRAME_BYTES,
     MAX_HEADER_BYTES,
     Get,
-    GetShared,
     Put,
     PutOutcome,
-    PutShared,
     Release,
     Stored,
 )
@@ -68,7 +67,7 @@ class World:
     @property
     def messages(self) -> tuple[type, type]:
         """The messages of a put and of a get."""
-        return (PutShared, GetShared) if self.transport == "shm" else (Put, Get)
+        return (SharedPut, SharedGet) if self.transport == "shm" else (Put, Get)
 
     def put(self, numbers: range, length: int = BLOCK_BYTES) -> Future[Any]:
         self.rows += (rows := rows_of(numbers, length))
@@ -113,8 +112,8 @@ class World:
 
     def cut(self) -> None:
         """The channel's connection alone ends: ZeroMQ refuses a frame of this size."""
-        asked = [one for one in self.fake.asked if isinstance(one.message, self.messages)][-1]
-        most = MAX_FRAME_BYTES if isinstance(asked.message, Get) else MAX_HEADER_BYTES
+        asked = [one for one in self.fake.asked if kind_of(one.message) in self.messages][-1]
+        most = MAX_FRAME_BYTES if kind_of(asked.message) is Get else MAX_HEADER_BYTES
         self.fake.do(lambda: self.fake.send_raw(asked, MAGIC, bytes(most + 1)))
 
     # ── afterwards ───────────────────────────────────────────────────────────────────────
@@ -144,7 +143,7 @@ class World:
         got = self.get(range(50, 52)).result(PATIENCE_S)
         assert got.outcomes == [GetOutcome.HIT] * 2
         assert [bytes(row) for row in self.rows[-2:]] == [bytes(block(n)) for n in (50, 51)]
-        assert isinstance(self.fake.asked[-1].message, (self.messages[1], Release))
+        assert kind_of(self.fake.asked[-1].message) in (self.messages[1], Release)
         assert self.client.transport == self.transport
 
     def _is_ready(self) -> bool:
@@ -312,7 +311,7 @@ def streaming_get(world: World) -> Future[Any]:
     hold_blocks(fake, range(2))
 
     def first_block(asked: Asked) -> None:
-        if isinstance(asked.message, Get):
+        if kind_of(asked.message) is Get:
             fake.send(asked, fake.summary_for(asked))
             fake.send(asked, *fake.blocks_for(asked, [0], more=True))
         elif asked.message.keys == [key(0)]:

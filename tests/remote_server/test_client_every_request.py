@@ -14,6 +14,7 @@ import pytest
 from client_helpers import NAMESPACE, block, empty_rows, hold_blocks, key, rows_of
 from fake_server import PATIENCE_S, FakeServer, eventually
 from fault_proxy import FaultProxy
+from shared_messages import SharedGet, SharedPut
 
 from remote_server import protocol
 from remote_server.client import GetOutcome, RemoteClient
@@ -22,12 +23,10 @@ from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavail
 from remote_server.protocol import (
     Clear,
     Get,
-    GetShared,
     Hello,
     Keep,
     Lookup,
     Put,
-    PutShared,
     Release,
     Stats,
     Touch,
@@ -82,12 +81,12 @@ KINDS = {
     Op.PUT: Kind(
         lambda client, _: client.put(NAMESPACE, KEYS, rows_of(range(1)), timeout_s=1),
         Put,
-        PutShared,
+        SharedPut,
     ),
     Op.GET: Kind(
         lambda client, _: client.get(NAMESPACE, KEYS, empty_rows(1), stall_s=60, timeout_s=1),
         Get,
-        GetShared,
+        SharedGet,
     ),
 }
 
@@ -102,7 +101,7 @@ def test_every_kind_of_request_is_here():
         if not name.startswith("_") and "Future" in str(inspect.signature(method).return_annotation)
     }
     assert methods == {*Op} - {Op.HELLO, Op.VERIFY}, "those two are made without being asked for"
-    messages = {one for kind in KINDS.values() for one in (kind.tcp, kind.shm) if one}
+    messages = {kind.tcp for kind in KINDS.values()}
     assert messages == {*get_args(protocol.Request)} - {Release}, "which has no reply"
 
 

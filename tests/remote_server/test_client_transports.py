@@ -18,11 +18,12 @@ from client_helpers import (
 )
 from fake_server import PATIENCE_S, Asked, FakeServer, eventually
 from msgspec.structs import replace
+from shared_messages import SharedGet, SharedPut
 
 from remote_server import protocol
 from remote_server.client import GetOutcome, RemoteClient
 from remote_server.errors import DeadlineExceeded
-from remote_server.protocol import Get, GetShared, Put, PutShared, Release, Stored, Touched
+from remote_server.protocol import Get, Put, Release, Stored, Touched
 
 pytest_plugins = ["client_fixtures"]
 
@@ -42,7 +43,7 @@ class Way:
 def way(transport: str) -> Iterator[Way]:
     near = transport == "shm"
     with FakeServer(near=near) as fake:
-        yield Way(fake, *((PutShared, GetShared) if near else (Put, Get)))
+        yield Way(fake, *((SharedPut, SharedGet) if near else (Put, Get)))
 
 
 # ── time ─────────────────────────────────────────────────────────────────────────────────
@@ -85,7 +86,7 @@ def test_a_get_ends_when_nothing_comes_for_its_stall_time(
     assert isinstance(got.error, DeadlineExceeded)
     assert client.counters()["timeouts_get"] == 1
     way.fake.do(lambda: way.fake.answer(asked))
-    if way.get is GetShared:
+    if way.get is SharedGet:
         (released,) = way.fake.wait_for(Release)
         assert released.message.lease == asked.message.request_id + 10**6, "given back unread"
     eventually(lambda: client.counters()["late_replies"] >= 1)

@@ -15,6 +15,7 @@ from fuzzed_client import KEYS, LARGEST, SHORT_S, FuzzedClient
 from hypothesis import given
 from hypothesis import strategies as st
 from mutations import HEADER, Step, programs, raw_messages, spoil_map, steps
+from shared_messages import SharedGet, SharedPut
 
 from remote_server import protocol
 from remote_server.client import (
@@ -28,14 +29,12 @@ from remote_server.errors import KVFerryError
 from remote_server.protocol import (
     Attached,
     Get,
-    GetShared,
     Hello,
     KeyState,
     Lookup,
     NotAttached,
     Put,
     PutOutcome,
-    PutShared,
     Stats,
     Touch,
 )
@@ -129,7 +128,7 @@ def test_a_row_is_a_hit_only_with_its_blocks_bytes_and_is_nobodys_but_its_own(fu
             sizes = [want.row for want in wants]
             rows = fuzzed.rows(sizes, shared=shared)
             exchanges = fuzzed.fake.lie(
-                GetShared if shared else Get, told, honest_in_the_end=honest,
+                SharedGet if shared else Get, told, honest_in_the_end=honest,
                 meddle=lambda: meddle(fuzzed, damage),
             )  # fmt: skip
             keys = [want.key for want in wants]
@@ -183,7 +182,7 @@ def test_a_put_ends_whatever_is_answered_and_its_rows_are_only_read(fuzz, world,
             fuzzed.hold({})
             rows = fuzzed.rows(sizes, shared=shared)
             keys = KEYS[: len(rows)]
-            kind = PutShared if shared else Put
+            kind = SharedPut if shared else Put
             exchanges = fuzzed.fake.lie(kind, told, honest_in_the_end=honest)
             put = fuzzed.client.put(NAMESPACE, keys, rows, deferred=deferred, timeout_s=SHORT_S)
             result = put.result(PATIENCE_S)

@@ -7,6 +7,7 @@ from handler_bench import REGION_BYTES, HandlerBench
 from hypothesis import given
 from hypothesis import strategies as st
 from mutations import Step, programs, raw_messages, spoil
+from shared_messages import SharedPut, kind_of, shared_get, shared_put
 
 from remote_server import protocol
 from remote_server.errors import RemoteProtocolError
@@ -15,14 +16,12 @@ from remote_server.protocol import (
     Clear,
     Error,
     Get,
-    GetShared,
     Got,
     Hello,
     Keep,
     Leased,
     Lookup,
     Put,
-    PutShared,
     Release,
     Stats,
     Touch,
@@ -140,7 +139,7 @@ class Conversation:
                 message = Get(keys=keys, stream=bool(say.a % 2), **about)
             case "get_shared":
                 release = self.leases[: say.b % 3] if say.b % 4 == 0 else []
-                message = GetShared(
+                message = shared_get(
                     keys=keys, region=TOKEN, checked=bool(say.a % 4), release=release, **about
                 )
             case "release":
@@ -160,7 +159,7 @@ class Conversation:
                 message = self.put_shared(say, keys, lengths, sums, blocks, about)
         return [*protocol.encode(message), *payload]
 
-    def put_shared(self, say, keys, lengths, sums, blocks, about) -> PutShared:
+    def put_shared(self, say, keys, lengths, sums, blocks, about) -> Put:
         """Its rows lie side by side, and the last one sometimes where it should not."""
         offsets, at = [], say.a % 100
         for block in blocks:
@@ -173,7 +172,7 @@ class Conversation:
         ticket, value = say.b % TICKETS, 1 + say.b
         if self.bench.region is not None:
             self.bench.set_ticket(ticket, value if say.a % 5 else 0)
-        return PutShared(
+        return shared_put(
             keys=keys, region=TOKEN, offsets=offsets, lengths=lengths,
             checksums=sums if say.a % 4 else [], ticket=ticket, ticket_value=value,
             force=bool(say.b % 3 == 0), **about,
@@ -189,14 +188,14 @@ class Conversation:
             self.expected[client] += 1
         before, known = bench.changes(), len(bench.send_queues.replies)
         bench.handle(client, frames)
-        if isinstance(request, PutShared) and reaches_outside(request):
+        if kind_of(request) is SharedPut and reaches_outside(request):
             assert isinstance(bench.send_queues.replies[-1][1], Error), "read outside the region"
         for _, reply in bench.send_queues.replies[known:]:
             if isinstance(reply, Error):
                 assert bench.changes() == before, reply
-            if isinstance(reply, Leased) and reply.lease:
-                self.leases.append(reply.lease)
-                self.check_lease(reply)
+            if isinstance(reply, Got) and reply.lease is not None and reply.lease.number:
+                self.leases.append(reply.lease.number)
+                self.check_lease(reply, reply.lease)
         if request is None:
             assert isinstance(bench.send_queues.replies[-1][1], Error), "nonsense was understood"
         bench.store.check()
@@ -223,20 +222,21 @@ class Conversation:
 
     # ── what came of it ──────────────────────────────────────────────────────────────────
 
-    def check_lease(self, leased: Leased) -> None:
+    def check_lease(self, got: Got, leased: Leased) -> None:
         """Just granted: the words are right and the bytes are those of the keys."""
-        (*_, request) = self.asked[leased.request_id]
-        assert isinstance(request, GetShared)
+        (*_, request) = self.asked[got.request_id]
+        assert isinstance(request, Get)
+        assert request.shared is not None
         whole = self.bench.arena.view
-        for number, position in enumerate(leased.found):
-            offset, length = leased.offsets[number], leased.lengths[number]
+        for number, position in enumerate(got.found):
+            offset, length = leased.offsets[number], got.lengths[number]
             word = (leased.words[number] - self.bench.arena.words_offset) // 8
             assert self.bench.arena.words[word] == leased.generations[number]
-            if leased.checksums:
+            if got.checksums:
                 found = whole[offset : offset + length]
                 key = request.keys[position]
                 checksum = protocol.checksum(request.namespace, key, found)
-                assert checksum == leased.checksums[number]
+                assert checksum == got.checksums[number]
 
     def check_sent(self) -> None:
         """Every block sent is what its header announces, and a block of the key asked for."""
@@ -285,9 +285,11 @@ class Conversation:
         assert "refused_internal" not in bench.store.counters
 
 
-def reaches_outside(put: PutShared) -> bool:
-    ends = [offset + length for offset, length in zip(put.offsets, put.lengths, strict=False)]
-    return len(put.offsets) != len(put.lengths) or max(ends, default=0) > REGION_BYTES
+def reaches_outside(put: Put) -> bool:
+    assert put.shared is not None
+    offsets = put.shared.offsets
+    ends = [offset + length for offset, length in zip(offsets, put.lengths, strict=False)]
+    return len(offsets) != len(put.lengths) or max(ends, default=0) > REGION_BYTES
 
 
 def request_in(frames: list[bytes]) -> protocol.Request | None:

@@ -10,7 +10,7 @@ from mutations import spoil
 from test_fuzz_server import CLIENTS, Conversation, Do, Raw, Say, request_in, scripts
 
 from remote_server import turns
-from remote_server.protocol import Leased, Release
+from remote_server.protocol import Got, Release
 from remote_server.server import copier, dispatch, get, put, serving, streams
 from remote_server.server.serving import Serving
 from remote_server.store import gets
@@ -73,10 +73,10 @@ class InTurns(Conversation):
             self.serving.serve()
             bench.store.check()
             for _, reply in bench.send_queues.replies[known:]:
-                if isinstance(reply, Leased) and reply.lease:
-                    self.leases.append(reply.lease)
+                if isinstance(reply, Got) and reply.lease is not None and reply.lease.number:
+                    self.leases.append(reply.lease.number)
                     if len(self.asked[reply.request_id]) == 1:
-                        self.check_lease(reply)
+                        self.check_lease(reply, reply.lease)
             number -= 1
 
 

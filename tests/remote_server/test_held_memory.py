@@ -13,6 +13,7 @@ import pytest
 import zmtp
 from descriptors import memfd
 from server_process import MOST_GROWTH, ServerProcess
+from shared_messages import shared_put
 from wire_peer import HandPeer, LocalConnection, block
 
 from remote_server import protocol
@@ -21,7 +22,6 @@ from remote_server.protocol import (
     Clear,
     Error,
     Got,
-    PutShared,
     Stats,
     StatsReply,
     Stored,
@@ -251,7 +251,7 @@ def test_puts_from_a_region_that_is_one_hole_allocate_nothing(server, connect):
     attached, files = local.attach([region, tickets], region_bytes)
     for first in range(0, region_bytes // length, 32):
         offsets = [at * length for at in range(first, first + 32)]
-        stored = peer.ask(PutShared(
+        stored = peer.ask(shared_put(
             request_id=peer.next_id(), namespace="ns", keys=[b"%d" % at for at in offsets],
             lengths=[length] * 32, checksums=[], offsets=offsets, region=attached.region,
             ticket=0, ticket_value=1,

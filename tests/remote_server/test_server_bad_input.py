@@ -4,10 +4,11 @@ import random
 
 import msgpack
 import pytest
+from shared_messages import shared_get, shared_put
 from wire_peer import BLOCK_BYTES, block, key
 
 from remote_server import protocol
-from remote_server.protocol import Error, Found, Get, GetShared, Hello, Lookup, Put, PutShared
+from remote_server.protocol import Error, Found, Get, Hello, Lookup, Put
 
 
 def error_for(peer, *frames: bytes) -> Error:
@@ -171,13 +172,13 @@ def malformed(random: random.Random) -> list[bytes]:
         blocks_per_frame=random.choice([1, 2, 1 << 62]), force=True,
     )  # fmt: skip
     lookup = Lookup(request_id=1, namespace="ns", keys=[key(1)])
-    shared_put = PutShared(
+    near_put = shared_put(
         request_id=1, namespace="ns", keys=[key(1)], region=random.choice([0, 1, 1 << 62]),
         offsets=[random.choice([0, 1 << 62])], lengths=[BLOCK_BYTES], checksums=[], ticket=0,
         ticket_value=1,
     )  # fmt: skip
-    shared_get = GetShared(request_id=1, namespace="ns", keys=[key(1)], region=1)
-    magic, header = protocol.encode(random.choice([put, lookup, shared_put, shared_get]))
+    near_get = shared_get(request_id=1, namespace="ns", keys=[key(1)], region=1)
+    magic, header = protocol.encode(random.choice([put, lookup, near_put, near_get]))
     match random.randrange(7):
         case 0:
             return [random.randbytes(random.randrange(20)) for _ in range(random.randrange(1, 5))]

@@ -5,9 +5,10 @@ import os
 
 import pytest
 from disk_server import COUNT, IN_MEMORY, LENGTH, checked_server, damage, put_all, small_server
+from shared_messages import shared_get
 from wire_peer import Peer, SharedPeer, block, key
 
-from remote_server.protocol import Clear, GetShared, Touch, Verify
+from remote_server.protocol import Clear, Touch, Verify
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.sizes import MiB
@@ -51,10 +52,10 @@ def test_a_client_on_this_host_is_leased_what_was_on_disk(server, connect):
     leased = shared.lease([0, 99, 1], "big")
     assert (leased.hit, leased.miss, leased.found) == (2, 1, [0, 2])
     assert shared.read(leased) == [block(0, LENGTH), block(1, LENGTH)]
-    assert shared.words(leased) == leased.generations
+    assert shared.words(leased) == leased.lease.generations
     shared.release(leased)
     with server.tenants[""].disk.pool.gate.shut():
-        get = GetShared(
+        get = shared_get(
             request_id=shared.peer.next_id(), namespace="big", keys=[key(2)], region=shared.token
         )
         shared.peer.send(get)

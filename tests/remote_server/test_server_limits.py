@@ -310,7 +310,7 @@ def test_a_pinned_block_that_is_too_old_is_absent_and_still_read_to_its_end(star
     now[0] += 6
     assert shared.peer.lookup([1]).states == ABSENT
     assert shared.read(leased) == [block(1)]
-    assert shared.words(leased) == leased.generations
+    assert shared.words(leased) == leased.lease.generations
 
 
 def test_what_is_on_disk_grows_old_over_a_restart_and_on_its_way_back(

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from descriptors import open_fds
+from shared_messages import shared_get
 from wire_peer import BLOCK_BYTES, REGION_BYTES, Peer, SharedPeer, block, key
 
 from remote_server import protocol
-from remote_server.protocol import Clear, Error, Leased
+from remote_server.protocol import Clear, Error, Got
 from remote_server.server import leases as leases_module
 from remote_server.server import put_sources
 from remote_server.server.config import ServerConfig
@@ -63,12 +64,12 @@ def test_what_was_put_through_shared_memory_comes_back_equal_either_way(shared, 
 def test_what_was_put_over_tcp_can_be_leased(shared, peer):
     peer.put(range(4))
     leased = shared.lease([3, 1, 7, 1])
-    assert isinstance(leased, Leased)
+    assert isinstance(leased, Got)
     assert (leased.total, leased.hit, leased.miss, leased.duplicate) == (4, 2, 1, 1)
     assert leased.found == [0, 1]
     assert shared.read(leased) == [block(3), block(1)]
     assert leased.checksums == [protocol.checksum("ns", key(n), block(n)) for n in (3, 1)]
-    assert shared.words(leased) == leased.generations
+    assert shared.words(leased) == leased.lease.generations
     assert peer.stats().tiers["memory"].pinned == 2
     shared.release(leased)
     peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
@@ -167,6 +168,7 @@ def test_stats_count_what_went_through_shared_memory(shared, peer):
         ({"lengths": [BLOCK_BYTES]}, "bad_request"),
         ({"lengths": [BLOCK_BYTES, 0]}, "bad_request"),
         ({"checksums": [1]}, "bad_request"),
+        ({"blocks_per_frame": 2}, "bad_request"),
         ({"lengths": [BLOCK_BYTES, BLOCK_BYTES + 1]}, "too_large"),
         ({"offsets": [0, REGION_BYTES]}, "bad_request"),
         ({"offsets": [0, REGION_BYTES - BLOCK_BYTES + 1]}, "bad_request"),
@@ -184,6 +186,20 @@ def test_a_put_that_contradicts_itself_changes_nothing(shared, peer, fields, cod
     stats = peer.stats()
     assert (stats.tiers["memory"].pending, stats.tiers["memory"].used_bytes) == (0, 0)
     assert shared.put([1, 2]).created == 2
+
+
+def test_rows_and_payload_frames_in_one_put_are_refused(shared, peer):
+    error = peer.ask(shared.put_message([1]), block(1))
+    assert (error.code, "payload frames" in error.message) == ("bad_request", True)
+    assert shared.put([1]).created == 1
+
+
+@pytest.mark.parametrize("fields", [{"stream": False}, {"timed": True}])
+def test_a_lease_with_fields_for_frames_is_refused(shared, peer, fields):
+    shared.put([1])
+    error = shared.lease([1], **fields)
+    assert (error.code, "for payload frames" in error.message) == ("bad_request", True)
+    assert peer.stats().tiers["memory"].pinned == 0
 
 
 def test_the_limits_of_a_message_hold(shared, monkeypatch):
@@ -288,10 +304,10 @@ def test_a_leased_block_outlives_its_removal(shared, peer):
     for first in range(100, 4600, 250):  # more than the whole budget
         shared.put(range(first, first + 250))
     assert shared.read(leased) == [block(1)]
-    assert shared.words(leased) == leased.generations
+    assert shared.words(leased) == leased.lease.generations
     shared.release(leased)
     peer.stats_once(lambda stats: stats.tiers["memory"].pinned == 0)
-    assert shared.words(leased) != leased.generations
+    assert shared.words(leased) != leased.lease.generations
 
 
 def test_a_reader_that_wakes_after_its_lease_finds_another_generation(timed, clock):
@@ -306,20 +322,20 @@ def test_a_reader_that_wakes_after_its_lease_finds_another_generation(timed, clo
     stats = peer.stats()
     assert stats.tiers["memory"].pinned == 0
     assert stats.counters["leases_expired"] == 1
-    assert timed.words(leased) == leased.generations, "over, but nobody has needed its place yet"
+    assert timed.words(leased) == leased.lease.generations, "over, and its place is not needed yet"
     peer.ask(Clear(request_id=peer.next_id()))
     assert timed.words(leased) == [0]
     timed.put([2])
     assert timed.read(leased) == [block(2)], "the place of the first block"
-    assert timed.words(leased) not in ([0], leased.generations)
+    assert timed.words(leased) not in ([0], leased.lease.generations)
 
 
 def test_a_question_for_the_next_lease_ends_those_before_it(shared, peer):
     peer.put(range(4))
     first, second = shared.lease([0, 1]), shared.lease([2])
-    message = protocol.GetShared(
+    message = shared_get(
         request_id=99, namespace="ns", keys=[key(3)], region=shared.token,
-        release=[first.lease, second.lease, 12345],
+        release=[first.lease.number, second.lease.number, 12345],
     )  # fmt: skip
     leased = peer.ask(message)
     stats = peer.stats()
@@ -346,7 +362,7 @@ def test_a_release_that_comes_too_late_is_ignored_and_counted(timed, clock):
 
 def test_nothing_found_is_no_lease(shared, peer):
     leased = shared.lease([1, 2])
-    assert (leased.lease, leased.miss, leased.offsets) == (0, 2, [])
+    assert (leased.lease.number, leased.miss, leased.lease.offsets) == (0, 2, [])
     shared.release(leased)
     assert peer.stats().counters["releases_unknown"] == 0
 

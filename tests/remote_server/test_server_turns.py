@@ -11,6 +11,7 @@ from itertools import count
 
 import pytest
 import zmq
+from shared_messages import shared_get
 from tenancy import tenancy
 from wire_peer import Peer, SharedPeer, key
 
@@ -198,9 +199,7 @@ def test_between_the_turns_of_a_long_shared_put_and_lease_others_are_answered_at
     assert found == NUM_KEYS
     region = attached(by_hand, greedy)
     greedy.send(
-        protocol.GetShared(
-            request_id=greedy.next_id(), namespace="ns", keys=KEYS, region=region.token
-        )
+        shared_get(request_id=greedy.next_id(), namespace="ns", keys=KEYS, region=region.token)
     )
     by_hand.arrived()
     by_hand.turn()

@@ -20,12 +20,13 @@ from client_helpers import (
 from descriptors import memfd, open_fds
 from fake_server import ARENA_BYTES, PATIENCE_S, FakeServer, eventually
 from msgspec.structs import replace
+from shared_messages import SharedGet, SharedPut
 
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.client.shm_link import ANSWER_S, RETRY_S, ShmLink
 from remote_server.errors import ConfigError, ServerUnavailable
-from remote_server.protocol import Get, GetShared, Put, PutShared
+from remote_server.protocol import Get, Put
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.shm import mapping
@@ -142,7 +143,7 @@ def test_a_refusal_means_unavailable_when_nothing_else_is_allowed(
     put = client.put(NAMESPACE, [key(0)], rows_of(range(1))).result(PATIENCE_S)
     assert isinstance(put.error, ServerUnavailable)
     assert client.put(NAMESPACE, [key(0)], [memoryview(block(0))]).result(PATIENCE_S).created == 1
-    assert not near.all_asked(PutShared) + near.all_asked(GetShared)
+    assert not near.all_asked(SharedPut) + near.all_asked(SharedGet)
     assert caplog.text.count("not sealed") == 1
 
 
@@ -190,7 +191,7 @@ def test_a_silent_local_socket_is_given_up_and_tried_again(near, shared, make_cl
     near.local_rule = near.attach
     clock.advance(RETRY_S + 0.1)
     eventually(lambda: client.transport == "shm")
-    works(client, near, GetShared)
+    works(client, near, SharedGet)
 
 
 def _unsealed(near):
@@ -247,12 +248,12 @@ def test_a_local_socket_may_say_what_it_likes(near, shared, make_client, lie):
 
 
 def test_a_server_that_hangs_up_ends_what_relied_on_it(local, near):
-    near.silence(GetShared, PutShared)
+    near.silence(SharedGet, SharedPut)
     keys = hold_blocks(near, range(1))
     got = local.get(NAMESPACE, keys, empty_rows(1), stall_s=60, timeout_s=60)
     put = local.put(NAMESPACE, [key(9)], rows_of(range(1)), timeout_s=60)
-    near.wait_for(GetShared)
-    near.wait_for(PutShared)
+    near.wait_for(SharedGet)
+    near.wait_for(SharedPut)
     near.hang_up()
     assert got.result(PATIENCE_S).outcomes == [UNAVAILABLE]
     assert isinstance(put.result(PATIENCE_S).error, ServerUnavailable)
@@ -268,13 +269,13 @@ def test_after_a_hang_up_tcp_is_used_until_it_is_attached_again(near, shared, ma
     works(client, near, Get)
     clock.advance(RETRY_S + 0.1)
     eventually(lambda: client.transport == "shm")
-    works(client, near, GetShared)
+    works(client, near, SharedGet)
 
 
 def test_a_region_that_the_server_forgot_is_offered_again(near, shared, make_client, clock):
     client = make_client(near.endpoint, transport="auto", clock=clock)
     eventually(lambda: client.transport == "shm")
-    near.rules[GetShared] = near.refuse("unknown_region")
+    near.rules[SharedGet] = near.refuse("unknown_region")
     got = client.get(NAMESPACE, [key(0)], empty_rows(1), stall_s=60).result(PATIENCE_S)
     assert got.outcomes == [UNAVAILABLE]
     assert client.transport == "tcp"
@@ -284,12 +285,12 @@ def test_a_region_that_the_server_forgot_is_offered_again(near, shared, make_cli
 
 
 def test_a_restarted_server_is_attached_at_once(auto, near):
-    works(auto, near, GetShared)
+    works(auto, near, SharedGet)
     near.close()
     eventually(lambda: auto.transport == "tcp")
     with FakeServer(near.endpoint, epoch="epoch-2", near=True) as successor:
         eventually(lambda: auto.transport == "shm")
-        works(auto, successor, GetShared)
+        works(auto, successor, SharedGet)
         put = auto.put(NAMESPACE, [key(9)], rows_of(range(1))).result(PATIENCE_S)
         assert put.created == 1
         assert not successor.all_asked(Put)
@@ -330,15 +331,15 @@ def test_a_client_is_not_ready_while_it_maps_the_blocks_of_an_earlier_epoch(
 
 
 def test_a_broken_tcp_connection_ends_transfers_and_not_the_attachment(auto, near):
-    near.silence(PutShared)
+    near.silence(SharedPut)
     put = auto.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=60)
-    (asked,) = near.wait_for(PutShared)
+    (asked,) = near.wait_for(SharedPut)
     too_large = bytes(protocol.MAX_HEADER_BYTES + 1)  # which ends the connection
     near.do(lambda: near.send_raw(asked, protocol.MAGIC, too_large))
     assert isinstance(put.result(PATIENCE_S).error, ServerUnavailable)
     near.behave()
     eventually(lambda: auto.transport == "shm")
-    works(auto, near, GetShared)
+    works(auto, near, SharedGet)
     assert len(near.attaches) == 1
 
 
@@ -346,17 +347,17 @@ def test_an_exception_inside_the_loop_begins_again(auto, near, monkeypatch, brea
     def fail(*_):
         raise ZeroDivisionError("a bug")
 
-    near.silence(GetShared)
+    near.silence(SharedGet)
     keys = hold_blocks(near, range(1))
     got = auto.get(NAMESPACE, keys, empty_rows(1), stall_s=60)
-    near.wait_for(GetShared)
+    near.wait_for(SharedGet)
     with monkeypatch.context() as patch:
         patch.setattr(ShmLink, "expire", fail)
         wake(auto)
         assert got.result(PATIENCE_S).outcomes == [UNAVAILABLE]
     near.behave()
     eventually(lambda: auto.ready and auto.transport == "shm")
-    works(auto, near, GetShared)
+    works(auto, near, SharedGet)
 
 
 def _num_maps() -> int:

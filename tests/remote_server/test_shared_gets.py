@@ -17,13 +17,14 @@ from client_helpers import (
 )  # fmt: skip
 from fake_server import ARENA_BYTES, PATIENCE_S, eventually
 from msgspec.structs import replace
+from shared_messages import SharedGet, SharedPut, replaced
 
 from remote_server.client import GetOutcome
 from remote_server.client.get_channel import ABANDON_S
 from remote_server.client.lease import SHARE_OF_ARENA
 from remote_server.errors import RequestRefused
 from remote_server.fault_points import Point
-from remote_server.protocol import Get, GetShared, Lookup, PutShared, Release, Touched, Verify
+from remote_server.protocol import Get, Lookup, Release, Touched, Verify
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
@@ -39,7 +40,8 @@ def lease_of(asked):
 def released(near):
     """Every lease that was given back, by itself or with a question."""
     alone = [asked.message.lease for asked in near.all_asked(Release)]
-    return [lease for one in near.all_asked(GetShared) for lease in one.message.release] + alone
+    terms = [one.message.shared for one in near.all_asked(SharedGet)]
+    return [lease for one in terms for lease in one.release] + alone
 
 
 def test_a_get_copies_what_is_leased_and_releases_it(local, near):
@@ -52,8 +54,8 @@ def test_a_get_copies_what_is_leased_and_releases_it(local, near):
     for row, number in zip([rows[i] for i in (0, 1, 3, 4)], range(4), strict=True):
         assert row == block(number)
     assert_untouched(rows, but=(0, 1, 3, 4))
-    (asked,) = near.all_asked(GetShared)
-    assert (asked.message.region, asked.message.checked) == (near.token, True)
+    (asked,) = near.all_asked(SharedGet)
+    assert (asked.message.shared.region, asked.message.shared.checked) == (near.token, True)
     near.wait_for(Release)
     assert released(near) == [lease_of(asked)]
     assert not near.all_asked(Get)
@@ -63,34 +65,34 @@ def test_the_window_bounds_what_is_asked_for(near, shared, make_client):
     client = make_client(near.endpoint, shared_window_bytes=4 * BLOCK_BYTES)
     keys = hold_blocks(near, range(10))
     waiting = []
-    near.rules[GetShared] = waiting.append
+    near.rules[SharedGet] = waiting.append
     rows = empty_rows(10)
     future = client.get(NAMESPACE, keys, rows, stall_s=60)
-    near.wait_for(GetShared, 2)
+    near.wait_for(SharedGet, 2)
     turn(client)
     # A small one to begin with; another half of the window; and no room for a third.
     assert [len(asked.message.keys) for asked in waiting] == [1, 2]
     near.behave()
     near.do(lambda: [near.answer(asked) for asked in waiting] and None)
     assert future.result(PATIENCE_S).landed == list(range(10))
-    eventually(lambda: len(released(near)) == len(near.all_asked(GetShared)))
-    assert sorted(released(near)) == sorted(map(lease_of, near.all_asked(GetShared)))
-    assert max(len(asked.message.keys) for asked in near.all_asked(GetShared)) == 2
+    eventually(lambda: len(released(near)) == len(near.all_asked(SharedGet)))
+    assert sorted(released(near)) == sorted(map(lease_of, near.all_asked(SharedGet)))
+    assert max(len(asked.message.keys) for asked in near.all_asked(SharedGet)) == 2
 
 
 def test_the_window_is_at_most_a_sixteenth_of_the_servers_memory(near, shared, make_client):
     client = make_client(near.endpoint, shared_window_bytes=1 << 40)
     num_blocks = ARENA_BYTES // SHARE_OF_ARENA // BLOCK_BYTES
     keys = [key(number) for number in range(2 * num_blocks)]
-    near.silence(GetShared, PutShared)
+    near.silence(SharedGet, SharedPut)
     client.get(NAMESPACE, keys, empty_rows(len(keys)), stall_s=60)
     client.put(NAMESPACE, keys, rows_of(range(len(keys))), timeout_s=60)
-    gets = near.wait_for(GetShared, 2)
-    eventually(lambda: num_keys(near, PutShared) > num_blocks * 3 // 4, "the window is filled")
+    gets = near.wait_for(SharedGet, 2)
+    eventually(lambda: num_keys(near, SharedPut) > num_blocks * 3 // 4, "the window is filled")
     turn(client)
-    assert len(near.all_asked(GetShared)) == 2
+    assert len(near.all_asked(SharedGet)) == 2
     assert max(len(asked.message.keys) for asked in gets) == num_blocks // 2, "half of the window"
-    assert num_keys(near, PutShared) <= num_blocks
+    assert num_keys(near, SharedPut) <= num_blocks
 
 
 def num_keys(near, kind):
@@ -102,9 +104,9 @@ def test_the_next_question_releases_what_was_copied(near, shared, make_client):
     client = make_client(near.endpoint, shared_window_bytes=2 * BLOCK_BYTES)
     keys = hold_blocks(near, range(6))
     assert client.get(NAMESPACE, keys, empty_rows(6), stall_s=5).result(PATIENCE_S).bytes
-    asked = near.all_asked(GetShared)
+    asked = near.all_asked(SharedGet)
     eventually(lambda: len(released(near)) == len(asked) == 6)
-    on_the_way = [lease for one in asked for lease in one.message.release]
+    on_the_way = [lease for one in asked for lease in one.message.shared.release]
     assert sorted(on_the_way) == sorted(map(lease_of, asked))[: len(on_the_way)]
     assert len(near.all_asked(Release)) == 6 - len(on_the_way) < 3
     eventually(lambda: client.counters()["released_leases"] == 6)
@@ -158,7 +160,7 @@ def test_a_damaged_block_is_corrupt_and_the_server_is_told(local, near):
         corrupt(near, 2)  # the second block's slot
         near.send(asked, leased)
 
-    near.rules[GetShared] = answer
+    near.rules[SharedGet] = answer
     rows = empty_rows(3)
     got = local.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [HIT, CORRUPT, HIT]
@@ -172,8 +174,8 @@ def test_without_integrity_nothing_is_hashed(near, shared, make_client):
     client = make_client(near.endpoint, integrity=False)
     keys = hold_blocks(near, range(1))
     assert client.get(NAMESPACE, keys, empty_rows(1), stall_s=5).result(PATIENCE_S).landed == [0]
-    (asked,) = near.all_asked(GetShared)
-    assert not asked.message.checked
+    (asked,) = near.all_asked(SharedGet)
+    assert not asked.message.shared.checked
 
 
 @pytest.mark.parametrize("integrity", [True, False])
@@ -186,7 +188,7 @@ def test_a_block_whose_generation_changed_is_a_miss(near, shared, make_client, i
         near.fill(2, block(77), 5)
         near.send(asked, leased)
 
-    near.rules[GetShared] = answer
+    near.rules[SharedGet] = answer
     got = client.get(NAMESPACE, keys, empty_rows(3), stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [HIT, MISS, HIT]
     assert client.counters()["expired_blocks"] == 1
@@ -194,18 +196,24 @@ def test_a_block_whose_generation_changed_is_a_miss(near, shared, make_client, i
     assert not near.all_asked(Verify), "the server's copy is not to blame"
 
 
+def with_word(one, word):
+    """The third block's generation word is at `word`."""
+    return replaced(one, words=[*one.lease.words[:2], word])
+
+
 LIES = {
-    "an index outside": lambda one: replace(one, found=[0, 1, 7]),
-    "an index twice": lambda one: replace(one, found=[0, 1, 1]),
-    "too few offsets": lambda one: replace(one, offsets=one.offsets[:2]),
-    "too few words": lambda one: replace(one, words=[]),
-    "too few generations": lambda one: replace(one, generations=one.generations[:1]),
-    "no checksums": lambda one: replace(one, checksums=[]),
-    "bytes outside the arena": lambda one: replace(one, offsets=[0, 0, ARENA_BYTES - 4095]),
-    "bytes far outside": lambda one: replace(one, offsets=[0, 0, 1 << 62]),
-    "a length without end": lambda one: replace(one, lengths=[BLOCK_BYTES, BLOCK_BYTES, 1 << 62]),
-    "a word outside the arena": lambda one: replace(one, words=[*one.words[:2], ARENA_BYTES]),
-    "a word between words": lambda one: replace(one, words=[*one.words[:2], one.words[2] + 4]),
+    "an index outside": lambda one: replaced(one, found=[0, 1, 7]),
+    "an index twice": lambda one: replaced(one, found=[0, 1, 1]),
+    "too few offsets": lambda one: replaced(one, offsets=one.lease.offsets[:2]),
+    "too few words": lambda one: replaced(one, words=[]),
+    "too few generations": lambda one: replaced(one, generations=one.lease.generations[:1]),
+    "no checksums": lambda one: replaced(one, checksums=[]),
+    "bytes outside the arena": lambda one: replaced(one, offsets=[0, 0, ARENA_BYTES - 4095]),
+    "bytes far outside": lambda one: replaced(one, offsets=[0, 0, 1 << 62]),
+    "a length without end": lambda one: replaced(one, lengths=[BLOCK_BYTES] * 2 + [1 << 62]),
+    "a word outside the arena": lambda one: with_word(one, ARENA_BYTES),
+    "a word between words": lambda one: with_word(one, one.lease.words[2] + 4),
+    "no lease": lambda one: replace(one, lease=None),
     "an answer to something else": lambda one: Touched(
         request_id=one.request_id, epoch=one.epoch, touched=1
     ),
@@ -216,13 +224,13 @@ LIES = {
 def test_a_lease_may_say_what_it_likes(local, near, lie):
     """Nothing is copied from where it must not be, and the lease is given back."""
     keys = hold_blocks(near, range(3))
-    near.rules[GetShared] = lambda asked: near.send(asked, LIES[lie](near.leased_for(asked)))
+    near.rules[SharedGet] = lambda asked: near.send(asked, LIES[lie](near.leased_for(asked)))
     rows = empty_rows(3)
     got = local.get(NAMESPACE, keys, rows, stall_s=0.1).result(PATIENCE_S)
     assert got.outcomes == [LATE] * 3
     assert local.counters()["protocol_errors"] == 1
     assert_untouched(rows)
-    if "something else" not in lie:
+    if lie not in ("an answer to something else", "no lease"):
         near.wait_for(Release)
     near.behave()
     assert local.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S).landed == [0, 1, 2]
@@ -234,9 +242,9 @@ def test_a_block_of_another_length_is_corrupt(local, near, length):
 
     def answer(asked):
         leased = near.leased_for(asked)
-        near.send(asked, replace(leased, lengths=[BLOCK_BYTES, length, BLOCK_BYTES]))
+        near.send(asked, replaced(leased, lengths=[BLOCK_BYTES, length, BLOCK_BYTES]))
 
-    near.rules[GetShared] = answer
+    near.rules[SharedGet] = answer
     rows = empty_rows(3)
     got = local.get(NAMESPACE, keys, rows, stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [HIT, CORRUPT, HIT]
@@ -247,7 +255,7 @@ def test_a_block_of_another_length_is_corrupt(local, near, length):
 
 
 def test_a_refused_get_says_why(local, near):
-    near.rules[GetShared] = near.refuse("too_large")
+    near.rules[SharedGet] = near.refuse("too_large")
     got = local.get(NAMESPACE, [key(1)], empty_rows(1), stall_s=5).result(PATIENCE_S)
     assert got.outcomes == [GetOutcome.REFUSED]
     assert isinstance(got.error, RequestRefused)
@@ -259,15 +267,15 @@ def test_a_refused_get_says_why(local, near):
 def test_what_never_comes_is_taken_back(near, shared, make_client, clock):
     client = make_client(near.endpoint, clock=clock, shared_window_bytes=4 * BLOCK_BYTES)
     keys = hold_blocks(near, range(8))
-    near.silence(GetShared)
+    near.silence(SharedGet)
     first = client.get(NAMESPACE, keys[:4], empty_rows(4))
     second = client.get(NAMESPACE, keys[4:], empty_rows(4), stall_s=60)
-    asked = list(near.wait_for(GetShared, 3))
+    asked = list(near.wait_for(SharedGet, 3))
     turn(client)
     clock.advance(0.051)
     assert first.result(PATIENCE_S).outcomes == [LATE] * 4
     turn(client)
-    assert len(near.all_asked(GetShared)) == 3, "the window is full of what nobody wants"
+    assert len(near.all_asked(SharedGet)) == 3, "the window is full of what nobody wants"
     near.behave()
     clock.advance(ABANDON_S)
     assert second.result(PATIENCE_S).landed == [0, 1, 2, 3]

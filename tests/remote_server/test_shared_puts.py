@@ -5,11 +5,12 @@ import time
 import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, block, key, rows_of, turn
 from fake_server import PATIENCE_S, eventually
+from shared_messages import SharedPut
 
 from remote_server import protocol
 from remote_server.errors import DeadlineExceeded, RequestRefused, ServerUnavailable
 from remote_server.fault_points import Point
-from remote_server.protocol import MAX_TICKETS, Put, PutOutcome, PutShared
+from remote_server.protocol import MAX_TICKETS, Put, PutOutcome
 
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
@@ -24,13 +25,14 @@ def test_a_put_says_where_its_rows_lie_and_under_which_ticket(local, near):
     rows = rows_of(range(3))
     put = local.put(NAMESPACE, [key(n) for n in range(3)], rows, force=True).result(PATIENCE_S)
     assert put.outcomes == [PutOutcome.CREATED] * 3
-    (asked,) = near.all_asked(PutShared)
+    (asked,) = near.all_asked(SharedPut)
     message = asked.message
-    assert (message.region, message.force, message.deferred) == (near.token, True, True)
+    shared = message.shared
+    assert (shared.region, message.force, message.deferred) == (near.token, True, True)
     assert message.checksums == [protocol.checksum(NAMESPACE, key(n), block(n)) for n in range(3)]
-    for number, offset in enumerate(message.offsets):
+    for number, offset in enumerate(shared.offsets):
         assert near.region[offset : offset + BLOCK_BYTES] == block(number)
-    assert near.tickets[message.ticket] == message.ticket_value
+    assert near.tickets[shared.ticket] == shared.ticket_value
     assert not near.all_asked(Put)
 
 
@@ -40,47 +42,47 @@ def test_rows_elsewhere_go_over_tcp(local, near):
         keys = [key(n) for n in range(len(rows))]
         assert local.put(NAMESPACE, keys, rows).result(PATIENCE_S).total == len(rows)
     assert len(near.all_asked(Put)) == 2
-    assert not near.all_asked(PutShared)
+    assert not near.all_asked(SharedPut)
 
 
 def test_the_window_bounds_what_is_not_answered(near, shared, make_client):
     client = make_client(near.endpoint, shared_window_bytes=4 * BLOCK_BYTES)
     waiting = []
-    near.rules[PutShared] = waiting.append
+    near.rules[SharedPut] = waiting.append
     keys = [key(n) for n in range(8)]
     future = client.put(NAMESPACE, keys, rows_of(range(8)), timeout_s=60)
-    near.wait_for(PutShared, 4)
+    near.wait_for(SharedPut, 4)
     turn(client)
-    assert len(near.all_asked(PutShared)) == 4
-    tickets = [asked.message.ticket for asked in waiting]
+    assert len(near.all_asked(SharedPut)) == 4
+    tickets = [asked.message.shared.ticket for asked in waiting]
     assert len(set(tickets)) == 4
     for answered in (4, 8):
         batch, waiting[:] = list(waiting), []
         near.do(lambda batch=batch: [near.answer(asked) for asked in batch] and None)
-        near.wait_for(PutShared, min(answered + 4, 8))
+        near.wait_for(SharedPut, min(answered + 4, 8))
     assert future.result(PATIENCE_S).created == 8
 
 
 def test_more_puts_than_tickets_wait_for_one(near, shared, make_client):
     client = make_client(near.endpoint)
-    near.silence(PutShared)
+    near.silence(SharedPut)
     (row,) = rows_of(range(1))
     futures = [client.put(NAMESPACE, [key(n)], [row], timeout_s=60) for n in range(MAX_TICKETS + 5)]
-    asked = near.wait_for(PutShared, MAX_TICKETS)
+    asked = near.wait_for(SharedPut, MAX_TICKETS)
     turn(client)
-    assert len(near.all_asked(PutShared)) == MAX_TICKETS
+    assert len(near.all_asked(SharedPut)) == MAX_TICKETS
     near.behave()
     near.do(lambda: [near.answer(one) for one in asked] and None)
     assert all(future.result(PATIENCE_S).total == 1 for future in futures)
-    reused = [one.message for one in near.all_asked(PutShared)[MAX_TICKETS:]]
-    assert {message.ticket for message in reused} == set(range(5))
-    assert min(message.ticket_value for message in reused) > MAX_TICKETS
+    reused = [one.message.shared for one in near.all_asked(SharedPut)[MAX_TICKETS:]]
+    assert {rows.ticket for rows in reused} == set(range(5))
+    assert min(rows.ticket_value for rows in reused) > MAX_TICKETS
 
 
 def test_a_put_that_was_sent_when_shared_memory_ended_does_not_keep_the_thread_busy(
     local_timed, near, points, clock
 ):
-    near.silence(PutShared)
+    near.silence(SharedPut)
     near.local_rule = lambda *_: None  # and it does not come back
     with points.held_at(Point.SENT) as held:
         future = local_timed.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=60)
@@ -115,11 +117,11 @@ def _end_by_close(client, clock):
 def test_a_put_ends_at_once_and_what_the_server_reads_later_is_not_kept(
     local_timed, near, clock, end
 ):
-    near.silence(PutShared)
+    near.silence(SharedPut)
     rows = rows_of(range(2))
     future = local_timed.put(NAMESPACE, [key(0), key(1)], rows, timeout_s=5)
     future.add_done_callback(lambda _: overwrite(rows))
-    (asked,) = near.wait_for(PutShared)
+    (asked,) = near.wait_for(SharedPut)
     turn(local_timed)
     error = end(local_timed, clock)
     put = future.result(PATIENCE_S)
@@ -132,9 +134,9 @@ def test_a_put_ends_at_once_and_what_the_server_reads_later_is_not_kept(
 
 
 def test_a_late_answer_ends_nothing(local_timed, near, clock):
-    near.silence(PutShared)
+    near.silence(SharedPut)
     future = local_timed.put(NAMESPACE, [key(0)], rows_of(range(1)), timeout_s=1)
-    (asked,) = near.wait_for(PutShared)
+    (asked,) = near.wait_for(SharedPut)
     turn(local_timed)
     clock.advance(1.1)
     assert isinstance(future.result(PATIENCE_S).error, DeadlineExceeded)
@@ -147,10 +149,10 @@ def test_a_late_answer_ends_nothing(local_timed, near, clock):
 
 def test_a_refused_batch_ends_its_put_without_sending_the_rest(near, shared, make_client):
     client = make_client(near.endpoint, shared_window_bytes=BLOCK_BYTES)
-    near.rules[PutShared] = near.refuse("internal")
+    near.rules[SharedPut] = near.refuse("internal")
     put = client.put(NAMESPACE, [key(0), key(1)], rows_of(range(2))).result(PATIENCE_S)
     assert isinstance(put.error, RequestRefused)
-    assert len(near.all_asked(PutShared)) == 1
+    assert len(near.all_asked(SharedPut)) == 1
 
 
 # ── a process that is stopped, and wakes up late ─────────────────────────────────────────
@@ -163,7 +165,7 @@ def test_a_put_that_was_stopped_past_its_deadline_sends_nothing_wrong(
 ):
     """Wherever it stood still: what the server keeps is what the rows held while they were ours."""
     client = make_client(near.endpoint, clock=clock, integrity=integrity)
-    near.silence(PutShared)
+    near.silence(SharedPut)
     rows = rows_of(range(2))
     with points.held_at(point) as held:
         future = client.put(NAMESPACE, [key(0), key(1)], rows, timeout_s=1)
@@ -172,6 +174,6 @@ def test_a_put_that_was_stopped_past_its_deadline_sends_nothing_wrong(
         clock.now += 100
     assert isinstance(future.result(PATIENCE_S).error, DeadlineExceeded)
     assert bytes(rows[0]) != block(0), "the rows are somebody else's"
-    for asked in near.wait_for(PutShared):
+    for asked in near.wait_for(SharedPut):
         near.stored_for(asked)
     assert not near.blocks

@@ -5,6 +5,7 @@ import os
 import pytest
 import zmq
 from descriptors import open_fds
+from shared_messages import shared_get, shared_put
 from tenancy import tenancy
 from wire_peer import BLOCK_BYTES, Peer, Refused, SharedPeer, block, key
 
@@ -15,12 +16,10 @@ from remote_server.protocol import (
     Clear,
     Error,
     Get,
-    GetShared,
     Hello,
     Keep,
     Lookup,
     Put,
-    PutShared,
     Release,
     Touch,
     Verify,
@@ -149,8 +148,8 @@ def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(ten
         Keep(request_id=1, namespace=namespace, keys=keys),
         Keep(request_id=1, namespace=namespace, keep=False),
         Clear(request_id=1, namespace=namespace),
-        PutShared(request_id=1, offsets=[0], ticket=1, ticket_value=1, **put, **shared),
-        GetShared(request_id=1, **shared),
+        shared_put(request_id=1, offsets=[0], ticket=1, ticket_value=1, **put, **shared),
+        shared_get(request_id=1, **shared),
     ]
     for message in messages:
         reply = peer.ask(message)
@@ -189,9 +188,9 @@ def test_regions_and_leases_of_one_tenant_mean_nothing_to_another(tenancy):
     a.put([1])
     held = a.lease([1])
     assert held.hit == 1
-    b.peer.send(Release(request_id=b.peer.next_id(), lease=held.lease))
+    b.peer.send(Release(request_id=b.peer.next_id(), lease=held.lease.number))
     assert b.lease([1], region=a.token).code == "unknown_region"
-    assert b.lease([1], release=[held.lease]).hit == 0
+    assert b.lease([1], release=[held.lease.number]).hit == 0
     stolen = b.put_message([2], region=a.token)
     assert b.peer.ask(stolen).code == "unknown_region"
     assert len(server.tenants["a"].leases) == 1

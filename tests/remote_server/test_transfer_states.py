@@ -12,10 +12,11 @@ import zmq
 from dict_tier import DictTier
 from disk_server import IN_MEMORY, checked_server, put_all
 from handler_bench import REGION_BYTES, HandlerBench
+from shared_messages import shared_get, shared_put
 from wire_peer import HandPeer, Peer, SharedPeer, block, key
 
 from remote_server import protocol, turns
-from remote_server.protocol import Error, Get, GetShared, Hello, Put, PutShared, Release
+from remote_server.protocol import Error, Get, Hello, Put, Release
 from remote_server.server import copier, get, put, put_sources
 from remote_server.server.server import Server
 from remote_server.store import gets
@@ -98,7 +99,7 @@ class Bench(HandlerBench):
         return len(self.send_queues.replies)
 
 
-def put_of(transport: str, **fields: object) -> Put | PutShared:
+def put_of(transport: str, **fields: object) -> Put:
     common = {
         "request_id": 2, "namespace": "ns", "keys": [key(n) for n in ALL],
         "lengths": [LENGTH] * len(ALL),
@@ -108,17 +109,17 @@ def put_of(transport: str, **fields: object) -> Put | PutShared:
         return Put(**{**common, "deferred": False, **fields})
     offsets = [n * LENGTH for n in ALL]
     shared = {"region": TOKEN, "offsets": offsets, "ticket": TICKET, "ticket_value": 1}
-    return PutShared(**{**common, **shared, **fields})
+    return shared_put(**{**common, **shared, **fields})
 
 
 def payload_of(transport: str) -> list[bytes]:
     return [block(n, LENGTH) for n in ALL] if transport == "tcp" else []
 
 
-def get_of(kind: str) -> Get | GetShared:
+def get_of(kind: str) -> Get:
     keys = [key(n) for n in ALL]
     if kind == "lease":
-        return GetShared(request_id=9, namespace="ns", keys=keys, region=TOKEN)
+        return shared_get(request_id=9, namespace="ns", keys=keys, region=TOKEN)
     return Get(request_id=9, namespace="ns", keys=keys, stream=kind == "stream")
 
 
@@ -367,7 +368,7 @@ def test_a_get_that_is_cut_off_while_a_tier_reads_pins_nothing(bench, kind, cut)
     cut(bench)
     bench.finish()
     if kind == "lease" and not isinstance(bench.last_reply(), Error):
-        bench.ask(Release(request_id=10, lease=bench.last_reply().lease))
+        bench.ask(Release(request_id=10, lease=bench.last_reply().lease.number))
     assert bench.nothing_is_left()
     assert bench.answers() == bench.asked
 
@@ -394,7 +395,7 @@ def test_a_get_that_is_cut_off_while_its_client_does_not_read_pins_nothing(bench
 
 
 def release(bench: Bench) -> None:
-    bench.ask(Release(request_id=10, lease=bench.last_reply().lease))
+    bench.ask(Release(request_id=10, lease=bench.last_reply().lease.number))
 
 
 def expire(bench: Bench) -> None:
@@ -495,7 +496,7 @@ def test_a_region_that_is_detached_while_its_get_is_read(server, connect):
     put_all(peer, IN_MEMORY + 4)
     keys = [key(number) for number in range(4)]
     with server.tenants[""].disk.pool.gate.shut():
-        shared.peer.send(GetShared(request_id=99, namespace="big", keys=keys, region=shared.token))
+        shared.peer.send(shared_get(request_id=99, namespace="big", keys=keys, region=shared.token))
         peer.stats_once(lambda _: states_of(server) == {"reading": 1})
         shared.close()
         peer.stats_once(lambda stats: stats.counters["regions_gone"] == 1)

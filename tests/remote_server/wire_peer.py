@@ -24,6 +24,7 @@ from typing import Any
 import zmq
 import zmtp
 from descriptors import memfd
+from shared_messages import shared_get, shared_put
 
 from remote_server import protocol
 from remote_server.protocol import (
@@ -31,14 +32,12 @@ from remote_server.protocol import (
     Attached,
     Blocks,
     Get,
-    GetShared,
     Got,
     Hello,
     LocalMessage,
     Lookup,
     NotAttached,
     Put,
-    PutShared,
     Release,
     Stats,
 )  # fmt: skip
@@ -270,7 +269,7 @@ class SharedPeer:
             for fd in own:
                 os.close(fd)
 
-    def put_message(self, numbers, namespace="ns", length=BLOCK_BYTES, **fields) -> PutShared:
+    def put_message(self, numbers, namespace="ns", length=BLOCK_BYTES, **fields) -> Put:
         """A put of blocks that now lie in the first rows, under ticket 3."""
         self.tickets[3] = ticket = self.tickets[3] + 1
         for row, number in enumerate(numbers):
@@ -286,7 +285,7 @@ class SharedPeer:
             "keys": [key(number) for number in numbers],
             "ticket": 3, "ticket_value": ticket, **fields,
         }  # fmt: skip
-        return PutShared(
+        return shared_put(
             request_id=self.peer.next_id(), namespace=namespace,
             **fields,
         )  # fmt: skip
@@ -299,7 +298,7 @@ class SharedPeer:
         keys = [key(number) for number in range(len(offsets))]
         self.tickets[3] = ticket = self.tickets[3] + 1
         fields.setdefault("checksums", [protocol.checksum("ns", one, data) for one in keys])
-        put = PutShared(
+        put = shared_put(
             request_id=self.peer.next_id(), namespace="ns", keys=keys, region=self.token,
             offsets=[*offsets], lengths=[len(data)] * len(keys), ticket=3, ticket_value=ticket,
             **fields,
@@ -308,7 +307,7 @@ class SharedPeer:
 
     def lease(self, numbers, namespace="ns", **fields):
         keys = [key(number) for number in numbers]
-        get = GetShared(
+        get = shared_get(
             request_id=self.peer.next_id(), namespace=namespace, keys=keys,
             **{"region": self.token, **fields},
         )  # fmt: skip
@@ -318,20 +317,20 @@ class SharedPeer:
         """Copy what was leased."""
         return [
             self.arena[offset : offset + length]
-            for offset, length in zip(leased.offsets, leased.lengths, strict=True)
+            for offset, length in zip(leased.lease.offsets, leased.lengths, strict=True)
         ]
 
     def words(self, leased) -> list[int]:
         """What the generation words hold now."""
-        return [int.from_bytes(self.arena[at : at + 8], "little") for at in leased.words]
+        return [int.from_bytes(self.arena[at : at + 8], "little") for at in leased.lease.words]
 
     def release(self, leased) -> None:
-        self.peer.send(Release(request_id=self.peer.next_id(), lease=leased.lease))
+        self.peer.send(Release(request_id=self.peer.next_id(), lease=leased.lease.number))
 
     def get(self, numbers, **fields) -> list[bytes]:
         leased = self.lease(numbers, **fields)
         blocks = self.read(leased)
-        assert self.words(leased) == leased.generations
+        assert self.words(leased) == leased.lease.generations
         self.release(leased)
         return blocks
 
