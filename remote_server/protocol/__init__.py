@@ -46,6 +46,7 @@ from remote_server.protocol.limits import (
     ShortText,
     check_name,
     check_names,
+    other_protocol,
     read_key,
 )
 from remote_server.protocol.messages import (
@@ -151,6 +152,7 @@ __all__ = [
     "encode_local",
     "identities",
     "is_complete",
+    "other_protocol",
     "read_key",
     "request_id_of",
     "split_frames",

@@ -323,6 +323,8 @@ class Error(_Reply, frozen=True, tag="error"):
 
     code: str
     message: str
+    protocol: int = 1
+    """The server's number. A server of protocol 1 has no such field."""
 
 
 Reply = (

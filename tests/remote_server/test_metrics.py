@@ -162,7 +162,7 @@ class Metered(HandlerBench):
         return self.last_id
 
     def hello(self, namespace: str) -> None:
-        self.ask(Hello, protocol=1, namespace=namespace, block_bytes=4096)
+        self.ask(Hello, protocol=2, namespace=namespace, block_bytes=4096)
 
     def put(self, namespace: str, numbers: range, **fields: object) -> None:
         keys = [key(n) for n in numbers]

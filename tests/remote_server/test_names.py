@@ -72,7 +72,7 @@ def test_every_other_text_is_a_name(peer, name):
 def test_a_client_that_offers_its_memory_cannot_forge_a_log_line(peer, evil, caplog):
     files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
     local = LocalConnection(peer.hello().local_socket)
-    message = Attach(protocol=1, client=f"x{evil}ERROR of another", region_bytes=REGION_BYTES)
+    message = Attach(protocol=2, client=f"x{evil}ERROR of another", region_bytes=REGION_BYTES)
     with caplog.at_level(logging.INFO):
         local.send(protocol.encode_local(message), files)
         reply, _ = local.receive()

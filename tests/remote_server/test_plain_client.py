@@ -81,7 +81,7 @@ def test_a_client_written_from_the_document_alone_gets_back_what_it_put(client, 
     keys = [b"key-%d" % n for n in range(6)]
     blocks = [bytes([n + 1]) * (size - n) for n in range(6)]
 
-    welcome = client.ask("hello", protocol=1, namespace=namespace, block_bytes=size)
+    welcome = client.ask("hello", protocol=2, namespace=namespace, block_bytes=size)
     assert welcome["type"] == "welcome"
     assert "tcp" in welcome["transports"]
 

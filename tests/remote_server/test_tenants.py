@@ -134,12 +134,12 @@ def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(ten
     peer = tenancy.peer("a")
     guest = SharedPeer(peer, namespace="team-a/model")
     assert guest.put([1], namespace="team-a/model").created == 1
-    assert peer.hello("shared/x").protocol == 1
+    assert peer.hello("shared/x").protocol == 2
     namespace = namespace or "x"
     keys, put = [key(1)], {"lengths": [BLOCK_BYTES], "checksums": [0]}
     shared = {"region": guest.token, "namespace": namespace, "keys": keys}
     messages = [
-        Hello(request_id=1, protocol=1, namespace=namespace, block_bytes=4096),
+        Hello(request_id=1, protocol=2, namespace=namespace, block_bytes=4096),
         Lookup(request_id=1, namespace=namespace, keys=keys),
         Get(request_id=1, namespace=namespace, keys=keys),
         Get(request_id=1, namespace=namespace, keys=keys, stream=False),
@@ -164,7 +164,7 @@ def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(ten
 def test_the_namespace_that_every_engine_tries_at_start_is_always_allowed(tenancy):
     tenancy.write(a='namespaces = ["team-a"]')
     tenancy.start()
-    assert tenancy.peer("a").hello("kvferry/canary/1234").protocol == 1
+    assert tenancy.peer("a").hello("kvferry/canary/1234").protocol == 2
 
 
 # ── shared memory ────────────────────────────────────────────────────────────────────────────
