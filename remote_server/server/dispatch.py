@@ -336,6 +336,7 @@ class Handlers:
             tiers=self._store.tier_stats(),
             namespaces=self._store.namespace_stats(texts=request.fingerprints),
             counters=self.counters() | dict(self._server_counters),
+            protocol=protocol.PROTOCOL_VERSION,
         )
         self._reply(client, reply)
 
@@ -346,8 +347,7 @@ class Handlers:
         reply = protocol.Cleared(
             request_id=request.request_id,
             epoch=self._store.epoch,
-            removed=removed.from_memory,
-            disk_removed=removed.from_below,
+            removed=removed,
         )
 
         def answer(is_permanent: bool) -> None:

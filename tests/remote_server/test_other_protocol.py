@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, block
 
 from remote_server import protocol
+from remote_server.cli.common import ask_stats
 from remote_server.client import GetOutcome
 from remote_server.client.session import OTHER_PROTOCOL_RETRY_S
 from remote_server.errors import ServerUnavailable
-from remote_server.protocol import Attach, Hello, NotAttached
+from remote_server.protocol import Attach, Hello, NotAttached, Stats
 
 pytest_plugins = ["client_fixtures"]
 
@@ -85,6 +86,17 @@ def refusal(fake):
 
 def welcome(fake):
     return lambda asked: fake.send(asked, replace(fake.welcome(asked), protocol=1))
+
+
+def test_a_command_at_an_old_server_names_the_side_to_upgrade(fake, make_client):
+    fake.rules[Stats] = lambda asked: fake.send_raw(asked, b"KVF1", msgpack.packb({
+        "type": "stats_reply", "request_id": asked.message.request_id, "epoch": fake.epoch,
+        "server": "old", "uptime_s": 1.0, "tiers": {}, "counters": {},
+        "namespaces": {"n": {"block_bytes": 1, "blocks": 2, "used_bytes": 3, "disk_blocks": 4,
+                             "client": "", "fingerprint": {}}},
+    }))  # fmt: skip
+    with pytest.raises(ServerUnavailable, match=UPGRADE_SERVER):
+        ask_stats(make_client(fake.endpoint), PATIENCE_S)
 
 
 @pytest.mark.parametrize("answer", [refusal, welcome])

@@ -72,7 +72,7 @@ def test_clear_and_prefetch_find_a_namespace_by_its_full_name_alone(two, tenancy
         prefetched = server.loop_calls.call(lambda: server.prefetches.begin(full_name, [key(0)]))
         assert (prefetched.result(5) is not None) == bool(found)
     cleared = server.loop_calls.call(lambda: clear_blocks(server.tenants, full_name)).result(5)
-    assert (cleared[0].from_memory if cleared is not None else 0) == 3 * len(found)
+    assert (cleared[0]["memory"] if cleared is not None else 0) == 3 * len(found)
 
 
 def test_no_request_of_a_tenant_touches_what_another_has(two, tenancy):
