@@ -91,7 +91,7 @@ class Ours:
 
     def _all_on_disk(self) -> bool:
         space = self._client.stats(timeout_s=PATIENCE_S).result().namespaces[self._namespace]
-        return space.disk_blocks == len(self._rows)
+        return space.share("disk").blocks == len(self._rows)
 
     def _all_readable(self) -> bool:
         return self._way.num_kept == len(self._rows)

@@ -46,7 +46,7 @@ def measure(block_bytes: int) -> Shared:
             stats = client.stats(timeout_s=PATIENCE_S).result()
         finally:
             client.close()
-    counters, space = stats.counters, stats.namespaces[NAMESPACE]
+    counters, space = stats.counters, stats.namespaces[NAMESPACE].share("memory")
     return Shared(
         counters["put_total"], counters["put_existed"], counters["put_total"] * block_bytes,
         space.used_bytes, space.blocks,

@@ -14,7 +14,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from remote_server.protocol import NamespaceStats
+from remote_server.protocol import NamespaceStats, TierShare
 from remote_server.server.metrics import BOUNDS_S, MAX_NAMESPACES, OTHER, Traffic
 from remote_server.server.snapshot import Snapshot
 
@@ -141,15 +141,15 @@ def _blocks(snapshot: Snapshot) -> Iterator[Metric]:
     yield gets
     tiers = CounterMetricFamily(
         _P + "tier_gets",
-        "Blocks that gets looked up in each tier, by outcome; a miss in memory is looked up on "
-        "disk.",
+        "Blocks that gets looked up in each tier, by outcome; a miss is looked up one tier below.",
         labels=["tier", "outcome"],
     )
-    tiers.add_metric(["memory", "hit"], counters["hits_memory"])
-    tiers.add_metric(["memory", "miss"], counters["get_miss"] + counters["hits_disk"])
-    if "disk" in snapshot.tiers:
-        tiers.add_metric(["disk", "hit"], counters["hits_disk"])
-        tiers.add_metric(["disk", "miss"], counters["get_miss"])
+    misses = counters["get_miss"]
+    for tier in reversed(snapshot.tiers):
+        hits = counters.get(f"hits_{tier}", 0)
+        tiers.add_metric([tier, "hit"], hits)
+        tiers.add_metric([tier, "miss"], misses)
+        misses += hits
     yield tiers
     puts = _counter("put_keys", "Keys of puts, by outcome.", "outcome")
     for outcome in ("created", "existed", "forced", "duplicate"):
@@ -167,9 +167,8 @@ def _blocks(snapshot: Snapshot) -> Iterator[Metric]:
             declined.add_metric(["disk", name.removeprefix("declined_")], counters[f"disk_{name}"])
     yield declined
     evicted = _counter("evicted_blocks", "Blocks evicted to make room.", "tier")
-    evicted.add_metric(["memory"], counters["evicted"])
-    if "disk" in snapshot.tiers:
-        evicted.add_metric(["disk"], counters["disk_evicted"])
+    for tier in snapshot.tiers:
+        evicted.add_metric([tier], counters["evicted" if tier == "memory" else f"{tier}_evicted"])
     yield evicted
     bad = _counter(
         "integrity_failures", "Damaged blocks, by where they were found. None was served.", "reason"
@@ -246,11 +245,9 @@ def _namespaces(snapshot: Snapshot) -> Iterator[Metric]:
     used = _namespace_family(GaugeMetricFamily, "bytes", "Bytes it takes in a tier.", "tier")
     blocks = _namespace_family(GaugeMetricFamily, "blocks", "Readable blocks in a tier.", "tier")
     for namespace, stats in largest(named).items():
-        used.add_metric([namespace, "memory"], stats.used_bytes)
-        blocks.add_metric([namespace, "memory"], stats.blocks)
-        if "disk" in snapshot.tiers:
-            used.add_metric([namespace, "disk"], stats.disk_used_bytes)
-            blocks.add_metric([namespace, "disk"], stats.disk_blocks)
+        for tier in snapshot.tiers:
+            used.add_metric([namespace, tier], stats.share(tier).used_bytes)
+            blocks.add_metric([namespace, tier], stats.share(tier).blocks)
     yield used
     yield blocks
     keys = CounterMetricFamily(
@@ -280,7 +277,7 @@ def largest(namespaces: Mapping[str, NamespaceStats]) -> dict[str, NamespaceStat
     """The `MAX_NAMESPACES` that hold most; the rest summed up as `OTHER`."""
     held = sorted(
         (name for name in namespaces if name != OTHER),
-        key=lambda name: namespaces[name].used_bytes + namespaces[name].disk_used_bytes,
+        key=lambda name: namespaces[name].total.used_bytes,
         reverse=True,
     )
     rows = {name: namespaces[name] for name in sorted(held[:MAX_NAMESPACES])}
@@ -288,12 +285,10 @@ def largest(namespaces: Mapping[str, NamespaceStats]) -> dict[str, NamespaceStat
     if OTHER in namespaces:
         rest.append(namespaces[OTHER])
     if rest:
+        tiers = dict.fromkeys(tier for one in rest for tier in one.tiers)
         rows[OTHER] = NamespaceStats(
             block_bytes=0,
-            blocks=sum(one.blocks for one in rest),
-            used_bytes=sum(one.used_bytes for one in rest),
-            disk_blocks=sum(one.disk_blocks for one in rest),
-            disk_used_bytes=sum(one.disk_used_bytes for one in rest),
+            tiers={tier: TierShare.sum_of([one.share(tier) for one in rest]) for tier in tiers},
             client="",
             fingerprint={},
         )

@@ -170,12 +170,10 @@ class Site:
             raise web.HTTPNotFound(text=f"there is no namespace {wanted.namespace!r}\n")
         removed, gone = cleared
         what = "everything" if wanted.all else repr(wanted.namespace)
-        log.warning(
-            "admin: %s cleared %s: %d blocks in memory, %d on disk",
-            request.remote, what, *removed,
-        )  # fmt: skip
+        counts = ", ".join(f"{count} from {tier}" for tier, count in removed.items())
+        log.warning("admin: %s cleared %s: removed blocks: %s", request.remote, what, counts)
         await self._until_gone(gone)
-        return _json({"removed": removed.from_memory, "disk_removed": removed.from_below})
+        return _json({"removed": removed})
 
     async def _until_gone(self, gone: "Future[bool]") -> None:
         """Raises an HTTP 500 when files of the cleared blocks may come back after a restart."""

@@ -5,6 +5,7 @@ import sys
 from typing import Any
 
 from remote_server.cli.common import add_server, ask_stats, connected, print_error, print_lines
+from remote_server.protocol import Cleared
 
 
 def add(commands: Any) -> None:
@@ -28,17 +29,20 @@ def run(flags: argparse.Namespace) -> int:
             print_error(f"no namespace {flags.namespace!r}; known: {known}")
             return 1
         about = [flags.namespace] if flags.namespace is not None else list(namespaces)
-        num_blocks = sum(namespaces[name].blocks + namespaces[name].disk_blocks for name in about)
+        num_blocks = sum(namespaces[name].total.blocks for name in about)
         if not flags.yes and not _agreed(f"remove {num_blocks:,} blocks of {flags.server}?"):
             print_error("nothing removed; --yes skips the question")
             return 1
         removed = client.clear(
             flags.namespace, forget=flags.forget, timeout_s=flags.timeout_s
         ).result(flags.timeout_s + 1)
-    print_lines(
-        f"removed {removed.removed:,} blocks from memory, {removed.disk_removed:,} from disk"
-    )
+    print_lines(summary(removed))
     return 0
+
+
+def summary(cleared: Cleared) -> str:
+    counts = ", ".join(f"{count:,} from {tier}" for tier, count in cleared.removed.items())
+    return f"removed blocks: {counts}"
 
 
 def _agreed(question: str) -> bool:

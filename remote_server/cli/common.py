@@ -12,7 +12,7 @@ from remote_server.address import EXAMPLE, server_address
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError, DeadlineExceeded, KVFerryError, ServerUnavailable
 from remote_server.plain_text import plain
-from remote_server.protocol import StatsReply
+from remote_server.protocol import PROTOCOL_VERSION, StatsReply, other_protocol
 from remote_server.sizes import finite_number
 
 _CODES = {"green": "32", "yellow": "33", "red": "31", "dim": "2", "bold": "1"}
@@ -124,10 +124,13 @@ def connected(flags: argparse.Namespace) -> Iterator[RemoteClient]:
 
 
 def ask_stats(client: RemoteClient, timeout_s: float, *, fingerprints: bool = False) -> StatsReply:
-    """`fingerprints`: with those of namespaces. Raises `ServerUnavailable` or
-    `DeadlineExceeded`."""
+    """`fingerprints`: with those of namespaces. Raises `DeadlineExceeded` or `ServerUnavailable`,
+    this also for a server of another protocol."""
     asked = client.stats(fingerprints=fingerprints, timeout_s=timeout_s)
-    return asked.result(timeout_s + 1)
+    reply = asked.result(timeout_s + 1)
+    if reply.protocol != PROTOCOL_VERSION:
+        raise ServerUnavailable(other_protocol(reply.protocol, PROTOCOL_VERSION))
+    return reply
 
 
 def _wait_until_ready(client: RemoteClient, timeout_s: float) -> None:

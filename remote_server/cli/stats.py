@@ -85,12 +85,12 @@ def _namespaces(reply: StatsReply) -> list[str]:
     if not reply.namespaces:
         return ["no namespace declared yet"]
     width = max(len("namespace"), *map(len, reply.namespaces))
-    lines = [f"{'namespace':<{width}}  {'block':>10}  {'blocks':>10}  {'memory':>10}  {'disk':>10}"]
+    titles = "".join(f"  {name:>10}" for name in reply.tiers)
+    lines = [f"{'namespace':<{width}}  {'block':>10}  {'blocks':>10}{titles}"]
     for name, one in sorted(reply.namespaces.items()):
-        lines.append(
-            f"{name:<{width}}  {format_bytes(one.block_bytes):>10}  {one.blocks:>10,}"
-            f"  {format_bytes(one.used_bytes):>10}  {format_bytes(one.disk_used_bytes):>10}"
-        )
+        used = "".join(f"  {format_bytes(one.share(tier).used_bytes):>10}" for tier in reply.tiers)
+        blocks = one.share("memory").blocks
+        lines.append(f"{name:<{width}}  {format_bytes(one.block_bytes):>10}  {blocks:>10,}{used}")
     return lines
 
 

@@ -44,7 +44,8 @@ def run(flags: argparse.Namespace) -> int:
 
 def _report(reply: StatsReply, known: list[str], gaps: list[Difference]) -> list[str]:
     width = max(len("namespace"), *map(len, known))
-    lines = [f"{'namespace':<{width}}  {'blocks':>9}  {'on disk':>9}  engine"]
+    titles = "".join(f"{name:>9}  " for name in reply.tiers)
+    lines = [f"{'namespace':<{width}}  {titles}engine"]
     for name in known:
         stats = reply.namespaces[name]
         engine = stats.client or "not seen since the start"
@@ -52,7 +53,8 @@ def _report(reply: StatsReply, known: list[str], gaps: list[Difference]) -> list
             engine = "no longer known: the fingerprints of others took its place"
         model = stats.fingerprint.get("model_name", "")
         runs = f"{engine}, of {model}" if model else engine
-        lines.append(f"{name:<{width}}  {stats.blocks:>9,}  {stats.disk_blocks:>9,}  {runs}")
+        blocks = "".join(f"{stats.share(tier).blocks:>9,}  " for tier in reply.tiers)
+        lines.append(f"{name:<{width}}  {blocks}{runs}")
     lines.append("")
     if not gaps:
         return [*lines, "no two of them are nearly equal: each difference looks intended"]

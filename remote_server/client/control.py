@@ -10,7 +10,7 @@ from remote_server import protocol
 from remote_server.client import requests
 from remote_server.client.channel import Channel, ClientContext, Request
 from remote_server.client.requests import Ask
-from remote_server.client.session import Declaration
+from remote_server.client.session import Declaration, OtherProtocol
 from remote_server.errors import (
     DeadlineExceeded,
     KVFerryError,
@@ -116,7 +116,7 @@ class ControlChannel(Channel):
             self._counters["refused"] += 1
             if reply.code == protocol.ErrorCode.UNKNOWN_NAMESPACE and ask.namespace:
                 self._session.forgotten(ask.namespace)
-            self._end(ask, RequestRefused(reply.code, reply.message))
+            self._end(ask, _refusal(reply))
             return
         ask.replies[number] = reply
         ask.num_replies += 1
@@ -209,10 +209,13 @@ class ControlChannel(Channel):
         self, declaration: Declaration, result: list[protocol.Welcome] | KVFerryError
     ) -> None:
         match result:
-            case [welcome]:
+            case [protocol.Welcome(protocol=protocol.PROTOCOL_VERSION) as welcome]:
                 self._session.welcomed(declaration, welcome)
             case RequestRefused():
                 self._session.not_welcomed(declaration, result, self._clock())
+            case [welcome]:
+                other = OtherProtocol(welcome.protocol)
+                self._session.not_welcomed(declaration, other, self._clock())
             case DeadlineExceeded():
                 self._session.probe_failed(declaration, self._clock())
             case _:
@@ -236,6 +239,13 @@ class ControlChannel(Channel):
         assert all(not ask.ended for ask in self._asks), "an ended request is still listed"
         assert len(self._in_flight) <= self._max_in_flight, "too many in flight"
         assert len(self._late) <= MAX_LATE, "too many late"
+
+
+def _refusal(reply: protocol.Error) -> RequestRefused:
+    is_other = reply.protocol != protocol.PROTOCOL_VERSION
+    if reply.code == protocol.ErrorCode.UNSUPPORTED_PROTOCOL and is_other:
+        return OtherProtocol(reply.protocol)
+    return RequestRefused(reply.code, reply.message)
 
 
 def _reason(error: KVFerryError) -> str:

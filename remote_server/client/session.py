@@ -17,12 +17,25 @@ from math import inf
 from remote_server import protocol
 from remote_server.client.breaker import Breaker, BreakerState
 from remote_server.client.results import ClientConfig, Counters
-from remote_server.errors import KVFerryError, LocalProtocolError, ServerUnavailable
+from remote_server.errors import LocalProtocolError, RequestRefused, ServerUnavailable
 
 logger = logging.getLogger(__name__)
 
 # Pause before a refused namespace is declared again: an operator may have cleared it.
 REFUSED_RETRY_S = 5.0
+
+# The same for a server of another protocol. One that was upgraded ends the connection before, and
+# the next connection has its hellos at once.
+OTHER_PROTOCOL_RETRY_S = 60.0
+
+
+class OtherProtocol(RequestRefused):
+    """The refusal of a server with another protocol number, in words of this client: those of an
+    older server do not name the side to upgrade."""
+
+    def __init__(self, server: int) -> None:
+        why = protocol.other_protocol(server, protocol.PROTOCOL_VERSION)
+        super().__init__(protocol.ErrorCode.UNSUPPORTED_PROTOCOL, why)
 
 
 class Standing(Enum):
@@ -266,13 +279,21 @@ class Session:
             self._logged_ready = True
             self._log(logging.INFO, "ready, epoch %s", self.epoch)
 
-    def not_welcomed(self, declaration: Declaration, error: KVFerryError, now: float) -> None:
-        """The server refused a hello. The server is well; the namespace is not."""
-        if declaration.refusal != str(error):
-            declaration.refusal = str(error)
-            self._warn("namespace %s refused: %s", declaration.namespace, error)
+    def not_welcomed(self, declaration: Declaration, error: RequestRefused, now: float) -> None:
+        """The server refused a hello. The server is well; the namespace, or the client, is not."""
+        reason = str(error)
+        is_new = reason != declaration.refusal
+        is_first = all(one.refusal != reason for one in self.declarations)
+        declaration.refusal = reason
         declaration.standing = Standing.REFUSED
-        declaration.retry_at = now + REFUSED_RETRY_S
+        if isinstance(error, OtherProtocol):
+            declaration.retry_at = now + OTHER_PROTOCOL_RETRY_S
+            if is_first:
+                self._warn("%s; every block is a miss until then", error.message)
+        else:
+            declaration.retry_at = now + REFUSED_RETRY_S
+            if is_new:
+                self._warn("namespace %s refused: %s", declaration.namespace, error)
         self.breaker.close()
         self._refresh()
 

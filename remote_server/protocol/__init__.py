@@ -46,6 +46,7 @@ from remote_server.protocol.limits import (
     ShortText,
     check_name,
     check_names,
+    other_protocol,
     read_key,
 )
 from remote_server.protocol.messages import (
@@ -76,6 +77,7 @@ from remote_server.protocol.messages import (
     Stats,
     StatsReply,
     Stored,
+    TierShare,
     TierStats,
     Touch,
     Touched,
@@ -134,6 +136,7 @@ __all__ = [
     "Stats",
     "StatsReply",
     "Stored",
+    "TierShare",
     "TierStats",
     "Touch",
     "Touched",
@@ -151,6 +154,7 @@ __all__ = [
     "encode_local",
     "identities",
     "is_complete",
+    "other_protocol",
     "read_key",
     "request_id_of",
     "split_frames",

@@ -12,7 +12,9 @@ from remote_server.plain_text import forbidden_in, plain
 MAGIC = b"KVF1"
 """First frame of every message. A peer that sends another one gets an error at once."""
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+"""Number of this set of messages, which rises when a message changes so that an older peer would
+misread it. A client and a server of different numbers refuse each other."""
 
 # A 128k-token prompt at 16 tokens a block is 8,192 keys; twice that allows for growth. Clients
 # split longer requests, so this only bounds the memory that a broken peer can make us allocate.
@@ -100,6 +102,12 @@ class ErrorCode(StrEnum):
     TOO_LARGE = auto()
     DISK_FAILED = auto()  # of a clear: valid for this boot, perhaps not for the next one
     INTERNAL = auto()
+
+
+def other_protocol(server: int, client: int) -> str:
+    """Why a client and a server of these protocol numbers cannot work together."""
+    older = "client" if client < server else "server"
+    return f"the server speaks protocol {server}, the client protocol {client}: upgrade the {older}"
 
 
 def check_name(what: str, text: str) -> None:

@@ -1,5 +1,6 @@
 """Messages: requests of a client, replies of the server, and those of the local socket."""
 
+from collections.abc import Collection
 from typing import Annotated
 
 import msgspec
@@ -281,21 +282,40 @@ class TierStats(msgspec.Struct, frozen=True, kw_only=True):
     """Those of `pinned` that an operator pinned."""
 
 
+class TierShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a namespace in one tier. `blocks` are the readable ones."""
+
+    blocks: int = 0
+    used_bytes: int = 0
+
+    @staticmethod
+    def sum_of(shares: Collection["TierShare"]) -> "TierShare":
+        return TierShare(
+            blocks=sum(one.blocks for one in shares),
+            used_bytes=sum(one.used_bytes for one in shares),
+        )
+
+
 class NamespaceStats(msgspec.Struct, frozen=True, kw_only=True):
-    """`blocks` and `used_bytes` are those in memory. `fingerprint` and `engines` are present when
-    requested; an older server always sends them."""
+    """`tiers` has every tier of the server; it is empty from one of protocol 1. `fingerprint` and
+    `engines` are present when requested."""
 
     block_bytes: int
-    blocks: int
-    used_bytes: int
-    disk_blocks: int = 0
-    disk_used_bytes: int = 0
+    tiers: dict[str, TierShare] = {}
     client: str
     fingerprint: dict[str, str]
     engines: dict[str, dict[str, str]] = {}
     """The engines that declared it, the last one last: their differences from `fingerprint`."""
     forgotten: bool = False
     """It was declared, and the server no longer knows the values and the engines."""
+
+    def share(self, tier: str) -> TierShare:
+        return self.tiers.get(tier, TierShare())
+
+    @property
+    def total(self) -> TierShare:
+        """A block that is in several tiers counts in each."""
+        return TierShare.sum_of(self.tiers.values())
 
 
 class StatsReply(_Reply, frozen=True, tag="stats_reply"):
@@ -308,14 +328,14 @@ class StatsReply(_Reply, frozen=True, tag="stats_reply"):
     counters: dict[str, int]
     time_s: float = 0.0
     """The server's wall clock, in seconds since 1970; 0 from an older server."""
+    protocol: int = 1
+    """The server's number. A server of protocol 1 has no such field."""
 
 
 class Cleared(_Reply, frozen=True, tag="cleared"):
-    """Numbers of blocks removed from memory and from the disk; one that was in both counts
-    twice."""
+    """Numbers of blocks removed from each tier; a block that was in several counts in each."""
 
-    removed: int
-    disk_removed: int = 0
+    removed: dict[str, int]
 
 
 class Error(_Reply, frozen=True, tag="error"):
@@ -323,6 +343,8 @@ class Error(_Reply, frozen=True, tag="error"):
 
     code: str
     message: str
+    protocol: int = 1
+    """The server's number. A server of protocol 1 has no such field."""
 
 
 Reply = (

@@ -109,4 +109,4 @@ def _distance(gap: Difference) -> tuple[int, int]:
 
 
 def _blocks(stats: NamespaceStats) -> int:
-    return stats.blocks + stats.disk_blocks
+    return stats.total.blocks

@@ -194,11 +194,6 @@ MAX_FINGERPRINT_FIELDS = 64
 def check_hello(request: Hello, most_in_flight: int) -> None:
     """Raise `RequestRefused` when such a client cannot be served. `most_in_flight` bytes may be in
     flight for it."""
-    if request.protocol != protocol.PROTOCOL_VERSION:
-        raise RequestRefused(
-            ErrorCode.UNSUPPORTED_PROTOCOL,
-            f"this server speaks protocol {protocol.PROTOCOL_VERSION}, not {request.protocol}",
-        )
     if len(request.fingerprint) > MAX_FINGERPRINT_FIELDS:
         raise RequestRefused(
             ErrorCode.BAD_REQUEST,

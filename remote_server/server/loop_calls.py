@@ -6,7 +6,7 @@ read or change state, and waits on a future, for any time.
 
 import logging
 import socket
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -18,7 +18,7 @@ from remote_server.guard import Guard
 from remote_server.server.tenant import Tenant, namespaces_named
 from remote_server.sizes import format_bytes
 from remote_server.store.prefetch import Prefetch, Prefetched
-from remote_server.store.store import Removed, Store
+from remote_server.store.store import Store
 
 Answer = TypeVar("Answer")
 
@@ -171,23 +171,21 @@ def _run_step(future: Future[Prefetched], go_on: Callable[[], None]) -> None:
 
 def clear_blocks(
     tenants: Mapping[str, Tenant], namespace: str | None
-) -> "tuple[Removed, Future[bool]] | None":
-    """On the loop thread: remove the blocks of `namespace`, or of all. None when it does not exist.
-    With tenants its name is that of the snapshot, `tenant/namespace`.
+) -> "tuple[dict[str, int], Future[bool]] | None":
+    """On the loop thread: remove the blocks of `namespace`, or of all, and count them by tier. None
+    when it does not exist. With tenants its name is that of the snapshot, `tenant/namespace`.
 
     The future's result is True when no restart would find the blocks, False when the disk failed.
     It is never done when the server ends first.
     """
     found = False
-    memory = below = 0
+    removed: Counter[str] = Counter()
     for tenant, name in namespaces_named(tenants, namespace):
         found = True
-        removed = tenant.store.clear(name)
-        memory += removed.from_memory
-        below += removed.from_below
+        removed.update(tenant.store.clear(name))
     if not found and namespace is not None:
         return None
-    return Removed(memory, below), _all_gone(tenants)
+    return dict(removed), _all_gone(tenants)
 
 
 def _all_gone(tenants: Mapping[str, Tenant]) -> "Future[bool]":

@@ -254,7 +254,7 @@ def _read_attach(data: bytes) -> Attach:
         raise RemoteProtocolError("only an attach can come here")
     if request.protocol != protocol.PROTOCOL_VERSION:
         raise RemoteProtocolError(
-            f"this server speaks protocol {protocol.PROTOCOL_VERSION}, not {request.protocol}"
+            protocol.other_protocol(protocol.PROTOCOL_VERSION, request.protocol)
         )
     protocol.check_name("client", request.client)
     return request

@@ -157,10 +157,7 @@ class Namespaces:
         return {
             name: NamespaceStats(
                 block_bytes=info.block_bytes,
-                blocks=self._memory.num_blocks(name),
-                used_bytes=self._memory.used_bytes(name),
-                disk_blocks=sum(tier.num_blocks(name) for tier in self._tier_stack.tiers),
-                disk_used_bytes=sum(tier.used_bytes(name) for tier in self._tier_stack.tiers),
+                tiers=self._tier_stack.shares_of(name),
                 client=info.client,
                 fingerprint=info.fingerprint if texts else {},
                 engines=info.engines if texts else {},

@@ -39,13 +39,6 @@ COUNTERS = (
 """Always present in Stats, from zero, with the tier's own. PROTOCOL.md defines each."""
 
 
-class Removed(NamedTuple):
-    """The blocks that a clear removed. A block that was in several tiers counts in each."""
-
-    from_memory: int
-    from_below: int
-
-
 class Below(NamedTuple):
     """A tier below memory, and the choice of the blocks that are written there."""
 
@@ -262,8 +255,9 @@ class Store:
         """Remove some of the blocks that are too old. To be called in every turn of the loop."""
         self._expiry.expire_some()
 
-    def clear(self, namespace: str | None, *, forget: bool = False) -> Removed:
-        """Remove the blocks of `namespace`, or of all. With `forget` it is not declared any more.
+    def clear(self, namespace: str | None, *, forget: bool = False) -> dict[str, int]:
+        """Remove the blocks of `namespace`, or of all, and count them by tier. With `forget` it is
+        not declared any more.
 
         Effective at once for this process, and for the next one from `when_gone` on.
         """
@@ -271,7 +265,7 @@ class Store:
         if forget and namespace is not None:
             self._namespaces.forget(namespace)
         self.counters["removed"] += from_memory
-        return Removed(from_memory, self.tier_stack.clear_below(namespace))
+        return {self.memory.name: from_memory} | self.tier_stack.clear_below(namespace)
 
     def when_gone(self, then: Callable[[bool], None]) -> None:
         """Call `then`, now or later, when no restart would find cleared blocks. With False when a

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from remote_server.guard import Guard
-from remote_server.protocol import KeyState
+from remote_server.protocol import KeyState, TierShare
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
@@ -139,12 +139,22 @@ class TierStack:
             tier.expire_some(max_age_s, at_most)
         return self.memory.expire_some(self._clock() - max_age_s, at_most)
 
-    def clear_below(self, namespace: str | None) -> int:
+    def shares_of(self, namespace: str) -> dict[str, TierShare]:
+        """What `namespace` has in each tier."""
+        tiers: list[MemoryTier | Tier[Any]] = [self.memory, *self.tiers]
+        return {
+            one.name: TierShare(
+                blocks=one.num_blocks(namespace), used_bytes=one.used_bytes(namespace)
+            )
+            for one in tiers
+        }
+
+    def clear_below(self, namespace: str | None) -> dict[str, int]:
         """Clear the tiers below memory, and drop the blocks that wait for them. Returns how many
-        blocks were removed."""
+        blocks were removed from each."""
         for each in self.below:
             each.clear(namespace)
-        return sum(tier.clear(namespace) for tier in self.tiers)
+        return {tier.name: tier.clear(namespace) for tier in self.tiers}
 
     def when_gone(self, then: Callable[[bool], None]) -> None:
         """Call `then`, now or later, when no restart would find cleared blocks. With False when a

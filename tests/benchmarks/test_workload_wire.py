@@ -80,7 +80,7 @@ def test_a_run_leaves_nothing_on_the_server_however_it_ends(
         with wire_to(endpoint) as backend:
             asyncio.run(backend.write(blocks_of(range(50))))
             (name,) = ours(endpoint)
-            assert stats_of(endpoint).namespaces[name].blocks == 50
+            assert stats_of(endpoint).namespaces[name].share("memory").blocks == 50
             if ending is not None:
                 raise ending
     except (ValueError, KeyboardInterrupt):

@@ -30,7 +30,7 @@ def header_of(message: list[bytes]) -> dict[str, object]:
 
 def store_all(peer: "zmq.Socket[bytes]") -> None:
     """Every key is readable when this returns."""
-    hello = {"protocol": 1, "namespace": NAMESPACE, "block_bytes": BLOCK_BYTES}
+    hello = {"protocol": 2, "namespace": NAMESPACE, "block_bytes": BLOCK_BYTES}
     ask(peer, frames_of("hello", request_id=1, **hello))
     put = frames_of(
         "put", request_id=2, namespace=NAMESPACE, keys=KEYS, lengths=[BLOCK_BYTES] * NUM_KEYS,

@@ -73,7 +73,7 @@ def fill(server, transport, blocks):
         expected = {ns.name: sum(b[0] is ns for b in BLOCKS) for ns in (SMALL, MEDIUM, LARGE)}
         eventually(
             lambda: {
-                name: ns.disk_blocks for name, ns in server.stats().namespaces.items()
+                name: ns.share("disk").blocks for name, ns in server.stats().namespaces.items()
             } == expected,
             "all blocks are on disk, and nothing else",
         )  # fmt: skip

@@ -25,7 +25,7 @@ from kv_connector.namespace import (
     namespace_of,
     worker_facts,
 )
-from remote_server.protocol import NamespaceStats
+from remote_server.protocol import NamespaceStats, TierShare
 from remote_server.protocol.namespace_diff import FOR_PEOPLE, all_gaps
 from remote_server.server.limits import MAX_FINGERPRINT_FIELDS
 
@@ -69,8 +69,7 @@ def declared(here: dict[str, str], there: dict[str, str]) -> dict[str, Namespace
         differs = {field: others.get(field, "") for field in {**facts, **others}}
         known[namespace] = NamespaceStats(
             block_bytes=1,
-            blocks=1,
-            used_bytes=1,
+            tiers={"memory": TierShare(blocks=1, used_bytes=1)},
             client=name,
             fingerprint=facts,
             engines={"there": differs, "here": {}},

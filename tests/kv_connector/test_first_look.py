@@ -9,7 +9,7 @@ import pytest
 from scripted_client import Engine
 
 from remote_server.errors import DeadlineExceeded
-from remote_server.protocol import NamespaceStats
+from remote_server.protocol import NamespaceStats, TierShare
 
 
 @pytest.fixture
@@ -26,7 +26,10 @@ def said() -> Any:
 
 def stored_by_another(**facts: str) -> SimpleNamespace:
     other = NamespaceStats(
-        block_bytes=4000, blocks=7, used_bytes=28000, client="older", fingerprint=facts
+        block_bytes=4000,
+        tiers={"memory": TierShare(blocks=7)},
+        client="older",
+        fingerprint=facts,
     )
     return SimpleNamespace(namespaces={"model@old": other})
 

@@ -393,12 +393,18 @@ class FakeServer:
                 self.send(asked, Verified(removed=0, intact=len(message.keys), **about))
             case Stats():
                 stats = StatsReply(
-                    server="fake", uptime_s=1.0, tiers={}, namespaces={}, counters={}, **about
+                    server="fake",
+                    uptime_s=1.0,
+                    tiers={},
+                    namespaces={},
+                    counters={},
+                    protocol=2,
+                    **about,
                 )
                 self.send(asked, stats)
             case Clear():
                 removed, self.blocks = len(self.blocks), {}
-                self.send(asked, Cleared(removed=removed, **about))
+                self.send(asked, Cleared(removed={"memory": removed}, **about))
             case Release():
                 pass
 

@@ -1,6 +1,6 @@
 """A server with something in every part of it, as a snapshot, without a server."""
 
-from remote_server.protocol import NamespaceStats, TierStats
+from remote_server.protocol import NamespaceStats, TierShare, TierStats
 from remote_server.server.limits import HeldByOne
 from remote_server.server.metrics import BOUNDS_S, Timings, Traffic
 from remote_server.server.snapshot import Held, Queues, Recovery, Snapshot
@@ -46,8 +46,9 @@ def a_snapshot(num_namespaces: int = 1, **fields: object) -> Snapshot:
         "tiers": {"memory": TIER, "disk": TIER},
         "namespaces": {
             name: NamespaceStats(
-                block_bytes=4096, blocks=n, used_bytes=n << 12, disk_blocks=n,
-                disk_used_bytes=n << 12, client="engine", fingerprint={},
+                block_bytes=4096,
+                tiers=dict.fromkeys(["memory", "disk"], TierShare(blocks=n, used_bytes=n << 12)),
+                client="engine", fingerprint={},
             )
             for n, name in enumerate(names)
         },

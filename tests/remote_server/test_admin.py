@@ -65,7 +65,7 @@ async def test_stats_and_metrics_say_what_was_put_got_and_missed(pair, http, con
             if said["operations"]["stream"]["count"]:
                 break
     assert headers["Content-Type"].startswith("application/json")
-    assert said["namespaces"]["said"]["blocks"] == 8
+    assert said["namespaces"]["said"]["tiers"]["memory"]["blocks"] == 8
     assert said["namespaces"]["said"]["client"] == "engine-1"
     traffic = said["traffic"]["said"]
     assert (traffic["put_kept"], traffic["get_hit"], traffic["get_miss"]) == (8, 8, 2)
@@ -159,7 +159,7 @@ async def test_no_change_without_exactly_the_token(pair, http, path, authorizati
     assert status == 401
     assert replied["WWW-Authenticate"] == "Bearer"
     said = json.loads((await http.get("/stats"))[2])
-    assert said["namespaces"]["kept"]["blocks"] == 1
+    assert said["namespaces"]["kept"]["tiers"]["memory"]["blocks"] == 1
     assert not said["draining"]
 
 
@@ -180,13 +180,13 @@ async def test_clear_removes_one_namespace_or_all_and_only_when_told_which(pair,
         assert status == 400 and "namespace" in text
     assert (await http.post("/clear", json={"namespace": "nobody"}))[0] == 404
     status, _, text = await http.post("/clear", json={"namespace": "a"})
-    assert (status, json.loads(text)["removed"]) == (200, 3)
+    assert (status, json.loads(text)["removed"]["memory"]) == (200, 3)
     spaces = json.loads((await http.get("/stats"))[2])["namespaces"]
-    assert (spaces["a"]["blocks"], spaces["b"]["blocks"]) == (0, 3)
+    assert [spaces[name]["tiers"]["memory"]["blocks"] for name in "ab"] == [0, 3]
     status, _, text = await http.post("/clear", json={"all": True})
-    assert json.loads(text)["removed"] >= 3
+    assert json.loads(text)["removed"]["memory"] >= 3
     spaces = json.loads((await http.get("/stats"))[2])["namespaces"]
-    assert sum(one["blocks"] for one in spaces.values()) == 0
+    assert sum(one["tiers"]["memory"]["blocks"] for one in spaces.values()) == 0
 
 
 async def test_a_clear_is_answered_when_no_restart_would_find_the_blocks(

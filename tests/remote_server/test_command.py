@@ -169,17 +169,21 @@ def test_stats_print_occupancy_by_tier_and_namespace(kvferry, engine):
     assert status == 0
     rows = [line.split() for line in out.splitlines()]
     assert ["memory", "12.0", "KiB", "16.0", "MiB", "3", "0", "0"] in rows
-    assert ["m@1", "4.0", "KiB", "3", "12.0", "KiB", "0", "B"] in rows
+    assert ["m@1", "4.0", "KiB", "3", "12.0", "KiB"] in rows
 
 
 def test_stats_for_scripts_are_one_object(kvferry, engine):
     engine("first", "m@1", blocks=3)
-    assert json.loads(kvferry("stats", "--json")[1])["namespaces"]["m@1"]["blocks"] == 3
+    assert json.loads(kvferry("stats", "--json")[1])["namespaces"]["m@1"]["tiers"] == {
+        "memory": {"blocks": 3, "used_bytes": 3 * 4096}
+    }
 
 
 def _reply(epoch="e", uptime_s=10.0, namespaces=None, **counters):
-    return StatsReply(request_id=1, epoch=epoch, server="s", uptime_s=uptime_s, time_s=0.0,
-                      tiers={}, namespaces=namespaces or {}, counters=counters)  # fmt: skip
+    return StatsReply(
+        request_id=1, protocol=2, epoch=epoch, server="s", uptime_s=uptime_s, time_s=0.0,
+        tiers={}, namespaces=namespaces or {}, counters=counters,
+    )  # fmt: skip
 
 
 def test_flows_are_per_second_since_the_last_look_and_never_over_a_restart():
@@ -207,7 +211,7 @@ def test_clear_removes_what_it_says_and_only_when_told_to(kvferry, engine, serve
     assert kvferry("clear", "--all")[::2] == (1, nothing)
     assert kvferry("clear", "--namespace", "m", "--yes")[2].endswith("known: m@1, m@2\n")
     status, out, _ = kvferry("clear", "--namespace", "m@1", "--yes")
-    assert (status, out) == (0, "removed 3 blocks from memory, 0 from disk\n")
+    assert (status, out) == (0, "removed blocks: 3 from memory\n")
     assert server.store.memory.num_blocks("m@2") == 2
 
 

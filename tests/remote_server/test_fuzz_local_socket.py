@@ -105,7 +105,7 @@ class Listening:
         visitor.settimeout(0)
         visitor.connect(f"\0{self.local.name}")
         data = RAW[visit.raw] if visit.raw >= 0 else protocol.encode_local(
-            Attach(protocol=1, client="x", region_bytes=visit.region_bytes)
+            Attach(protocol=2, client="x", region_bytes=visit.region_bytes)
         )  # fmt: skip
         for step in visit.program:
             data = spoil_map(data, step)
@@ -190,7 +190,7 @@ def test_who_sends_descriptors_without_end_is_sent_away():
     held for it."""
     listening = Listening()
     before = open_fds()
-    attach = protocol.encode_local(Attach(protocol=1, client="x", region_bytes=REGION_BYTES))
+    attach = protocol.encode_local(Attach(protocol=2, client="x", region_bytes=REGION_BYTES))
     visitors = []
     for _ in range(MAX_PENDING):
         visitor = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -120,7 +120,7 @@ class Conversation:
         payload: list[bytes] = []
         match say.kind:
             case "hello":
-                message: protocol.Request = Hello(protocol=1, block_bytes=block_bytes, **about)
+                message: protocol.Request = Hello(protocol=2, block_bytes=block_bytes, **about)
             case "lookup":
                 message = Lookup(keys=keys, **about)
             case "touch":

@@ -373,7 +373,7 @@ class StoreMachine(RuleBasedStateMachine):
     def clear(self, name, seldom):
         if seldom == 5:
             removed = self.model.clear(name)
-            assert self.store.clear(name) == (removed, 0)
+            assert self.store.clear(name) == {"memory": removed}
             self.counters["removed"] += removed
 
     @rule(name=namespaces, more=st.integers(-1, 1))
@@ -438,8 +438,8 @@ class StoreMachine(RuleBasedStateMachine):
         assert stats.kept == sum(c.kept for c in model.copies)
         for name, known in self.store.namespace_stats().items():
             own = [copy for copy in model.readable.values() if copy.place[0] == name]
-            assert known.blocks == len(own)
-            assert known.used_bytes == sum(copy.slot_bytes for copy in own)
+            assert known.total.blocks == len(own)
+            assert known.total.used_bytes == sum(copy.slot_bytes for copy in own)
         counters = self.store.all_counters()
         expected = {
             **self.counters,

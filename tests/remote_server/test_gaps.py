@@ -2,7 +2,7 @@
 
 import pytest
 
-from remote_server.protocol import NamespaceStats
+from remote_server.protocol import NamespaceStats, TierShare
 from remote_server.protocol.namespace_diff import all_gaps, compare, gaps_of
 from remote_server.shm.arena import Arena
 from remote_server.sizes import MiB
@@ -15,7 +15,8 @@ FACTS = {"model": "m", "dtype": "bfloat16", "layout": "x", "hash_algo": "sha256"
 
 def stats(fingerprint, blocks=10, client="e1", engines=None, disk_blocks=0):
     return NamespaceStats(
-        block_bytes=1, blocks=blocks, used_bytes=0, disk_blocks=disk_blocks,
+        block_bytes=1,
+        tiers={"memory": TierShare(blocks=blocks), "disk": TierShare(blocks=disk_blocks)},
         client=client, fingerprint=fingerprint, engines=engines or {client: {}},
     )  # fmt: skip
 

@@ -41,7 +41,7 @@ class Timed(HandlerBench):
         self.handlers = Handlers(
             self.store, self.copier, self.send_queues, self.regions, "socket", clock=self.time
         )
-        self.send(Hello(request_id=1, protocol=1, namespace="ns", block_bytes=4096))
+        self.send(Hello(request_id=1, protocol=2, namespace="ns", block_bytes=4096))
         keys = [key(number) for number in range(4)]
         put = Put(request_id=2, namespace="ns", keys=keys, lengths=[100] * 4, checksums=[],
                   blocks_per_frame=4)  # fmt: skip

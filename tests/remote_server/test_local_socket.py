@@ -20,7 +20,7 @@ from remote_server.server.server import Server
 from remote_server.shm import mapping, region
 from remote_server.sizes import MiB
 
-GOOD = protocol.encode_local(Attach(protocol=1, client="test", region_bytes=REGION_BYTES))
+GOOD = protocol.encode_local(Attach(protocol=2, client="test", region_bytes=REGION_BYTES))
 
 
 @pytest.fixture
@@ -244,7 +244,7 @@ def bad_files(kind: str) -> tuple[list[int], int]:
 def test_a_file_that_could_kill_its_reader_is_refused(name, no_leaks, kind, complaint):
     files, size = bad_files(kind)
     connection = LocalConnection(name)
-    message = Attach(protocol=1, client="test", region_bytes=size)
+    message = Attach(protocol=2, client="test", region_bytes=size)
     connection.send(protocol.encode_local(message), files)
     for fd in files:
         os.close(fd)
@@ -266,7 +266,7 @@ def test_any_number_of_files_but_two_is_refused(name, files, no_leaks, count):
         (b"\x80", "unreadable"),
         (b"\x91" * 3000, "unreadable"),
         (protocol.encode_local(NotAttached(reason="")), "only an attach"),
-        (protocol.encode_local(Attach(protocol=2, client="", region_bytes=1)), "speaks protocol 1"),
+        (protocol.encode_local(Attach(protocol=1, client="", region_bytes=1)), "the client pro"),
         (b"\xdb\x00\x01\x00\x00" + bytes(5000), "too much"),
         (GOOD + GOOD, "unreadable"),
     ],

@@ -16,7 +16,7 @@ from wire_peer import Peer, key
 
 from remote_server import protocol
 from remote_server.admin.exposition import exposition, families, largest
-from remote_server.protocol import Get, Hello, Lookup, NamespaceStats, Put, Release
+from remote_server.protocol import Get, Hello, Lookup, NamespaceStats, Put, Release, TierShare
 from remote_server.server import metrics
 from remote_server.server.metrics import (
     BOUNDS_S,
@@ -127,8 +127,10 @@ def test_what_fifty_namespaces_hold_is_named_and_the_rest_is_added_up():
     many[OTHER] = many["model-0069-3f9a6c21b7d4e805"]
     rows = largest(many)
     assert len(rows) == MAX_NAMESPACES + 1
-    assert rows[OTHER].blocks == sum(range(20)) + 69
-    assert sum(one.used_bytes for one in rows.values()) == sum(n.used_bytes for n in many.values())
+    assert rows[OTHER].share("disk").blocks == sum(range(20)) + 69
+    assert sum(one.total.used_bytes for one in rows.values()) == sum(
+        one.total.used_bytes for one in many.values()
+    )
     assert "model-0019-3f9a6c21b7d4e805" not in rows
     assert largest({}) == {}
 
@@ -162,7 +164,7 @@ class Metered(HandlerBench):
         return self.last_id
 
     def hello(self, namespace: str) -> None:
-        self.ask(Hello, protocol=1, namespace=namespace, block_bytes=4096)
+        self.ask(Hello, protocol=2, namespace=namespace, block_bytes=4096)
 
     def put(self, namespace: str, numbers: range, **fields: object) -> None:
         keys = [key(n) for n in numbers]
@@ -369,8 +371,11 @@ async def test_gets_are_counted_by_the_tier_that_had_the_block(tmp_path, context
 
 
 def test_what_a_namespace_holds_is_shown_per_tier():
-    stats = NamespaceStats(block_bytes=1, blocks=2, used_bytes=3, disk_blocks=4, disk_used_bytes=5,
-                           client="", fingerprint={})  # fmt: skip
+    shares = {
+        "memory": TierShare(blocks=2, used_bytes=3),
+        "disk": TierShare(blocks=4, used_bytes=5),
+    }
+    stats = NamespaceStats(block_bytes=1, tiers=shares, client="", fingerprint={})
     samples = [
         (sample.name.removeprefix("kvferry_server_namespace_"), sample.labels["tier"], sample.value)
         for family in families(a_snapshot(namespaces={"n": stats}), {})

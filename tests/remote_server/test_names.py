@@ -30,6 +30,7 @@ from remote_server.protocol import (
     NotAttached,
     Stats,
     StatsReply,
+    TierShare,
     TierStats,
     Welcome,
 )
@@ -72,7 +73,7 @@ def test_every_other_text_is_a_name(peer, name):
 def test_a_client_that_offers_its_memory_cannot_forge_a_log_line(peer, evil, caplog):
     files = [memfd(REGION_BYTES), memfd(TICKETS_BYTES)]
     local = LocalConnection(peer.hello().local_socket)
-    message = Attach(protocol=1, client=f"x{evil}ERROR of another", region_bytes=REGION_BYTES)
+    message = Attach(protocol=2, client=f"x{evil}ERROR of another", region_bytes=REGION_BYTES)
     with caplog.at_level(logging.INFO):
         local.send(protocol.encode_local(message), files)
         reply, _ = local.receive()
@@ -95,15 +96,17 @@ def test_our_client_refuses_to_declare_what_no_server_accepts(evil):
 
 def evil_stats(epoch: str) -> StatsReply:
     """From a server that puts it into every text that a reply has."""
+    share = TierShare(blocks=1, used_bytes=1)
     one = NamespaceStats(
-        block_bytes=1, blocks=1, used_bytes=1, client=ALL_EVIL, fingerprint={"a": ALL_EVIL}
+        block_bytes=1, tiers={ALL_EVIL: share}, client=ALL_EVIL, fingerprint={"a": ALL_EVIL}
     )
     other = NamespaceStats(
-        block_bytes=1, blocks=1, used_bytes=1, client=ALL_EVIL, engines={ALL_EVIL: {"b": ALL_EVIL}},
+        block_bytes=1, tiers={ALL_EVIL: share}, client=ALL_EVIL,
+        engines={ALL_EVIL: {"b": ALL_EVIL}},
         fingerprint={"a": "b", ALL_EVIL: ALL_EVIL, "model_name": ALL_EVIL},
     )  # fmt: skip
     return StatsReply(
-        request_id=1, epoch=epoch, server=ALL_EVIL, uptime_s=1.0, time_s=1.0,
+        request_id=1, epoch=epoch, protocol=2, server=ALL_EVIL, uptime_s=1.0, time_s=1.0,
         tiers={ALL_EVIL: TierStats(budget_bytes=1, used_bytes=1, blocks=1, pending=0, pinned=0,
                                    free_slabs=0)},
         namespaces={ALL_EVIL: one, f"b{ALL_EVIL}": other, "m": one},

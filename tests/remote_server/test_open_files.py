@@ -215,7 +215,7 @@ def test_descriptors_that_find_no_room_are_named_as_that(server, peer):
     local = LocalConnection(peer.hello().local_socket)
     eventually(lambda: server.tenants[""].local._pending)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    attach = protocol.encode_local(Attach(protocol=1, region_bytes=REGION_BYTES, client="x"))
+    attach = protocol.encode_local(Attach(protocol=2, region_bytes=REGION_BYTES, client="x"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(files) + 1, hard))
     fill = []
     try:

@@ -81,7 +81,7 @@ def test_a_client_written_from_the_document_alone_gets_back_what_it_put(client, 
     keys = [b"key-%d" % n for n in range(6)]
     blocks = [bytes([n + 1]) * (size - n) for n in range(6)]
 
-    welcome = client.ask("hello", protocol=1, namespace=namespace, block_bytes=size)
+    welcome = client.ask("hello", protocol=2, namespace=namespace, block_bytes=size)
     assert welcome["type"] == "welcome"
     assert "tcp" in welcome["transports"]
 
@@ -119,11 +119,11 @@ def test_a_client_written_from_the_document_alone_gets_back_what_it_put(client, 
     assert split(got, payload) == [blocks[3], blocks[0], blocks[5]]
 
     stats = client.ask("stats")
-    assert stats["namespaces"][namespace]["blocks"] == 6
+    assert stats["namespaces"][namespace]["tiers"]["memory"]["blocks"] == 6
     assert stats["counters"]["integrity_checksum"] == 0
     assert client.ask("touch", namespace=namespace, keys=keys)["touched"] == 6
     assert client.ask("verify", namespace=namespace, keys=keys)["intact"] == 6
-    assert client.ask("clear", namespace=namespace)["removed"] == 6
+    assert client.ask("clear", namespace=namespace)["removed"] == {"memory": 6}
     assert stats["epoch"] == welcome["epoch"]
 
 

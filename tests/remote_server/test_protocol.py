@@ -36,8 +36,8 @@ DOCUMENT = (Path(remote_server.__file__).parent / "PROTOCOL.md").read_text()
 
 GOLDEN = [
     (
-        Hello(request_id=1, protocol=1, namespace="example", block_bytes=4096),
-        "85a474797065a568656c6c6fa870726f746f636f6c01a96e616d657370616365a76578616d706c65"
+        Hello(request_id=1, protocol=2, namespace="example", block_bytes=4096),
+        "85a474797065a568656c6c6fa870726f746f636f6c02a96e616d657370616365a76578616d706c65"
         "ab626c6f636b5f6279746573cd1000aa726571756573745f696401",
     ),
     (

@@ -136,7 +136,7 @@ def test_a_block_larger_than_a_slab_is_refused_at_hello(connect):
 
 def test_another_protocol_version_is_refused(connect):
     peer = connect()
-    hello = Hello(request_id=9, protocol=2, namespace="ns", block_bytes=1)
+    hello = Hello(request_id=9, protocol=3, namespace="ns", block_bytes=1)
     assert peer.ask(hello).code == "unsupported_protocol"
 
 

@@ -225,13 +225,14 @@ def test_a_clear_is_answered_when_its_files_are_gone_and_nobody_waits_for_that(
     put_all(peer, 2)
     other.hello(namespace="elsewhere")
     with server.tenants[""].disk.pool.gate.shut():
-        assert other.ask(Clear(request_id=other.next_id(), namespace="elsewhere")).removed == 0
+        cleared = other.ask(Clear(request_id=other.next_id(), namespace="elsewhere"))
+        assert cleared.removed == {"memory": 0, "disk": 0}
         peer.send(Clear(request_id=peer.next_id(), namespace="big"))
         other.stats_once(lambda s: s.tiers["disk"].blocks == 0)
         assert not peer.socket.poll(50), "answered while the file is there"
         assert (tmp_path / "disk" / "segment-00000001").exists()
     cleared, _ = peer.receive()
-    assert (cleared.removed, cleared.disk_removed) == (2, 2)
+    assert cleared.removed == {"memory": 2, "disk": 2}
     assert not (tmp_path / "disk" / "segment-00000001").exists()
 
 
@@ -249,7 +250,7 @@ def test_a_clear_whose_files_cannot_be_removed_is_answered_with_an_error(
         assert error.code == "disk_failed"
         assert peer.lookup([0, 1], "big").states == bytes(2), "this server has cleared it"
     cleared = peer.ask(Clear(request_id=peer.next_id(), namespace="big"))
-    assert cleared.disk_removed == 0, "it was tried again, and now it is so"
+    assert cleared.removed["disk"] == 0, "it was tried again, and now it is so"
     assert [name for name in os.listdir(tmp_path / "disk") if name.startswith("seg")] == []
 
 
@@ -258,14 +259,14 @@ def test_a_clear_says_how_many_blocks_left_each_tier_and_counts_them_apart(peer)
     peer.hello(namespace="other")
     peer.put([1], namespace="other")
     peer.stats_once(lambda s: s.tiers["disk"].blocks == COUNT + 1)
-    in_memory = peer.stats().namespaces["big"].blocks
+    in_memory = peer.stats().namespaces["big"].share("memory").blocks
     assert 0 < in_memory < COUNT
     cleared = peer.ask(Clear(request_id=peer.next_id(), namespace="big"))
-    assert (cleared.removed, cleared.disk_removed) == (in_memory, COUNT)
+    assert cleared.removed == {"memory": in_memory, "disk": COUNT}
     stats = peer.stats()
     assert (stats.counters["removed"], stats.counters["disk_cleared"]) == (in_memory, COUNT)
     assert stats.counters["disk_removed"] == stats.counters["disk_evicted"] == 0
     assert stats.tiers["memory"].blocks == stats.tiers["disk"].blocks == 1, "the other's"
     cleared = peer.ask(Clear(request_id=peer.next_id()))
-    assert (cleared.removed, cleared.disk_removed) == (1, 1)
+    assert cleared.removed == {"memory": 1, "disk": 1}
     assert peer.stats().counters["disk_cleared"] == COUNT + 1

@@ -7,7 +7,7 @@ from disk_server import LENGTH, put_all, small_server
 from test_server_process import Process, fails_with
 from wire_peer import Peer, block, key
 
-from remote_server.protocol import Error, Get, Got
+from remote_server.protocol import Error, Get, Got, TierShare
 from remote_server.store.disk import finding, recovery
 from remote_server.store.disk.layout import PAGE
 
@@ -18,8 +18,8 @@ def test_a_namespace_found_on_disk_is_listed_before_anybody_says_hello(tmp_path,
     with small_server(tmp_path) as server:
         peer = Peer(context, server.endpoint)
         found = peer.stats_once(lambda s: s.counters["disk_recovered"] == 3).namespaces["big"]
-        assert (found.block_bytes, found.blocks, found.disk_blocks) == (LENGTH, 0, 3)
-        assert found.disk_used_bytes == 3 * (LENGTH + PAGE)
+        assert (found.block_bytes, found.share("memory").blocks) == (LENGTH, 0)
+        assert found.share("disk") == TierShare(blocks=3, used_bytes=3 * (LENGTH + PAGE))
         assert found.client == ""
         peer.hello(namespace="big", block_bytes=LENGTH, client="me")
         assert peer.stats().namespaces["big"].client == "me"

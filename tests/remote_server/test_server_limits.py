@@ -206,7 +206,7 @@ def test_a_namespace_at_its_quota_evicts_its_own_oldest_and_nobody_elses(tenancy
     for number in range(20):
         assert peer.put([number], namespace="small").created == 1
     stats = peer.stats()
-    assert stats.namespaces["small"].used_bytes == 8 * BLOCK_BYTES
+    assert stats.namespaces["small"].total.used_bytes == 8 * BLOCK_BYTES
     assert peer.lookup(range(20), namespace="small").states == ABSENT * 12 + READABLE * 8
     assert peer.lookup(range(8), namespace="other").states == READABLE * 8
     assert stats.counters["evicted"] == 12

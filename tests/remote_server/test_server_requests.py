@@ -201,7 +201,7 @@ def test_a_put_cleared_before_it_landed_does_not_come_back(peer, server):
         peer.put([1], deferred=True)
         cleared = peer.ask(Clear(request_id=peer.next_id(), namespace="ns"))
         assert isinstance(cleared, Cleared)
-        assert cleared.removed == 0
+        assert cleared.removed == {"memory": 0}
         assert states(peer.lookup([1])) == [ABSENT]
     peer.put([2])
     assert states(peer.lookup([1, 2])) == [ABSENT, READABLE]
@@ -212,9 +212,9 @@ def test_clear_removes_one_namespace_or_all(connect):
     for namespace in ("a", "b", "c"):
         peer.hello(namespace)
         peer.put(range(3), namespace)
-    assert peer.ask(Clear(request_id=peer.next_id(), namespace="a")).removed == 3
+    assert peer.ask(Clear(request_id=peer.next_id(), namespace="a")).removed == {"memory": 3}
     assert (peer.lookup([0], "a").prefix, peer.lookup([0], "b").prefix) == (0, 1)
-    assert peer.ask(Clear(request_id=peer.next_id())).removed == 6
+    assert peer.ask(Clear(request_id=peer.next_id())).removed == {"memory": 6}
     assert peer.put([0], "a").created == 1, "a cleared namespace stays declared"
 
 
@@ -272,7 +272,7 @@ def test_stats_add_up_after_a_known_sequence(peer):
     memory = stats.tiers["memory"]
     assert (memory.blocks, memory.used_bytes, memory.pending) == (2, 2 * BLOCK_BYTES, 0)
     assert (memory.budget_bytes, memory.free_slabs) == (16 << 20, 15)
-    assert stats.namespaces["ns"].blocks == 2
+    assert stats.namespaces["ns"].total.blocks == 2
 
 
 def test_requests_of_one_client_are_answered_in_any_amount_at_once(peer):

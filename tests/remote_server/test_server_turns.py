@@ -103,7 +103,7 @@ class ByHand:
 
     def store_all(self, peer: Peer) -> None:
         hello = protocol.Hello(
-            request_id=peer.next_id(), protocol=1, namespace="ns", block_bytes=BLOCK_BYTES
+            request_id=peer.next_id(), protocol=2, namespace="ns", block_bytes=BLOCK_BYTES
         )
         self.ask(peer, hello)
         put = long_put(peer.next_id())
@@ -298,7 +298,7 @@ def test_a_long_put_whose_namespace_is_forgotten_between_two_steps_keeps_nothing
     by_hand.turn()
     by_hand.turn()
     by_hand.ask(other, protocol.Clear(request_id=1, namespace="ns", forget=True))
-    hello = protocol.Hello(request_id=2, protocol=1, namespace="ns", block_bytes=BLOCK_BYTES // 2)
+    hello = protocol.Hello(request_id=2, protocol=2, namespace="ns", block_bytes=BLOCK_BYTES // 2)
     by_hand.ask(other, hello)
     assert by_hand.answer(peer).code == ErrorCode.UNKNOWN_NAMESPACE
     stats = store.memory.stats()

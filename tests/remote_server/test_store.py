@@ -1,7 +1,7 @@
 import pytest
 
 from remote_server.errors import RequestRefused
-from remote_server.protocol import Declined, ErrorCode, PutOutcome
+from remote_server.protocol import Declined, ErrorCode, PutOutcome, TierShare
 from remote_server.shm.arena import Arena
 from remote_server.sizes import MiB
 from remote_server.store.memory_tier import MemoryTier
@@ -133,7 +133,7 @@ def test_an_unknown_namespace_is_all_misses(store):
     assert store.lookup("unknown", [A]).states == bytes(1)
     assert to_end(store.get("unknown", [A])).miss == 1
     assert to_end(store.touch("unknown", [A])) == 0
-    assert store.clear("unknown") == (0, 0)
+    assert store.clear("unknown") == {"memory": 0}
 
 
 @pytest.mark.parametrize("use", ["put", "get", "touch"])
@@ -197,7 +197,7 @@ def test_statistics_describe_each_namespace(store):
     store.declare("ns", NamespaceInfo(block_bytes=4096, client="me", fingerprint={"dtype": "bf16"}))
     put(store, A, B)
     stats = store.namespace_stats()["ns"]
-    assert (stats.blocks, stats.used_bytes, stats.block_bytes) == (2, 8192, 4096)
+    assert (stats.total, stats.block_bytes) == (TierShare(blocks=2, used_bytes=8192), 4096)
     assert (stats.client, stats.fingerprint) == ("me", {"dtype": "bf16"})
 
 

@@ -72,7 +72,7 @@ def test_clear_and_prefetch_find_a_namespace_by_its_full_name_alone(two, tenancy
         prefetched = server.loop_calls.call(lambda: server.prefetches.begin(full_name, [key(0)]))
         assert (prefetched.result(5) is not None) == bool(found)
     cleared = server.loop_calls.call(lambda: clear_blocks(server.tenants, full_name)).result(5)
-    assert (cleared[0].from_memory if cleared is not None else 0) == 3 * len(found)
+    assert (cleared[0]["memory"] if cleared is not None else 0) == 3 * len(found)
 
 
 def test_no_request_of_a_tenant_touches_what_another_has(two, tenancy):
@@ -134,12 +134,12 @@ def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(ten
     peer = tenancy.peer("a")
     guest = SharedPeer(peer, namespace="team-a/model")
     assert guest.put([1], namespace="team-a/model").created == 1
-    assert peer.hello("shared/x").protocol == 1
+    assert peer.hello("shared/x").protocol == 2
     namespace = namespace or "x"
     keys, put = [key(1)], {"lengths": [BLOCK_BYTES], "checksums": [0]}
     shared = {"region": guest.token, "namespace": namespace, "keys": keys}
     messages = [
-        Hello(request_id=1, protocol=1, namespace=namespace, block_bytes=4096),
+        Hello(request_id=1, protocol=2, namespace=namespace, block_bytes=4096),
         Lookup(request_id=1, namespace=namespace, keys=keys),
         Get(request_id=1, namespace=namespace, keys=keys),
         Get(request_id=1, namespace=namespace, keys=keys, stream=False),
@@ -164,7 +164,7 @@ def test_every_request_in_a_namespace_that_the_key_does_not_allow_is_refused(ten
 def test_the_namespace_that_every_engine_tries_at_start_is_always_allowed(tenancy):
     tenancy.write(a='namespaces = ["team-a"]')
     tenancy.start()
-    assert tenancy.peer("a").hello("kvferry/canary/1234").protocol == 1
+    assert tenancy.peer("a").hello("kvferry/canary/1234").protocol == 2
 
 
 # ── shared memory ────────────────────────────────────────────────────────────────────────────

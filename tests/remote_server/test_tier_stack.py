@@ -428,7 +428,7 @@ def test_a_third_tier_is_one_entry_in_the_list(tmp_path, at_once):
         assert counters["dict_demoted"] == 2 * on_disk
         assert three.store.lookup("ns", [b"0", b"5", b"absent"]).states == bytes([2, 2, 0])
         removed = three.store.clear("ns")
-        assert removed.from_below == on_disk + 2 * on_disk
+        assert removed == {"memory": IN_MEMORY, "disk": on_disk, "dict": 2 * on_disk}
         assert three.store.lookup("ns", [b"0"]).states == bytes([0])
 
 

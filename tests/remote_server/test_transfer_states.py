@@ -43,7 +43,7 @@ class Bench(HandlerBench):
         self.later: list[Steps[None]] = []
         self.handlers._later = lambda client, steps: self.later.append(steps)
         self.asked = 0
-        self.ask(Hello(request_id=1, protocol=1, namespace="ns", block_bytes=LENGTH))
+        self.ask(Hello(request_id=1, protocol=2, namespace="ns", block_bytes=LENGTH))
 
     def ask(self, request: protocol.Request, *payload: bytes) -> Steps[None] | None:
         """The steps that are left after the first."""

@@ -215,7 +215,7 @@ class LocalConnection:
         return protocol.decode_local(data), list(files)
 
     def attach(self, files: list[int], region_bytes: int = REGION_BYTES, secret: bytes = b""):
-        message = Attach(protocol=1, client="test", region_bytes=region_bytes, secret=secret)
+        message = Attach(protocol=2, client="test", region_bytes=region_bytes, secret=secret)
         self.send(protocol.encode_local(message), files)
         return self.receive()
 

@@ -114,7 +114,7 @@ class DiskServer:
 
     def _num_on_disk(self) -> int:
         stats = self.client.stats(timeout_s=PATIENCE_S).result()
-        return stats.namespaces[TIERS.name].disk_blocks
+        return stats.namespaces[TIERS.name].share("disk").blocks
 
     def _start(self) -> None:
         self._server.start()
