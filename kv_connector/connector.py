@@ -33,7 +33,7 @@ from kv_connector.config import (
     read_config,
     refuse_weak_hashes,
 )
-from kv_connector.fact_text import NotKnown
+from kv_connector.config_facts import NotKnown
 from kv_connector.guard import never_raises
 from kv_connector.introduction import (
     FerryMetadata,

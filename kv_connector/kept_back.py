@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from kv_connector.fact_text import NotKnown
-from kv_connector.weights import model_folder
+from kv_connector.config_facts import NotKnown
+from kv_connector.model_facts import model_folder
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (

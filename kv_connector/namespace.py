@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import vllm
 
 from kv_connector import config_facts, model_facts
-from kv_connector.fact_text import NotKnown, digest_of, text_of
-from kv_connector.weights import loader_of, weights_of
+from kv_connector.config_facts import NotKnown, digest_of, text_of
+from kv_connector.model_facts import loader_of, weights_of
 from remote_server.errors import ConfigError
 from remote_server.plain_text import plain
 from remote_server.protocol.namespace_diff import FOR_PEOPLE

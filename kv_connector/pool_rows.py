@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_o
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, group_kernel_blocks
 from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches
 
-from kv_connector.fact_text import NotKnown
+from kv_connector.config_facts import NotKnown
 from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:

@@ -36,7 +36,7 @@ from kv_connector.pool_rows import (
     pages_of,
     places_of_rows,
 )
-from kv_connector.self_test_fixture import Fixture, Part
+from kv_connector.self_test import Fixture, Part
 from remote_server.errors import ConfigError
 
 POOL_NAME_KEY = "kvferry_pool_name"

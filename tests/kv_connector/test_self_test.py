@@ -16,8 +16,7 @@ from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, Cano
 from kv_connector import self_test
 from kv_connector.host_worker import HostWorker, Region
 from kv_connector.namespace import namespace_of
-from kv_connector.self_test import CANARY_S, Outcome, Report, run_self_test
-from kv_connector.self_test_fixture import Fixture, Part
+from kv_connector.self_test import CANARY_S, Fixture, Outcome, Part, Report, run_self_test
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
