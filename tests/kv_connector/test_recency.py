@@ -9,7 +9,7 @@ from tiered_engine import TieredEngine
 
 from examples.processes import RemoteServer
 from kv_connector import metrics
-from kv_connector.recency import (
+from kv_connector.backfill import (
     BATCH_S,
     MOST_KEYS_OF_A_BATCH,
     MOST_REMEMBERED,
