@@ -29,7 +29,10 @@ import kv_connector
 from kv_connector import namespace
 from kv_connector.config import (
     ConnectorConfig,
+    apply_request_options,
     client_config,
+    keep_to_engine,
+    keep_to_pool,
     read_config,
     refuse_weak_hashes,
 )
@@ -62,7 +65,6 @@ from kv_connector.pool_file import (
 )
 from kv_connector.pool_rows import owned_in_packed_blocks
 from kv_connector.remote_tier import RemoteTier
-from kv_connector.request_options import apply_request_options, keep_to_engine, keep_to_pool
 from kv_connector.resets import Resets
 from kv_connector.self_test import Outcome, Report, run_self_test
 from kv_connector.spec import POOL_NAME_KEY

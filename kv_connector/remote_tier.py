@@ -38,14 +38,13 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kv_connector import metrics
 from kv_connector.backfill import Backfill, Backlog, Recency
 from kv_connector.break_even import BreakEven, Patience
-from kv_connector.config import RemoteConfig, client_config, read_config
+from kv_connector.config import RemoteConfig, bypass_of, client_config, read_config
 from kv_connector.guard import kept_from_engine, never_raises
 from kv_connector.introduction import look_for_gaps
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
 from kv_connector.pool_rows import PoolRows
-from kv_connector.request_options import bypass_of
 from kv_connector.tier_transfers import PARTIAL_BLOCK, UNAVAILABLE, Ended, Transfers
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError

@@ -16,7 +16,7 @@ from kv_connector.backfill import (
     REST_S,
     Recency,
 )
-from kv_connector.request_options import BYPASS_KEY, Bypass
+from kv_connector.config import BYPASS_KEY, Bypass
 from remote_server.client import RemoteClient
 from remote_server.protocol import KeyState
 
