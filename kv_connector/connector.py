@@ -49,7 +49,6 @@ from kv_connector.introduction import (
     with_received,
     with_report,
 )
-from kv_connector.kept_back import shut_out
 from kv_connector.metrics import (
     Sources,
     Traffic,
@@ -65,7 +64,7 @@ from kv_connector.pool_file import (
 )
 from kv_connector.pool_rows import owned_in_packed_blocks
 from kv_connector.remote_tier import RemoteTier
-from kv_connector.resets import Resets
+from kv_connector.resets import Resets, shut_out
 from kv_connector.self_test import Outcome, Report, run_self_test
 from kv_connector.spec import POOL_NAME_KEY
 from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched

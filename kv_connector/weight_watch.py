@@ -1,25 +1,43 @@
-"""Watch on the weights of a running worker: a digest of a few bytes of every parameter.
+"""Watch on the weights of a running engine: samples of parameters, and files of LoRA adapters.
 
 vLLM can change weights while it runs: `reload_weights`, weight transfers of a trainer, a worker
 extension. None of them notifies a connector. So each worker takes a sample once a second, in a
-step of the engine, and whenever the scheduler requests one.
+step of the engine, and whenever the scheduler requests one. The scheduler derives the weight epoch
+from the workers' digests.
 
 A sample is 8 windows of 32 bytes of each parameter, at positions chosen by its name; a shorter
 parameter is read whole. On a GPU the windows are gathered and copied into page-locked memory after
 the step's work, and read in a later step, once an event shows that the copy is done: no step waits.
+
+vLLM's keys identify a LoRA adapter by name and path. An adapter replaced under both keeps its keys,
+and vLLM's own cache then serves the old KV. The pool must not: it is larger and lives
+longer. Each lookup compares the adapter's files with those of its first use. A changed adapter
+stays out of the pool for good: the scheduler cannot see whether the engine loaded the new files
+before or after it computed a block.
 """
 
 import hashlib
 import inspect
+import os
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum, auto
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from vllm.logger import init_logger
+
+from kv_connector.config_facts import NotKnown
+from kv_connector.introduction import WorkerReport
+from kv_connector.model_facts import model_folder
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.lora.request import LoRARequest
+
+logger = init_logger("vllm.kvferry.weight_watch")
 
 WINDOWS = 8
 WINDOW_BYTES = 32
@@ -243,3 +261,146 @@ class WeightWatch:
             self._under_way = False
             known = Known(self._sampler.digest(), self._sample_request)
         return known
+
+
+# Prefixes of the files that vLLM reads. Other files, such as the state of a training run, may
+# change.
+_READ_BY_VLLM = ("adapter_", "new_embeddings")
+
+
+# About 5 MB. Further adapters do not use the pool.
+MOST_ADAPTERS = 16_384
+
+
+class AdapterState(StrEnum):
+    """Whether the pool may be used for an adapter."""
+
+    SAME = auto()
+    CHANGED = auto()
+    UNKNOWN = auto()  # the scheduler cannot read its files
+
+
+class Adapters:
+    """Adapters by name and path, as in vLLM's keys. Only the scheduler thread uses it."""
+
+    def __init__(self) -> None:
+        self._files: dict[tuple[str, str], bytes] = {}
+        """Identity at the first use; empty once the files changed or could not be read."""
+
+    def check(self, adapter: "LoRARequest") -> AdapterState:
+        """Compare the adapter's files with those of its first use. Opens none; raises nothing."""
+        key = (adapter.lora_name, adapter.lora_path)
+        before = self._files.get(key)
+        if before == b"":
+            return AdapterState.CHANGED
+        try:
+            now = _identity(adapter.lora_path)
+        except (OSError, NotKnown) as error:
+            return self._not_known(key, str(error))
+        if before is None:
+            if len(self._files) >= MOST_ADAPTERS:
+                return AdapterState.UNKNOWN
+            self._files[key] = before = now
+        if before == now:
+            return AdapterState.SAME
+        self._files[key] = b""
+        logger.warning(
+            "the files of LoRA adapter %s in %s have changed: its requests do not use the CPU "
+            "pool until the engine is restarted; load it under another name or path",
+            *key,
+        )
+        return AdapterState.CHANGED
+
+    def _not_known(self, key: tuple[str, str], why: str) -> AdapterState:
+        """The pool may hold blocks of this adapter, so any files found later count as changed."""
+        if len(self._files) < MOST_ADAPTERS or key in self._files:
+            self._files[key] = b""
+            logger.warning(
+                "the scheduler cannot read the files of LoRA adapter %s in %s, so its requests do "
+                "not use the CPU pool: %s",
+                *key,
+                why,
+            )
+        return AdapterState.UNKNOWN
+
+
+def _identity(path: str) -> bytes:
+    """A digest of the names, inodes, sizes and times of the adapter's files.
+
+    It includes the inode change time, which no program can set. Raises `OSError` or `NotKnown`.
+    """
+    folder = Path(path).expanduser()
+    if not folder.is_dir():
+        folder = model_folder(path, None, None)
+    found = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name.startswith(_READ_BY_VLLM):
+                stat = entry.stat()
+                one = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns)
+                found.append((entry.name, *one))
+    if not found:
+        raise NotKnown(f"no file of an adapter in {folder}")
+    return hashlib.blake2b(repr(sorted(found)).encode(), digest_size=16).digest()
+
+
+# Besides the weights at start.
+MOST_REMEMBERED = 64
+
+
+Weights = tuple[str, ...]
+
+
+class WeightEpochs:
+    """Digests by rank, epochs by digests. Only the scheduler thread uses it.
+
+    An epoch is the value of the fact `weight_epoch`: None for the weights at start, else random.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._ranks = range(num_workers)
+        self._at_start: dict[int, str] = {}
+        self._answers: dict[int, str] = {}
+        self._epochs: dict[Weights, str | None] = {}
+        self._not_watched = False
+        self.sample_request = 0
+        self.epoch: str | None = None
+
+    def reset(self, epoch: str | None) -> None:
+        """The pool was emptied, and `epoch` begins, with unknown weights."""
+        self.epoch = epoch
+        self.sample_request += 1
+        self._answers = {}
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the epoch may still change, because workers have yet to report a sample."""
+        return bool(self.sample_request) and not self._not_watched and not self._is_answered
+
+    @property
+    def _is_answered(self) -> bool:
+        return len(self._answers) == len(self._ranks)
+
+    def on_report(self, report: WorkerReport) -> bool:
+        """Take a worker's new report. Returns whether its weights have changed without a reset."""
+        if not report.weights_at_start:
+            self._not_watched = self._not_watched or report.facts is not None
+            return False
+        self._at_start.setdefault(report.rank, report.weights_at_start)
+        if report.sample_request != self.sample_request:
+            return False  # a sample from before the reset
+        expected = self._at_start[report.rank] if not self.sample_request else None
+        before = self._answers.get(report.rank, expected)
+        self._answers[report.rank] = report.weights
+        changed = before is not None and before != report.weights
+        if self._is_answered and not changed:
+            self._decide()
+        return changed
+
+    def _decide(self) -> None:
+        if len(self._at_start) == len(self._ranks):
+            self._epochs.setdefault(tuple(self._at_start[rank] for rank in self._ranks), None)
+        weights = tuple(self._answers[rank] for rank in self._ranks)
+        if weights not in self._epochs and len(self._epochs) > MOST_REMEMBERED:
+            del self._epochs[list(self._epochs)[1]]
+        self.epoch = self._epochs.setdefault(weights, self.epoch)

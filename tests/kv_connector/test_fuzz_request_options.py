@@ -20,8 +20,8 @@ from scripted_client import ScriptedClient
 from kv_connector import metrics
 from kv_connector.config import Bypass, bypass_of
 from kv_connector.connector import KVFerryConnector
-from kv_connector.kept_back import Reason
 from kv_connector.lookup_state import Missed
+from kv_connector.resets import Reason
 
 pytest_plugins = ["fuzzing"]
 
