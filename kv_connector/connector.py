@@ -55,18 +55,20 @@ from kv_connector.metrics import (
     tokens_before_windows,
     without_what_was_not_sent,
 )
-from kv_connector.pool_file import (
+from kv_connector.pool import (
     engine_core_pid,
     pool_file_of,
     pool_name,
-    refuse_without_shared_pool,
     sweep_dead_pools,
 )
-from kv_connector.pool_rows import owned_in_packed_blocks
 from kv_connector.remote_tier import RemoteTier
 from kv_connector.resets import Resets, shut_out
 from kv_connector.self_test import Outcome, Report, run_self_test
-from kv_connector.spec import POOL_NAME_KEY
+from kv_connector.spec import (
+    POOL_NAME_KEY,
+    owned_in_packed_blocks,
+    refuse_without_shared_pool,
+)
 from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
 from remote_server.errors import ConfigError
 

@@ -33,7 +33,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 from vllm.logger import init_logger
 
 from kv_connector.namespace import Facts
-from kv_connector.pool_file import PoolFile
+from kv_connector.pool import PoolFile
 from kv_connector.self_test import Outcome, Report
 from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError

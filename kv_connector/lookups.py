@@ -22,7 +22,7 @@ from kv_connector.config import RemoteConfig, bypass_of, prefetches
 from kv_connector.guard import never_raises
 from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, LookupState, Missed, PoolRoom, Room
 from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import PoolRows
+from kv_connector.pool import PoolRows
 from remote_server.client import RemoteClient
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
 from remote_server.protocol import Found, KeyState

@@ -44,7 +44,7 @@ from kv_connector.introduction import look_for_gaps
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
-from kv_connector.pool_rows import PoolRows
+from kv_connector.pool import PoolRows
 from kv_connector.tier_transfers import PARTIAL_BLOCK, UNAVAILABLE, Ended, Transfers
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError

@@ -27,7 +27,7 @@ from kv_connector.break_even import Patience
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import kept_from_engine
 from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import PoolRows
+from kv_connector.pool import PoolRows
 from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.protocol import Declined, Found, KeyState, PutOutcome
 

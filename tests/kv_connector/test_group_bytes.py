@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.pool_rows import Piece, RestOfRows, rest_of_rows
+from kv_connector.pool import Piece, RestOfRows, rest_of_rows
 from remote_server.errors import ConfigError
 
 WINDOW = SlidingWindowSpec(

@@ -12,10 +12,10 @@ from specs import PAGE, ROWS, kv_caches, spec_of
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
 
-from kv_connector import pool_file
+from kv_connector import pool as at_pool
 from kv_connector.connector import KVFerryConnector, PoolNotShared
 from kv_connector.introduction import WorkerReport
-from kv_connector.pool_file import (
+from kv_connector.pool import (
     MARK_BYTES,
     PoolFile,
     engine_core_pid,
@@ -169,9 +169,9 @@ def test_a_worker_that_reports_another_pool_ends_the_engine(monkeypatch: pytest.
 
 
 MOMENTS = [
-    (pool_file.os.path, "lexists"), (pool_file.Path, "exists"), (pool_file.Path, "unlink"),  # type: ignore[attr-defined]
-    (pool_file, "check_memory_fits"), (pool_file.os, "memfd_create"), (pool_file.os, "ftruncate"),  # type: ignore[attr-defined]
-    (pool_file.Path, "symlink_to"), (pool_file.Path, "stat"),  # type: ignore[attr-defined]
+    (at_pool.os.path, "lexists"), (at_pool.Path, "exists"), (at_pool.Path, "unlink"),  # type: ignore[attr-defined]
+    (at_pool, "check_memory_fits"), (at_pool.os, "memfd_create"), (at_pool.os, "ftruncate"),  # type: ignore[attr-defined]
+    (at_pool.Path, "symlink_to"), (at_pool.Path, "stat"),  # type: ignore[attr-defined]
 ]  # fmt: skip
 
 

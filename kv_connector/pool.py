@@ -1,8 +1,14 @@
-"""The pool's file: its owner and name, and the marks that show that all processes share it.
+"""The CPU pool: its file, the marks that show that all processes share it, and its rows.
 
 The engine core and all of its workers map the pool, so the workers must be children of the engine
 core or run in its process. Under any other executor the scheduler would transfer rows that no
 worker wrote.
+
+Groups of a hybrid model overlap: a row has room for the largest group, and a block of a smaller
+group owns a part of it. The rest of the row, and of the engine's block, holds bytes of a previous
+owner, which may be the prompt of another request. Rows are hashed, sent and stored whole, so the
+rest is cleared whenever a row is stored. A model with one group owns all of its rows, and nothing
+is cleared.
 """
 
 import fcntl
@@ -11,17 +17,21 @@ import inspect
 import multiprocessing
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from remote_server.errors import ConfigError
 from remote_server.process_limits import check_file_sizes
 from remote_server.server.config import check_memory_fits
 
 if TYPE_CHECKING:
-    from vllm.config import ParallelConfig
+    from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, OffloadingSpec
 
 
 SHM = Path("/dev/shm")
@@ -225,30 +235,6 @@ def _why_not(found: bytes, place: Place, engine: str) -> str | None:
     )
 
 
-_CURE = "use --distributed-executor-backend mp with all workers on one host"
-
-
-def refuse_without_shared_pool(parallel: "ParallelConfig") -> None:
-    """Raise `ConfigError` for an executor whose workers are known not to share the scheduler's
-    pool. For an unknown executor the marks in the pool decide."""
-    backend = parallel.distributed_executor_backend
-    if parallel.use_ray:
-        raise ConfigError(
-            "--distributed-executor-backend ray: Ray starts the workers, and the engine core "
-            f"shares no pool with them; {_CURE}"
-        )
-    if _is_external_launcher(backend) and parallel.world_size > 1:
-        raise ConfigError(
-            f"--distributed-executor-backend external_launcher with {parallel.world_size} ranks: "
-            f"each rank has a scheduler of its own, which shares no pool with the others; {_CURE}"
-        )
-    if parallel.nnodes_within_dp > 1:
-        raise ConfigError(
-            f"--nnodes {parallel.nnodes}: an engine on {parallel.nnodes_within_dp} hosts has no "
-            f"memory that all of its workers share; {_CURE}"
-        )
-
-
 def engine_core_pid(*, in_worker: bool, executor_backend: object) -> int:
     """The process of this engine's scheduler, as seen from this process.
 
@@ -261,17 +247,165 @@ def engine_core_pid(*, in_worker: bool, executor_backend: object) -> int:
     return os.getppid() if parent is None or parent.pid is None else parent.pid
 
 
-def _is_external_launcher(backend: object) -> bool:
-    if inspect.isclass(backend):
-        from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
-
-        return issubclass(backend, ExecutorWithExternalLauncher)
-    return backend == "external_launcher"
-
-
 def _runs_in_engine_core(backend: object) -> bool:
     if inspect.isclass(backend):
         from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
         return issubclass(backend, UniProcExecutor)
     return backend in ("uni", "external_launcher")
+
+
+class Piece(NamedTuple):
+    """Bytes `start` to `end` of every page of one tensor of the KV cache."""
+
+    tensor: int
+    start: int
+    end: int
+
+
+Pieces = list[list[Piece]]
+"""By group, in the order of their position in a row."""
+
+Places = npt.NDArray[np.int8]
+"""One tensor's part of the pool: (rows, places, bytes), with one place per engine block."""
+
+
+def owned_by_groups(kv_caches: "CanonicalKVCaches", *, canonical: bool = False) -> Pieces:
+    """The pages that each group's layers fill, without the padding after a small page. With
+    `canonical`: vLLM's pages of all ranks together."""
+    pieces: Pieces = []
+    for refs in kv_caches.group_data_refs:
+        ends: dict[int, int] = {}
+        for ref in refs:
+            ends[ref.tensor_idx] = max(ends.get(ref.tensor_idx, 0), _page_of(ref, canonical))
+        pieces.append([Piece(tensor, 0, end) for tensor, end in sorted(ends.items())])
+    return pieces
+
+
+def pages_of(kv_caches: "CanonicalKVCaches", *, canonical: bool = False) -> list[int]:
+    """Size of a page of each tensor in a row."""
+    pages = [cache.page_size_bytes for cache in kv_caches.tensors]
+    if canonical:
+        pages = [0] * len(pages)
+        for ref in (ref for refs in kv_caches.group_data_refs for ref in refs):
+            pages[ref.tensor_idx] = max(pages[ref.tensor_idx], _page_of(ref, canonical))
+    return pages
+
+
+def _page_of(ref: "CanonicalKVCacheRef", canonical: bool) -> int:
+    size = ref.mapping.canonical_page_size_bytes if canonical else ref.page_size_bytes
+    return int(size)
+
+
+def places_of_rows(
+    pool: npt.NDArray[np.int8], pages: Sequence[int], blocks_per_row: int
+) -> list[Places]:
+    """Each tensor's view of `pool`, a worker's part of all rows, in the layout of vLLM's workers:
+    tensor after tensor, and in each one place per engine block."""
+    places, start = [], 0
+    for page in pages:
+        view = pool[:, start : start + page * blocks_per_row]
+        shape = (pool.shape[0], blocks_per_row, page)
+        places.append(np.lib.stride_tricks.as_strided(view, shape, (pool.strides[0], page, 1)))
+        start += page * blocks_per_row
+    return places
+
+
+def rest_of_rows(owned: Pieces, pages: Sequence[int]) -> Pieces:
+    """The bytes that no layer of a group fills. `pages` are the page sizes of the tensors."""
+    rest: Pieces = []
+    for pieces in owned:
+        rest.append([])
+        for tensor, page in enumerate(pages):
+            own = [(piece.start, piece.end) for piece in pieces if piece.tensor == tensor]
+            edges = [(0, 0), *own, (page, page)]
+            gaps = [(end, start) for (_, end), (start, _) in pairwise(edges)]
+            rest[-1] += [Piece(tensor, start, end) for start, end in gaps if start < end]
+    return rest
+
+
+class RestOfRows:
+    """Clears the bytes of rows that a group's blocks do not own. False if there are none."""
+
+    def __init__(self, owned: Pieces, places: Sequence[Places]) -> None:
+        pages = [view.shape[2] for view in places]
+        self._views = [
+            [places[piece.tensor][:, :, piece.start : piece.end] for piece in pieces]
+            for pieces in rest_of_rows(owned, pages)
+        ]
+
+    def __bool__(self) -> bool:
+        return any(self._views)
+
+    def clear(self, group: int, first_row: int, num_rows: int) -> None:
+        """Zero those bytes in these rows. No other copy may use the rows meanwhile."""
+        for view in self._views[group]:
+            view[first_row : first_row + num_rows] = 0
+
+    def release(self) -> None:
+        """Release the views of the pool."""
+        self._views = []
+
+
+# The part of the pool that loads may fill; the rest is for computed blocks and puts. A key at a
+# later position is a miss: the loads of a prompt longer than the pool evict the prompt's own
+# earlier rows, and vLLM would never admit it.
+POOL_SHARE_FOR_LOADS = 0.75
+
+
+class PoolRows:
+    """Views of the pool's rows, cut to the bytes that a block owns.
+
+    A row may end in padding to a page. `block_bytes` excludes it, so it is neither hashed nor sent.
+    """
+
+    def __init__(self, pool: memoryview, spec: "OffloadingSpec") -> None:
+        assert pool.shape is not None and pool.strides is not None
+        self.count: int = pool.shape[0]
+        self.block_bytes = owned_bytes(spec, pool.strides[0])
+        self._stride: int = pool.strides[0]
+        self.memory = pool.cast("B")
+        """All of the pool, for a transport that maps it as a whole."""
+        self._tokens_per_row = max(spec.tokens_per_block) * spec.blocks_per_chunk
+        self._rows_per_stretch = len(spec.tokens_per_block)
+        """Rows that hold the same tokens: one for each KV cache group."""
+        sizes = set(spec.tokens_per_block)
+        # vLLM stores the partial block at the end of a prompt only for models with several groups,
+        # all of one block size.
+        self._tokens_of_a_whole_row = (
+            self._tokens_per_row if len(sizes) == 1 < self._rows_per_stretch else 1
+        )
+        self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
+        """Rows that waiting prompts may fill with blocks of the server."""
+        tokens = self.rows_for_loads // self._rows_per_stretch * self._tokens_per_row
+        self.last_token_of_a_prompt = tokens
+        """The last token of a prompt whose block fits in the pool together with all blocks before
+        it."""
+
+    def at(self, rows: Iterable[int]) -> list[memoryview]:
+        """The bytes of these rows, in place. They stay valid until `release`."""
+        return [
+            self.memory[row * self._stride : row * self._stride + self.block_bytes]
+            for row in map(int, rows)
+        ]
+
+    def is_partial(self, end_token: int | None) -> bool:
+        """Whether a key whose tokens end there identifies only the first part of a block. The rest
+        of its row is not its own: later tokens, or older content of the engine's block."""
+        return bool(end_token and end_token % self._tokens_of_a_whole_row)
+
+    def tokens_of(self, num_rows: int) -> int:
+        """Prompt tokens whose blocks these rows hold."""
+        return num_rows * self._tokens_per_row // self._rows_per_stretch
+
+    def release(self) -> None:
+        """Release the pool's memory; views from `at` must not be used afterwards."""
+        self.memory.release()
+
+
+def owned_bytes(spec: "OffloadingSpec", row_bytes: int) -> int:
+    """The bytes of a row that belong to its block, without the padding at its end."""
+    per_worker: int = getattr(spec, "cpu_page_size_per_worker", 0)
+    copies = 1 if spec.replicated_layout else spec.config.parallel.world_size
+    owned = per_worker * copies
+    return owned if 0 < owned <= row_bytes else row_bytes
