@@ -19,6 +19,7 @@ both.
 `kv_transfer_params` comes from the body of a client's request and may have any shape and type.
 """
 
+import copy
 import difflib
 import logging
 import os
@@ -37,6 +38,7 @@ from remote_server.plain_text import forbidden_in, plain
 from remote_server.sizes import parse_bytes
 
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
     from vllm.v1.request import Request
 
 
@@ -176,6 +178,22 @@ def read_config(kind: type[Config], given: Mapping[str, Any], where: str) -> Con
         raise ConfigError(f"{where}: {error}") from error
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_name_the_value(error, given)}") from error
+
+
+def settings_of(vllm_config: "VllmConfig") -> ConnectorConfig:
+    assert vllm_config.kv_transfer_config is not None
+    given = vllm_config.kv_transfer_config.kv_connector_extra_config
+    return read_config(ConnectorConfig, given, "kv_connector_extra_config")
+
+
+def with_extra_config(vllm_config: "VllmConfig", extra: dict[str, Any]) -> "VllmConfig":
+    """A copy of `vllm_config` with other connector settings. The original is shared: under some
+    executors a second connector is built from it in the same process."""
+    translated = copy.copy(vllm_config)
+    translated.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
+    assert translated.kv_transfer_config is not None
+    translated.kv_transfer_config.kv_connector_extra_config = extra
+    return translated
 
 
 def refuse_weak_hashes(algorithm: str, server: str | None) -> None:

@@ -5,16 +5,14 @@ settings, determines the namespace, the pool file's name and the metric definiti
 the options of single requests.
 """
 
-import copy
 import time
 from typing import TYPE_CHECKING, Any
 
-from kv_connector.vllm_support import refuse_unsupported
+from kv_connector.vllm_support import log_versions, refuse_unsupported
 
 refuse_unsupported()  # before every import that another version of vLLM may not serve
 
 import torch
-import vllm
 from vllm.distributed.kv_transfer.kv_connector.v1 import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorHandshakeMetadata,
@@ -22,10 +20,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.logger import init_logger
-from vllm.v1.kv_cache_interface import FullAttentionSpec, iter_layer_specs
 from vllm.v1.kv_offload.base import OffloadKey
 
-import kv_connector
 from kv_connector import namespace
 from kv_connector.config import (
     ConnectorConfig,
@@ -35,6 +31,8 @@ from kv_connector.config import (
     keep_to_pool,
     read_config,
     refuse_weak_hashes,
+    settings_of,
+    with_extra_config,
 )
 from kv_connector.config_facts import NotKnown
 from kv_connector.guard import never_raises
@@ -56,9 +54,7 @@ from kv_connector.metrics import (
     without_what_was_not_sent,
 )
 from kv_connector.pool import (
-    engine_core_pid,
     pool_file_of,
-    pool_name,
     sweep_dead_pools,
 )
 from kv_connector.remote_tier import RemoteTier
@@ -67,6 +63,8 @@ from kv_connector.self_test import Outcome, Report, run_self_test
 from kv_connector.spec import (
     POOL_NAME_KEY,
     owned_in_packed_blocks,
+    pool_name_of,
+    refuse_incomplete_rows,
     refuse_without_shared_pool,
 )
 from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
@@ -106,20 +104,20 @@ class KVFerryConnector(OffloadingConnector):
         kv_cache_config: "KVCacheConfig",
     ) -> None:
         assert vllm_config.kv_transfer_config is not None
-        self._config = _read(vllm_config)
+        self._config = settings_of(vllm_config)
         refuse_without_shared_pool(vllm_config.parallel_config)
-        _refuse_incomplete_rows(self._config.blocks_per_row, kv_cache_config)
+        refuse_incomplete_rows(self._config.blocks_per_row, kv_cache_config)
         in_worker = role == KVConnectorRole.WORKER
         extra = self._config.for_vllm()
-        extra[POOL_NAME_KEY] = _pool_name(vllm_config, in_worker=in_worker)
+        extra[POOL_NAME_KEY] = pool_name_of(vllm_config, in_worker=in_worker)
         if not in_worker:
-            _greet()
+            log_versions()
             refuse_weak_hashes(
                 vllm_config.cache_config.prefix_caching_hash_algo, self._config.server
             )
             for path in sweep_dead_pools():
                 logger.info("removed %s, left by an engine that died", path)
-        translated = _with_extra_config(vllm_config, extra)
+        translated = with_extra_config(vllm_config, extra)
         super().__init__(translated, role, kv_cache_config)
         self._traffic = Traffic()
         self._remote: RemoteTier | None = None
@@ -491,62 +489,7 @@ class KVFerryConnector(OffloadingConnector):
         The API server has only the operator's settings. Upstream would read them as its own, and
         the first undeclared metric would fail every request there.
         """
-        translated = _with_extra_config(vllm_config, _read(vllm_config).for_vllm())
+        translated = with_extra_config(vllm_config, settings_of(vllm_config).for_vllm())
         return super().build_prom_metrics(
             translated, metric_types, labelnames, per_engine_labelvalues
-        )
-
-
-def _read(vllm_config: "VllmConfig") -> ConnectorConfig:
-    assert vllm_config.kv_transfer_config is not None
-    given = vllm_config.kv_transfer_config.kv_connector_extra_config
-    return read_config(ConnectorConfig, given, "kv_connector_extra_config")
-
-
-def _with_extra_config(vllm_config: "VllmConfig", extra: dict[str, Any]) -> "VllmConfig":
-    """A copy of `vllm_config` with other connector settings. The original is shared: under some
-    executors a second connector is built from it in the same process."""
-    translated = copy.copy(vllm_config)
-    translated.kv_transfer_config = copy.copy(vllm_config.kv_transfer_config)
-    assert translated.kv_transfer_config is not None
-    translated.kv_transfer_config.kv_connector_extra_config = extra
-    return translated
-
-
-def _pool_name(vllm_config: "VllmConfig", *, in_worker: bool) -> str:
-    assert vllm_config.kv_transfer_config is not None
-    pid = engine_core_pid(
-        in_worker=in_worker,
-        executor_backend=vllm_config.parallel_config.distributed_executor_backend,
-    )
-    return pool_name(pid, str(vllm_config.kv_transfer_config.engine_id))
-
-
-def _refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig") -> None:
-    """Raise `ConfigError` for rows of several blocks in a group that keeps only the end of a
-    prefix. vLLM 0.32 stores a row when its last block exists; the others may be missing in such a
-    group, and a request that needs them would load the row's previous content."""
-    if blocks_per_row == 1:
-        return
-    for group in kv_cache_config.kv_cache_groups:
-        for spec in iter_layer_specs(group.kv_cache_spec):
-            if not isinstance(spec, FullAttentionSpec):
-                raise ConfigError(
-                    f"blocks_per_row={blocks_per_row}: this model has a group of "
-                    f"{type(spec).__name__}, which keeps only the end of a prefix, so rows of "
-                    "several blocks would be incomplete; remove the setting"
-                )
-
-
-def _greet() -> None:
-    tested = ", ".join(kv_connector.TESTED_VLLM)
-    line = ".".join(vllm.__version__.split(".")[:2])
-    if line in kv_connector.TESTED_VLLM:
-        logger.info("kvferry %s on vLLM %s", kv_connector.__version__, vllm.__version__)
-    else:
-        logger.warning(
-            "kvferry %s is tested with vLLM %s, this is %s",
-            kv_connector.__version__,
-            tested,
-            vllm.__version__,
         )

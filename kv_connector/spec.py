@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
 from vllm.platforms import current_platform
-from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, group_kernel_blocks
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    FullAttentionSpec,
+    UniformTypeKVCacheSpecs,
+    group_kernel_blocks,
+    iter_layer_specs,
+)
 from vllm.v1.kv_offload.base import (
     CanonicalKVCaches,
     OffloadingManager,
@@ -26,6 +32,7 @@ from kv_connector.pool import (
     PoolFile,
     RestOfRows,
     check_pool_is_there,
+    engine_core_pid,
     leave_mark,
     offer_sealed_file,
     owned_by_groups,
@@ -33,6 +40,7 @@ from kv_connector.pool import (
     pages_of,
     places_of_rows,
     pool_file_of,
+    pool_name,
     pool_path,
     take_marks,
 )
@@ -41,7 +49,7 @@ from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:
     import torch
-    from vllm.config import ParallelConfig
+    from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
 
 POOL_NAME_KEY = "kvferry_pool_name"
@@ -282,3 +290,28 @@ def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         else:
             merged.append((start, end))
     return merged
+
+
+def pool_name_of(vllm_config: "VllmConfig", *, in_worker: bool) -> str:
+    assert vllm_config.kv_transfer_config is not None
+    pid = engine_core_pid(
+        in_worker=in_worker,
+        executor_backend=vllm_config.parallel_config.distributed_executor_backend,
+    )
+    return pool_name(pid, str(vllm_config.kv_transfer_config.engine_id))
+
+
+def refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig") -> None:
+    """Raise `ConfigError` for rows of several blocks in a group that keeps only the end of a
+    prefix. vLLM 0.32 stores a row when its last block exists; the others may be missing in such a
+    group, and a request that needs them would load the row's previous content."""
+    if blocks_per_row == 1:
+        return
+    for group in kv_cache_config.kv_cache_groups:
+        for spec in iter_layer_specs(group.kv_cache_spec):
+            if not isinstance(spec, FullAttentionSpec):
+                raise ConfigError(
+                    f"blocks_per_row={blocks_per_row}: this model has a group of "
+                    f"{type(spec).__name__}, which keeps only the end of a prefix, so rows of "
+                    "several blocks would be incomplete; remove the setting"
+                )

@@ -11,6 +11,7 @@ such as an unpacked wheel.
 import argparse
 import ast
 import json
+import logging
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from typing import NamedTuple
 import kv_connector
 from kv_connector.vllm_names import NAMES
 from remote_server.errors import ConfigError
+
+logger = logging.getLogger("vllm.kvferry")
 
 _MOST_STEPS = 16
 """Imports followed for one name, and classes for one member: a cycle ends here."""
@@ -232,6 +235,23 @@ def refuse_unsupported() -> None:
     version = str(getattr(vllm, "__version__", _UNKNOWN))
     if refusal := judge(version, Path(next(iter(vllm.__path__)))).refusal:
         raise ConfigError(refusal)
+
+
+def log_versions() -> None:
+    """Log both versions: a warning for a vLLM that is not tested."""
+    import vllm
+
+    tested = ", ".join(kv_connector.TESTED_VLLM)
+    line = ".".join(vllm.__version__.split(".")[:2])
+    if line in kv_connector.TESTED_VLLM:
+        logger.info("kvferry %s on vLLM %s", kv_connector.__version__, vllm.__version__)
+    else:
+        logger.warning(
+            "kvferry %s is tested with vLLM %s, this is %s",
+            kv_connector.__version__,
+            tested,
+            vllm.__version__,
+        )
 
 
 def installed() -> tuple[str, Path] | None:
