@@ -34,7 +34,6 @@ from kv_connector.config import (
     settings_of,
     with_extra_config,
 )
-from kv_connector.config_facts import NotKnown
 from kv_connector.guard import never_raises
 from kv_connector.introduction import (
     FerryMetadata,
@@ -54,20 +53,21 @@ from kv_connector.metrics import (
     without_what_was_not_sent,
 )
 from kv_connector.pool import (
-    pool_file_of,
     sweep_dead_pools,
 )
 from kv_connector.remote_tier import RemoteTier
-from kv_connector.resets import Resets, shut_out
+from kv_connector.resets import Resets, drop_unwanted_tails, shut_out
 from kv_connector.self_test import Outcome, Report, run_self_test
 from kv_connector.spec import (
     POOL_NAME_KEY,
-    owned_in_packed_blocks,
+    FerrySpec,
+    PoolNotShared,
+    check_pool_of,
     pool_name_of,
     refuse_incomplete_rows,
     refuse_without_shared_pool,
 )
-from kv_connector.weight_watch import WeightWatch, models_of_caller, why_not_watched
+from kv_connector.weight_watch import WeightWatch, watch_of_caller
 from remote_server.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -84,10 +84,6 @@ if TYPE_CHECKING:
     from vllm.v1.request import Request
 
 logger = init_logger("vllm.kvferry")
-
-
-class PoolNotShared(RuntimeError):
-    """A worker and the scheduler use different pools."""
 
 
 class KVFerryConnector(OffloadingConnector):
@@ -162,30 +158,13 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: False, but=ConfigError)
     def _find_packed_groups(self, kv_caches: dict[str, torch.Tensor]) -> bool:
-        """Whether every byte of a row is known to be its block's or cleared. If not, the engine
-        does not use the server. Raises `ConfigError` for a cache that vLLM would not offload
-        whole."""
-        try:
-            packed = owned_in_packed_blocks(self._kv_cache_config, kv_caches)
-        except NotKnown as why:
-            logger.error("rows may hold bytes of other requests: %s", why)
-            return False
-        self.connector_worker.spec.packed = packed
-        return True
+        spec: FerrySpec = self.connector_worker.spec
+        return spec.find_packed_groups(self._kv_cache_config, kv_caches)
 
     @never_raises(lambda: None)
     def _watch_weights(self) -> None:
-        models = models_of_caller()
-        why_not = why_not_watched(self._vllm_config) if models else "no model runner was found"
-        if models is None or why_not is not None:
-            logger.warning(
-                "changes of the weights are not detected, because %s: after every change reset the "
-                "cache with reset_external=true",
-                why_not,
-            )
-            return
-        self._watch = WeightWatch(models)
-        if self._reporter is not None:
+        self._watch = watch_of_caller(self._vllm_config)
+        if self._watch is not None and self._reporter is not None:
             start = self._watch.at_start
             self._reporter.change(weights_at_start=start, weights=start)
 
@@ -239,22 +218,11 @@ class KVFerryConnector(OffloadingConnector):
             self._resets.completed(metadata.completed_jobs)
         news = self._reports.take(reports_in(metadata).values())
         for _, report in news:
-            self._check_pool_of(report)
+            check_pool_of(report, self.scheduler.manager.primary_tier._mmap_region.fd)
         if news:
             self._resets.on_reports(report for _, report in news)
         if news and self._introduction is not None:
             self._introduction.on_reports(news)
-
-    def _check_pool_of(self, report: WorkerReport) -> None:
-        """Raise `PoolNotShared`, which ends the engine, if a worker has mapped another pool since
-        the marks were checked at start: it would load other bytes than were stored."""
-        if report.pool is None:
-            return
-        ours = pool_file_of(self.scheduler.manager.primary_tier._mmap_region.fd)
-        if report.pool != ours:
-            raise PoolNotShared(
-                f"worker {report.rank} uses the CPU pool {report.pool}, the scheduler {ours}"
-            )
 
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
@@ -418,16 +386,7 @@ class KVFerryConnector(OffloadingConnector):
 
     @never_raises(lambda: None)
     def _drop_unwanted_tails(self, scheduler_output: "SchedulerOutput") -> None:
-        """Apply a request's store limit to its partial tail too: vLLM 0.32 reads a limit of 0
-        there as no limit, and ends its process by an assertion on a small limit."""
-        state = scheduler_output.kv_connector_block_state
-        if state is None or not state.boundary_state_offloads:
-            return
-        for request_id, handed_over in state.boundary_state_offloads.items():
-            status = self.scheduler._req_status.get(request_id)
-            limit = None if status is None else status.max_offload_tokens
-            if limit is not None:
-                handed_over[:] = [entry for entry in handed_over if entry[2] <= limit]
+        drop_unwanted_tails(self.scheduler, scheduler_output)
 
     @never_raises(lambda: None)
     def _step_began(self, scheduler_output: "SchedulerOutput") -> None:

@@ -1,4 +1,4 @@
-"""Introduction of an engine to the server: reports of its workers, then its namespace.
+"""Introduction of an engine to the server: reports of its workers, its namespace, weight epochs.
 
 The namespace of an engine's blocks is known when each worker has reported its facts. Until then the
 server is not used. vLLM has one handshake at start, and under `MultiConnector` it carries only the
@@ -307,3 +307,65 @@ def look_for_gaps(
             logger.warning("%s", gap.line())
 
     client.stats(fingerprints=True, timeout_s=MISMATCH_CHECK_TIMEOUT_S).add_done_callback(log_gaps)
+
+
+# Besides the weights at start.
+MOST_REMEMBERED = 64
+
+
+Weights = tuple[str, ...]
+
+
+class WeightEpochs:
+    """Digests by rank, epochs by digests. Only the scheduler thread uses it.
+
+    An epoch is the value of the fact `weight_epoch`: None for the weights at start, else random.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._ranks = range(num_workers)
+        self._at_start: dict[int, str] = {}
+        self._answers: dict[int, str] = {}
+        self._epochs: dict[Weights, str | None] = {}
+        self._not_watched = False
+        self.sample_request = 0
+        self.epoch: str | None = None
+
+    def reset(self, epoch: str | None) -> None:
+        """The pool was emptied, and `epoch` begins, with unknown weights."""
+        self.epoch = epoch
+        self.sample_request += 1
+        self._answers = {}
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the epoch may still change, because workers have yet to report a sample."""
+        return bool(self.sample_request) and not self._not_watched and not self._is_answered
+
+    @property
+    def _is_answered(self) -> bool:
+        return len(self._answers) == len(self._ranks)
+
+    def on_report(self, report: WorkerReport) -> bool:
+        """Take a worker's new report. Returns whether its weights have changed without a reset."""
+        if not report.weights_at_start:
+            self._not_watched = self._not_watched or report.facts is not None
+            return False
+        self._at_start.setdefault(report.rank, report.weights_at_start)
+        if report.sample_request != self.sample_request:
+            return False  # a sample from before the reset
+        expected = self._at_start[report.rank] if not self.sample_request else None
+        before = self._answers.get(report.rank, expected)
+        self._answers[report.rank] = report.weights
+        changed = before is not None and before != report.weights
+        if self._is_answered and not changed:
+            self._decide()
+        return changed
+
+    def _decide(self) -> None:
+        if len(self._at_start) == len(self._ranks):
+            self._epochs.setdefault(tuple(self._at_start[rank] for rank in self._ranks), None)
+        weights = tuple(self._answers[rank] for rank in self._ranks)
+        if weights not in self._epochs and len(self._epochs) > MOST_REMEMBERED:
+            del self._epochs[list(self._epochs)[1]]
+        self.epoch = self._epochs.setdefault(weights, self.epoch)

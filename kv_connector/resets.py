@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from kv_connector.introduction import WorkerReport
-from kv_connector.weight_watch import Adapters, AdapterState, WeightEpochs
+from kv_connector.introduction import WeightEpochs, WorkerReport
+from kv_connector.weight_watch import Adapters, AdapterState
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
@@ -221,6 +221,21 @@ class KeptBack:
 def shut_out(status: "RequestOffloadState") -> None:
     """Load and store nothing of the request below the engine."""
     status.max_load_tokens = status.max_offload_tokens = 0
+
+
+def drop_unwanted_tails(
+    scheduler: "OffloadingConnectorScheduler", output: "SchedulerOutput"
+) -> None:
+    """Apply a request's store limit to its partial tail too: vLLM 0.32 reads a limit of 0 there as
+    no limit, and ends its process by an assertion on a small limit."""
+    state = output.kv_connector_block_state
+    if state is None or not state.boundary_state_offloads:
+        return
+    for request_id, handed_over in state.boundary_state_offloads.items():
+        status = scheduler._req_status.get(request_id)
+        limit = None if status is None else status.max_offload_tokens
+        if limit is not None:
+            handed_over[:] = [entry for entry in handed_over if entry[2] <= limit]
 
 
 class ResetFlush:

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, cast
 
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
@@ -25,6 +26,7 @@ from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
 from kv_connector.config_facts import NotKnown
 from kv_connector.host_worker import ClearingWorker, HostWorker
+from kv_connector.introduction import WorkerReport
 from kv_connector.pool import (
     Piece,
     Pieces,
@@ -51,6 +53,8 @@ if TYPE_CHECKING:
     import torch
     from vllm.config import ParallelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger("vllm.kvferry")
 
 POOL_NAME_KEY = "kvferry_pool_name"
 """Key under which the connector passes this spec the name of the engine's pool file."""
@@ -148,6 +152,19 @@ class FerrySpec(TieringOffloadingSpec):
     def pool_file(self) -> PoolFile | None:
         """The file behind the pool that this worker has mapped; None before."""
         return None if self._region is None else pool_file_of(self._region.fd)
+
+    def find_packed_groups(
+        self, kv_cache_config: "KVCacheConfig", kv_caches: "Mapping[str, torch.Tensor]"
+    ) -> bool:
+        """Whether every byte of a row is known to be its block's or cleared. If not, the engine
+        does not use the server. Raises `ConfigError` for a cache that vLLM would not offload
+        whole."""
+        try:
+            self.packed = owned_in_packed_blocks(kv_cache_config, kv_caches)
+        except NotKnown as why:
+            logger.error("rows may hold bytes of other requests: %s", why)
+            return False
+        return True
 
     def _rest_of_rows(self, kv_caches: CanonicalKVCaches) -> RestOfRows:
         """The unowned bytes of the rows that vLLM's worker fills."""
@@ -315,3 +332,17 @@ def refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig"
                     f"{type(spec).__name__}, which keeps only the end of a prefix, so rows of "
                     "several blocks would be incomplete; remove the setting"
                 )
+
+
+class PoolNotShared(RuntimeError):
+    """A worker and the scheduler use different pools."""
+
+
+def check_pool_of(report: WorkerReport, pool_fd: int) -> None:
+    """Raise `PoolNotShared`, which ends the engine, if a worker has mapped another pool than the
+    scheduler's since the marks were checked at start: it would load other bytes than were stored.
+    """
+    if report.pool is not None and report.pool != (ours := pool_file_of(pool_fd)):
+        raise PoolNotShared(
+            f"worker {report.rank} uses the CPU pool {report.pool}, the scheduler {ours}"
+        )

@@ -2,8 +2,7 @@
 
 vLLM can change weights while it runs: `reload_weights`, weight transfers of a trainer, a worker
 extension. None of them notifies a connector. So each worker takes a sample once a second, in a
-step of the engine, and whenever the scheduler requests one. The scheduler derives the weight epoch
-from the workers' digests.
+step of the engine, and whenever the scheduler requests one.
 
 A sample is 8 windows of 32 bytes of each parameter, at positions chosen by its name; a shorter
 parameter is read whole. On a GPU the windows are gathered and copied into page-locked memory after
@@ -30,14 +29,13 @@ import torch
 from vllm.logger import init_logger
 
 from kv_connector.config_facts import NotKnown
-from kv_connector.introduction import WorkerReport
 from kv_connector.model_facts import model_folder
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.lora.request import LoRARequest
 
-logger = init_logger("vllm.kvferry.weight_watch")
+logger = init_logger("vllm.kvferry")
 
 WINDOWS = 8
 WINDOW_BYTES = 32
@@ -263,6 +261,21 @@ class WeightWatch:
         return known
 
 
+def watch_of_caller(config: "VllmConfig") -> WeightWatch | None:
+    """A watch on the models of the model runner on the call stack; None, with a warning, where
+    changes cannot be detected."""
+    models = models_of_caller()
+    why_not = why_not_watched(config) if models else "no model runner was found"
+    if models is None or why_not is not None:
+        logger.warning(
+            "changes of the weights are not detected, because %s: after every change reset the "
+            "cache with reset_external=true",
+            why_not,
+        )
+        return None
+    return WeightWatch(models)
+
+
 # Prefixes of the files that vLLM reads. Other files, such as the state of a training run, may
 # change.
 _READ_BY_VLLM = ("adapter_", "new_embeddings")
@@ -342,65 +355,3 @@ def _identity(path: str) -> bytes:
     if not found:
         raise NotKnown(f"no file of an adapter in {folder}")
     return hashlib.blake2b(repr(sorted(found)).encode(), digest_size=16).digest()
-
-
-# Besides the weights at start.
-MOST_REMEMBERED = 64
-
-
-Weights = tuple[str, ...]
-
-
-class WeightEpochs:
-    """Digests by rank, epochs by digests. Only the scheduler thread uses it.
-
-    An epoch is the value of the fact `weight_epoch`: None for the weights at start, else random.
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self._ranks = range(num_workers)
-        self._at_start: dict[int, str] = {}
-        self._answers: dict[int, str] = {}
-        self._epochs: dict[Weights, str | None] = {}
-        self._not_watched = False
-        self.sample_request = 0
-        self.epoch: str | None = None
-
-    def reset(self, epoch: str | None) -> None:
-        """The pool was emptied, and `epoch` begins, with unknown weights."""
-        self.epoch = epoch
-        self.sample_request += 1
-        self._answers = {}
-
-    @property
-    def undecided(self) -> bool:
-        """Whether the epoch may still change, because workers have yet to report a sample."""
-        return bool(self.sample_request) and not self._not_watched and not self._is_answered
-
-    @property
-    def _is_answered(self) -> bool:
-        return len(self._answers) == len(self._ranks)
-
-    def on_report(self, report: WorkerReport) -> bool:
-        """Take a worker's new report. Returns whether its weights have changed without a reset."""
-        if not report.weights_at_start:
-            self._not_watched = self._not_watched or report.facts is not None
-            return False
-        self._at_start.setdefault(report.rank, report.weights_at_start)
-        if report.sample_request != self.sample_request:
-            return False  # a sample from before the reset
-        expected = self._at_start[report.rank] if not self.sample_request else None
-        before = self._answers.get(report.rank, expected)
-        self._answers[report.rank] = report.weights
-        changed = before is not None and before != report.weights
-        if self._is_answered and not changed:
-            self._decide()
-        return changed
-
-    def _decide(self) -> None:
-        if len(self._at_start) == len(self._ranks):
-            self._epochs.setdefault(tuple(self._at_start[rank] for rank in self._ranks), None)
-        weights = tuple(self._answers[rank] for rank in self._ranks)
-        if weights not in self._epochs and len(self._epochs) > MOST_REMEMBERED:
-            del self._epochs[list(self._epochs)[1]]
-        self.epoch = self._epochs.setdefault(weights, self.epoch)
