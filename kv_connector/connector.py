@@ -34,14 +34,13 @@ from kv_connector.config import (
     settings_of,
     with_extra_config,
 )
-from kv_connector.guard import never_raises
+from kv_connector.guard import guarded, never_raises
 from kv_connector.introduction import (
     FerryMetadata,
     FerryWorkerMetadata,
     Introduction,
     Reporter,
     Reports,
-    WorkerReport,
     reports_in,
     with_received,
     with_report,
@@ -147,26 +146,22 @@ class KVFerryConnector(OffloadingConnector):
     def register_kv_caches(self, kv_caches: dict[str, torch.Tensor]) -> None:
         rows_are_known = self._find_packed_groups(kv_caches)
         super().register_kv_caches(kv_caches)
-        self._report(self._take_facts(kv_caches) if rows_are_known else None, self._run_self_test())
-        self._watch_weights()
-
-    @never_raises(lambda: None)
-    def _report(self, facts: namespace.Facts | None, self_test: Report | None) -> None:
-        if self._reporter is not None:
-            pool = self.connector_worker.spec.pool_file
-            self._reporter.change(facts=facts, self_test=self_test, pool=pool)
+        facts = self._take_facts(kv_caches) if rows_are_known else None
+        self_test = self._run_self_test()
+        with guarded(self, "_report"):
+            if self._reporter is not None:
+                pool = self.connector_worker.spec.pool_file
+                self._reporter.change(facts=facts, self_test=self_test, pool=pool)
+        with guarded(self, "_watch_weights"):
+            self._watch = watch_of_caller(self._vllm_config)
+            if self._watch is not None and self._reporter is not None:
+                start = self._watch.at_start
+                self._reporter.change(weights_at_start=start, weights=start)
 
     @never_raises(lambda: False, but=ConfigError)
     def _find_packed_groups(self, kv_caches: dict[str, torch.Tensor]) -> bool:
         spec: FerrySpec = self.connector_worker.spec
         return spec.find_packed_groups(self._kv_cache_config, kv_caches)
-
-    @never_raises(lambda: None)
-    def _watch_weights(self) -> None:
-        self._watch = watch_of_caller(self._vllm_config)
-        if self._watch is not None and self._reporter is not None:
-            start = self._watch.at_start
-            self._reporter.change(weights_at_start=start, weights=start)
 
     @never_raises(lambda: None)
     def _take_facts(self, kv_caches: dict[str, torch.Tensor]) -> namespace.Facts | None:
@@ -187,29 +182,21 @@ class KVFerryConnector(OffloadingConnector):
 
     def bind_connector_metadata(self, connector_metadata: KVConnectorMetadata) -> None:
         super().bind_connector_metadata(connector_metadata)
-        self._take_acknowledgements(connector_metadata)
-
-    @never_raises(lambda: None)
-    def _take_acknowledgements(self, metadata: KVConnectorMetadata) -> None:
-        self._sample_request = (
-            metadata.sample_request if isinstance(metadata, FerryMetadata) else None
-        )
-        if self._reporter is not None:
-            self._reporter.bound(metadata)
+        with guarded(self, "_take_acknowledgements"):
+            ours = isinstance(connector_metadata, FerryMetadata)
+            self._sample_request = connector_metadata.sample_request if ours else None
+            if self._reporter is not None:
+                self._reporter.bound(connector_metadata)
 
     def build_connector_worker_meta(self) -> FerryWorkerMetadata | None:
-        self._sample_weights()
-        return with_report(super().build_connector_worker_meta(), self._due_report())
-
-    @never_raises(lambda: None)
-    def _sample_weights(self) -> None:
-        known = self._watch.step(self._sample_request) if self._watch is not None else None
-        if known is not None and self._reporter is not None:
-            self._reporter.change(weights=known.digest, sample_request=known.sample_request)
-
-    @never_raises(lambda: None)
-    def _due_report(self) -> WorkerReport | None:
-        return None if self._reporter is None else self._reporter.due
+        with guarded(self, "_sample_weights"):
+            known = self._watch.step(self._sample_request) if self._watch is not None else None
+            if known is not None and self._reporter is not None:
+                self._reporter.change(weights=known.digest, sample_request=known.sample_request)
+        metadata, due = super().build_connector_worker_meta(), None
+        with guarded(self, "_due_report"):
+            due = None if self._reporter is None else self._reporter.due
+        return with_report(metadata, due)
 
     @never_raises(lambda: None, but=PoolNotShared)
     def _take_reports(self, connector_output: "KVConnectorOutput") -> None:
@@ -227,49 +214,38 @@ class KVFerryConnector(OffloadingConnector):
     # ── requests ─────────────────────────────────────────────────────────────────────────
 
     def on_new_request(self, request: "Request") -> None:
-        if not self._apply_options(request):
+        are_applied = False
+        with guarded(self, "_apply_options"):
+            apply_request_options(request)
+            are_applied = True
+        if not are_applied:
             keep_to_pool(request)  # its options may have been an opt-out
-        self._keep_from_wrong_pool(request)
+        with guarded(self, "_keep_from_wrong_pool"):
+            if self._introduction is not None and self._introduction.pool_is_wrong:
+                keep_to_engine(request)
         super().on_new_request(request)
-
-    @never_raises(lambda: None)
-    def _keep_from_wrong_pool(self, request: "Request") -> None:
-        if self._introduction is not None and self._introduction.pool_is_wrong:
-            keep_to_engine(request)
-
-    @never_raises(lambda: False)
-    def _apply_options(self, request: "Request") -> bool:
-        apply_request_options(request)
-        return True
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        # Without news the result is the same, and needs no walk over a long prompt's keys.
-        if self._still_waits(request):
-            return None, False
-        if not self._begin(request, num_computed_tokens):
-            self._shut_out(request)
+        with guarded(self, "_still_waits"):
+            self._resets.scheduler_runs()
+            # Without news the result is the same, and needs no walk over a long prompt's keys.
+            if self._remote is not None and self._remote.still_waits(request.request_id):
+                return None, False
+        may_use_pool = False
+        with guarded(self, "_begin"):
+            self._resets.kept_back.begin(request, num_computed_tokens)
+            may_use_pool = not self._resets.due
+        if not may_use_pool:
+            with guarded(self, "_shut_out"):
+                shut_out(self.scheduler._req_status[request.request_id])
         tokens, is_async = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if tokens is None:
             self._deferred(request, num_computed_tokens)
         else:
             self._admitted(request, num_computed_tokens, num_computed_tokens + tokens)
         return tokens, is_async
-
-    @never_raises(lambda: False)
-    def _still_waits(self, request: "Request") -> bool:
-        self._resets.scheduler_runs()
-        return self._remote is not None and self._remote.still_waits(request.request_id)
-
-    @never_raises(lambda: False)
-    def _begin(self, request: "Request", num_computed_tokens: int) -> bool:
-        self._resets.kept_back.begin(request, num_computed_tokens)
-        return not self._resets.due
-
-    @never_raises(lambda: None)
-    def _shut_out(self, request: "Request") -> None:
-        shut_out(self.scheduler._req_status[request.request_id])
 
     @never_raises(lambda: None)
     def _deferred(self, request: "Request", num_computed_tokens: int) -> None:
@@ -301,112 +277,75 @@ class KVFerryConnector(OffloadingConnector):
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
-        self._allocated(request, blocks)
+        with guarded(self, "_allocated"):
+            self._resets.kept_back.allocated(request, blocks)
         if num_external_tokens:
-            self._count_admission(request, num_external_tokens)
+            with guarded(self, "_count_admission"):
+                sources = self.get_external_cache_hit_sources(request, num_external_tokens)
+                self._traffic.admitted({source.value: tokens for source, tokens in sources.items()})
 
     def get_external_cache_hit_sources(
         self, request: "Request", num_external_tokens: int
     ) -> Sources:
         sources = super().get_external_cache_hit_sources(request, num_external_tokens)
-        unsent = self._tokens_before_windows(request, num_external_tokens)
+        unsent = 0
+        with guarded(self, "_tokens_before_windows"):
+            unsent = tokens_before_windows(self.scheduler, request.request_id, num_external_tokens)
         return without_what_was_not_sent(sources, unsent)
 
-    @never_raises(lambda: 0)
-    def _tokens_before_windows(self, request: "Request", num_external_tokens: int) -> int:
-        return tokens_before_windows(self.scheduler, request.request_id, num_external_tokens)
-
-    @never_raises(lambda: None)
-    def _allocated(self, request: "Request", blocks: "KVCacheBlocks") -> None:
-        self._resets.kept_back.allocated(request, blocks)
-
-    @never_raises(lambda: None)
-    def _count_admission(self, request: "Request", num_external_tokens: int) -> None:
-        sources = self.get_external_cache_hit_sources(request, num_external_tokens)
-        self._traffic.admitted({source.value: tokens for source, tokens in sources.items()})
-
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> FerryMetadata:
-        self._drop_unwanted_tails(scheduler_output)
-        self._scheduled(scheduler_output)
+        with guarded(self, "_drop_unwanted_tails"):
+            drop_unwanted_tails(self.scheduler, scheduler_output)
+        with guarded(self, "_scheduled"):
+            self._resets.kept_back.scheduled(scheduler_output)
         meta = super().build_connector_meta(scheduler_output)
-        self._finished(scheduler_output)
-        self._maybe_log()
-        self._step_began(scheduler_output)
-        return with_received(meta, self._received(), self._sample_due(scheduler_output))
-
-    @never_raises(lambda: None)
-    def _sample_due(self, scheduler_output: "SchedulerOutput") -> int | None:
-        return self._resets.sample_request(scheduler_output.total_num_scheduled_tokens)
-
-    @never_raises(dict[int, int])
-    def _received(self) -> dict[int, int]:
-        return self._reports.received
-
-    @never_raises(lambda: None)
-    def _scheduled(self, scheduler_output: "SchedulerOutput") -> None:
-        self._resets.kept_back.scheduled(scheduler_output)
-
-    @never_raises(lambda: None)
-    def _finished(self, scheduler_output: "SchedulerOutput") -> None:
-        self._resets.kept_back.finished(scheduler_output.finished_req_ids or ())
+        with guarded(self, "_finished"):
+            self._resets.kept_back.finished(scheduler_output.finished_req_ids or ())
+        with guarded(self, "_maybe_log"):
+            totals = self._remote.totals() if self._remote is not None else None
+            if (line := self._traffic.line(totals)) is not None:
+                logger.info(line)
+        with guarded(self, "_step_began"):
+            if self._introduction is not None:
+                self._introduction.step_begins()
+            if self._remote is not None:
+                tokens = scheduler_output.num_scheduled_tokens.values()
+                self._remote.break_even.engine.step_began(tokens, time.monotonic())
+        received: dict[int, int] = {}
+        sample_due = None
+        with guarded(self, "_received"):
+            received = self._reports.received
+        with guarded(self, "_sample_due"):
+            sample_due = self._resets.sample_request(scheduler_output.total_num_scheduled_tokens)
+        return with_received(meta, received, sample_due)
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         super().update_connector_output(connector_output)
         self._take_reports(connector_output)
-        self._reset_if_due()
-        self._step_ended()
+        with guarded(self, "_reset_if_due"):
+            if self._resets.due:
+                self.reset_cache()
+        with guarded(self, "_step_ended"):
+            if self._remote is not None:
+                self._remote.break_even.engine.step_ended(time.monotonic())
 
     # ── resets ───────────────────────────────────────────────────────────────────────────
 
     def reset_cache(self) -> bool | None:
         """Empty the pool and begin a new weight epoch; see `resets`. vLLM calls this before sleep
         and when an operator resets, also while requests run and copies are under way."""
-        undelivered = self._before_reset()
+        undelivered: set[int] = set()
+        with guarded(self, "_before_reset"):
+            undelivered = self._resets.begin()
         emptied = False
         try:
             answer = super().reset_cache()
             emptied = True
             return answer
         finally:
-            self._after_reset(undelivered, emptied)
-
-    @never_raises(set)
-    def _before_reset(self) -> set[int]:
-        return self._resets.begin()
-
-    @never_raises(lambda: None)
-    def _after_reset(self, undelivered: set[int], emptied: bool) -> None:
-        manager = getattr(self, "_kv_cache_manager", None)
-        self._resets.end(undelivered, manager and manager.block_pool, emptied=emptied)
-
-    @never_raises(lambda: None)
-    def _reset_if_due(self) -> None:
-        if self._resets.due:
-            self.reset_cache()
-
-    @never_raises(lambda: None)
-    def _drop_unwanted_tails(self, scheduler_output: "SchedulerOutput") -> None:
-        drop_unwanted_tails(self.scheduler, scheduler_output)
-
-    @never_raises(lambda: None)
-    def _step_began(self, scheduler_output: "SchedulerOutput") -> None:
-        if self._introduction is not None:
-            self._introduction.step_begins()
-        if self._remote is not None:
-            self._remote.break_even.engine.step_began(
-                scheduler_output.num_scheduled_tokens.values(), time.monotonic()
-            )
-
-    @never_raises(lambda: None)
-    def _step_ended(self) -> None:
-        if self._remote is not None:
-            self._remote.break_even.engine.step_ended(time.monotonic())
-
-    @never_raises(lambda: None)
-    def _maybe_log(self) -> None:
-        line = self._traffic.line(self._remote.totals() if self._remote is not None else None)
-        if line is not None:
-            logger.info(line)
+            with guarded(self, "_after_reset"):
+                manager = getattr(self, "_kv_cache_manager", None)
+                self._resets.end(undelivered, manager and manager.block_pool, emptied=emptied)
 
     def count_hook_error(self, hook: str) -> None:
         """Count one exception that was kept from the engine. A worker reports it to the scheduler,
