@@ -5,10 +5,8 @@ core or run in its process. Under any other executor the scheduler would transfe
 worker wrote.
 
 Groups of a hybrid model overlap: a row has room for the largest group, and a block of a smaller
-group owns a part of it. The rest of the row, and of the engine's block, holds bytes of a previous
-owner, which may be the prompt of another request. Rows are hashed, sent and stored whole, so the
-rest is cleared whenever a row is stored. A model with one group owns all of its rows, and nothing
-is cleared.
+group owns a part of it. The rest is cleared whenever a row is stored, because rows are hashed, sent
+and stored whole (docs/decisions.md: "A row holds its own block and zeros").
 """
 
 import fcntl
@@ -63,17 +61,19 @@ def offer_sealed_file(name: str, pool_bytes: int) -> int | None:
 
     Workers start together. Each may make a file; one of them links its own to the name, and the
     others use that one. An existing name is never removed here: between check and removal another
-    worker may link and map its file.
+    worker may link and map its file. The maker keeps the descriptor open until all processes have
+    mapped the file: the name is a link to it.
 
-    The maker keeps the descriptor open until all processes have mapped the file: the name is a
-    link to it. Raises `ConfigError` when the machine or container has less memory than
-    `pool_bytes`, and when the existing file has another size.
+    Raises `ConfigError` when the machine or container has less memory than `pool_bytes`, and when
+    the existing file has another size.
     """
     path = pool_path(name)
     if not os.path.lexists(path):
         check_memory_fits(pool_bytes, setting="cpu_pool")
         check_file_sizes(pool_bytes, "cpu_pool")
-        descriptor = _sealed_file(name, pool_bytes)
+        descriptor = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, pool_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NEVER_RESIZED)
         try:
             path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
             return descriptor
@@ -104,13 +104,6 @@ def check_pool_is_there(name: str, pool_bytes: int) -> None:
             "workers of this engine have unequal parts of the KV cache, which kvferry does not "
             "support; give every pipeline stage the same number of layers"
         )
-
-
-def _sealed_file(name: str, num_bytes: int) -> int:
-    descriptor = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, num_bytes)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NEVER_RESIZED)
-    return descriptor
 
 
 def sweep_dead_pools(directory: Path = SHM) -> list[Path]:
@@ -221,12 +214,13 @@ def _mark(place: Place, engine: str) -> bytes:
 
 
 def _why_not(found: bytes, place: Place, engine: str) -> str | None:
-    if found == _mark(place, engine):
+    expected = _mark(place, engine)
+    if found == expected:
         return None
     magic, name, rank, num_rows, stride, start, num_bytes = _MARK.unpack(found)
     if magic != _MAGIC:
         return "left no mark in it"
-    if (name, rank) != _MARK.unpack(_mark(place, engine))[1:3]:
+    if (name, rank) != _MARK.unpack(expected)[1:3]:
         return f"has the mark of worker {rank} of another engine"
     return (
         f"has {num_bytes} bytes from {start} of each of {num_rows} rows, {stride} bytes apart, "
@@ -241,18 +235,15 @@ def engine_core_pid(*, in_worker: bool, executor_backend: object) -> int:
     `executor_backend` is vLLM's `distributed_executor_backend`: under `mp` a worker is a child
     of the engine core, under `uni` and `external_launcher` it is the engine core itself.
     """
-    if not in_worker or _runs_in_engine_core(executor_backend):
+    in_engine_core = not in_worker or executor_backend in ("uni", "external_launcher")
+    if in_worker and inspect.isclass(executor_backend):
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        in_engine_core = issubclass(executor_backend, UniProcExecutor)
+    if in_engine_core:
         return os.getpid()
     parent = multiprocessing.parent_process()
     return os.getppid() if parent is None or parent.pid is None else parent.pid
-
-
-def _runs_in_engine_core(backend: object) -> bool:
-    if inspect.isclass(backend):
-        from vllm.v1.executor.uniproc_executor import UniProcExecutor
-
-        return issubclass(backend, UniProcExecutor)
-    return backend in ("uni", "external_launcher")
 
 
 class Piece(NamedTuple):
@@ -284,11 +275,11 @@ def owned_by_groups(kv_caches: "CanonicalKVCaches", *, canonical: bool = False) 
 
 def pages_of(kv_caches: "CanonicalKVCaches", *, canonical: bool = False) -> list[int]:
     """Size of a page of each tensor in a row."""
-    pages = [cache.page_size_bytes for cache in kv_caches.tensors]
-    if canonical:
-        pages = [0] * len(pages)
-        for ref in (ref for refs in kv_caches.group_data_refs for ref in refs):
-            pages[ref.tensor_idx] = max(pages[ref.tensor_idx], _page_of(ref, canonical))
+    if not canonical:
+        return [cache.page_size_bytes for cache in kv_caches.tensors]
+    pages = [0] * len(kv_caches.tensors)
+    for ref in (ref for refs in kv_caches.group_data_refs for ref in refs):
+        pages[ref.tensor_idx] = max(pages[ref.tensor_idx], _page_of(ref, canonical))
     return pages
 
 
@@ -361,9 +352,8 @@ class PoolRows:
 
     def __init__(self, pool: memoryview, spec: "OffloadingSpec") -> None:
         assert pool.shape is not None and pool.strides is not None
-        self.count: int = pool.shape[0]
-        self.block_bytes = owned_bytes(spec, pool.strides[0])
-        self._stride: int = pool.strides[0]
+        self.count, self._stride = pool.shape[0], pool.strides[0]
+        self.block_bytes = owned_bytes(spec, self._stride)
         self.memory = pool.cast("B")
         """All of the pool, for a transport that maps it as a whole."""
         self._tokens_per_row = max(spec.tokens_per_block) * spec.blocks_per_chunk

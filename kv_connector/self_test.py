@@ -12,11 +12,10 @@ that it borrowed, and removes its blocks from the server.
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,8 +86,10 @@ class Fixture:
         self._worker = worker
         self._tensors = [cache.tensor for cache in kv_caches.tensors]
         self._owned = owned_by_groups(kv_caches) if owned is None else owned
-        self._part = part
+        self.part = part
         groups = len(self._owned)
+        self.keys = [b"canary-%d" % group for group in range(groups)]
+        """One for each row that is put."""
         num_blocks = min(len(tensor) for tensor in self._tensors)
         self._per_group = min(blocks_per_row, num_blocks // (2 * groups))
         if self._per_group < 1 or part.num_rows <= 2 * groups * turns:
@@ -104,22 +105,13 @@ class Fixture:
         self._source_rows = list(range(first, first + groups))
         self._target_rows = list(range(end - groups, end))
 
-    @property
-    def keys(self) -> list[bytes]:
-        """One for each row that is put."""
-        return [b"canary-%d" % group for group in range(len(self._owned))]
-
-    @property
-    def part(self) -> Part:
-        return self._part
-
     def source_rows(self) -> list[memoryview]:
         """The rows to put."""
-        return [self._part.row(number) for number in self._source_rows]
+        return [self.part.row(number) for number in self._source_rows]
 
     def target_rows(self) -> list[memoryview]:
         """The rows to get into, distinct from the source rows."""
-        return [self._part.row(number) for number in self._target_rows]
+        return [self.part.row(number) for number in self._target_rows]
 
     @contextmanager
     def borrowed(self) -> Iterator[None]:
@@ -128,14 +120,14 @@ class Fixture:
         blocks = self._sources + self._targets
         numbers = self._source_rows + self._target_rows
         before = [tensor[blocks] for tensor in self._tensors]  # indexing by a list copies
-        rows = [bytes(self._part.row(number)) for number in numbers]
+        rows = [bytes(self.part.row(number)) for number in numbers]
         try:
             yield
         finally:
             for tensor, bytes_before in zip(self._tensors, before, strict=True):
                 _write(tensor, blocks, bytes_before)
             for number, row in zip(numbers, rows, strict=True):
-                self._part.row(number)[:] = row
+                self.part.row(number)[:] = row
 
     def write_pattern(self) -> None:
         """Fill every page of the sources with different bytes, and the targets with others."""
@@ -202,10 +194,9 @@ TIDYING_S = 0.2
 # Most time for attaching shared memory; the canary then uses TCP.
 ATTACHING_S = 0.1
 _LOOK_AGAIN_S = 0.002
-# A transfer ends by its deadline. One that does not is a bug, and its rows stay the client's.
+# A transfer ends by its own deadline, and its rows are ours again only then. One that does not end
+# is a bug, and its rows stay the client's.
 _HANG_S = 5.0
-
-T = TypeVar("T")
 
 
 class Outcome(StrEnum):
@@ -342,15 +333,13 @@ class _SelfTest:
         self.way = f"over {client.transport}"
 
     def _put(self, client: RemoteClient, stage: Fixture) -> None:
-        put: PutResult = _ended(
-            client.put(
-                self._namespace,
-                stage.keys,
-                stage.source_rows(),
-                deferred=False,
-                timeout_s=self._timeout_s(),
-            )
-        )
+        put: PutResult = client.put(
+            self._namespace,
+            stage.keys,
+            stage.source_rows(),
+            deferred=False,
+            timeout_s=self._timeout_s(),
+        ).result(_HANG_S)
         if put.error is not None:
             raise _Skip(f"the put did not end well: {put.error}")
         if Declined.CHECKSUM in put.declined:
@@ -360,11 +349,9 @@ class _SelfTest:
 
     def _get(self, client: RemoteClient, stage: Fixture) -> None:
         left = self._timeout_s()
-        got: GetResult = _ended(
-            client.get(
-                self._namespace, stage.keys, stage.target_rows(), stall_s=left, timeout_s=left
-            )
-        )
+        got: GetResult = client.get(
+            self._namespace, stage.keys, stage.target_rows(), stall_s=left, timeout_s=left
+        ).result(_HANG_S)
         if GetOutcome.CORRUPT in got.outcomes:
             raise _Differs("the server's answer failed its checksum or its length")
         if len(got.landed) < len(stage.keys):
@@ -380,11 +367,6 @@ class _SelfTest:
         except KVFerryError as error:
             # The blocks that remain are never read, so the server evicts them first.
             logger.debug("the canary could not be cleared: %s", error)
-
-
-def _ended(transfer: "Future[T]") -> T:
-    """Result of a transfer, which ends by its own deadline. Its rows are ours again only then."""
-    return transfer.result(_HANG_S)
 
 
 def _compare(what: str, sent: memoryview, got: memoryview) -> None:

@@ -262,7 +262,7 @@ def test_a_block_that_no_server_takes_is_left_to_the_tier_to_tell(
 
 
 def _with_blocks_of(stage: Fixture, block_bytes: int) -> Fixture:
-    stage._part = replace(stage.part, block_bytes=block_bytes)
+    stage.part = replace(stage.part, block_bytes=block_bytes)
     return stage
 
 
