@@ -24,7 +24,7 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingWorker
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from kv_connector.pool import Piece, Pieces, owned_by_groups
+from kv_connector.pool import Piece, Pieces, Place, owned_by_groups
 from remote_server.client import ClientConfig, GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import SELF_TESTS, Declined
@@ -47,17 +47,15 @@ class Part:
     fd: int
     """The pool's file."""
 
-    num_rows: int
-    stride: int
-    start: int
-    num_bytes: int
+    place: Place
+
     block_bytes: int
     """Size of a whole row's block, all workers together."""
 
     def row(self, number: int) -> memoryview:
         """This worker's bytes of a row, in place."""
-        first = number * self.stride + self.start
-        return self.pool[first : first + self.num_bytes]
+        first = number * self.place.stride + self.place.start
+        return self.pool[first : first + self.place.num_bytes]
 
 
 class Fixture:
@@ -90,18 +88,19 @@ class Fixture:
         groups = len(self._owned)
         self.keys = [b"canary-%d" % group for group in range(groups)]
         """One for each row that is put."""
+        num_rows = part.place.num_rows
         num_blocks = min(len(tensor) for tensor in self._tensors)
         self._per_group = min(blocks_per_row, num_blocks // (2 * groups))
-        if self._per_group < 1 or part.num_rows <= 2 * groups * turns:
+        if self._per_group < 1 or num_rows <= 2 * groups * turns:
             raise ValueError(
-                f"too little to borrow from: {num_blocks} engine blocks and {part.num_rows} rows "
+                f"too little to borrow from: {num_blocks} engine blocks and {num_rows} rows "
                 f"for {groups} KV cache groups of {turns} workers"
             )
         # Groups may overlap in one tensor, so each has blocks of its own.
         wanted = self._per_group * groups
         self._sources = list(range(wanted))
         self._targets = list(range(num_blocks - wanted, num_blocks))
-        first, end = turn * groups, part.num_rows - turn * groups
+        first, end = turn * groups, num_rows - turn * groups
         self._source_rows = list(range(first, first + groups))
         self._target_rows = list(range(end - groups, end))
 

@@ -194,26 +194,14 @@ class FerrySpec(TieringOffloadingSpec):
         if self.config.canonical_layout:
             raise ValueError("with canonical_layout no worker has a part of a row to itself")
         place = self._place_of(parallel.rank)
-        part = Part(
-            pool=_bytes_of(self._region),
-            fd=self._region.fd,
-            num_rows=place.num_rows,
-            stride=place.stride,
-            start=place.start,
-            num_bytes=place.num_bytes,
-            block_bytes=owned_bytes(self, self.kv_bytes_per_chunk),
-        )
+        block_bytes = owned_bytes(self, self.kv_bytes_per_chunk)
+        part = Part(_bytes_of(self._region), self._region.fd, place, block_bytes)
         owned = self.packed or owned_by_groups(self._kv_caches)
         # Where all share one copy of a row, only rank 0 stores it, but each rank loads it.
         turn, turns = (parallel.rank, parallel.world_size) if self.replicated_layout else (0, 1)
+        blocks_per_row = self.blocks_per_chunk
         return Fixture(
-            self._worker,
-            self._kv_caches,
-            part,
-            self.blocks_per_chunk,
-            owned,
-            turn=turn,
-            turns=turns,
+            self._worker, self._kv_caches, part, blocks_per_row, owned, turn=turn, turns=turns
         )
 
 
