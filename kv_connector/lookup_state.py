@@ -1,4 +1,4 @@
-"""Lookup state of one request: the server's replies, the time spent waiting, and room in the pool.
+"""Lookup state of one request: the server's replies, and the time spent waiting.
 
 vLLM looks up one key at a time, again in every engine step, and waits for ever while a tier
 returns RETRY. This state reduces that to one query per prompt and one time budget per request. It
@@ -7,7 +7,7 @@ uses no socket and no clock. Only the scheduler thread uses it.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum, StrEnum, auto
+from enum import StrEnum, auto
 
 from remote_server.protocol import KeyState
 
@@ -230,81 +230,3 @@ class LookupState:
         self.owed_s, self.lookup_steps, self.loads = 0.0, 0, 0
         self.blocked_on = None
         self.missed_for_now, self.queried_again = {}, False
-
-
-# Lookups without progress before a request gives up. An admitted prompt releases its room only
-# after its rows were copied to the engine, which takes a few steps.
-LOOKUPS_WITHOUT_PROGRESS = 8
-
-
-class Room(Enum):
-    """Result of a request for rows."""
-
-    GRANTED = auto()
-    WAIT = auto()
-    NEVER = auto()  # other prompts hold their rows and make no progress
-
-
-@dataclass(slots=True)
-class _Waiter:
-    """A request that waits for rows, and the time without a release of any."""
-
-    releases: int
-    step: int
-    now_s: float
-    lookup_steps: int = 0
-    waited_s: float = 0.0
-
-
-class PoolRoom:
-    """Rows reserved for requests, first come, first served.
-
-    While a request waits, later ones of the same step wait too. Otherwise short prompts could
-    starve a long one.
-    """
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._held: dict[str, int] = {}
-        self._waiters: dict[str, _Waiter] = {}
-        self._releases = 0
-        self._full_in_step = -1
-
-    @property
-    def num_held(self) -> int:
-        """Rows reserved and not released."""
-        return sum(self._held.values())
-
-    def take(self, request_id: str, rows: int, *, most_rows: int, now_s: float, step: int) -> Room:
-        """Reserve `rows` rows in all for this request, including those it holds, while all requests
-        together hold at most `most_rows`. A request alone always gets room."""
-        held = self._held.get(request_id, 0)
-        # A request that holds rows gets more: two that wait for each other would deadlock.
-        if not held and (
-            self._full_in_step == step or (self._held and self.num_held + rows > most_rows)
-        ):
-            self._full_in_step = step
-            return self._wait(request_id, now_s, step)
-        self._held[request_id] = max(held, rows)
-        self._waiters.pop(request_id, None)
-        return Room.GRANTED
-
-    def release(self, request_id: str) -> None:
-        """The request was scheduled or has ended: release its room, if it has any."""
-        self._waiters.pop(request_id, None)
-        if self._held.pop(request_id, None) is not None:
-            self._releases += 1
-
-    def _wait(self, request_id: str, now_s: float, step: int) -> Room:
-        waiter = self._waiters.get(request_id)
-        if waiter is None or waiter.releases != self._releases:
-            self._waiters[request_id] = _Waiter(self._releases, step, now_s)
-            return Room.WAIT
-        if step == waiter.step + 1:  # else the engine was busy meanwhile and made no lookups
-            waiter.waited_s += now_s - waiter.now_s
-            waiter.lookup_steps += 1
-        waiter.step, waiter.now_s = step, now_s
-        stuck = (
-            waiter.waited_s > self._patience_s and waiter.lookup_steps >= LOOKUPS_WITHOUT_PROGRESS
-        )
-        return Room.NEVER if stuck else Room.WAIT

@@ -17,10 +17,10 @@ from typing import NamedTuple
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
 from kv_connector import metrics
-from kv_connector.break_even import BreakEven, LookupBreaker, Patience
+from kv_connector.break_even import BreakEven, LookupBreaker, Patience, PoolRoom, Room
 from kv_connector.config import RemoteConfig, bypass_of, prefetches
 from kv_connector.guard import never_raises
-from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, LookupState, Missed, PoolRoom, Room
+from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, LookupState, Missed
 from kv_connector.metrics import TierCounters
 from kv_connector.pool import PoolRows
 from remote_server.client import RemoteClient
