@@ -32,6 +32,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.logger import init_logger
 
+from kv_connector.metrics import CANARIES
 from kv_connector.namespace import Facts
 from kv_connector.pool import PoolFile
 from kv_connector.self_test import Outcome, Report
@@ -202,7 +203,7 @@ class Tier(Protocol):
     def stay_out(self, why: str) -> None: ...
     def wait_no_longer(self) -> None: ...
     def count_hook_error(self, hook: str) -> None: ...
-    def count_self_test(self, result: str) -> None: ...
+    def count(self, metric: str, label: str) -> None: ...
 
 
 class Introduction:
@@ -282,7 +283,7 @@ class Introduction:
                 self._tier.count_hook_error(hook)
         if report.self_test is not None and (before is None or before.self_test is None):
             self.pool_is_wrong |= report.self_test.miscopied
-            self._tier.count_self_test(report.self_test.outcome)
+            self._tier.count(CANARIES, report.self_test.outcome)
             if report.self_test.outcome is Outcome.BROKEN:
                 self._tier.count_hook_error("canary")
 

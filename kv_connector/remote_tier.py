@@ -39,7 +39,7 @@ from kv_connector import metrics
 from kv_connector.backfill import Backfill, Backlog, Recency
 from kv_connector.break_even import BreakEven, Patience
 from kv_connector.config import RemoteConfig, bypass_of, client_config, read_config
-from kv_connector.guard import kept_from_engine, never_raises
+from kv_connector.guard import guarded, kept_from_engine, never_raises
 from kv_connector.introduction import look_for_gaps
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
@@ -119,8 +119,8 @@ class RemoteTier(SecondaryTierManager):
         self.weight_epoch: str | None = None
         """The fact `weight_epoch`: None for the weights at start."""
         _log_through_vllm()
-        bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
         self._engine = offloading_spec.config.engine_id
+        bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
         self._steps_of_a_flush = 0
         if bare is not None:
             self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
@@ -138,19 +138,11 @@ class RemoteTier(SecondaryTierManager):
         self._lookups.workers_missing = sees_everything
         self._recency = Recency(clock)
         self._transfers = Transfers(
-            self._client,
-            self._rows,
-            config,
-            self._counters,
-            patience,
-            clock,
+            self._client, self._rows, config, self._counters, patience, clock
         )
+        backlog = Backlog(self._rows.count)
         self._backfill = Backfill(
-            Backlog(self._rows.count),
-            self._transfers,
-            self._counters,
-            clock,
-            self._rows.block_bytes,
+            backlog, self._transfers, self._counters, clock, self._rows.block_bytes
         )
         if bare is not None:
             self.declare(*bare)
@@ -167,12 +159,8 @@ class RemoteTier(SecondaryTierManager):
         self._declared = facts
         self._namespace = namespace_of(label, facts)
         self._client.declare(self._namespace, self._rows.block_bytes, facts)
-        logger.info(
-            "server %s, namespace %s, blocks of %d bytes",
-            self._config.server,
-            self._namespace,
-            self._rows.block_bytes,
-        )
+        named = self._config.server, self._namespace, self._rows.block_bytes
+        logger.info("server %s, namespace %s, blocks of %d bytes", *named)
         self._lookups.workers_missing = False
 
     def stay_out(self, why: str) -> None:
@@ -188,14 +176,6 @@ class RemoteTier(SecondaryTierManager):
         does not step."""
         self._lookups.hold_nothing()
 
-    def count_self_test(self, result: str) -> None:
-        """One worker reported its start-up canary."""
-        self._counters.count(metrics.CANARIES, label=result)
-
-    def count_kept_back(self, reason: str) -> None:
-        """One request is kept from pool and server."""
-        self._counters.count(metrics.KEPT_BACK, label=reason)
-
     # ── resets ───────────────────────────────────────────────────────────────────────────
 
     def hold_loads(self) -> None:
@@ -208,10 +188,6 @@ class RemoteTier(SecondaryTierManager):
     def on_reset_flushed(self) -> None:
         """The last copy from before a reset has ended, in all workers."""
         self._lookups.release_loads()
-
-    def count_weight_change(self) -> None:
-        """Weights have changed without a reset."""
-        self._counters.count(metrics.WEIGHT_CHANGES)
 
     def await_epoch(self) -> None:
         """The weight epoch will be known in a few steps. Requests that are looked up wait for it
@@ -259,9 +235,12 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Send this step's open keys to the server: one query per prompt."""
+        """Send this step's open keys to the server, one query per prompt, and touches."""
         self._lookups.end_step(self._namespace, context.new_req_ids, context.preempted_req_ids)
-        self._touch_what_was_used()
+        keys = self._recency.take_batch()
+        if keys and self._namespace is not None and self._client.ready:
+            self._counters.count(metrics.TOUCHED_BLOCKS, len(keys))
+            self._client.touch(self._namespace, keys)
         if self._flush_steps_left:
             self._flush_steps_left -= 1
             if not self._flush_steps_left:
@@ -317,17 +296,13 @@ class RemoteTier(SecondaryTierManager):
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that ended since the last call, each exactly once."""
         finished: list[JobResult] = []
-        self._take_finished(finished)
+        with guarded(self, "_take_finished"):
+            for ended in self._transfers.take_ended():
+                finished.append(ended.result)  # at once: an exception loses no job that was taken
+                with guarded(self, "_learn_from"):
+                    self._learn_from(ended)
         return finished
 
-    @never_raises(lambda: None)
-    def _take_finished(self, finished: list[JobResult]) -> None:
-        """Append to `finished` one by one, so that an exception loses no job that was taken."""
-        for ended in self._transfers.take_ended():
-            finished.append(ended.result)
-            self._learn_from(ended)
-
-    @never_raises(lambda: None)
     def _learn_from(self, ended: Ended) -> None:
         self._lookups.load_failed(ended.lost)
         result = ended.result
@@ -391,12 +366,6 @@ class RemoteTier(SecondaryTierManager):
         """Blocks are used in the CPU pool. vLLM up to 0.32 does not call this; see `admitted`."""
         self._recency.used(list(keys))
 
-    def _touch_what_was_used(self) -> None:
-        keys = self._recency.take_batch()
-        if keys and self._namespace is not None and self._client.ready:
-            self._counters.count(metrics.TOUCHED_BLOCKS, len(keys))
-            self._client.touch(self._namespace, keys)
-
     @never_raises(lambda: None)
     def shutdown(self) -> None:
         """Close the connection and release the pool."""
@@ -409,7 +378,11 @@ class RemoteTier(SecondaryTierManager):
 
     def count_hook_error(self, hook: str) -> None:
         """One exception of ours was kept from the engine."""
-        self._counters.count(metrics.HOOK_ERRORS, label=hook)
+        self.count(metrics.HOOK_ERRORS, hook)
+
+    def count(self, metric: str, label: str = "") -> None:
+        """Count one event of a part that has no counters of its own."""
+        self._counters.count(metric, label=label)
 
     def totals(self) -> dict[tuple[str, str], int]:
         """Everything counted since the start, by metric and label."""

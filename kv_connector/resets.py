@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
+from kv_connector import metrics
 from kv_connector.introduction import WeightEpochs, WorkerReport
 from kv_connector.weight_watch import Adapters, AdapterState
 
@@ -285,7 +286,7 @@ class Resets:
 
     def _count(self, reason: Reason) -> None:
         if self._remote is not None:
-            self._remote.count_kept_back(reason)
+            self._remote.count(metrics.KEPT_BACK, reason)
 
     # ── a reset ──────────────────────────────────────────────────────────────────────────
 
@@ -334,7 +335,7 @@ class Resets:
                 changed,
             )
             if self._remote is not None:
-                self._remote.count_weight_change()
+                self._remote.count(metrics.WEIGHT_CHANGES)
         else:
             self._name()
 
