@@ -334,7 +334,6 @@ class RestOfRows:
             view[first_row : first_row + num_rows] = 0
 
     def release(self) -> None:
-        """Release the views of the pool."""
         self._views = []
 
 
@@ -356,10 +355,10 @@ class PoolRows:
         self.block_bytes = owned_bytes(spec, self._stride)
         self.memory = pool.cast("B")
         """All of the pool, for a transport that maps it as a whole."""
-        self._tokens_per_row = max(spec.tokens_per_block) * spec.blocks_per_chunk
+        sizes = set(spec.tokens_per_block)
+        self._tokens_per_row = max(sizes) * spec.blocks_per_chunk
         self._rows_per_stretch = len(spec.tokens_per_block)
         """Rows that hold the same tokens: one for each KV cache group."""
-        sizes = set(spec.tokens_per_block)
         # vLLM stores the partial block at the end of a prompt only for models with several groups,
         # all of one block size.
         self._tokens_of_a_whole_row = (

@@ -1,19 +1,17 @@
 """The remote tier: vLLM's secondary-tier interface in front of a `RemoteClient`.
 
 Runs in the scheduler process. No method waits on a socket, copies or hashes. This class connects
-vLLM to `lookups`, to `tier_transfers`, to `backfill`, which puts what the server lacks after an
-outage, and to `break_even`, which decides what is worth fetching.
+vLLM to `lookups`, `tier_transfers`, `backfill` and `break_even`.
 
 Used by our connector, and bare as an entry of `secondary_tiers` in any `OffloadingConnector`
 with `TieringOffloadingSpec`. A bare tier sees less of the engine and needs `namespace`.
 """
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kv_connector.vllm_support import refuse_unsupported
+from kv_connector.vllm_support import log_through_vllm, refuse_unsupported
 
 refuse_unsupported()  # before every import that another version of vLLM may not serve
 
@@ -118,13 +116,10 @@ class RemoteTier(SecondaryTierManager):
         self._namespace: str | None = None
         self.weight_epoch: str | None = None
         """The fact `weight_epoch`: None for the weights at start."""
-        _log_through_vllm()
+        log_through_vllm()
         self._engine = offloading_spec.config.engine_id
         bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
-        self._steps_of_a_flush = 0
-        if bare is not None:
-            self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
-        self._flush_steps_left = 0
+        self._steps_of_a_flush = self._flush_steps_left = 0
         self._client = client_factory(client_config(config, self._engine))
         # A server on this host copies directly from and into the pool, without a staging copy.
         # vLLM's spec sets the scheduler's mapping of the pool before it makes tiers.
@@ -145,6 +140,7 @@ class RemoteTier(SecondaryTierManager):
             backlog, self._transfers, self._counters, clock, self._rows.block_bytes
         )
         if bare is not None:
+            self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
             self.declare(*bare)
 
     # ── identity ─────────────────────────────────────────────────────────────────────────
@@ -179,9 +175,8 @@ class RemoteTier(SecondaryTierManager):
     # ── resets ───────────────────────────────────────────────────────────────────────────
 
     def hold_loads(self) -> None:
-        """Load nothing into rows of the pool until `on_reset_flushed`: copies from before a reset
-        may still land in them. Lookups of blocks on the server wait, and are misses once the load
-        timeout has passed."""
+        """Load nothing into the pool until `on_reset_flushed`: copies from before a reset may still
+        land in it. Lookups of blocks on the server wait, and are misses after the load timeout."""
         self._lookups.hold_loads()
 
     @never_raises(lambda: None)
@@ -246,9 +241,8 @@ class RemoteTier(SecondaryTierManager):
             if not self._flush_steps_left:
                 self.on_reset_flushed()
 
-    # Only our connector calls the next three. For a bare tier vLLM walks over all keys of a
-    # waiting prompt in every step, and the tier detects an admission only when the request is
-    # first scheduled.
+    # Only our connector calls the next three. For a bare tier vLLM walks over all keys of a waiting
+    # prompt in every step, and an admission is detected only when the request is first scheduled.
 
     @never_raises(lambda: False)
     def still_waits(self, request_id: str) -> bool:
@@ -347,11 +341,9 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def drain_jobs(self) -> None:
-        """End every transfer and start a new weight epoch.
-
-        vLLM calls this only from `reset_cache`: before sleep, after a weight update, or when an
-        operator resets the cache. The only call that may wait, at most `DRAIN_TIMEOUT_S`.
-        """
+        """End every transfer and start a new weight epoch. vLLM calls this only from `reset_cache`:
+        before sleep, after a weight update, or when an operator resets the cache. The only call
+        that may wait, at most `DRAIN_TIMEOUT_S`."""
         try:
             if not self._transfers.drain(DRAIN_TIMEOUT_S):
                 logger.error("transfers did not end within %.1f s of a reset", DRAIN_TIMEOUT_S)
@@ -363,7 +355,7 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Blocks are used in the CPU pool. vLLM up to 0.32 does not call this; see `admitted`."""
+        """Blocks are used in the CPU pool. vLLM 0.32 does not call this; see `admitted`."""
         self._recency.used(list(keys))
 
     @never_raises(lambda: None)
@@ -377,7 +369,6 @@ class RemoteTier(SecondaryTierManager):
     # ── what it counted ──────────────────────────────────────────────────────────────────
 
     def count_hook_error(self, hook: str) -> None:
-        """One exception of ours was kept from the engine."""
         self.count(metrics.HOOK_ERRORS, hook)
 
     def count(self, metric: str, label: str = "") -> None:
@@ -391,12 +382,8 @@ class RemoteTier(SecondaryTierManager):
     @never_raises(lambda: None)
     def get_stats(self) -> "OffloadingConnectorStats | None":
         """What is new since the last call, for the engine's `/metrics`."""
-        for event, total in self._client.counters().items():
-            self._counters.set_total(metrics.CLIENT_EVENTS, total, event)
-            if (reason := metrics.INTEGRITY_REASONS.get(event)) is not None:
-                self._counters.set_total(metrics.INTEGRITY, total, reason)
-        stats = self._counters.take_stats()
-        gauges = {
+        self._counters.set_client_totals(self._client.counters())
+        gauges: dict[str, float | None] = {
             metrics.SERVER_READY: int(self._client.ready),
             metrics.BREAKER_STATE: metrics.BREAKER_STATES[self._client.breaker],
             metrics.OPEN_LOADS: self._transfers.num_loads,
@@ -409,16 +396,4 @@ class RemoteTier(SecondaryTierManager):
             metrics.LOOKUP_SECONDS: self.break_even.link.round_trip_s,
             metrics.PREFILL_SPEED: self.break_even.engine.tokens_per_s,
         }
-        for gauge, value in gauges.items():
-            if value is not None:
-                stats.set_gauge(gauge, value)
-        return stats
-
-
-def _log_through_vllm() -> None:
-    """Send the client's log lines to the engine's handlers: vLLM sets up only its own loggers."""
-    client, engine = logging.getLogger("remote_server"), logging.getLogger("vllm")
-    if engine.handlers and not client.handlers:
-        client.handlers = list(engine.handlers)
-        client.setLevel(engine.level)
-        client.propagate = False
+        return self._counters.take_stats(gauges)

@@ -241,17 +241,20 @@ def log_versions() -> None:
     """Log both versions: a warning for a vLLM that is not tested."""
     import vllm
 
-    tested = ", ".join(kv_connector.TESTED_VLLM)
-    line = ".".join(vllm.__version__.split(".")[:2])
-    if line in kv_connector.TESTED_VLLM:
-        logger.info("kvferry %s on vLLM %s", kv_connector.__version__, vllm.__version__)
+    ours, theirs = kv_connector.__version__, vllm.__version__
+    if ".".join(theirs.split(".")[:2]) in kv_connector.TESTED_VLLM:
+        logger.info("kvferry %s on vLLM %s", ours, theirs)
     else:
-        logger.warning(
-            "kvferry %s is tested with vLLM %s, this is %s",
-            kv_connector.__version__,
-            tested,
-            vllm.__version__,
-        )
+        logger.warning("kvferry %s is tested with vLLM %s, this is %s", ours, _supported(), theirs)
+
+
+def log_through_vllm() -> None:
+    """Send the client's log lines to the engine's handlers: vLLM sets up only its own loggers."""
+    client, engine = logging.getLogger("remote_server"), logging.getLogger("vllm")
+    if engine.handlers and not client.handlers:
+        client.handlers = list(engine.handlers)
+        client.setLevel(engine.level)
+        client.propagate = False
 
 
 def installed() -> tuple[str, Path] | None:
