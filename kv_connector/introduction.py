@@ -1,9 +1,8 @@
 """Introduction of an engine to the server: reports of its workers, its namespace, weight epochs.
 
 The namespace of an engine's blocks is known when each worker has reported its facts. Until then the
-server is not used. vLLM has one handshake at start, and under `MultiConnector` it carries only the
-metadata of the first connector that has any. So a worker's report travels in the metadata of the
-engine's steps, which `MultiConnector` separates by connector:
+server is not used. Reports travel in the metadata of the engine's steps and not in vLLM's handshake
+(docs/decisions.md: "The namespace is decided late"):
 
     worker → scheduler   `FerryWorkerMetadata.reports`, in every step until it is acknowledged
     scheduler → worker   `FerryMetadata.received`, in every step: the acknowledgements
@@ -12,8 +11,7 @@ A report that changes gets a higher revision, and is sent until that revision is
 report something new, give `WorkerReport` a field with a default, and set it by `Reporter.change`.
 
 At the first reply of a server a mismatch check logs namespaces that differ from the engine's in few
-facts. An engine that gets no hits, because one setting differs from the engines that filled the
-server, looks healthy otherwise.
+facts (docs/decisions.md: "Two engines that nearly agree get a log line").
 """
 
 import logging

@@ -9,10 +9,10 @@ parameter is read whole. On a GPU the windows are gathered and copied into page-
 the step's work, and read in a later step, once an event shows that the copy is done: no step waits.
 
 vLLM's keys identify a LoRA adapter by name and path. An adapter replaced under both keeps its keys,
-and vLLM's own cache then serves the old KV. The pool must not: it is larger and lives
-longer. Each lookup compares the adapter's files with those of its first use. A changed adapter
-stays out of the pool for good: the scheduler cannot see whether the engine loaded the new files
-before or after it computed a block.
+and vLLM's own cache then serves the old KV. The pool must not: it is larger and lives longer. So
+each lookup compares the adapter's files with those of its first use. A changed adapter stays out of
+the pool for good: the scheduler cannot see whether the engine loaded the new files before or after
+it computed a block.
 """
 
 import hashlib
@@ -244,10 +244,7 @@ class WeightWatch:
         is due at once. With None the weights must not be read in this step: the engine may be
         asleep.
         """
-        known = None
-        if self._under_way and self._sampler.done:
-            self._under_way = False
-            known = Known(self._sampler.digest(), self._sample_request)
+        known = self._completed()
         if sample_request is None or self._under_way:
             return known
         now_s = self._clock()
@@ -255,10 +252,13 @@ class WeightWatch:
             return known
         self._sampler.begin()
         self._sample_request, self._next_s, self._under_way = sample_request, now_s + PERIOD_S, True
-        if self._sampler.done:  # on a CPU it is done at once
-            self._under_way = False
-            known = Known(self._sampler.digest(), self._sample_request)
-        return known
+        return self._completed() or known  # on a CPU it is done at once
+
+    def _completed(self) -> Known | None:
+        if not self._under_way or not self._sampler.done:
+            return None
+        self._under_way = False
+        return Known(self._sampler.digest(), self._sample_request)
 
 
 def watch_of_caller(config: "VllmConfig") -> WeightWatch | None:
