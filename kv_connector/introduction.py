@@ -18,7 +18,7 @@ import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
@@ -38,6 +38,9 @@ from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.protocol import StatsReply
 from remote_server.protocol.namespace_diff import gaps_of
+
+if TYPE_CHECKING:
+    from kv_connector.remote_tier import RemoteTier
 
 logger = init_logger("vllm.kvferry.introduction")
 
@@ -194,21 +197,11 @@ MOST_STEPS = 200
 of a step; with steps in flight it is their number plus one."""
 
 
-class Tier(Protocol):
-    """The part of `RemoteTier` that is used here."""
-
-    def declare(self, label: str, facts: Facts) -> None: ...
-    def stay_out(self, why: str) -> None: ...
-    def wait_no_longer(self) -> None: ...
-    def count_hook_error(self, hook: str) -> None: ...
-    def count(self, metric: str, label: str) -> None: ...
-
-
 class Introduction:
     """Belongs to the scheduler thread. It ends with one call of `declare` or `stay_out`."""
 
     def __init__(
-        self, tier: Tier, reports: Reports, label: str, facts: Mapping[str, str],
+        self, tier: "RemoteTier", reports: Reports, label: str, facts: Mapping[str, str],
         not_known: Iterable[str],
     ) -> None:  # fmt: skip
         """`facts` are the scheduler's own; `not_known` are reasons why facts could not be

@@ -290,9 +290,6 @@ def bare_facts(config: "OffloadingConfig", user_namespace: str) -> tuple[str, Fa
 
 
 def new_weight_epoch() -> str:
-    """A random value, unique to this engine: no other engine is known to have the same weights.
-
-    A counter is not enough: two engines that each updated once would have equal counters with
-    different weights.
-    """
+    """A random value, unique to this engine: no other engine is known to have the same weights. Two
+    engines that each updated once would have equal counters with different weights."""
     return secrets.token_hex(8)
