@@ -45,7 +45,7 @@ demo: $(READY) ## a prompt's KV cache through all levels, on real processes
 	$(PYTHON_VENV) -m examples.demo $(ARGS)
 
 docs: $(READY) ## write what is generated: tables of settings, the page of the sources' features, the benchmarks' last results
-	$(PYTHON_VENV) -m kv_connector.settings_page docs/SETTINGS.md
+	$(PYTHON_VENV) -m benchmarks.settings_page docs/SETTINGS.md
 	$(PYTHON_VENV) -m benchmarks.features_page docs/SOURCES.md
 	$(PYTHON_VENV) -m benchmarks results
 

@@ -1,8 +1,10 @@
-"""Break-even: measured speeds, the decision to fetch or to compute, and the limits of waiting."""
+"""Break-even: measured speeds, the decision to fetch or to compute, and the limits of waiting: for
+replies, and for room in the pool."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from math import inf
 from statistics import median
 
@@ -263,3 +265,81 @@ class LookupBreaker:
     def _begin(self, at_s: float) -> None:
         self._begins_at_s, self._probe_at_s = at_s, at_s + self._pause_s
         self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+
+# Lookups without progress before a request gives up. An admitted prompt releases its room only
+# after its rows were copied to the engine, which takes a few steps.
+LOOKUPS_WITHOUT_PROGRESS = 8
+
+
+class Room(Enum):
+    """Result of a request for rows."""
+
+    GRANTED = auto()
+    WAIT = auto()
+    NEVER = auto()  # other prompts hold their rows and make no progress
+
+
+@dataclass(slots=True)
+class _Waiter:
+    """A request that waits for rows, and the time without a release of any."""
+
+    releases: int
+    step: int
+    now_s: float
+    lookup_steps: int = 0
+    waited_s: float = 0.0
+
+
+class PoolRoom:
+    """Rows reserved for requests, first come, first served.
+
+    While a request waits, later ones of the same step wait too. Otherwise short prompts could
+    starve a long one.
+    """
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._held: dict[str, int] = {}
+        self._waiters: dict[str, _Waiter] = {}
+        self._releases = 0
+        self._full_in_step = -1
+
+    @property
+    def num_held(self) -> int:
+        """Rows reserved and not released."""
+        return sum(self._held.values())
+
+    def take(self, request_id: str, rows: int, *, most_rows: int, now_s: float, step: int) -> Room:
+        """Reserve `rows` rows in all for this request, including those it holds, while all requests
+        together hold at most `most_rows`. A request alone always gets room."""
+        held = self._held.get(request_id, 0)
+        # A request that holds rows gets more: two that wait for each other would deadlock.
+        if not held and (
+            self._full_in_step == step or (self._held and self.num_held + rows > most_rows)
+        ):
+            self._full_in_step = step
+            return self._wait(request_id, now_s, step)
+        self._held[request_id] = max(held, rows)
+        self._waiters.pop(request_id, None)
+        return Room.GRANTED
+
+    def release(self, request_id: str) -> None:
+        """The request was scheduled or has ended: release its room, if it has any."""
+        self._waiters.pop(request_id, None)
+        if self._held.pop(request_id, None) is not None:
+            self._releases += 1
+
+    def _wait(self, request_id: str, now_s: float, step: int) -> Room:
+        waiter = self._waiters.get(request_id)
+        if waiter is None or waiter.releases != self._releases:
+            self._waiters[request_id] = _Waiter(self._releases, step, now_s)
+            return Room.WAIT
+        if step == waiter.step + 1:  # else the engine was busy meanwhile and made no lookups
+            waiter.waited_s += now_s - waiter.now_s
+            waiter.lookup_steps += 1
+        waiter.step, waiter.now_s = step, now_s
+        stuck = (
+            waiter.waited_s > self._patience_s and waiter.lookup_steps >= LOOKUPS_WITHOUT_PROGRESS
+        )
+        return Room.NEVER if stuck else Room.WAIT

@@ -41,6 +41,22 @@ def kept_from_engine(owner: Guarded, hook: str) -> None:
             logger.exception("%s failed and could not be counted", hook)
 
 
+class guarded:  # noqa: N801 - used as a statement: `with guarded(self, "a name"):`
+    """A part of a hook: an exception ends the part, is counted under its name and logged once."""
+
+    def __init__(self, owner: Guarded, part: str) -> None:
+        self._owner = owner
+        self._part = part
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        kept_from_engine(self._owner, self._part)
+        return True
+
+
 def never_raises(
     fallback: Callable[[], Fallback], *, but: type[Exception] | tuple[()] = ()
 ) -> Callable[[Hook[Owner, Arguments, Result]], Hook[Owner, Arguments, Result | Fallback]]:

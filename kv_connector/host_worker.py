@@ -1,4 +1,6 @@
-"""Copies between the engine's KV blocks and rows of the CPU pool, on vLLM's CPU platform.
+"""Workers: copies between the engine's KV blocks and rows of the CPU pool.
+
+`HostWorker` copies on vLLM's CPU platform. `ClearingWorker` wraps vLLM's own worker on a GPU.
 
 vLLM's own worker needs CUDA streams and events. On the CPU platform both sides are ordinary
 memory, so a copy is a memcpy, and its cost is the number of calls. Blocks that are adjacent on
@@ -27,7 +29,7 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
-from kv_connector.pool_rows import (
+from kv_connector.pool import (
     Pieces,
     Places,
     RestOfRows,
@@ -315,3 +317,50 @@ def _join(engine: Sequence[Bytes], pool: Sequence[Places]) -> Region:
             (row.strides[0], pool_step, *row.strides[1:]),
         ),
     )
+
+
+class ClearingWorker(OffloadingWorker):
+    """Clears the bytes of a row that its block does not own, before the store is reported."""
+
+    def __init__(self, worker: OffloadingWorker, rest: RestOfRows, blocks_per_row: int) -> None:
+        self._worker = worker
+        self._rest = rest
+        self._blocks_per_row = blocks_per_row
+        self._storing: dict[int, list[list[Run]]] = {}
+
+    def submit_store(
+        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
+    ) -> bool:
+        """Copy engine blocks out to pool rows."""
+        assert isinstance(dst_spec, BlockIDsLoadStoreSpec)
+        self._storing[job_id] = plan_copy(src_spec, dst_spec.block_ids, self._blocks_per_row)
+        return bool(self._worker.submit_store(job_id, src_spec, dst_spec))
+
+    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
+        """Copy pool rows in to engine blocks."""
+        return bool(self._worker.submit_load(job_id, src_spec, dst_spec))
+
+    def get_finished(self) -> list[TransferResult]:
+        """Jobs that ended since the last call. The rows of a store belong to it until this call,
+        which clears them: vLLM copies packed blocks whole."""
+        finished: list[TransferResult] = self._worker.get_finished()
+        for result in finished:
+            self._clear(result.job_id)
+        return finished
+
+    def wait(self, job_ids: set[int]) -> None:
+        """Block until these jobs have released their engine blocks, and clear their rows. After a
+        reset of the pool the rows may get another owner at once."""
+        self._worker.wait(job_ids)
+        for job_id in job_ids:
+            self._clear(job_id)
+
+    def _clear(self, job_id: int) -> None:
+        for group, runs in enumerate(self._storing.pop(job_id, ())):
+            for run in runs:
+                self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
+
+    def shutdown(self) -> None:
+        """End all copies and release the pool."""
+        self._rest.release()
+        self._worker.shutdown()

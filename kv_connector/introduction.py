@@ -1,9 +1,8 @@
-"""Introduction of an engine to the server: reports of its workers, then its namespace.
+"""Introduction of an engine to the server: reports of its workers, its namespace, weight epochs.
 
 The namespace of an engine's blocks is known when each worker has reported its facts. Until then the
-server is not used. vLLM has one handshake at start, and under `MultiConnector` it carries only the
-metadata of the first connector that has any. So a worker's report travels in the metadata of the
-engine's steps, which `MultiConnector` separates by connector:
+server is not used. Reports travel in the metadata of the engine's steps and not in vLLM's handshake
+(docs/decisions.md: "The namespace is decided late"):
 
     worker → scheduler   `FerryWorkerMetadata.reports`, in every step until it is acknowledged
     scheduler → worker   `FerryMetadata.received`, in every step: the acknowledgements
@@ -12,15 +11,14 @@ A report that changes gets a higher revision, and is sent until that revision is
 report something new, give `WorkerReport` a field with a default, and set it by `Reporter.change`.
 
 At the first reply of a server a mismatch check logs namespaces that differ from the engine's in few
-facts. An engine that gets no hits, because one setting differs from the engines that filled the
-server, looks healthy otherwise.
+facts (docs/decisions.md: "Two engines that nearly agree get a log line").
 """
 
 import logging
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
     KVConnectorMetadata,
@@ -32,13 +30,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading.common import (
 )
 from vllm.logger import init_logger
 
+from kv_connector.metrics import CANARIES
 from kv_connector.namespace import Facts
-from kv_connector.pool_file import PoolFile
+from kv_connector.pool import PoolFile
 from kv_connector.self_test import Outcome, Report
 from remote_server.client import RemoteClient
 from remote_server.errors import ConfigError
 from remote_server.protocol import StatsReply
 from remote_server.protocol.namespace_diff import gaps_of
+
+if TYPE_CHECKING:
+    from kv_connector.remote_tier import RemoteTier
 
 logger = init_logger("vllm.kvferry.introduction")
 
@@ -195,21 +197,11 @@ MOST_STEPS = 200
 of a step; with steps in flight it is their number plus one."""
 
 
-class Tier(Protocol):
-    """The part of `RemoteTier` that is used here."""
-
-    def declare(self, label: str, facts: Facts) -> None: ...
-    def stay_out(self, why: str) -> None: ...
-    def wait_no_longer(self) -> None: ...
-    def count_hook_error(self, hook: str) -> None: ...
-    def count_self_test(self, result: str) -> None: ...
-
-
 class Introduction:
     """Belongs to the scheduler thread. It ends with one call of `declare` or `stay_out`."""
 
     def __init__(
-        self, tier: Tier, reports: Reports, label: str, facts: Mapping[str, str],
+        self, tier: "RemoteTier", reports: Reports, label: str, facts: Mapping[str, str],
         not_known: Iterable[str],
     ) -> None:  # fmt: skip
         """`facts` are the scheduler's own; `not_known` are reasons why facts could not be
@@ -282,7 +274,7 @@ class Introduction:
                 self._tier.count_hook_error(hook)
         if report.self_test is not None and (before is None or before.self_test is None):
             self.pool_is_wrong |= report.self_test.miscopied
-            self._tier.count_self_test(report.self_test.outcome)
+            self._tier.count(CANARIES, report.self_test.outcome)
             if report.self_test.outcome is Outcome.BROKEN:
                 self._tier.count_hook_error("canary")
 
@@ -307,3 +299,65 @@ def look_for_gaps(
             logger.warning("%s", gap.line())
 
     client.stats(fingerprints=True, timeout_s=MISMATCH_CHECK_TIMEOUT_S).add_done_callback(log_gaps)
+
+
+# Besides the weights at start.
+MOST_REMEMBERED = 64
+
+
+Weights = tuple[str, ...]
+
+
+class WeightEpochs:
+    """Digests by rank, epochs by digests. Only the scheduler thread uses it.
+
+    An epoch is the value of the fact `weight_epoch`: None for the weights at start, else random.
+    """
+
+    def __init__(self, num_workers: int) -> None:
+        self._ranks = range(num_workers)
+        self._at_start: dict[int, str] = {}
+        self._answers: dict[int, str] = {}
+        self._epochs: dict[Weights, str | None] = {}
+        self._not_watched = False
+        self.sample_request = 0
+        self.epoch: str | None = None
+
+    def reset(self, epoch: str | None) -> None:
+        """The pool was emptied, and `epoch` begins, with unknown weights."""
+        self.epoch = epoch
+        self.sample_request += 1
+        self._answers = {}
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the epoch may still change, because workers have yet to report a sample."""
+        return bool(self.sample_request) and not self._not_watched and not self._is_answered
+
+    @property
+    def _is_answered(self) -> bool:
+        return len(self._answers) == len(self._ranks)
+
+    def on_report(self, report: WorkerReport) -> bool:
+        """Take a worker's new report. Returns whether its weights have changed without a reset."""
+        if not report.weights_at_start:
+            self._not_watched = self._not_watched or report.facts is not None
+            return False
+        self._at_start.setdefault(report.rank, report.weights_at_start)
+        if report.sample_request != self.sample_request:
+            return False  # a sample from before the reset
+        expected = self._at_start[report.rank] if not self.sample_request else None
+        before = self._answers.get(report.rank, expected)
+        self._answers[report.rank] = report.weights
+        changed = before is not None and before != report.weights
+        if self._is_answered and not changed:
+            self._decide()
+        return changed
+
+    def _decide(self) -> None:
+        if len(self._at_start) == len(self._ranks):
+            self._epochs.setdefault(tuple(self._at_start[rank] for rank in self._ranks), None)
+        weights = tuple(self._answers[rank] for rank in self._ranks)
+        if weights not in self._epochs and len(self._epochs) > MOST_REMEMBERED:
+            del self._epochs[list(self._epochs)[1]]
+        self.epoch = self._epochs.setdefault(weights, self.epoch)

@@ -1,15 +1,25 @@
-"""Lookup state of one request: the server's replies, the time spent waiting, and room in the pool.
+"""Lookup state of one request, and the queries to the server.
 
 vLLM looks up one key at a time, again in every engine step, and waits for ever while a tier
-returns RETRY. This state reduces that to one query per prompt and one time budget per request. It
-uses no socket and no clock. Only the scheduler thread uses it.
+returns RETRY. `LookupState` reduces that to one query per prompt and one time budget per request.
+It uses no socket and no clock. Only the scheduler thread uses it.
 """
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
+from functools import partial
+from typing import NamedTuple
 
-from remote_server.protocol import KeyState
+from kv_connector import metrics
+from kv_connector.break_even import LinkSpeed, LookupBreaker, Patience
+from kv_connector.guard import never_raises
+from kv_connector.metrics import TierCounters
+from remote_server.client import RemoteClient
+from remote_server.errors import DeadlineExceeded, ServerUnavailable
+from remote_server.protocol import Found, KeyState
 
 
 class Missed(StrEnum):
@@ -232,79 +242,145 @@ class LookupState:
         self.missed_for_now, self.queried_again = {}, False
 
 
-# Lookups without progress before a request gives up. An admitted prompt releases its room only
-# after its rows were copied to the engine, which takes a few steps.
-LOOKUPS_WITHOUT_PROGRESS = 8
+# Limit on keys in open queries, over all requests: a server answers so many in half the default
+# deadline of a lookup. Without a limit, a burst of long prompts makes lookups late.
+MOST_KEYS_UNDER_WAY = 32_768
 
 
-class Room(Enum):
-    """Result of a request for rows."""
+class Kind(Enum):
+    """The relation of a request to a reply."""
 
-    GRANTED = auto()
-    WAIT = auto()
-    NEVER = auto()  # other prompts hold their rows and make no progress
-
-
-@dataclass(slots=True)
-class _Waiter:
-    """A request that waits for rows, and the time without a release of any."""
-
-    releases: int
-    step: int
-    now_s: float
-    lookup_steps: int = 0
-    waited_s: float = 0.0
+    AWAITED = auto()  # the request waits for it
+    AGAIN = auto()  # to a second query of a queued request, which does not wait for it
+    LATE = auto()  # came after the deadline of an awaited one
+    PROBE = auto()  # no request needs it
 
 
-class PoolRoom:
-    """Rows reserved for requests, first come, first served.
+class Query(NamedTuple):
+    """A lookup that was sent."""
 
-    While a request waits, later ones of the same step wait too. Otherwise short prompts could
-    starve a long one.
+    kind: Kind
+    wait: LookupState | None
+    """State of the request; None for a probe, which no request waits for."""
+    generation: int
+    keys: list[bytes]
+    sent_s: float
+
+
+class Answer(NamedTuple):
+    """The end of a query, passed from the client's I/O thread to the scheduler thread."""
+
+    query: Query
+    ended_s: float
+    states: bytes | None
+    """The server's reply, one state a key; None without a reply."""
+    reason: Missed
+    """Why there was no reply."""
+
+
+class Queries:
+    """Lookups under way to the server. Belongs to the scheduler thread. Replies and deadlines come
+    on the client's I/O thread, which only appends to a deque; the scheduler thread applies them at
+    its next lookup.
     """
 
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._held: dict[str, int] = {}
-        self._waiters: dict[str, _Waiter] = {}
-        self._releases = 0
-        self._full_in_step = -1
+    def __init__(
+        self,
+        client: RemoteClient,
+        counters: TierCounters,
+        link: LinkSpeed,
+        patience: Patience,
+        clock: Callable[[], float],
+    ) -> None:
+        self._client = client
+        self._counters = counters
+        self._link = link
+        self._patience = patience
+        self._clock = clock
+        self._keys_under_way = 0
+        self.answers: deque[Answer] = deque()
+        self.breaker = LookupBreaker(clock)
+        self.probe_key: bytes | None = None
+        """The key for the next probe, a lookup that no request waits for."""
 
-    @property
-    def num_held(self) -> int:
-        """Rows reserved and not released."""
-        return sum(self._held.values())
+    def has_room(self, num_keys: int) -> bool:
+        """Whether so many keys may be queried now."""
+        return not self._keys_under_way or self._keys_under_way + num_keys <= MOST_KEYS_UNDER_WAY
 
-    def take(self, request_id: str, rows: int, *, most_rows: int, now_s: float, step: int) -> Room:
-        """Reserve `rows` rows in all for this request, including those it holds, while all requests
-        together hold at most `most_rows`. A request alone always gets room."""
-        held = self._held.get(request_id, 0)
-        # A request that holds rows gets more: two that wait for each other would deadlock.
-        if not held and (
-            self._full_in_step == step or (self._held and self.num_held + rows > most_rows)
-        ):
-            self._full_in_step = step
-            return self._wait(request_id, now_s, step)
-        self._held[request_id] = max(held, rows)
-        self._waiters.pop(request_id, None)
-        return Room.GRANTED
+    def send(
+        self, namespace: str, kind: Kind, keys: list[bytes], wait: LookupState | None = None
+    ) -> None:
+        """Look `keys` up on the server."""
+        query = Query(kind, wait, wait.generation if wait is not None else 0, keys, self._clock())
+        if wait is not None:
+            self._keys_under_way += len(keys)
+        on_late = None
+        if wait is not None and kind is Kind.AWAITED:
+            wait.sent(query.sent_s)
+            on_late = partial(self._on_late, query)
+        timeout_s = self._patience.lookup_s
+        found = self._client.lookup(namespace, keys, timeout_s=timeout_s, on_late=on_late)
+        found.add_done_callback(partial(self._on_found, query))
 
-    def release(self, request_id: str) -> None:
-        """The request was scheduled or has ended: release its room, if it has any."""
-        self._waiters.pop(request_id, None)
-        if self._held.pop(request_id, None) is not None:
-            self._releases += 1
+    def probe(self, namespace: str) -> None:
+        """Send a probe if one is due."""
+        if self.probe_key is not None and self._client.ready and self.breaker.take_probe():
+            self.send(namespace, Kind.PROBE, [self.probe_key])
 
-    def _wait(self, request_id: str, now_s: float, step: int) -> Room:
-        waiter = self._waiters.get(request_id)
-        if waiter is None or waiter.releases != self._releases:
-            self._waiters[request_id] = _Waiter(self._releases, step, now_s)
-            return Room.WAIT
-        if step == waiter.step + 1:  # else the engine was busy meanwhile and made no lookups
-            waiter.waited_s += now_s - waiter.now_s
-            waiter.lookup_steps += 1
-        waiter.step, waiter.now_s = step, now_s
-        stuck = (
-            waiter.waited_s > self._patience_s and waiter.lookup_steps >= LOOKUPS_WITHOUT_PROGRESS
-        )
-        return Room.NEVER if stuck else Room.WAIT
+    def take_answers(self) -> None:
+        """Apply what the I/O thread has handed over, in the order in which it came."""
+        while self.answers:
+            answer = self.answers.popleft()
+            self._learn(answer)
+            (kind, wait, generation, keys, _), states = answer.query, answer.states
+            if wait is None:
+                continue
+            if kind is not Kind.LATE:
+                self._keys_under_way -= len(keys)
+            if generation != wait.generation:
+                continue
+            if kind is Kind.AGAIN:
+                wait.queried_again = False
+            if kind is Kind.AWAITED and states is not None:
+                wait.answered(keys, states, answer.ended_s)
+            elif kind is Kind.AWAITED:
+                wait.unanswered(keys, answer.reason, answer.ended_s)
+            elif states is not None:
+                wait.replied_late(keys, states)
+
+    def _learn(self, answer: Answer) -> None:
+        """Record the round trip, if it ended by a reply or by its deadline."""
+        in_time, kind, sent_s = answer.states is not None, answer.query.kind, answer.query.sent_s
+        if kind in (Kind.AGAIN, Kind.PROBE):
+            self.breaker.probed(in_time=in_time)
+        elif kind is Kind.LATE:
+            self.breaker.replied_late()
+        elif in_time or answer.reason is Missed.LOOKUP_LATE:
+            seconds = answer.ended_s - sent_s
+            self._counters.observe(metrics.LOOKUP_DURATION, seconds)
+            self._link.lookup_took(seconds)
+            self.breaker.ended(in_time=in_time, sent_s=sent_s)
+
+    # ── on the client's I/O thread ───────────────────────────────────────────────────────
+
+    @never_raises(lambda: None)
+    def _on_found(self, query: Query, reply: "Future[Found]") -> None:
+        states, reason = None, Missed.LOOKUP_FAILED
+        if not reply.cancelled():
+            error = reply.exception()
+            if error is None:
+                states = reply.result().states
+            elif isinstance(error, DeadlineExceeded):
+                reason = Missed.LOOKUP_LATE
+            elif isinstance(error, ServerUnavailable):
+                reason = Missed.UNAVAILABLE
+        self.answers.append(Answer(query, self._clock(), states, reason))
+
+    @never_raises(lambda: None)
+    def _on_late(self, query: Query, found: Found) -> None:
+        late, now_s = query._replace(kind=Kind.LATE), self._clock()
+        self.answers.append(Answer(late, now_s, found.states, Missed.LOOKUP_LATE))
+
+    def count_hook_error(self, hook: str) -> None:
+        """One exception of ours was kept from the client's thread."""
+        self._counters.count(metrics.HOOK_ERRORS, label=hook)

@@ -1,74 +1,35 @@
-"""Lookups of all requests: the results for vLLM, and the queries to the server.
+"""Lookups of all requests: the results for vLLM.
 
-vLLM looks up key by key, again in every engine step. `waiting` has the state of one request. This
-module keeps those states, batches a step's open keys into one query per prompt, and decides from
-recent replies whether a query is worth its wait.
+vLLM looks up key by key, again in every engine step. `lookup_state` has the state of one request
+and the queries to the server. This module keeps those states, batches a step's open keys into one
+query per prompt, and decides from recent replies whether a query is worth its wait.
 """
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
-from concurrent.futures import Future
-from enum import Enum, auto
-from functools import partial
-from typing import NamedTuple
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
 from kv_connector import metrics
-from kv_connector.break_even import BreakEven, LookupBreaker, Patience
-from kv_connector.config import RemoteConfig
-from kv_connector.guard import never_raises
-from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, LookupState, Missed, PoolRoom, Room
+from kv_connector.break_even import BreakEven, Patience, PoolRoom, Room
+from kv_connector.config import RemoteConfig, bypass_of, prefetches
+from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed, Queries
 from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import PoolRows
-from kv_connector.request_options import bypass_of, prefetches
+from kv_connector.pool import PoolRows
 from remote_server.client import RemoteClient
-from remote_server.errors import DeadlineExceeded, ServerUnavailable
-from remote_server.protocol import Found, KeyState
+from remote_server.protocol import KeyState
 
 MISS, HIT, RETRY = LookupResult.MISS, LookupResult.HIT, LookupResult.RETRY
 PENDING, READABLE = KeyState.PENDING, KeyState.READABLE
 
 
-# Limit on keys in open queries, over all requests: a server answers so many in half the default
-# deadline of a lookup. Without a limit, a burst of long prompts makes lookups late.
-MOST_KEYS_UNDER_WAY = 32_768
-
 # Assumed speed of the link, in bytes a second, until loads have been measured.
 UNMEASURED_LINK = 512 << 20
 
 
-class Kind(Enum):
-    """The relation of a request to a reply."""
-
-    AWAITED = auto()  # the request waits for it
-    AGAIN = auto()  # to a second query of a queued request, which does not wait for it
-    LATE = auto()  # came after the deadline of an awaited one
-    PROBE = auto()  # no request needs it
-
-
-class Answer(NamedTuple):
-    """A lookup that ended, passed from the client's I/O thread to the scheduler thread."""
-
-    sent_s: float
-    ended_s: float
-    wait: LookupState | None
-    """State of the request; None for a probe, which no request waits for."""
-    generation: int
-    keys: list[bytes]
-    states: bytes | None
-    """The server's reply, one state a key; None without a reply."""
-    reason: Missed
-    """Why there was no reply."""
-    kind: "Kind"
-
-
 class Lookups:
-    """Lookup states of all requests. Belongs to the scheduler thread. Replies and deadlines come on
-    the client's I/O thread, which only appends to a deque; the scheduler thread applies them at its
-    next lookup.
+    """Lookup states of all requests. Belongs to the scheduler thread.
 
     Methods take `namespace=None` while no query is possible: every lookup is then a miss, or waits
     while `workers_missing`.
@@ -89,7 +50,6 @@ class Lookups:
         self._config = config
         self._counters = counters
         self._break_even = break_even
-        self._patience = patience
         self._clock = clock
         self._waits: dict[str, LookupState] = {}
         self._step = 0
@@ -101,8 +61,7 @@ class Lookups:
         """Deadline for the server's reply to the hello with the newest name; see `renamed`."""
         self.engine_waits = False
         """Whether a request of this step waits for the server."""
-        self._answers: deque[Answer] = deque()
-        self._keys_under_way = 0
+        self._queries = Queries(client, counters, break_even.link, patience, clock)
         self._num_hits = 0
         """Added to the counter at the end of the step, to take its lock once."""
         self._hits_of_step: set[bytes] = set()
@@ -114,14 +73,11 @@ class Lookups:
         no room."""
         self._held_since_s: float | None = None
         """Start of the time in which rows of the pool must not be loaded into."""
-        self._pause = LookupBreaker(clock)
-        self._probe_key: OffloadKey | None = None
-        """The key for the next probe, a lookup that no request waits for."""
 
     @property
     def paused(self) -> bool:
         """Whether recent lookups were always late, so that requests do not wait for one."""
-        return self._pause.paused
+        return self._queries.breaker.paused
 
     # ── a request, from its first lookup to its end ──────────────────────────────────────
 
@@ -139,8 +95,8 @@ class Lookups:
 
         `loading` are the keys of loads under way. True counts as a lookup of the request.
         """
-        if self._answers:
-            self._take_answers()
+        if self._queries.answers:
+            self._queries.take_answers()
         wait = self._waits.get(request_id)
         if wait is None or wait.news:
             return False
@@ -163,8 +119,8 @@ class Lookups:
         The engine calls this for every key of a prompt. Decisions that hold for all keys of a
         request are made once a step; an ordinary key costs a dictionary entry.
         """
-        if self._answers:
-            self._take_answers()
+        if self._queries.answers:
+            self._queries.take_answers()
         wait = self._waits.get(req_context.req_id)
         if wait is None:
             return self._missed(Missed.BYPASS)
@@ -285,8 +241,8 @@ class Lookups:
             return
         elif not reachable:
             wait.refusal = Missed.UNAVAILABLE
-        elif self._pause.paused and not wait.queried:
-            self._probe_key = key
+        elif self.paused and not wait.queried:
+            self._queries.probe_key = key
             wait.refusal = Missed.LOOKUP_PAUSED
         else:
             self.engine_waits = True
@@ -376,14 +332,14 @@ class Lookups:
         `scheduled` are the requests that the engine computes for the first time, `preempted`
         those that it will look up again.
         """
-        self._take_answers()
+        self._queries.take_answers()
         self._step += 1
         self.engine_waits = False
         self._counters.count(metrics.HIT_BLOCKS, self._num_hits)
         self._num_hits = 0
         self._hits_of_step.clear()
         if namespace is not None:
-            self._probe(namespace)
+            self._queries.probe(namespace)
         for request_id in scheduled:
             self._scheduled(request_id)
         for request_id in preempted:
@@ -393,8 +349,7 @@ class Lookups:
                 self._resumed.add(request_id)
         for wait in self._waits.values():
             if wait.wanted:
-                keys_then = self._keys_under_way + len(wait.wanted)
-                if self._keys_under_way and keys_then > MOST_KEYS_UNDER_WAY:
+                if not self._queries.has_room(len(wait.wanted)):
                     break  # the others are sent in a later step; their budget has not begun
                 self._query(wait, namespace)
             elif wait.missed_for_now and not wait.scheduled:
@@ -402,7 +357,7 @@ class Lookups:
 
     def server_came_back(self) -> None:
         """The server is back: end the pause of lookups."""
-        self._pause.forget()
+        self._queries.breaker.forget()
 
     def _query(self, wait: LookupState, namespace: str | None) -> None:
         keys = wait.take_wanted()
@@ -411,40 +366,17 @@ class Lookups:
         elif not wait.queried and not self._worth_fetching(wait, keys, round_trips=2):
             wait.give_up(keys, Missed.BREAK_EVEN)
         else:
-            now_s = self._clock()
-            wait.sent(now_s)
-            self._keys_under_way += len(keys)
-            late = partial(self._on_late, wait, wait.generation, keys, now_s)
-            self._send_lookup(namespace, keys, late).add_done_callback(
-                partial(self._on_found, Kind.AWAITED, wait, wait.generation, keys, now_s)
-            )
+            self._queries.send(namespace, Kind.AWAITED, keys, wait)
 
     def _query_again(self, wait: LookupState, namespace: str | None) -> None:
         """The engine could not admit this request, whose lookup was late or not sent. Send another
         lookup of what was a miss. Until its reply is here the keys stay misses: no time is lost."""
-        if namespace is None or wait.queried_again or self._pause.paused or not self._client.ready:
+        if namespace is None or wait.queried_again or self.paused or not self._client.ready:
             return
         keys = [*wait.missed_for_now]
-        if self._keys_under_way and self._keys_under_way + len(keys) > MOST_KEYS_UNDER_WAY:
-            return
-        wait.queried_again = True
-        self._keys_under_way += len(keys)
-        self._send_lookup(namespace, keys).add_done_callback(
-            partial(self._on_found, Kind.AGAIN, wait, wait.generation, keys, self._clock())
-        )
-
-    def _send_lookup(
-        self, namespace: str, keys: list[bytes], on_late: Callable[[Found], None] | None = None
-    ) -> "Future[Found]":
-        timeout_s = self._patience.lookup_s
-        return self._client.lookup(namespace, keys, timeout_s=timeout_s, on_late=on_late)
-
-    def _probe(self, namespace: str) -> None:
-        key = self._probe_key
-        if key is not None and self._client.ready and self._pause.take_probe():
-            self._send_lookup(namespace, [key]).add_done_callback(
-                partial(self._on_found, Kind.PROBE, None, 0, [key], self._clock())
-            )
+        if self._queries.has_room(len(keys)):
+            wait.queried_again = True
+            self._queries.send(namespace, Kind.AGAIN, keys, wait)
 
     def _worth_fetching(self, wait: LookupState, keys: list[bytes], *, round_trips: int) -> bool:
         if wait.prefetch:
@@ -452,76 +384,3 @@ class Lookups:
         num_bytes = len(keys) * self._rows.block_bytes
         num_tokens = self._rows.tokens_of(len(keys))
         return self._break_even.admits(num_bytes, num_tokens, round_trips=round_trips)
-
-    # ── answers ──────────────────────────────────────────────────────────────────────────
-
-    def _take_answers(self) -> None:
-        """Apply what the I/O thread has handed over, in the order in which it came."""
-        while self._answers:
-            answer = self._answers.popleft()
-            self._learn(answer)
-            wait, kind, states = answer.wait, answer.kind, answer.states
-            if wait is None:
-                continue
-            if kind is not Kind.LATE:
-                self._keys_under_way -= len(answer.keys)
-            if answer.generation != wait.generation:
-                continue
-            if kind is Kind.AGAIN:
-                wait.queried_again = False
-            if kind is Kind.AWAITED and states is not None:
-                wait.answered(answer.keys, states, answer.ended_s)
-            elif kind is Kind.AWAITED:
-                wait.unanswered(answer.keys, answer.reason, answer.ended_s)
-            elif states is not None:
-                wait.replied_late(answer.keys, states)
-
-    def _learn(self, answer: Answer) -> None:
-        """Record the round trip, if it ended by a reply or by its deadline."""
-        in_time = answer.states is not None
-        if answer.kind in (Kind.AGAIN, Kind.PROBE):
-            self._pause.probed(in_time=in_time)
-        elif answer.kind is Kind.LATE:
-            self._pause.replied_late()
-        elif answer.kind is Kind.AWAITED and (in_time or answer.reason is Missed.LOOKUP_LATE):
-            seconds = answer.ended_s - answer.sent_s
-            self._counters.observe(metrics.LOOKUP_DURATION, seconds)
-            self._break_even.link.lookup_took(seconds)
-            self._pause.ended(in_time=in_time, sent_s=answer.sent_s)
-
-    # ── on the client's I/O thread ───────────────────────────────────────────────────────
-
-    @never_raises(lambda: None)
-    def _on_found(
-        self,
-        kind: Kind,
-        wait: LookupState | None,
-        generation: int,
-        keys: list[bytes],
-        sent_s: float,
-        reply: "Future[Found]",
-    ) -> None:
-        states, reason = None, Missed.LOOKUP_FAILED
-        if not reply.cancelled():
-            error = reply.exception()
-            if error is None:
-                states = reply.result().states
-            elif isinstance(error, DeadlineExceeded):
-                reason = Missed.LOOKUP_LATE
-            elif isinstance(error, ServerUnavailable):
-                reason = Missed.UNAVAILABLE
-        answer = Answer(sent_s, self._clock(), wait, generation, keys, states, reason, kind)
-        self._answers.append(answer)
-
-    @never_raises(lambda: None)
-    def _on_late(
-        self, wait: LookupState, generation: int, keys: list[bytes], sent_s: float, found: Found
-    ) -> None:
-        reason, now_s = Missed.LOOKUP_LATE, self._clock()
-        self._answers.append(
-            Answer(sent_s, now_s, wait, generation, keys, found.states, reason, Kind.LATE)
-        )
-
-    def count_hook_error(self, hook: str) -> None:
-        """One exception of ours was kept from the client's thread."""
-        self._counters.count(metrics.HOOK_ERRORS, label=hook)

@@ -196,18 +196,21 @@ class TierCounters:
         """One value of a histogram. Only the scheduler thread calls it."""
         self._observed.append((metric, value))
 
-    def set_total(self, metric: str, total: int, label: str = "") -> None:
-        """Set the total of a count that the client keeps."""
+    def set_client_totals(self, totals: Mapping[str, int]) -> None:
+        """Set the totals of the events that the client counts."""
         with self._lock:
-            self._totals[metric, label] = total
+            for event, total in totals.items():
+                self._totals[CLIENT_EVENTS, event] = total
+                if (reason := INTEGRITY_REASONS.get(event)) is not None:
+                    self._totals[INTEGRITY, reason] = total
 
     def totals(self) -> dict[tuple[str, str], int]:
         """Everything counted since the start."""
         with self._lock:
             return dict(self._totals)
 
-    def take_stats(self) -> OffloadingConnectorStats:
-        """Increments and observations since the last call, in vLLM's form."""
+    def take_stats(self, gauges: Mapping[str, float | None]) -> OffloadingConnectorStats:
+        """`gauges` that are known, increments and observations since the last call."""
         stats = OffloadingConnectorStats()
         for (metric, label), total in self.totals().items():
             grown = total - self._reported[metric, label]
@@ -216,6 +219,9 @@ class TierCounters:
                 self._reported[metric, label] = total
         while self._observed:
             stats.observe_histogram(*self._observed.popleft())
+        for gauge, value in gauges.items():
+            if value is not None:
+                stats.set_gauge(gauge, value)
         return stats
 
 

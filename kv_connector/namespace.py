@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import vllm
 
 from kv_connector import config_facts, model_facts
-from kv_connector.fact_text import NotKnown, digest_of, text_of
-from kv_connector.weights import loader_of, weights_of
+from kv_connector.config_facts import NotKnown, digest_of, text_of
+from kv_connector.model_facts import loader_of, weights_of
 from remote_server.errors import ConfigError
 from remote_server.plain_text import plain
 from remote_server.protocol.namespace_diff import FOR_PEOPLE
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import LoadConfig, ModelConfig, VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig
     from vllm.v1.kv_offload.config import OffloadingConfig
 
@@ -59,6 +59,14 @@ class Engine(NamedTuple):
 
     vllm_config: "VllmConfig"
     kv_cache_config: "KVCacheConfig"
+
+    @property
+    def model(self) -> "ModelConfig":
+        return self.vllm_config.model_config
+
+    @property
+    def load(self) -> "LoadConfig":
+        return self.vllm_config.load_config
 
 
 def namespace_of(label: str, facts: Mapping[str, str]) -> str:
@@ -111,29 +119,25 @@ def engine_facts(
     return facts, list(unknown)
 
 
-def _row_format(num_groups: int) -> str:
-    """Older rows of hybrid models may hold bytes of other requests, so new ones differ in name."""
-    return ROW_FORMAT if num_groups == 1 else f"{ROW_FORMAT} cleared"
-
-
 def _reason(name: str, error: Exception) -> str:
     if isinstance(error, NotKnown):
         return f"{name} is not known: {error}"
     return f"{name} is not known: {type(error).__name__}: {error}"
 
 
-def _vllm_line(engine: Engine) -> str:
+def _row_format(engine: Engine) -> str:
+    """Older rows of hybrid models may hold bytes of other requests, so new ones differ in name."""
+    one_group = len(engine.kv_cache_config.kv_cache_groups) == 1
+    return ROW_FORMAT if one_group else f"{ROW_FORMAT} cleared"
+
+
+def _vllm_line() -> str:
     return ".".join(vllm.__version__.split(".")[:2])
-
-
-def _weights(engine: Engine) -> str:
-    return weights_of(engine.vllm_config.model_config, engine.vllm_config.load_config)
 
 
 def _kv_dtype(engine: Engine) -> str:
     dtype = str(engine.vllm_config.cache_config.cache_dtype)
-    model = str(engine.vllm_config.model_config.dtype).removeprefix("torch.")
-    return model if dtype == "auto" else dtype
+    return str(engine.model.dtype).removeprefix("torch.") if dtype == "auto" else dtype
 
 
 def _blocks_per_row(engine: Engine) -> str:
@@ -144,16 +148,9 @@ def _blocks_per_row(engine: Engine) -> str:
 
 def _groups(engine: Engine) -> str:
     """Kind, geometry and layers of each KV cache group, as one digest."""
-    return digest_of(
-        [
-            [
-                type(group.kv_cache_spec).__name__,
-                str(group.kv_cache_spec),
-                sorted(group.layer_names),
-            ]
-            for group in engine.kv_cache_config.kv_cache_groups
-        ]
-    )
+    groups = engine.kv_cache_config.kv_cache_groups
+    specs = [(group.kv_cache_spec, sorted(group.layer_names)) for group in groups]
+    return digest_of([[type(spec).__name__, str(spec), layers] for spec, layers in specs])
 
 
 def _parallel(engine: Engine) -> str:
@@ -183,10 +180,11 @@ def _draft_weights(engine: Engine) -> str:
         return ""
     if speculative.method == "custom_class":
         raise NotKnown(f"whether {speculative.model} has KV of its own")
-    if not config_facts.has_draft_kv(engine.vllm_config) or not _has_draft_files(engine):
+    # The model of the method that extracts hidden states has no weights.
+    has_files = speculative.method != "extract_hidden_states"
+    if not config_facts.has_draft_kv(engine.vllm_config) or not has_files:
         return ""
-    load = speculative.draft_load_config or engine.vllm_config.load_config
-    return weights_of(speculative.draft_model_config, load)
+    return weights_of(speculative.draft_model_config, speculative.draft_load_config or engine.load)
 
 
 def _draft_config(engine: Engine) -> str:
@@ -194,44 +192,28 @@ def _draft_config(engine: Engine) -> str:
     if speculative is None or not config_facts.has_draft_kv(engine.vllm_config):
         return ""
     draft = speculative.draft_model_config
-    described = (model_facts.config_of, model_facts.rope_of, model_facts.length_of)
-    taken = [describe(draft) for describe in described]
+    taken = model_facts.config_of(draft), model_facts.rope_of(draft), model_facts.length_of(draft)
     return digest_of([*taken, str(draft.dtype), str(draft.quantization)])
 
 
-def _has_draft_files(engine: Engine) -> bool:
-    """False for the method that extracts hidden states: its model has no weights."""
-    speculative = engine.vllm_config.speculative_config
-    return speculative is not None and speculative.method != "extract_hidden_states"
-
-
 ENGINE_FACTS: Mapping[str, Callable[[Engine], str]] = {
-    "row_format": lambda engine: _row_format(len(engine.kv_cache_config.kv_cache_groups)),
-    "vllm": _vllm_line,
-    "vllm_defaults": lambda engine: config_facts.defaults_fact(),
-    "environment": lambda engine: config_facts.environment_fact(),
-    "model_name": lambda engine: plain(str(engine.vllm_config.model_config.model))[-_NAME_CHARS:],
-    "model_class": lambda engine: model_facts.model_class_of(engine.vllm_config.model_config),
-    "model_config": lambda engine: model_facts.config_of(engine.vllm_config.model_config),
-    "rope": lambda engine: model_facts.rope_of(engine.vllm_config.model_config),
-    "max_model_len": lambda engine: model_facts.length_of(engine.vllm_config.model_config),
-    "runner": lambda engine: (
-        f"{engine.vllm_config.model_config.runner_type} "
-        f"{engine.vllm_config.model_config.convert_type}"
-    ),
-    "loader": lambda engine: loader_of(engine.vllm_config.load_config),
-    "weights": _weights,
-    "weight_settings": lambda engine: model_facts.weight_settings_of(
-        engine.vllm_config.model_config, engine.vllm_config.load_config
-    ),
-    "remote_code": lambda engine: model_facts.remote_code_of(
-        engine.vllm_config.model_config, engine.vllm_config.load_config
-    ),
-    "processor": lambda engine: model_facts.processor_of(
-        engine.vllm_config.model_config, engine.vllm_config.load_config
-    ),
-    "quantization": lambda engine: str(engine.vllm_config.model_config.quantization),
-    "dtype": lambda engine: str(engine.vllm_config.model_config.dtype),
+    "row_format": _row_format,
+    "vllm": lambda _: _vllm_line(),
+    "vllm_defaults": lambda _: config_facts.defaults_fact(),
+    "environment": lambda _: config_facts.environment_fact(),
+    "model_name": lambda engine: plain(str(engine.model.model))[-_NAME_CHARS:],
+    "model_class": lambda engine: model_facts.model_class_of(engine.model),
+    "model_config": lambda engine: model_facts.config_of(engine.model),
+    "rope": lambda engine: model_facts.rope_of(engine.model),
+    "max_model_len": lambda engine: model_facts.length_of(engine.model),
+    "runner": lambda engine: f"{engine.model.runner_type} {engine.model.convert_type}",
+    "loader": lambda engine: loader_of(engine.load),
+    "weights": lambda engine: weights_of(engine.model, engine.load),
+    "weight_settings": lambda engine: model_facts.weight_settings_of(engine.model, engine.load),
+    "remote_code": lambda engine: model_facts.remote_code_of(engine.model, engine.load),
+    "processor": lambda engine: model_facts.processor_of(engine.model, engine.load),
+    "quantization": lambda engine: str(engine.model.quantization),
+    "dtype": lambda engine: str(engine.model.dtype),
     "kv_dtype": _kv_dtype,
     "layout": lambda engine: str(engine.kv_cache_config.kv_cache_layout),
     "blocks_per_row": _blocks_per_row,
@@ -289,7 +271,7 @@ def bare_facts(config: "OffloadingConfig", user_namespace: str) -> tuple[str, Fa
     parallel = config.parallel
     facts = {
         "row_format": ROW_FORMAT,
-        "vllm": ".".join(vllm.__version__.split(".")[:2]),
+        "vllm": _vllm_line(),
         "model": config.model.name,
         "kv_dtype": config.model.dtype,
         "layout": str(config.kv_cache_layout),
@@ -308,9 +290,6 @@ def bare_facts(config: "OffloadingConfig", user_namespace: str) -> tuple[str, Fa
 
 
 def new_weight_epoch() -> str:
-    """A random value, unique to this engine: no other engine is known to have the same weights.
-
-    A counter is not enough: two engines that each updated once would have equal counters with
-    different weights.
-    """
+    """A random value, unique to this engine: no other engine is known to have the same weights. Two
+    engines that each updated once would have equal counters with different weights."""
     return secrets.token_hex(8)

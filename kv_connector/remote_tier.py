@@ -1,19 +1,17 @@
 """The remote tier: vLLM's secondary-tier interface in front of a `RemoteClient`.
 
 Runs in the scheduler process. No method waits on a socket, copies or hashes. This class connects
-vLLM to `lookups`, to `tier_transfers`, to `backfill`, which puts what the server lacks after an
-outage, and to `break_even`, which decides what is worth fetching.
+vLLM to `lookups`, `tier_transfers`, `backfill` and `break_even`.
 
 Used by our connector, and bare as an entry of `secondary_tiers` in any `OffloadingConnector`
 with `TieringOffloadingSpec`. A bare tier sees less of the engine and needs `namespace`.
 """
 
-import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kv_connector.vllm_support import refuse_unsupported
+from kv_connector.vllm_support import log_through_vllm, refuse_unsupported
 
 refuse_unsupported()  # before every import that another version of vLLM may not serve
 
@@ -36,17 +34,15 @@ from vllm.v1.kv_offload.tiering.base import (
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from kv_connector import metrics
-from kv_connector.backfill import Backfill, Backlog
+from kv_connector.backfill import Backfill, Backlog, Recency
 from kv_connector.break_even import BreakEven, Patience
-from kv_connector.config import RemoteConfig, client_config, read_config
-from kv_connector.guard import kept_from_engine, never_raises
+from kv_connector.config import RemoteConfig, bypass_of, client_config, read_config
+from kv_connector.guard import guarded, kept_from_engine, never_raises
 from kv_connector.introduction import look_for_gaps
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
-from kv_connector.pool_rows import PoolRows
-from kv_connector.recency import Recency
-from kv_connector.request_options import bypass_of
+from kv_connector.pool import PoolRows
 from kv_connector.tier_transfers import PARTIAL_BLOCK, UNAVAILABLE, Ended, Transfers
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
@@ -120,13 +116,10 @@ class RemoteTier(SecondaryTierManager):
         self._namespace: str | None = None
         self.weight_epoch: str | None = None
         """The fact `weight_epoch`: None for the weights at start."""
-        _log_through_vllm()
-        bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
+        log_through_vllm()
         self._engine = offloading_spec.config.engine_id
-        self._steps_of_a_flush = 0
-        if bare is not None:
-            self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
-        self._flush_steps_left = 0
+        bare = None if sees_everything else bare_facts(offloading_spec.config, config.namespace)
+        self._steps_of_a_flush = self._flush_steps_left = 0
         self._client = client_factory(client_config(config, self._engine))
         # A server on this host copies directly from and into the pool, without a staging copy.
         # vLLM's spec sets the scheduler's mapping of the pool before it makes tiers.
@@ -140,21 +133,14 @@ class RemoteTier(SecondaryTierManager):
         self._lookups.workers_missing = sees_everything
         self._recency = Recency(clock)
         self._transfers = Transfers(
-            self._client,
-            self._rows,
-            config,
-            self._counters,
-            patience,
-            clock,
+            self._client, self._rows, config, self._counters, patience, clock
         )
+        backlog = Backlog(self._rows.count)
         self._backfill = Backfill(
-            Backlog(self._rows.count),
-            self._transfers,
-            self._counters,
-            clock,
-            self._rows.block_bytes,
+            backlog, self._transfers, self._counters, clock, self._rows.block_bytes
         )
         if bare is not None:
+            self._steps_of_a_flush = offloading_spec.config.parallel.pp_size + BATCHES_AHEAD
             self.declare(*bare)
 
     # ── identity ─────────────────────────────────────────────────────────────────────────
@@ -169,12 +155,8 @@ class RemoteTier(SecondaryTierManager):
         self._declared = facts
         self._namespace = namespace_of(label, facts)
         self._client.declare(self._namespace, self._rows.block_bytes, facts)
-        logger.info(
-            "server %s, namespace %s, blocks of %d bytes",
-            self._config.server,
-            self._namespace,
-            self._rows.block_bytes,
-        )
+        named = self._config.server, self._namespace, self._rows.block_bytes
+        logger.info("server %s, namespace %s, blocks of %d bytes", *named)
         self._lookups.workers_missing = False
 
     def stay_out(self, why: str) -> None:
@@ -190,30 +172,17 @@ class RemoteTier(SecondaryTierManager):
         does not step."""
         self._lookups.hold_nothing()
 
-    def count_self_test(self, result: str) -> None:
-        """One worker reported its start-up canary."""
-        self._counters.count(metrics.CANARIES, label=result)
-
-    def count_kept_back(self, reason: str) -> None:
-        """One request is kept from pool and server."""
-        self._counters.count(metrics.KEPT_BACK, label=reason)
-
     # ── resets ───────────────────────────────────────────────────────────────────────────
 
     def hold_loads(self) -> None:
-        """Load nothing into rows of the pool until `on_reset_flushed`: copies from before a reset
-        may still land in them. Lookups of blocks on the server wait, and are misses once the load
-        timeout has passed."""
+        """Load nothing into the pool until `on_reset_flushed`: copies from before a reset may still
+        land in it. Lookups of blocks on the server wait, and are misses after the load timeout."""
         self._lookups.hold_loads()
 
     @never_raises(lambda: None)
     def on_reset_flushed(self) -> None:
         """The last copy from before a reset has ended, in all workers."""
         self._lookups.release_loads()
-
-    def count_weight_change(self) -> None:
-        """Weights have changed without a reset."""
-        self._counters.count(metrics.WEIGHT_CHANGES)
 
     def await_epoch(self) -> None:
         """The weight epoch will be known in a few steps. Requests that are looked up wait for it
@@ -261,17 +230,19 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def on_schedule_end(self, context: ScheduleEndContext) -> None:
-        """Send this step's open keys to the server: one query per prompt."""
+        """Send this step's open keys to the server, one query per prompt, and touches."""
         self._lookups.end_step(self._namespace, context.new_req_ids, context.preempted_req_ids)
-        self._touch_what_was_used()
+        keys = self._recency.take_batch()
+        if keys and self._namespace is not None and self._client.ready:
+            self._counters.count(metrics.TOUCHED_BLOCKS, len(keys))
+            self._client.touch(self._namespace, keys)
         if self._flush_steps_left:
             self._flush_steps_left -= 1
             if not self._flush_steps_left:
                 self.on_reset_flushed()
 
-    # Only our connector calls the next three. For a bare tier vLLM walks over all keys of a
-    # waiting prompt in every step, and the tier detects an admission only when the request is
-    # first scheduled.
+    # Only our connector calls the next three. For a bare tier vLLM walks over all keys of a waiting
+    # prompt in every step, and an admission is detected only when the request is first scheduled.
 
     @never_raises(lambda: False)
     def still_waits(self, request_id: str) -> bool:
@@ -319,17 +290,13 @@ class RemoteTier(SecondaryTierManager):
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that ended since the last call, each exactly once."""
         finished: list[JobResult] = []
-        self._take_finished(finished)
+        with guarded(self, "_take_finished"):
+            for ended in self._transfers.take_ended():
+                finished.append(ended.result)  # at once: an exception loses no job that was taken
+                with guarded(self, "_learn_from"):
+                    self._learn_from(ended)
         return finished
 
-    @never_raises(lambda: None)
-    def _take_finished(self, finished: list[JobResult]) -> None:
-        """Append to `finished` one by one, so that an exception loses no job that was taken."""
-        for ended in self._transfers.take_ended():
-            finished.append(ended.result)
-            self._learn_from(ended)
-
-    @never_raises(lambda: None)
     def _learn_from(self, ended: Ended) -> None:
         self._lookups.load_failed(ended.lost)
         result = ended.result
@@ -374,11 +341,9 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def drain_jobs(self) -> None:
-        """End every transfer and start a new weight epoch.
-
-        vLLM calls this only from `reset_cache`: before sleep, after a weight update, or when an
-        operator resets the cache. The only call that may wait, at most `DRAIN_TIMEOUT_S`.
-        """
+        """End every transfer and start a new weight epoch. vLLM calls this only from `reset_cache`:
+        before sleep, after a weight update, or when an operator resets the cache. The only call
+        that may wait, at most `DRAIN_TIMEOUT_S`."""
         try:
             if not self._transfers.drain(DRAIN_TIMEOUT_S):
                 logger.error("transfers did not end within %.1f s of a reset", DRAIN_TIMEOUT_S)
@@ -390,14 +355,8 @@ class RemoteTier(SecondaryTierManager):
 
     @never_raises(lambda: None)
     def touch(self, keys: Collection[OffloadKey], req_context: ReqContext) -> None:
-        """Blocks are used in the CPU pool. vLLM up to 0.32 does not call this; see `admitted`."""
+        """Blocks are used in the CPU pool. vLLM 0.32 does not call this; see `admitted`."""
         self._recency.used(list(keys))
-
-    def _touch_what_was_used(self) -> None:
-        keys = self._recency.take_batch()
-        if keys and self._namespace is not None and self._client.ready:
-            self._counters.count(metrics.TOUCHED_BLOCKS, len(keys))
-            self._client.touch(self._namespace, keys)
 
     @never_raises(lambda: None)
     def shutdown(self) -> None:
@@ -410,8 +369,11 @@ class RemoteTier(SecondaryTierManager):
     # ── what it counted ──────────────────────────────────────────────────────────────────
 
     def count_hook_error(self, hook: str) -> None:
-        """One exception of ours was kept from the engine."""
-        self._counters.count(metrics.HOOK_ERRORS, label=hook)
+        self.count(metrics.HOOK_ERRORS, hook)
+
+    def count(self, metric: str, label: str = "") -> None:
+        """Count one event of a part that has no counters of its own."""
+        self._counters.count(metric, label=label)
 
     def totals(self) -> dict[tuple[str, str], int]:
         """Everything counted since the start, by metric and label."""
@@ -420,12 +382,8 @@ class RemoteTier(SecondaryTierManager):
     @never_raises(lambda: None)
     def get_stats(self) -> "OffloadingConnectorStats | None":
         """What is new since the last call, for the engine's `/metrics`."""
-        for event, total in self._client.counters().items():
-            self._counters.set_total(metrics.CLIENT_EVENTS, total, event)
-            if (reason := metrics.INTEGRITY_REASONS.get(event)) is not None:
-                self._counters.set_total(metrics.INTEGRITY, total, reason)
-        stats = self._counters.take_stats()
-        gauges = {
+        self._counters.set_client_totals(self._client.counters())
+        gauges: dict[str, float | None] = {
             metrics.SERVER_READY: int(self._client.ready),
             metrics.BREAKER_STATE: metrics.BREAKER_STATES[self._client.breaker],
             metrics.OPEN_LOADS: self._transfers.num_loads,
@@ -438,16 +396,4 @@ class RemoteTier(SecondaryTierManager):
             metrics.LOOKUP_SECONDS: self.break_even.link.round_trip_s,
             metrics.PREFILL_SPEED: self.break_even.engine.tokens_per_s,
         }
-        for gauge, value in gauges.items():
-            if value is not None:
-                stats.set_gauge(gauge, value)
-        return stats
-
-
-def _log_through_vllm() -> None:
-    """Send the client's log lines to the engine's handlers: vLLM sets up only its own loggers."""
-    client, engine = logging.getLogger("remote_server"), logging.getLogger("vllm")
-    if engine.handlers and not client.handlers:
-        client.handlers = list(engine.handlers)
-        client.setLevel(engine.level)
-        client.propagate = False
+        return self._counters.take_stats(gauges)

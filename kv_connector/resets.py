@@ -1,20 +1,242 @@
-"""Resets of the engine's cache, and epochs of its weights."""
+"""Resets of the engine's cache, and requests that are kept from pool and server.
 
-from collections.abc import Iterable, Mapping
+A request is kept back because its KV may be of other weights than its name: it has KV from before a
+reset, or the files of its LoRA adapter have changed.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import StrEnum, auto
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from kv_connector.introduction import WorkerReport
-from kv_connector.kept_back import KeptBack, Reason
+from kv_connector import metrics
+from kv_connector.introduction import WeightEpochs, WorkerReport
+from kv_connector.weight_watch import Adapters, AdapterState
 
 if TYPE_CHECKING:
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
         OffloadingConnectorScheduler,
+        RequestOffloadState,
     )
     from vllm.v1.core.block_pool import BlockPool
+    from vllm.v1.core.kv_cache_manager import KVCacheBlocks
+    from vllm.v1.core.sched.output import SchedulerOutput
+    from vllm.v1.request import Request
 
     from kv_connector.remote_tier import RemoteTier
+
+
+logger = init_logger("vllm.kvferry.resets")
+
+Ids = Sequence[int]
+
+
+class OldKV:
+    """Requests and engine blocks with KV from before a reset. Only the scheduler thread uses it."""
+
+    def __init__(self) -> None:
+        self._requests: set[str] = set()
+        self._blocks: set[int] = set()
+        self._hits: dict[str, int] = {}
+        """Tokens found in the engine's cache, by request, from its lookup until it ends."""
+
+    def __len__(self) -> int:
+        """Number of engine blocks with KV from before the last reset. At 0 no other method needs
+        to be called."""
+        return len(self._blocks)
+
+    def begin_epoch(self, requests: Iterable["Request"], pool: "BlockPool | None") -> list[str]:
+        """The connector was reset. Returns the requests that are old from now on.
+
+        Without `pool` no blocks are known, and only running requests are old.
+        """
+        running = {r.request_id for r in requests if r.num_computed_tokens and not r.is_finished()}
+        blocks = pool.blocks if pool is not None else ()
+        self._requests, self._hits = running, {}
+        self._blocks = {
+            block.block_id
+            for block in blocks
+            if not block.is_null and (block.ref_cnt or block.block_hash is not None)
+        }
+        return sorted(running)
+
+    def looked_up(self, request_id: str, engine_tokens: int) -> None:
+        """The engine begins the request again, with `engine_tokens` from its own cache. Until then
+        the request holds no block."""
+        self._requests.discard(request_id)
+        self._hits[request_id] = engine_tokens
+
+    def allocated(self, request_id: str, blocks: Sequence[Ids], tokens_a_block: Ids) -> bool:
+        """The request holds exactly these blocks, by KV cache group. Returns whether it is old.
+
+        Its first blocks are cache hits, as many as `looked_up` counted tokens. The request fills
+        the others.
+        """
+        hit, new = set[int](), set[int]()
+        for ids, tokens in zip(blocks, tokens_a_block, strict=True):
+            num_hit = -(-self._hits.get(request_id, 0) // tokens)
+            hit.update(ids[:num_hit])
+            new.update(ids[num_hit:])
+        if not self._blocks.isdisjoint(hit):
+            self._requests.add(request_id)
+        self._fills(request_id, new)
+        return request_id in self._requests
+
+    def scheduled(self, output: "SchedulerOutput") -> list[str]:
+        """A step was scheduled. Returns the requests that became old in it."""
+        cached = output.scheduled_cached_reqs
+        for request_id, groups in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if request_id not in cached.resumed_req_ids:  # `allocated` knows its blocks
+                for ids in groups or ():
+                    self._fills(request_id, ids)
+        copied = self._copied(output)
+        if not copied:
+            return []
+        state = output.kv_connector_block_state
+        tables = {name: state and state.get_block_ids(name) for name in output.num_scheduled_tokens}
+        found = [
+            name
+            for name, groups in tables.items()
+            if any(not copied.isdisjoint(ids) for ids in groups or ())
+        ]
+        self._requests.update(found)
+        return found
+
+    def _copied(self, output: "SchedulerOutput") -> set[int]:
+        """Blocks that begin as a copy of an old block in this step: in hybrid models, the part of
+        a block that two prompts share."""
+        copies = output.kv_cache_block_copies or ()
+        copied = {copy.dst_block_id for copy in copies if copy.src_block_id in self._blocks}
+        self._blocks |= copied
+        return copied
+
+    def _fills(self, request_id: str, ids: Iterable[int]) -> None:
+        if request_id in self._requests:
+            self._blocks.update(block for block in ids if block)  # 0 is vLLM's null block
+        else:
+            self._blocks.difference_update(ids)
+
+    def finished(self, request_id: str) -> None:
+        self._requests.discard(request_id)
+        self._hits.pop(request_id, None)
+
+
+class Reason(StrEnum):
+    """Why a request is kept back; the label of the metric."""
+
+    OLD_KV = auto()  # it holds KV from before a reset
+    LORA_CHANGED = auto()  # the files of its adapter were replaced
+    LORA_UNKNOWN = auto()  # the files of its adapter cannot be read
+
+
+_ADAPTERS = {
+    AdapterState.SAME: None,
+    AdapterState.CHANGED: Reason.LORA_CHANGED,
+    AdapterState.UNKNOWN: Reason.LORA_UNKNOWN,
+}
+
+Limits = tuple[int | None, int | None]
+
+
+class KeptBack:
+    """The requests that are kept back, and the vLLM limits to restore for each.
+
+    `count` is called once for each request and reason. Only the scheduler thread uses this class.
+    """
+
+    def __init__(
+        self, scheduler: "OffloadingConnectorScheduler", count: Callable[[Reason], None]
+    ) -> None:
+        self._scheduler = scheduler
+        self._count = count
+        self._old = OldKV()
+        self._adapters = Adapters()
+        self._limits: dict[str, Limits] = {}
+
+    def begin_epoch(self, pool: "BlockPool | None") -> tuple[int, int]:
+        """The connector was reset. Returns the numbers of old requests and old engine blocks."""
+        requests = [status.req for status in self._scheduler._req_status.values()]
+        old = self._old.begin_epoch(requests, pool)
+        for request_id in old:
+            self.keep(request_id, Reason.OLD_KV)
+        return len(old), len(self._old)
+
+    def begin(self, request: "Request", engine_tokens: int) -> None:
+        """The engine begins this request, with `engine_tokens` from its own cache."""
+        if self._limits:
+            self._release(request.request_id)
+        if self._old:
+            self._old.looked_up(request.request_id, engine_tokens)
+        if request.lora_request is not None:
+            reason = _ADAPTERS[self._adapters.check(request.lora_request)]
+            if reason is not None:
+                self.keep(request.request_id, reason)
+
+    def allocated(self, request: "Request", blocks: "KVCacheBlocks") -> None:
+        """The request holds exactly these blocks."""
+        if not self._old:
+            return
+        groups = self._scheduler.config.kv_group_configs
+        ids = blocks.get_block_ids()
+        is_old = self._old.allocated(
+            request.request_id,
+            [ids[group.group_idx] for group in groups],
+            [group.tokens_per_block for group in groups],
+        )
+        if is_old:
+            self.keep(request.request_id, Reason.OLD_KV)
+
+    def scheduled(self, output: "SchedulerOutput") -> None:
+        """A step was scheduled; its blocks are not stored yet."""
+        if self._old:
+            for request_id in self._old.scheduled(output):
+                self.keep(request_id, Reason.OLD_KV)
+        state = output.kv_connector_block_state
+        if self._limits and state is not None:
+            # vLLM stores these parts of blocks, of hybrid models, regardless of the limit.
+            for request_id in self._limits.keys() & state.boundary_state_offloads.keys():
+                del state.boundary_state_offloads[request_id]
+
+    def finished(self, request_ids: Iterable[str]) -> None:
+        """These requests have ended, and their last stores were submitted or dropped."""
+        for request_id in request_ids:
+            self._old.finished(request_id)
+            self._limits.pop(request_id, None)
+
+    def keep(self, request_id: str, reason: Reason) -> None:
+        """Keep the request back until the engine begins it again."""
+        status = self._scheduler._req_status.get(request_id)
+        if status is not None and request_id not in self._limits:
+            self._limits[request_id] = (status.max_load_tokens, status.max_offload_tokens)
+            shut_out(status)
+            self._count(reason)
+
+    def _release(self, request_id: str) -> None:
+        limits = self._limits.pop(request_id, None)
+        status = self._scheduler._req_status.get(request_id)
+        if limits is not None and status is not None:
+            status.max_load_tokens, status.max_offload_tokens = limits
+
+
+def shut_out(status: "RequestOffloadState") -> None:
+    """Load and store nothing of the request below the engine."""
+    status.max_load_tokens = status.max_offload_tokens = 0
+
+
+def drop_unwanted_tails(
+    scheduler: "OffloadingConnectorScheduler", output: "SchedulerOutput"
+) -> None:
+    """Apply a request's store limit to its partial tail too: vLLM 0.32 reads a limit of 0 there as
+    no limit, and ends its process by an assertion on a small limit."""
+    state = output.kv_connector_block_state
+    if state is None or not state.boundary_state_offloads:
+        return
+    for request_id, handed_over in state.boundary_state_offloads.items():
+        status = scheduler._req_status.get(request_id)
+        limit = None if status is None else status.max_offload_tokens
+        if limit is not None:
+            handed_over[:] = [entry for entry in handed_over if entry[2] <= limit]
 
 
 class ResetFlush:
@@ -45,70 +267,6 @@ class ResetFlush:
         return not self._waiting
 
 
-# Besides the weights at start.
-MOST_REMEMBERED = 64
-
-Weights = tuple[str, ...]
-
-
-class WeightEpochs:
-    """Digests by rank, epochs by digests. Only the scheduler thread uses it.
-
-    An epoch is the value of the fact `weight_epoch`: None for the weights at start, else random.
-    """
-
-    def __init__(self, num_workers: int) -> None:
-        self._ranks = range(num_workers)
-        self._at_start: dict[int, str] = {}
-        self._answers: dict[int, str] = {}
-        self._epochs: dict[Weights, str | None] = {}
-        self._not_watched = False
-        self.sample_request = 0
-        self.epoch: str | None = None
-
-    def reset(self, epoch: str | None) -> None:
-        """The pool was emptied, and `epoch` begins, with unknown weights."""
-        self.epoch = epoch
-        self.sample_request += 1
-        self._answers = {}
-
-    @property
-    def undecided(self) -> bool:
-        """Whether the epoch may still change, because workers have yet to report a sample."""
-        return bool(self.sample_request) and not self._not_watched and not self._is_answered
-
-    @property
-    def _is_answered(self) -> bool:
-        return len(self._answers) == len(self._ranks)
-
-    def on_report(self, report: WorkerReport) -> bool:
-        """Take a worker's new report. Returns whether its weights have changed without a reset."""
-        if not report.weights_at_start:
-            self._not_watched = self._not_watched or report.facts is not None
-            return False
-        self._at_start.setdefault(report.rank, report.weights_at_start)
-        if report.sample_request != self.sample_request:
-            return False  # a sample from before the reset
-        expected = self._at_start[report.rank] if not self.sample_request else None
-        before = self._answers.get(report.rank, expected)
-        self._answers[report.rank] = report.weights
-        changed = before is not None and before != report.weights
-        if self._is_answered and not changed:
-            self._decide()
-        return changed
-
-    def _decide(self) -> None:
-        if len(self._at_start) == len(self._ranks):
-            self._epochs.setdefault(tuple(self._at_start[rank] for rank in self._ranks), None)
-        weights = tuple(self._answers[rank] for rank in self._ranks)
-        if weights not in self._epochs and len(self._epochs) > MOST_REMEMBERED:
-            del self._epochs[list(self._epochs)[1]]
-        self.epoch = self._epochs.setdefault(weights, self.epoch)
-
-
-logger = init_logger("vllm.kvferry.resets")
-
-
 class Resets:
     """Resets of pool and tier, in step with the weights. Belongs to the scheduler thread. `remote`
     is None without a server."""
@@ -128,7 +286,7 @@ class Resets:
 
     def _count(self, reason: Reason) -> None:
         if self._remote is not None:
-            self._remote.count_kept_back(reason)
+            self._remote.count(metrics.KEPT_BACK, reason)
 
     # ── a reset ──────────────────────────────────────────────────────────────────────────
 
@@ -177,7 +335,7 @@ class Resets:
                 changed,
             )
             if self._remote is not None:
-                self._remote.count_weight_change()
+                self._remote.count(metrics.WEIGHT_CHANGES)
         else:
             self._name()
 

@@ -4,25 +4,186 @@
 
 It finds errors that no checksum can: a copy that mixes up layers or rows, a layout read in another
 way than it was written, a server that returns other bytes. Each worker runs it when the engine
-registers its KV cache, before any block is in use. It takes at most `CANARY_S` and removes its
-blocks from engine, pool and server.
+registers its KV cache, before any block or row is in use, with the worker's own copying code, on
+the CPU platform and on a GPU. It takes at most `CANARY_S`, restores the engine blocks and pool rows
+that it borrowed, and removes its blocks from the server.
 """
 
 import secrets
 import time
-from collections.abc import Callable
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from enum import StrEnum, auto
-from typing import TypeVar
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import torch
 from vllm.logger import init_logger
+from vllm.v1.kv_offload.base import CanonicalKVCaches, GPULoadStoreSpec, OffloadingWorker
+from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from kv_connector.self_test_fixture import Fixture, Pages
+from kv_connector.pool import Piece, Pieces, Place, owned_by_groups
 from remote_server.client import ClientConfig, GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.errors import ConfigError, KVFerryError
 from remote_server.protocol import SELF_TESTS, Declined
+
+# vLLM counts its jobs from 0 and does not reach these.
+_STORE_JOB, _LOAD_JOB = 1 << 62, (1 << 62) + 1
+
+Bytes = npt.NDArray[np.int8]
+Pages = dict[tuple[int, Piece], Bytes]
+"""By KV cache group: each piece that the group's blocks own, (blocks, bytes)."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A worker's own part of every row of the pool."""
+
+    pool: memoryview
+    """All of the pool, flat. Borrowed: the owner keeps it alive while this part is used."""
+
+    fd: int
+    """The pool's file."""
+
+    place: Place
+
+    block_bytes: int
+    """Size of a whole row's block, all workers together."""
+
+    def row(self, number: int) -> memoryview:
+        """This worker's bytes of a row, in place."""
+        first = number * self.place.stride + self.place.start
+        return self.pool[first : first + self.place.num_bytes]
+
+
+class Fixture:
+    """One row's worth of engine blocks for each KV cache group: a source and a target.
+
+    The sources are the first blocks of the cache and the first rows of the pool, the targets the
+    last ones, so strides and offsets are tested over the whole of both. The middle row is never
+    borrowed: it holds the marks of other workers. Workers that share one copy of a row borrow
+    adjacent rows.
+    """
+
+    def __init__(
+        self,
+        worker: OffloadingWorker,
+        kv_caches: CanonicalKVCaches,
+        part: Part,
+        blocks_per_row: int,
+        owned: Pieces | None = None,
+        *,
+        turn: int = 0,
+        turns: int = 1,
+    ) -> None:
+        """`owned` is what each group owns of a block, if `kv_caches` does not show it. Each of
+        `turns` workers that share `part` has its own `turn`, and so its own rows. Raises
+        `ValueError` when cache or pool is too small."""
+        self._worker = worker
+        self._tensors = [cache.tensor for cache in kv_caches.tensors]
+        self._owned = owned_by_groups(kv_caches) if owned is None else owned
+        self.part = part
+        groups = len(self._owned)
+        self.keys = [b"canary-%d" % group for group in range(groups)]
+        """One for each row that is put."""
+        num_rows = part.place.num_rows
+        num_blocks = min(len(tensor) for tensor in self._tensors)
+        self._per_group = min(blocks_per_row, num_blocks // (2 * groups))
+        if self._per_group < 1 or num_rows <= 2 * groups * turns:
+            raise ValueError(
+                f"too little to borrow from: {num_blocks} engine blocks and {num_rows} rows "
+                f"for {groups} KV cache groups of {turns} workers"
+            )
+        # Groups may overlap in one tensor, so each has blocks of its own.
+        wanted = self._per_group * groups
+        self._sources = list(range(wanted))
+        self._targets = list(range(num_blocks - wanted, num_blocks))
+        first, end = turn * groups, num_rows - turn * groups
+        self._source_rows = list(range(first, first + groups))
+        self._target_rows = list(range(end - groups, end))
+
+    def source_rows(self) -> list[memoryview]:
+        """The rows to put."""
+        return [self.part.row(number) for number in self._source_rows]
+
+    def target_rows(self) -> list[memoryview]:
+        """The rows to get into, distinct from the source rows."""
+        return [self.part.row(number) for number in self._target_rows]
+
+    @contextmanager
+    def borrowed(self) -> Iterator[None]:
+        """Blocks and rows may be written inside; their bytes are restored at the end. No copy or
+        transfer may be under way then."""
+        blocks = self._sources + self._targets
+        numbers = self._source_rows + self._target_rows
+        before = [tensor[blocks] for tensor in self._tensors]  # indexing by a list copies
+        rows = [bytes(self.part.row(number)) for number in numbers]
+        try:
+            yield
+        finally:
+            for tensor, bytes_before in zip(self._tensors, before, strict=True):
+                _write(tensor, blocks, bytes_before)
+            for number, row in zip(numbers, rows, strict=True):
+                self.part.row(number)[:] = row
+
+    def write_pattern(self) -> None:
+        """Fill every page of the sources with different bytes, and the targets with others."""
+        random = np.random.default_rng(len(self._sources))
+        for tensor in self._tensors:
+            for blocks in (self._sources, self._targets):
+                shape = (len(blocks), tensor.shape[1])
+                pattern = random.integers(-128, 128, shape, np.int8)
+                _write(tensor, blocks, torch.from_numpy(pattern).to(tensor.device))
+        for row in self.target_rows():
+            row[:] = bytes([0x5A]) * row.nbytes
+
+    def store(self) -> None:
+        """Copy sources → source rows with the worker's code; returns when done."""
+        rows = CPULoadStoreSpec(self._source_rows)
+        self._worker.submit_store(_STORE_JOB, self._blocks(self._sources), rows)
+        self._finish(_STORE_JOB)
+
+    def load(self) -> None:
+        """Copy target rows → targets with the worker's code; returns when done."""
+        rows = CPULoadStoreSpec(self._target_rows)
+        self._worker.submit_load(_LOAD_JOB, rows, self._blocks(self._targets))
+        self._finish(_LOAD_JOB)
+
+    def sources(self) -> Pages:
+        """The bytes of the source blocks."""
+        return self._pages(self._sources)
+
+    def targets(self) -> Pages:
+        """The bytes of the target blocks."""
+        return self._pages(self._targets)
+
+    def _blocks(self, blocks: list[int]) -> GPULoadStoreSpec:
+        groups = len(self._owned)
+        return GPULoadStoreSpec(blocks, [self._per_group] * groups, [0] * groups)
+
+    def _finish(self, job_id: int) -> None:
+        self._worker.wait({job_id})
+        finished: list[Any] = self._worker.get_finished()
+        if [(one.job_id, one.success) for one in finished] != [(job_id, True)]:
+            raise RuntimeError(f"the worker reports {finished} of one copy")
+
+    def _pages(self, blocks: list[int]) -> Pages:
+        pages: Pages = {}
+        for group, pieces in enumerate(self._owned):
+            own = blocks[group * self._per_group : (group + 1) * self._per_group]
+            for piece in pieces:
+                page = self._tensors[piece.tensor][own, piece.start : piece.end]
+                pages[group, piece] = page.cpu().numpy()
+        return pages
+
+
+@torch.inference_mode()
+def _write(tensor: torch.Tensor, blocks: list[int], pages: torch.Tensor) -> None:
+    """In inference mode: some engines' caches cannot be written outside it."""
+    tensor[blocks] = pages
+
 
 logger = init_logger("vllm.kvferry.self_test")
 
@@ -32,10 +193,9 @@ TIDYING_S = 0.2
 # Most time for attaching shared memory; the canary then uses TCP.
 ATTACHING_S = 0.1
 _LOOK_AGAIN_S = 0.002
-# A transfer ends by its deadline. One that does not is a bug, and its rows stay the client's.
+# A transfer ends by its own deadline, and its rows are ours again only then. One that does not end
+# is a bug, and its rows stay the client's.
 _HANG_S = 5.0
-
-T = TypeVar("T")
 
 
 class Outcome(StrEnum):
@@ -172,15 +332,13 @@ class _SelfTest:
         self.way = f"over {client.transport}"
 
     def _put(self, client: RemoteClient, stage: Fixture) -> None:
-        put: PutResult = _ended(
-            client.put(
-                self._namespace,
-                stage.keys,
-                stage.source_rows(),
-                deferred=False,
-                timeout_s=self._timeout_s(),
-            )
-        )
+        put: PutResult = client.put(
+            self._namespace,
+            stage.keys,
+            stage.source_rows(),
+            deferred=False,
+            timeout_s=self._timeout_s(),
+        ).result(_HANG_S)
         if put.error is not None:
             raise _Skip(f"the put did not end well: {put.error}")
         if Declined.CHECKSUM in put.declined:
@@ -190,11 +348,9 @@ class _SelfTest:
 
     def _get(self, client: RemoteClient, stage: Fixture) -> None:
         left = self._timeout_s()
-        got: GetResult = _ended(
-            client.get(
-                self._namespace, stage.keys, stage.target_rows(), stall_s=left, timeout_s=left
-            )
-        )
+        got: GetResult = client.get(
+            self._namespace, stage.keys, stage.target_rows(), stall_s=left, timeout_s=left
+        ).result(_HANG_S)
         if GetOutcome.CORRUPT in got.outcomes:
             raise _Differs("the server's answer failed its checksum or its length")
         if len(got.landed) < len(stage.keys):
@@ -210,11 +366,6 @@ class _SelfTest:
         except KVFerryError as error:
             # The blocks that remain are never read, so the server evicts them first.
             logger.debug("the canary could not be cleared: %s", error)
-
-
-def _ended(transfer: "Future[T]") -> T:
-    """Result of a transfer, which ends by its own deadline. Its rows are ours again only then."""
-    return transfer.result(_HANG_S)
 
 
 def _compare(what: str, sent: memoryview, got: memoryview) -> None:

@@ -1,99 +1,69 @@
 """The offloading spec: vLLM's tiering, on the CPU platform too, in a pool file of its own."""
 
+import inspect
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
+from vllm.logger import init_logger
 from vllm.platforms import current_platform
+from vllm.v1.kv_cache_interface import (
+    AttentionSpec,
+    FullAttentionSpec,
+    UniformTypeKVCacheSpecs,
+    group_kernel_blocks,
+    iter_layer_specs,
+)
 from vllm.v1.kv_offload.base import (
-    BlockIDsLoadStoreSpec,
     CanonicalKVCaches,
-    GPULoadStoreSpec,
-    LoadStoreSpec,
     OffloadingManager,
     OffloadingWorker,
-    TransferResult,
 )
 from vllm.v1.kv_offload.config import OffloadingConfig
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from kv_connector.host_worker import HostWorker, Run, plan_copy
-from kv_connector.pool_file import (
+from kv_connector.config_facts import NotKnown
+from kv_connector.host_worker import ClearingWorker, HostWorker
+from kv_connector.introduction import WorkerReport
+from kv_connector.pool import (
+    Piece,
+    Pieces,
     Place,
     PoolFile,
+    RestOfRows,
     check_pool_is_there,
+    engine_core_pid,
     leave_mark,
     offer_sealed_file,
-    pool_file_of,
-    pool_path,
-    take_marks,
-)
-from kv_connector.pool_rows import (
-    Pieces,
-    RestOfRows,
     owned_by_groups,
     owned_bytes,
     pages_of,
     places_of_rows,
+    pool_file_of,
+    pool_name,
+    pool_path,
+    take_marks,
 )
-from kv_connector.self_test_fixture import Fixture, Part
+from kv_connector.self_test import Fixture, Part
 from remote_server.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+    from vllm.config import ParallelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+logger = init_logger("vllm.kvferry")
 
 POOL_NAME_KEY = "kvferry_pool_name"
 """Key under which the connector passes this spec the name of the engine's pool file."""
 
 
-class ClearingWorker(OffloadingWorker):
-    """Clears the bytes of a row that its block does not own, before the store is reported."""
-
-    def __init__(self, worker: OffloadingWorker, rest: RestOfRows, blocks_per_row: int) -> None:
-        self._worker = worker
-        self._rest = rest
-        self._blocks_per_row = blocks_per_row
-        self._storing: dict[int, list[list[Run]]] = {}
-
-    def submit_store(
-        self, job_id: int, src_spec: GPULoadStoreSpec, dst_spec: LoadStoreSpec
-    ) -> bool:
-        """Copy engine blocks out to pool rows."""
-        assert isinstance(dst_spec, BlockIDsLoadStoreSpec)
-        self._storing[job_id] = plan_copy(src_spec, dst_spec.block_ids, self._blocks_per_row)
-        return bool(self._worker.submit_store(job_id, src_spec, dst_spec))
-
-    def submit_load(self, job_id: int, src_spec: LoadStoreSpec, dst_spec: GPULoadStoreSpec) -> bool:
-        """Copy pool rows in to engine blocks."""
-        return bool(self._worker.submit_load(job_id, src_spec, dst_spec))
-
-    def get_finished(self) -> list[TransferResult]:
-        """Jobs that ended since the last call. The rows of a store belong to it until this call,
-        which clears them: vLLM copies packed blocks whole."""
-        finished: list[TransferResult] = self._worker.get_finished()
-        for result in finished:
-            self._clear(result.job_id)
-        return finished
-
-    def wait(self, job_ids: set[int]) -> None:
-        """Block until these jobs have released their engine blocks, and clear their rows. After a
-        reset of the pool the rows may get another owner at once."""
-        self._worker.wait(job_ids)
-        for job_id in job_ids:
-            self._clear(job_id)
-
-    def _clear(self, job_id: int) -> None:
-        for group, runs in enumerate(self._storing.pop(job_id, ())):
-            for run in runs:
-                self._rest.clear(group, run.row, run.num_rows(self._blocks_per_row))
-
-    def shutdown(self) -> None:
-        """End all copies and release the pool."""
-        self._rest.release()
-        self._worker.shutdown()
-
-
 class FerrySpec(TieringOffloadingSpec):
     """CPU pool as primary tier, remote tier below it, workers for CUDA and CPU platforms.
 
-    Differences from vLLM's spec: the pool file's name (see `pool_file`), its removal as soon as
+    Differences from vLLM's spec: the pool file's name (see `pool`), its removal as soon as
     all processes have mapped it, `HostWorker` on the CPU platform, and rows that are cleared of
     their previous content (see `group_bytes`). The index of the pool and its eviction are vLLM's.
     """
@@ -183,6 +153,19 @@ class FerrySpec(TieringOffloadingSpec):
         """The file behind the pool that this worker has mapped; None before."""
         return None if self._region is None else pool_file_of(self._region.fd)
 
+    def find_packed_groups(
+        self, kv_cache_config: "KVCacheConfig", kv_caches: "Mapping[str, torch.Tensor]"
+    ) -> bool:
+        """Whether every byte of a row is known to be its block's or cleared. If not, the engine
+        does not use the server. Raises `ConfigError` for a cache that vLLM would not offload
+        whole."""
+        try:
+            self.packed = owned_in_packed_blocks(kv_cache_config, kv_caches)
+        except NotKnown as why:
+            logger.error("rows may hold bytes of other requests: %s", why)
+            return False
+        return True
+
     def _rest_of_rows(self, kv_caches: CanonicalKVCaches) -> RestOfRows:
         """The unowned bytes of the rows that vLLM's worker fills."""
         canonical = self.config.canonical_layout
@@ -211,29 +194,143 @@ class FerrySpec(TieringOffloadingSpec):
         if self.config.canonical_layout:
             raise ValueError("with canonical_layout no worker has a part of a row to itself")
         place = self._place_of(parallel.rank)
-        part = Part(
-            pool=_bytes_of(self._region),
-            fd=self._region.fd,
-            num_rows=place.num_rows,
-            stride=place.stride,
-            start=place.start,
-            num_bytes=place.num_bytes,
-            block_bytes=owned_bytes(self, self.kv_bytes_per_chunk),
-        )
+        block_bytes = owned_bytes(self, self.kv_bytes_per_chunk)
+        part = Part(_bytes_of(self._region), self._region.fd, place, block_bytes)
         owned = self.packed or owned_by_groups(self._kv_caches)
         # Where all share one copy of a row, only rank 0 stores it, but each rank loads it.
         turn, turns = (parallel.rank, parallel.world_size) if self.replicated_layout else (0, 1)
+        blocks_per_row = self.blocks_per_chunk
         return Fixture(
-            self._worker,
-            self._kv_caches,
-            part,
-            self.blocks_per_chunk,
-            owned,
-            turn=turn,
-            turns=turns,
+            self._worker, self._kv_caches, part, blocks_per_row, owned, turn=turn, turns=turns
         )
 
 
 def _bytes_of(region: SharedOffloadRegion) -> memoryview:
     """All of the pool, flat."""
     return memoryview(region.base_tensor.numpy()).cast("B")
+
+
+_CURE = "use --distributed-executor-backend mp with all workers on one host"
+
+
+def refuse_without_shared_pool(parallel: "ParallelConfig") -> None:
+    """Raise `ConfigError` for an executor whose workers are known not to share the scheduler's
+    pool. For an unknown executor the marks in the pool decide."""
+    backend = parallel.distributed_executor_backend
+    if parallel.use_ray:
+        raise ConfigError(
+            "--distributed-executor-backend ray: Ray starts the workers, and the engine core "
+            f"shares no pool with them; {_CURE}"
+        )
+    if _is_external_launcher(backend) and parallel.world_size > 1:
+        raise ConfigError(
+            f"--distributed-executor-backend external_launcher with {parallel.world_size} ranks: "
+            f"each rank has a scheduler of its own, which shares no pool with the others; {_CURE}"
+        )
+    if parallel.nnodes_within_dp > 1:
+        raise ConfigError(
+            f"--nnodes {parallel.nnodes}: an engine on {parallel.nnodes_within_dp} hosts has no "
+            f"memory that all of its workers share; {_CURE}"
+        )
+
+
+def _is_external_launcher(backend: object) -> bool:
+    if inspect.isclass(backend):
+        from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+
+        return issubclass(backend, ExecutorWithExternalLauncher)
+    return backend == "external_launcher"
+
+
+def owned_in_packed_blocks(
+    kv_cache_config: "KVCacheConfig", kv_caches: "Mapping[str, torch.Tensor]"
+) -> Pieces | None:
+    """`owned_by_groups` for packed blocks: vLLM packs the pages of all layers of a group into one
+    block, and offloads that block as one tensor. None where blocks are not packed.
+
+    Raises `NotKnown` where a group's bytes in such a block cannot be established, and
+    `ConfigError` for layers that vLLM would not offload.
+    """
+    if kv_cache_config.hisparse_host_num_blocks is not None:
+        return None
+    groups = [
+        kv_cache_config.kv_cache_groups[group]
+        for group in get_offloading_group_ids(kv_cache_config)
+    ]
+    spans: list[list[tuple[int, int]]] = []
+    packed, unclear, outside = False, "", ""
+    for group in groups:
+        spans.append([])
+        for layer in group.layer_names:
+            spec: Any = group.kv_cache_spec
+            if isinstance(spec, UniformTypeKVCacheSpecs):
+                spec = spec.kv_cache_specs[layer]
+            if not isinstance(spec, AttentionSpec):
+                unclear = layer
+                continue
+            blocks = group_kernel_blocks(kv_caches[layer], kv_cache_config.num_blocks)
+            stride = blocks.stride(0) * blocks.element_size()
+            packed |= stride != spec.page_size_bytes
+            first = blocks.storage_offset() * blocks.element_size()
+            outside = layer if first >= stride else outside
+            spans[-1].append((first, first + spec.unpadded_page_size_bytes))
+    if packed and outside:
+        # vLLM 0.32 treats a page that is padded to an alignment as a packed block.
+        raise ConfigError(
+            f"vLLM would offload the first layer alone, without {outside}: the blocks of this "
+            "model's KV cache are padded; set VLLM_KV_CACHE_LAYOUT=BLHNC"
+        )
+    if not packed or len(groups) < 2:
+        return None
+    if unclear:
+        raise NotKnown(f"the bytes of {unclear} in a packed block cannot be established")
+    return [[Piece(0, start, end) for start, end in _merged(own)] for own in spans]
+
+
+def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    merged: list[tuple[int, int]] = []
+    for start, end in sorted(spans):
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+        else:
+            merged.append((start, end))
+    return merged
+
+
+def pool_name_of(vllm_config: "VllmConfig", *, in_worker: bool) -> str:
+    assert vllm_config.kv_transfer_config is not None
+    pid = engine_core_pid(
+        in_worker=in_worker,
+        executor_backend=vllm_config.parallel_config.distributed_executor_backend,
+    )
+    return pool_name(pid, str(vllm_config.kv_transfer_config.engine_id))
+
+
+def refuse_incomplete_rows(blocks_per_row: int, kv_cache_config: "KVCacheConfig") -> None:
+    """Raise `ConfigError` for rows of several blocks in a group that keeps only the end of a
+    prefix. vLLM 0.32 stores a row when its last block exists; the others may be missing in such a
+    group, and a request that needs them would load the row's previous content."""
+    if blocks_per_row == 1:
+        return
+    for group in kv_cache_config.kv_cache_groups:
+        for spec in iter_layer_specs(group.kv_cache_spec):
+            if not isinstance(spec, FullAttentionSpec):
+                raise ConfigError(
+                    f"blocks_per_row={blocks_per_row}: this model has a group of "
+                    f"{type(spec).__name__}, which keeps only the end of a prefix, so rows of "
+                    "several blocks would be incomplete; remove the setting"
+                )
+
+
+class PoolNotShared(RuntimeError):
+    """A worker and the scheduler use different pools."""
+
+
+def check_pool_of(report: WorkerReport, pool_fd: int) -> None:
+    """Raise `PoolNotShared`, which ends the engine, if a worker has mapped another pool than the
+    scheduler's since the marks were checked at start: it would load other bytes than were stored.
+    """
+    if report.pool is not None and report.pool != (ours := pool_file_of(pool_fd)):
+        raise PoolNotShared(
+            f"worker {report.rank} uses the CPU pool {report.pool}, the scheduler {ours}"
+        )

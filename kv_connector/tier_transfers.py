@@ -27,7 +27,7 @@ from kv_connector.break_even import Patience
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import kept_from_engine
 from kv_connector.metrics import TierCounters
-from kv_connector.pool_rows import PoolRows
+from kv_connector.pool import PoolRows
 from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
 from remote_server.protocol import Declined, Found, KeyState, PutOutcome
 
@@ -162,7 +162,7 @@ class Transfers:
             keys += job.keys
             self._loading.update(keys)
             if namespace is None:
-                self._end_load(_failed(job.job_id), lost=keys)
+                self._end_load(Ended(_failed(job.job_id), lost=keys))
                 return
             got = self._client.get(
                 namespace,
@@ -191,22 +191,18 @@ class Transfers:
             landed = [keys[index] for index in got.landed]
             lost = sorted(set(keys).difference(landed))
             ended_s = self._clock()
-            link_s = ended_s - max(started_s, self._last_load_ended_s)
+            link_s: float | None = ended_s - max(started_s, self._last_load_ended_s)
             served = not self._draining and not _SERVED.isdisjoint(got.outcomes)
             self._last_load_ended_s = ended_s
-            self._end_load(
-                JobResult(
-                    job_id,
-                    success=not lost,
-                    successful_keys=landed,
-                    transfer_time=ended_s - started_s,
-                    transfer_bytes=got.bytes,
-                ),
-                lost=lost,
-                held=landed,
-                namespace=namespace,
-                link_s=link_s if served else None,
+            result = JobResult(
+                job_id,
+                success=not lost,
+                successful_keys=landed,
+                transfer_time=ended_s - started_s,
+                transfer_bytes=got.bytes,
             )
+            link_s = link_s if served else None
+            self._end_load(Ended(result, lost, landed, namespace=namespace, link_s=link_s))
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_load", job_id, keys)
 
@@ -224,7 +220,8 @@ class Transfers:
             left_out = keys[room:] if declined in (None, UNAVAILABLE) else []
             keys = keys[:room]
             if not keys or namespace is None:
-                self._end(_nothing_to_do(job.job_id), unsent=left_out, namespace=namespace)
+                nothing = _nothing_to_do(job.job_id)
+                self._end(Ended(nothing, unsent=left_out, namespace=namespace))
                 return
             self._open[job.job_id].pinned = len(job.keys)
             rows = job.chunk_ids[:room]
@@ -242,14 +239,14 @@ class Transfers:
             if stopped or reply.exception() is not None:
                 reason = "draining" if stopped else UNAVAILABLE
                 self._counters.count(metrics.DECLINED_BLOCKS, len(put.keys), reason)
-                self._end_put(put, _failed(put.job_id), unsent=put.keys)
+                self._end_put(put, Ended(_failed(put.job_id), unsent=put.keys))
                 return
             states = np.frombuffer(reply.result().states, np.uint8)
             absent = np.flatnonzero(states == KeyState.ABSENT)
             self._counters.count(metrics.PUT_BLOCKS, len(states) - len(absent), "present")
             present = [put.keys[index] for index in np.flatnonzero(states != KeyState.ABSENT)]
             if not len(absent):
-                self._end_put(put, _nothing_to_do(put.job_id), held=present)
+                self._end_put(put, Ended(_nothing_to_do(put.job_id), held=present))
                 return
             keys = [put.keys[index] for index in absent]
             stored = self._client.put(
@@ -291,7 +288,7 @@ class Transfers:
                 transfer_time=self._clock() - put.started_s,
                 transfer_bytes=stored.bytes_sent,
             )
-            self._end_put(put, result, held=held, unsent=unsent)
+            self._end_put(put, Ended(result, held=held, unsent=unsent))
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_store", put.job_id)
 
@@ -370,40 +367,16 @@ class Transfers:
         finally:
             self._draining = False
 
-    def _end(
-        self,
-        result: JobResult,
-        *,
-        lost: Sequence[OffloadKey] = (),
-        held: Sequence[OffloadKey] = (),
-        unsent: Sequence[OffloadKey] = (),
-        namespace: str | None = None,
-        link_s: float | None = None,
-    ) -> None:
-        epoch = self._client.epoch
-        self._ended.append(Ended(result, lost, held, unsent, namespace, epoch, link_s=link_s))
+    def _end(self, ended: Ended) -> None:
+        self._ended.append(ended._replace(epoch=self._client.epoch))
 
-    def _end_load(
-        self,
-        result: JobResult,
-        *,
-        lost: Sequence[OffloadKey],
-        held: Sequence[OffloadKey] = (),
-        namespace: str | None = None,
-        link_s: float | None = None,
-    ) -> None:
-        self._end(result, lost=lost, held=held, namespace=namespace, link_s=link_s)
+    def _end_load(self, ended: Ended) -> None:
+        self._end(ended)
         self._load_has_ended = True
 
-    def _end_put(
-        self,
-        put: _Put,
-        result: JobResult,
-        *,
-        held: Sequence[OffloadKey] = (),
-        unsent: Sequence[OffloadKey] = (),
-    ) -> None:
-        self._end(result, held=held, unsent=[*unsent, *put.left_out], namespace=put.namespace)
+    def _end_put(self, put: _Put, ended: Ended) -> None:
+        unsent = [*ended.unsent, *put.left_out]
+        self._end(ended._replace(unsent=unsent, namespace=put.namespace))
 
     def _end_by_bug(self, hook: str, job_id: int, lost: Sequence[OffloadKey] = ()) -> None:
         # Before anything that could raise: a job without an end waits for ever.

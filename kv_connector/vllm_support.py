@@ -11,6 +11,7 @@ such as an unpacked wheel.
 import argparse
 import ast
 import json
+import logging
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,6 +23,8 @@ from typing import NamedTuple
 import kv_connector
 from kv_connector.vllm_names import NAMES
 from remote_server.errors import ConfigError
+
+logger = logging.getLogger("vllm.kvferry")
 
 _MOST_STEPS = 16
 """Imports followed for one name, and classes for one member: a cycle ends here."""
@@ -232,6 +235,26 @@ def refuse_unsupported() -> None:
     version = str(getattr(vllm, "__version__", _UNKNOWN))
     if refusal := judge(version, Path(next(iter(vllm.__path__)))).refusal:
         raise ConfigError(refusal)
+
+
+def log_versions() -> None:
+    """Log both versions: a warning for a vLLM that is not tested."""
+    import vllm
+
+    ours, theirs = kv_connector.__version__, vllm.__version__
+    if ".".join(theirs.split(".")[:2]) in kv_connector.TESTED_VLLM:
+        logger.info("kvferry %s on vLLM %s", ours, theirs)
+    else:
+        logger.warning("kvferry %s is tested with vLLM %s, this is %s", ours, _supported(), theirs)
+
+
+def log_through_vllm() -> None:
+    """Send the client's log lines to the engine's handlers: vLLM sets up only its own loggers."""
+    client, engine = logging.getLogger("remote_server"), logging.getLogger("vllm")
+    if engine.handlers and not client.handlers:
+        client.handlers = list(engine.handlers)
+        client.setLevel(engine.level)
+        client.propagate = False
 
 
 def installed() -> tuple[str, Path] | None:

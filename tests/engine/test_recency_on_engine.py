@@ -12,7 +12,7 @@ from cluster import BLOCK, ROW_BYTES
 from benchmarks.engine.prompts import keys_of
 from examples.processes import RemoteServer
 from examples.tiny_model import prompt_tokens
-from kv_connector.recency import REST_S
+from kv_connector.backfill import REST_S
 from remote_server.client import RemoteClient
 from remote_server.protocol import KeyState
 

@@ -276,7 +276,7 @@ def modelless_engines(model: Path, folder: Path, patch: pytest.MonkeyPatch) -> I
     ) -> ModellessEngine:
         """`arguments` are vLLM's, `settings` the connector's. Whether the weights are `watched`."""
         finds = models_of_caller if watched else lambda: None
-        patch.setattr(connector_module, "models_of_caller", finds)
+        patch.setattr("kv_connector.weight_watch.models_of_caller", finds)
         own = folder / f"model-{len(made)}"
         shutil.copytree(model, own)
         extra = {"cpu_pool": "1MiB", "server": server, "break_even": False, **settings}

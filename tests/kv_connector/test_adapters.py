@@ -9,8 +9,8 @@ import pytest
 from modelless_engine import TOKENS, Make, ModellessEngine, modelless_engines, right
 from vllm.lora.request import LoRARequest
 
-from kv_connector import kept_back
-from kv_connector.kept_back import Adapters, AdapterState
+from kv_connector import weight_watch
+from kv_connector.weight_watch import Adapters, AdapterState
 
 SAME, CHANGED, UNKNOWN = AdapterState.SAME, AdapterState.CHANGED, AdapterState.UNKNOWN
 
@@ -175,7 +175,7 @@ def test_an_adapter_that_comes_back_after_it_could_not_be_seen_may_be_another(tm
 def test_adapters_beyond_what_is_remembered_keep_away(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(kept_back, "MOST_ADAPTERS", 1)
+    monkeypatch.setattr(weight_watch, "MOST_ADAPTERS", 1)
     known, first = Adapters(), write(tmp_path / "lora", "one")
     second = LoRARequest("second", 2, first.lora_path)
     assert [known.check(one) for one in (first, second, first)] == [SAME, UNKNOWN, SAME]

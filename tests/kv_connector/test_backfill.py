@@ -17,8 +17,8 @@ from kv_connector.backfill import (
     Backfill,
     Backlog,
 )
+from kv_connector.config import BYPASS_KEY, Bypass
 from kv_connector.metrics import TierCounters
-from kv_connector.request_options import BYPASS_KEY, Bypass
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import KeyState
 

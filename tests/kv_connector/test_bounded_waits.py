@@ -5,7 +5,7 @@ from scripted_client import ScriptedClient
 from tiered_engine import TieredEngine
 
 from kv_connector import metrics
-from kv_connector.request_options import PREFETCH_KEY
+from kv_connector.config import PREFETCH_KEY
 from kv_connector.tier_transfers import OVERDUE_AFTER_CHECKS, OVERDUE_AFTER_S
 from remote_server.protocol import KeyState
 

@@ -18,7 +18,7 @@ from kv_connector.break_even import (
     Recent,
     worth_loading,
 )
-from kv_connector.request_options import PREFETCH_KEY
+from kv_connector.config import PREFETCH_KEY
 from remote_server.protocol import KeyState
 
 ABSENT, PENDING, READABLE = KeyState

@@ -5,7 +5,7 @@ from scripted_client import Engine
 from tiered_engine import TieredEngine
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext
 
-from kv_connector import lookups, metrics
+from kv_connector import lookup_state, metrics
 from kv_connector.lookup_state import MOST_LOADS_OF_A_KEY
 from remote_server.errors import DeadlineExceeded
 from remote_server.protocol import KeyState
@@ -192,7 +192,7 @@ def test_a_request_that_lacked_blocks_of_the_engine_is_looked_up_again(engine: E
 
 
 def test_second_lookups_leave_room_for_first_ones(engine: Engine, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(lookups, "MOST_KEYS_UNDER_WAY", 5)
+    monkeypatch.setattr(lookup_state, "MOST_KEYS_UNDER_WAY", 5)
     late = [engine.request(f"late {number}", 3) for number in range(3)]
     for context, keys in late:
         engine.lookup(context, keys)
@@ -299,7 +299,7 @@ def test_a_request_waits_without_a_walk_while_a_load_brings_one_of_its_keys():
 def test_a_burst_of_long_prompts_is_asked_for_in_turn_without_a_walk(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(lookups, "MOST_KEYS_UNDER_WAY", 10)
+    monkeypatch.setattr(lookup_state, "MOST_KEYS_UNDER_WAY", 10)
     engine = Engine(num_rows=100)
     names = [f"r{n}" for n in range(6)]
     for name in names:

@@ -12,8 +12,8 @@ from vllm.v1.kv_offload.base import (
 )
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 
-from kv_connector.pool_rows import Piece, RestOfRows, places_of_rows
-from kv_connector.spec import ClearingWorker
+from kv_connector.host_worker import ClearingWorker
+from kv_connector.pool import Piece, RestOfRows, places_of_rows
 
 STRANGER, OWN = 0x11, 0x22
 ROWS, PAGE = 8, 16

@@ -9,7 +9,7 @@ from kv_connector.config import (
     read_config,
     refuse_weak_hashes,
 )
-from kv_connector.fact_text import digest_of, text_of
+from kv_connector.config_facts import digest_of, text_of
 from remote_server.errors import ConfigError
 
 

@@ -18,10 +18,10 @@ from real_connector import BLOCK, FULL, RECURRENT, empty_step, group_of, real_co
 from scripted_client import ScriptedClient
 
 from kv_connector import metrics
+from kv_connector.config import Bypass, bypass_of
 from kv_connector.connector import KVFerryConnector
-from kv_connector.kept_back import Reason
 from kv_connector.lookup_state import Missed
-from kv_connector.request_options import Bypass, bypass_of
+from kv_connector.resets import Reason
 
 pytest_plugins = ["fuzzing"]
 
@@ -60,7 +60,7 @@ ADAPTER = SimpleNamespace(lora_name="a", lora_path="/none")
 def connector(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[KVFerryConnector]:
     """Its groups are those for which vLLM reads the most of a request's parameters."""
     with pytest.MonkeyPatch.context() as patch, ExitStack() as stack:
-        patch.setattr("kv_connector.request_options.logger.warning", lambda *_: None)
+        patch.setattr("kv_connector.config.logger.warning", lambda *_: None)
         yield stack.enter_context(
             real_connector(
                 model,

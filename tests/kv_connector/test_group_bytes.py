@@ -21,7 +21,7 @@ from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.worker.utils import allocate_kv_cache
 
 from kv_connector.connector import KVFerryConnector
-from kv_connector.pool_rows import Piece, RestOfRows, rest_of_rows
+from kv_connector.pool import Piece, RestOfRows, rest_of_rows
 from remote_server.errors import ConfigError
 
 WINDOW = SlidingWindowSpec(
@@ -164,7 +164,7 @@ def test_every_rank_that_loads_a_shared_row_has_a_canary_of_its_own(worker: Work
             spec.config, parallel=replace(spec.config.parallel, rank=rank, world_size=3)
         )
         stage = spec.self_test_fixture()
-        assert (stage.part.start, stage.part.num_bytes) == (0, num_bytes)
+        assert (stage.part.place.start, stage.part.place.num_bytes) == (0, num_bytes)
         rows += stage._source_rows + stage._target_rows
         del stage
     assert len(set(rows)) == len(rows)

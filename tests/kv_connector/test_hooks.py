@@ -40,7 +40,8 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
 TIER_FAULTS = [
     *("_client", "_rows", "_counters", "_lookups", "_config", "_transfers._ended"),
     *("_lookups._client", "_lookups._rows", "_lookups._counters", "_lookups._waits"),
-    *("_lookups._clock", "_lookups._config", "_lookups._pause", "_lookups._break_even"),
+    *("_lookups._queries._client", "_lookups._queries._counters", "_lookups._queries.breaker"),
+    *("_lookups._clock", "_lookups._config", "_lookups._queries", "_lookups._break_even"),
     *("_transfers._client", "_transfers._rows", "_transfers._counters", "_transfers._clock"),
     *("_client.lookup", "_client.get", "_client.put"),
     *("_client.touch", "_client.close", "_client.cancel_all", "_client.declare", "_client.ready"),

@@ -11,11 +11,11 @@ from hook_list import Broken, hooks_of
 
 from kv_connector import connector as connector_module
 from kv_connector import metrics
+from kv_connector.config import BYPASS_KEY
 from kv_connector.connector import KVFerryConnector
 from kv_connector.introduction import (
     WorkerReport,
 )
-from kv_connector.request_options import BYPASS_KEY
 from kv_connector.self_test import Outcome, Report
 
 CONNECTOR_FAULTS = [

@@ -11,7 +11,7 @@ import pytest
 from pool_owner import report_owner, report_owner_from_a_child
 from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 
-from kv_connector.pool_file import (
+from kv_connector.pool import (
     offer_sealed_file,
     pool_name,
     pool_path,

@@ -1,6 +1,6 @@
 """Prompts that wait for the engine fill the pool in turn, and none waits for ever."""
 
-from kv_connector.lookup_state import LOOKUPS_WITHOUT_PROGRESS, PoolRoom, Room
+from kv_connector.break_even import LOOKUPS_WITHOUT_PROGRESS, PoolRoom, Room
 
 GRANTED, WAIT, NEVER = Room
 

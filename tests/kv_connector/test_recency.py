@@ -9,14 +9,14 @@ from tiered_engine import TieredEngine
 
 from examples.processes import RemoteServer
 from kv_connector import metrics
-from kv_connector.recency import (
+from kv_connector.backfill import (
     BATCH_S,
     MOST_KEYS_OF_A_BATCH,
     MOST_REMEMBERED,
     REST_S,
     Recency,
 )
-from kv_connector.request_options import BYPASS_KEY, Bypass
+from kv_connector.config import BYPASS_KEY, Bypass
 from remote_server.client import RemoteClient
 from remote_server.protocol import KeyState
 

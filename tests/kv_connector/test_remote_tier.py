@@ -5,7 +5,7 @@ import pytest
 from scripted_client import BLOCK_BYTES, ROW_BYTES, Engine
 
 from kv_connector import metrics
-from kv_connector.request_options import BYPASS_KEY, Bypass
+from kv_connector.config import BYPASS_KEY, Bypass
 from remote_server.client import BreakerState
 from remote_server.client.results import new_counters
 from remote_server.errors import DeadlineExceeded, ServerUnavailable

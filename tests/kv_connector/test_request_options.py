@@ -11,8 +11,7 @@ from scripted_client import Engine, ScriptedClient
 from vllm.v1.kv_offload.base import ReqContext
 
 from kv_connector import metrics
-from kv_connector.connector import KVFerryConnector
-from kv_connector.request_options import (
+from kv_connector.config import (
     BYPASS_KEY,
     OPTIONS_KEY,
     PREFETCH_KEY,
@@ -20,6 +19,7 @@ from kv_connector.request_options import (
     apply_request_options,
     prefetches,
 )
+from kv_connector.connector import KVFerryConnector
 
 
 def request(params: Any = None, *, adapter: bool = False) -> Any:
@@ -80,7 +80,7 @@ def test_what_can_be_read_of_bad_options_holds():
 def test_the_log_line_about_bad_options_has_a_bound(monkeypatch: pytest.MonkeyPatch):
     lines: list[str] = []
     monkeypatch.setattr(
-        "kv_connector.request_options.logger.warning", lambda text, *args: lines.append(text % args)
+        "kv_connector.config.logger.warning", lambda text, *args: lines.append(text % args)
     )
     applied({OPTIONS_KEY: {"x" * 100_000 + "\n": "y" * 100_000}})
     (line,) = lines

@@ -16,8 +16,8 @@ from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, Cano
 from kv_connector import self_test
 from kv_connector.host_worker import HostWorker, Region
 from kv_connector.namespace import namespace_of
-from kv_connector.self_test import CANARY_S, Outcome, Report, run_self_test
-from kv_connector.self_test_fixture import Fixture, Part
+from kv_connector.pool import Place
+from kv_connector.self_test import CANARY_S, Fixture, Outcome, Part, Report, run_self_test
 from remote_server.client import ClientConfig, RemoteClient, SharedRegion
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
@@ -68,8 +68,8 @@ class Host:
         self.made += 1
         memory = self.region.memory
         part = Part(
-            pool=memory.view, fd=memory.fd, num_rows=ROWS, stride=STRIDE, start=self.start,
-            num_bytes=self.num_bytes, block_bytes=self.num_bytes * 2,
+            memory.view, memory.fd, Place(0, ROWS, STRIDE, self.start, self.num_bytes, False),
+            block_bytes=self.num_bytes * 2,
         )  # fmt: skip
         return Fixture(self.worker, self.kv_caches, part, self.blocks_per_row)
 
@@ -263,7 +263,7 @@ def test_a_block_that_no_server_takes_is_left_to_the_tier_to_tell(
 
 
 def _with_blocks_of(stage: Fixture, block_bytes: int) -> Fixture:
-    stage._part = replace(stage.part, block_bytes=block_bytes)
+    stage.part = replace(stage.part, block_bytes=block_bytes)
     return stage
 
 
@@ -317,8 +317,8 @@ def share_rows(hosts: list[Host]) -> list[Callable[[], Fixture]]:
     def stage_of(turn: int) -> Callable[[], Fixture]:
         host = hosts[turn]
         part = Part(
-            pool=memory.view, fd=memory.fd, num_rows=ROWS, stride=STRIDE, start=0,
-            num_bytes=host.num_bytes, block_bytes=host.num_bytes,
+            memory.view, memory.fd, Place(0, ROWS, STRIDE, 0, host.num_bytes, True),
+            block_bytes=host.num_bytes,
         )  # fmt: skip
         return lambda: Fixture(
             host.worker, host.kv_caches, part, host.blocks_per_row, turn=turn, turns=len(hosts)

@@ -9,7 +9,7 @@ from tiered_engine import PATIENCE_S, TieredEngine, block_of
 
 from examples.processes import RemoteServer, free_port
 from kv_connector import metrics
-from kv_connector.request_options import BYPASS_KEY, Bypass
+from kv_connector.config import BYPASS_KEY, Bypass
 from remote_server.client import RemoteClient
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server

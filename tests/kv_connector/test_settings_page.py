@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.settings_page import TABLES, rewritten
 from kv_connector.config import ConnectorConfig
-from kv_connector.settings_page import TABLES, rewritten
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "SETTINGS.md").read_text()

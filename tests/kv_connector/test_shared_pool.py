@@ -12,10 +12,10 @@ from specs import PAGE, ROWS, kv_caches, spec_of
 from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher, UniProcExecutor
 
-from kv_connector import pool_file
-from kv_connector.connector import KVFerryConnector, PoolNotShared
+from kv_connector import pool as at_pool
+from kv_connector.connector import KVFerryConnector
 from kv_connector.introduction import WorkerReport
-from kv_connector.pool_file import (
+from kv_connector.pool import (
     MARK_BYTES,
     PoolFile,
     engine_core_pid,
@@ -23,7 +23,7 @@ from kv_connector.pool_file import (
     pool_name,
     pool_path,
 )
-from kv_connector.spec import FerrySpec
+from kv_connector.spec import FerrySpec, PoolNotShared
 from remote_server.errors import ConfigError
 
 Start = Callable[[FerrySpec], FerrySpec]
@@ -157,7 +157,7 @@ def test_marks_of_many_workers_of_one_shared_part_do_not_meet(pool: str):
 def test_a_worker_that_reports_another_pool_ends_the_engine(monkeypatch: pytest.MonkeyPatch):
     """It is too late to refuse, and what it loads is not what was stored."""
     ours = Connector()
-    monkeypatch.setattr("kv_connector.connector.pool_file_of", lambda _: PoolFile(1, 2, 4096))
+    monkeypatch.setattr("kv_connector.spec.pool_file_of", lambda _: PoolFile(1, 2, 4096))
     told = WorkerReport(0, 1, {"attention": "x"}, pool=PoolFile(1, 2, 4096))
     ours.connector.update_connector_output(output_of(told))
     other = WorkerReport(1, 1, {"attention": "x"}, pool=PoolFile(1, 3, 4096))
@@ -169,9 +169,9 @@ def test_a_worker_that_reports_another_pool_ends_the_engine(monkeypatch: pytest.
 
 
 MOMENTS = [
-    (pool_file.os.path, "lexists"), (pool_file.Path, "exists"), (pool_file.Path, "unlink"),  # type: ignore[attr-defined]
-    (pool_file, "check_memory_fits"), (pool_file.os, "memfd_create"), (pool_file.os, "ftruncate"),  # type: ignore[attr-defined]
-    (pool_file.Path, "symlink_to"), (pool_file.Path, "stat"),  # type: ignore[attr-defined]
+    (at_pool.os.path, "lexists"), (at_pool.Path, "exists"), (at_pool.Path, "unlink"),  # type: ignore[attr-defined]
+    (at_pool, "check_memory_fits"), (at_pool.os, "memfd_create"), (at_pool.os, "ftruncate"),  # type: ignore[attr-defined]
+    (at_pool.Path, "symlink_to"), (at_pool.Path, "stat"),  # type: ignore[attr-defined]
 ]  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 """An epoch has the name of its weights as soon as all workers have answered, and not before."""
 
-from kv_connector.introduction import WorkerReport
-from kv_connector.resets import MOST_REMEMBERED, WeightEpochs
+from kv_connector.introduction import MOST_REMEMBERED, WeightEpochs, WorkerReport
 
 
 def told(rank: int, weights: str, look: int, at_start: str = "start") -> WorkerReport:

@@ -1,4 +1,4 @@
-"""`python -m kv_connector.settings_page docs/SETTINGS.md`: writes the tables from the docstrings.
+"""`python -m benchmarks.settings_page docs/SETTINGS.md`: writes the tables from the docstrings.
 
 It replaces the text between the markers of each table.
 """
@@ -28,7 +28,7 @@ def rewritten(page: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m kv_connector.settings_page",
+        prog="python -m benchmarks.settings_page",
         description="Write the tables of settings into a page, from their docstrings.",
     )
     parser.add_argument("page", type=Path, metavar="PAGE.md", help="rewritten in place")

@@ -1,8 +1,12 @@
-"""The pool's file: its owner and name, and the marks that show that all processes share it.
+"""The CPU pool: its file, the marks that show that all processes share it, and its rows.
 
 The engine core and all of its workers map the pool, so the workers must be children of the engine
 core or run in its process. Under any other executor the scheduler would transfer rows that no
 worker wrote.
+
+Groups of a hybrid model overlap: a row has room for the largest group, and a block of a smaller
+group owns a part of it. The rest is cleared whenever a row is stored, because rows are hashed, sent
+and stored whole (docs/decisions.md: "A row holds its own block and zeros").
 """
 
 import fcntl
@@ -11,17 +15,21 @@ import inspect
 import multiprocessing
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from remote_server.errors import ConfigError
 from remote_server.process_limits import check_file_sizes
 from remote_server.server.config import check_memory_fits
 
 if TYPE_CHECKING:
-    from vllm.config import ParallelConfig
+    from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, OffloadingSpec
 
 
 SHM = Path("/dev/shm")
@@ -53,17 +61,19 @@ def offer_sealed_file(name: str, pool_bytes: int) -> int | None:
 
     Workers start together. Each may make a file; one of them links its own to the name, and the
     others use that one. An existing name is never removed here: between check and removal another
-    worker may link and map its file.
+    worker may link and map its file. The maker keeps the descriptor open until all processes have
+    mapped the file: the name is a link to it.
 
-    The maker keeps the descriptor open until all processes have mapped the file: the name is a
-    link to it. Raises `ConfigError` when the machine or container has less memory than
-    `pool_bytes`, and when the existing file has another size.
+    Raises `ConfigError` when the machine or container has less memory than `pool_bytes`, and when
+    the existing file has another size.
     """
     path = pool_path(name)
     if not os.path.lexists(path):
         check_memory_fits(pool_bytes, setting="cpu_pool")
         check_file_sizes(pool_bytes, "cpu_pool")
-        descriptor = _sealed_file(name, pool_bytes)
+        descriptor = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(descriptor, pool_bytes)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NEVER_RESIZED)
         try:
             path.symlink_to(f"/proc/{os.getpid()}/fd/{descriptor}")
             return descriptor
@@ -94,13 +104,6 @@ def check_pool_is_there(name: str, pool_bytes: int) -> None:
             "workers of this engine have unequal parts of the KV cache, which kvferry does not "
             "support; give every pipeline stage the same number of layers"
         )
-
-
-def _sealed_file(name: str, num_bytes: int) -> int:
-    descriptor = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    os.ftruncate(descriptor, num_bytes)
-    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _NEVER_RESIZED)
-    return descriptor
 
 
 def sweep_dead_pools(directory: Path = SHM) -> list[Path]:
@@ -211,12 +214,13 @@ def _mark(place: Place, engine: str) -> bytes:
 
 
 def _why_not(found: bytes, place: Place, engine: str) -> str | None:
-    if found == _mark(place, engine):
+    expected = _mark(place, engine)
+    if found == expected:
         return None
     magic, name, rank, num_rows, stride, start, num_bytes = _MARK.unpack(found)
     if magic != _MAGIC:
         return "left no mark in it"
-    if (name, rank) != _MARK.unpack(_mark(place, engine))[1:3]:
+    if (name, rank) != _MARK.unpack(expected)[1:3]:
         return f"has the mark of worker {rank} of another engine"
     return (
         f"has {num_bytes} bytes from {start} of each of {num_rows} rows, {stride} bytes apart, "
@@ -225,53 +229,172 @@ def _why_not(found: bytes, place: Place, engine: str) -> str | None:
     )
 
 
-_CURE = "use --distributed-executor-backend mp with all workers on one host"
-
-
-def refuse_without_shared_pool(parallel: "ParallelConfig") -> None:
-    """Raise `ConfigError` for an executor whose workers are known not to share the scheduler's
-    pool. For an unknown executor the marks in the pool decide."""
-    backend = parallel.distributed_executor_backend
-    if parallel.use_ray:
-        raise ConfigError(
-            "--distributed-executor-backend ray: Ray starts the workers, and the engine core "
-            f"shares no pool with them; {_CURE}"
-        )
-    if _is_external_launcher(backend) and parallel.world_size > 1:
-        raise ConfigError(
-            f"--distributed-executor-backend external_launcher with {parallel.world_size} ranks: "
-            f"each rank has a scheduler of its own, which shares no pool with the others; {_CURE}"
-        )
-    if parallel.nnodes_within_dp > 1:
-        raise ConfigError(
-            f"--nnodes {parallel.nnodes}: an engine on {parallel.nnodes_within_dp} hosts has no "
-            f"memory that all of its workers share; {_CURE}"
-        )
-
-
 def engine_core_pid(*, in_worker: bool, executor_backend: object) -> int:
     """The process of this engine's scheduler, as seen from this process.
 
     `executor_backend` is vLLM's `distributed_executor_backend`: under `mp` a worker is a child
     of the engine core, under `uni` and `external_launcher` it is the engine core itself.
     """
-    if not in_worker or _runs_in_engine_core(executor_backend):
+    in_engine_core = not in_worker or executor_backend in ("uni", "external_launcher")
+    if in_worker and inspect.isclass(executor_backend):
+        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+        in_engine_core = issubclass(executor_backend, UniProcExecutor)
+    if in_engine_core:
         return os.getpid()
     parent = multiprocessing.parent_process()
     return os.getppid() if parent is None or parent.pid is None else parent.pid
 
 
-def _is_external_launcher(backend: object) -> bool:
-    if inspect.isclass(backend):
-        from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
+class Piece(NamedTuple):
+    """Bytes `start` to `end` of every page of one tensor of the KV cache."""
 
-        return issubclass(backend, ExecutorWithExternalLauncher)
-    return backend == "external_launcher"
+    tensor: int
+    start: int
+    end: int
 
 
-def _runs_in_engine_core(backend: object) -> bool:
-    if inspect.isclass(backend):
-        from vllm.v1.executor.uniproc_executor import UniProcExecutor
+Pieces = list[list[Piece]]
+"""By group, in the order of their position in a row."""
 
-        return issubclass(backend, UniProcExecutor)
-    return backend in ("uni", "external_launcher")
+Places = npt.NDArray[np.int8]
+"""One tensor's part of the pool: (rows, places, bytes), with one place per engine block."""
+
+
+def owned_by_groups(kv_caches: "CanonicalKVCaches", *, canonical: bool = False) -> Pieces:
+    """The pages that each group's layers fill, without the padding after a small page. With
+    `canonical`: vLLM's pages of all ranks together."""
+    pieces: Pieces = []
+    for refs in kv_caches.group_data_refs:
+        ends: dict[int, int] = {}
+        for ref in refs:
+            ends[ref.tensor_idx] = max(ends.get(ref.tensor_idx, 0), _page_of(ref, canonical))
+        pieces.append([Piece(tensor, 0, end) for tensor, end in sorted(ends.items())])
+    return pieces
+
+
+def pages_of(kv_caches: "CanonicalKVCaches", *, canonical: bool = False) -> list[int]:
+    """Size of a page of each tensor in a row."""
+    if not canonical:
+        return [cache.page_size_bytes for cache in kv_caches.tensors]
+    pages = [0] * len(kv_caches.tensors)
+    for ref in (ref for refs in kv_caches.group_data_refs for ref in refs):
+        pages[ref.tensor_idx] = max(pages[ref.tensor_idx], _page_of(ref, canonical))
+    return pages
+
+
+def _page_of(ref: "CanonicalKVCacheRef", canonical: bool) -> int:
+    size = ref.mapping.canonical_page_size_bytes if canonical else ref.page_size_bytes
+    return int(size)
+
+
+def places_of_rows(
+    pool: npt.NDArray[np.int8], pages: Sequence[int], blocks_per_row: int
+) -> list[Places]:
+    """Each tensor's view of `pool`, a worker's part of all rows, in the layout of vLLM's workers:
+    tensor after tensor, and in each one place per engine block."""
+    places, start = [], 0
+    for page in pages:
+        view = pool[:, start : start + page * blocks_per_row]
+        shape = (pool.shape[0], blocks_per_row, page)
+        places.append(np.lib.stride_tricks.as_strided(view, shape, (pool.strides[0], page, 1)))
+        start += page * blocks_per_row
+    return places
+
+
+def rest_of_rows(owned: Pieces, pages: Sequence[int]) -> Pieces:
+    """The bytes that no layer of a group fills. `pages` are the page sizes of the tensors."""
+    rest: Pieces = []
+    for pieces in owned:
+        rest.append([])
+        for tensor, page in enumerate(pages):
+            own = [(piece.start, piece.end) for piece in pieces if piece.tensor == tensor]
+            edges = [(0, 0), *own, (page, page)]
+            gaps = [(end, start) for (_, end), (start, _) in pairwise(edges)]
+            rest[-1] += [Piece(tensor, start, end) for start, end in gaps if start < end]
+    return rest
+
+
+class RestOfRows:
+    """Clears the bytes of rows that a group's blocks do not own. False if there are none."""
+
+    def __init__(self, owned: Pieces, places: Sequence[Places]) -> None:
+        pages = [view.shape[2] for view in places]
+        self._views = [
+            [places[piece.tensor][:, :, piece.start : piece.end] for piece in pieces]
+            for pieces in rest_of_rows(owned, pages)
+        ]
+
+    def __bool__(self) -> bool:
+        return any(self._views)
+
+    def clear(self, group: int, first_row: int, num_rows: int) -> None:
+        """Zero those bytes in these rows. No other copy may use the rows meanwhile."""
+        for view in self._views[group]:
+            view[first_row : first_row + num_rows] = 0
+
+    def release(self) -> None:
+        self._views = []
+
+
+# The part of the pool that loads may fill; the rest is for computed blocks and puts. A key at a
+# later position is a miss: the loads of a prompt longer than the pool evict the prompt's own
+# earlier rows, and vLLM would never admit it.
+POOL_SHARE_FOR_LOADS = 0.75
+
+
+class PoolRows:
+    """Views of the pool's rows, cut to the bytes that a block owns.
+
+    A row may end in padding to a page. `block_bytes` excludes it, so it is neither hashed nor sent.
+    """
+
+    def __init__(self, pool: memoryview, spec: "OffloadingSpec") -> None:
+        assert pool.shape is not None and pool.strides is not None
+        self.count, self._stride = pool.shape[0], pool.strides[0]
+        self.block_bytes = owned_bytes(spec, self._stride)
+        self.memory = pool.cast("B")
+        """All of the pool, for a transport that maps it as a whole."""
+        sizes = set(spec.tokens_per_block)
+        self._tokens_per_row = max(sizes) * spec.blocks_per_chunk
+        self._rows_per_stretch = len(spec.tokens_per_block)
+        """Rows that hold the same tokens: one for each KV cache group."""
+        # vLLM stores the partial block at the end of a prompt only for models with several groups,
+        # all of one block size.
+        self._tokens_of_a_whole_row = (
+            self._tokens_per_row if len(sizes) == 1 < self._rows_per_stretch else 1
+        )
+        self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
+        """Rows that waiting prompts may fill with blocks of the server."""
+        tokens = self.rows_for_loads // self._rows_per_stretch * self._tokens_per_row
+        self.last_token_of_a_prompt = tokens
+        """The last token of a prompt whose block fits in the pool together with all blocks before
+        it."""
+
+    def at(self, rows: Iterable[int]) -> list[memoryview]:
+        """The bytes of these rows, in place. They stay valid until `release`."""
+        return [
+            self.memory[row * self._stride : row * self._stride + self.block_bytes]
+            for row in map(int, rows)
+        ]
+
+    def is_partial(self, end_token: int | None) -> bool:
+        """Whether a key whose tokens end there identifies only the first part of a block. The rest
+        of its row is not its own: later tokens, or older content of the engine's block."""
+        return bool(end_token and end_token % self._tokens_of_a_whole_row)
+
+    def tokens_of(self, num_rows: int) -> int:
+        """Prompt tokens whose blocks these rows hold."""
+        return num_rows * self._tokens_per_row // self._rows_per_stretch
+
+    def release(self) -> None:
+        """Release the pool's memory; views from `at` must not be used afterwards."""
+        self.memory.release()
+
+
+def owned_bytes(spec: "OffloadingSpec", row_bytes: int) -> int:
+    """The bytes of a row that belong to its block, without the padding at its end."""
+    per_worker: int = getattr(spec, "cpu_page_size_per_worker", 0)
+    copies = 1 if spec.replicated_layout else spec.config.parallel.world_size
+    owned = per_worker * copies
+    return owned if 0 < owned <= row_bytes else row_bytes
