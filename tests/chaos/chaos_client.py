@@ -53,6 +53,7 @@ class Request:
     numbers: Sequence[int] = ()
     rows: Sequence[memoryview] = ()
     piece: int = -1
+    began: float = field(default_factory=time.monotonic)
     _ends: list[float] = field(default_factory=list)
     """When its future ended. The callback must not hold the request, which holds the future."""
 
@@ -71,8 +72,12 @@ class Request:
     @property
     def overrun_s(self) -> float:
         """How long after its deadline it ended; negative when it was in time."""
-        ended_at = self._ends[0] if self._ends else time.monotonic()  # it is ending right now
-        return ended_at - self.ends_by
+        return self.ended - self.ends_by
+
+    @property
+    def ended(self) -> float:
+        """When its future ended: now, if its callback has not run yet."""
+        return self._ends[0] if self._ends else time.monotonic()
 
     def judge(self, result: Any) -> str:
         """How it ended, in one word. Raises `WrongBytes`."""
