@@ -86,7 +86,10 @@ class CrewProcess:
             return self._answer()
 
     def _answer(self) -> Any:
-        kind, answer = self._pipe.recv()
+        try:
+            kind, answer = self._pipe.recv()
+        except EOFError:
+            raise AssertionError("the process of a crew ended by itself") from None
         if kind:
             raise _KINDS.get(kind, AssertionError)(answer)
         return answer

@@ -125,7 +125,7 @@ class Run:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.report = Report(plan.seed)
-        """Up to the last check at rest."""
+        """Up to the last check at rest, or to a failure."""
         self.faults: Counter[str] = Counter()
         """Of the server."""
         self._stack = ExitStack()
@@ -176,10 +176,15 @@ class Run:
     def go(self, watch: Callable[["Run"], None] = lambda _: None) -> Report:
         """Round after round; `watch` is called several times a second while they work. Raises what
         was wrong: bytes, a hang, a leak, or books that do not balance."""
-        while not self._done:
-            self.round(watch)
-            self.check()
-        self._end()
+        try:
+            while not self._done:
+                self.round(watch)
+                self.check()
+            self._end()
+        except BaseException:
+            with suppress(Exception):  # a crew may have ended
+                self._sum_up()
+            raise
         return self.report
 
     @property
@@ -203,19 +208,16 @@ class Run:
         )  # fmt: skip
         weather.faults = self.faults
         ends = time.monotonic() + self.plan.round_s
-        for crew in self.crews:
-            crew.begin(number)
-        if not self.plan.calm:
-            weather.start()
-        try:
+        with ExitStack() as stack:  # all of them end, whatever fails
+            for crew in self.crews:
+                crew.begin(number)
+                stack.callback(crew.stop)
+            if not self.plan.calm:
+                weather.start()
+                stack.callback(weather.stop)
             while not self._done and time.monotonic() < ends and not weather.errors:
                 self._done = self._stop.wait(_POLL_S) or self._is_enough()
                 watch(self)
-        finally:
-            if not self.plan.calm:
-                weather.stop()
-            for crew in self.crews:
-                crew.stop()
 
     def _is_enough(self) -> bool:
         return self.operations >= self.plan.operations or self.seconds >= self.plan.seconds
@@ -253,6 +255,10 @@ class Run:
             lambda: self._held().fits(self._used), f"the server has {self._used}", patience_s
         )
         self.report.rounds += 1
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        """The report has all up to now."""
         self.report.seconds = self.seconds
         self.report.tally = tally = Tally()
         for crew in self.crews:

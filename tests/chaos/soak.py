@@ -222,6 +222,7 @@ def main() -> int:
         run.stop()
 
     signal.signal(signal.SIGINT, on_interrupt)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     watch.head()
     try:
         with run:
