@@ -46,6 +46,9 @@ class Habits:
     most_under_way: int = 4
     """At a time."""
 
+    detaches: bool = True
+    """It loses its attachment to the server's memory now and then, for five seconds."""
+
     @property
     def ops(self) -> dict[str, float]:
         """Operations, with their weights."""
@@ -110,13 +113,7 @@ class Actor:
             while len(self._under_way) >= self._rng.randint(1, self._habits.most_under_way):
                 self._finish_one()
             self._under_way.append(self._next())
-            if self._rng.randrange(_CANCEL_ONCE_IN) == 0:
-                assert self._client.client.cancel_all(10.0), "cancel_all took too long"
-                self._count("cancel", "done", faulted=True)
-            if self._rng.randrange(_REOPEN_ONCE_IN) == 0:
-                self._reopen()
-            if self._client.client.transport == "shm" and not self._rng.randrange(_DETACH_ONCE_IN):
-                self.num_detached += detach_one(self._rng)
+            self._interfere()
         self._finish_all()
 
     def warm_up(self) -> None:
@@ -167,6 +164,16 @@ class Actor:
         self._count("close", "done", faulted=True)
         self._past.add(self._client)
         self._client = self._open()
+
+    def _interfere(self) -> None:
+        """Now and then, with what is under way."""
+        if self._rng.random() < 1 / _CANCEL_ONCE_IN:
+            assert self.client.cancel_all(10.0), "cancel_all took too long"
+            self._count("cancel", "done", faulted=True)
+        if self._rng.random() < 1 / _REOPEN_ONCE_IN:
+            self._reopen()
+        if self._rng.random() < 1 / _DETACH_ONCE_IN and self._habits.detaches:
+            self.num_detached += self.client.transport == "shm" and detach_one(self._rng)
 
     def _finish_all(self) -> None:
         while self._under_way:

@@ -140,8 +140,8 @@ class ChaosClient:
         """The same for single keys of gets."""
         self.worst_overrun_s = 0.0
         self._memory = SharedRegion(num_pieces * PIECE_BYTES)
-        self._memory.view[:] = bytes([0xEE]) * self._memory.num_bytes
         self._free = deque(range(num_pieces))
+        poison([self._piece(number) for number in self._free])
         config = ClientConfig(endpoint, transport=transport, **{**QUICK, **settings})  # type: ignore[arg-type]
         self.client = RemoteClient(config, clock=clock)
         self.client.register(self._memory.view, self._memory.fd)
@@ -221,6 +221,9 @@ class ChaosClient:
         self._look_at(rows)
         return piece, rows
 
+    def _piece(self, number: int) -> memoryview:
+        return self._memory.view[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
+
     def _look_at(self, rows: Sequence[memoryview]) -> None:
         if not all(map(is_poison, rows)):
             raise WrongBytes("a row was written after its request had ended")
@@ -233,7 +236,7 @@ class ChaosClient:
         assert self.client.queued_bytes == 0
         assert self.client.counters()["internal_errors"] == 0
         for piece in self._free:
-            self._look_at([self._memory.view[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES]])
+            self._look_at([self._piece(piece)])
 
     def close(self) -> None:
         self.client.close(PATIENCE_S)

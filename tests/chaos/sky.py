@@ -35,7 +35,9 @@ class Sky:
 
     def overlaps(self, began: float, ended: float) -> bool:
         """Whether a fault was active at some moment between the two."""
+        ends = self._ends[:]
+        if max(ends) <= began:
+            return False
         return any(
-            begin < ended and end > began
-            for begin, end in zip(self._begins[:], self._ends[:], strict=True)
+            begin < ended and end > began for begin, end in zip(self._begins[:], ends, strict=True)
         )

@@ -46,7 +46,7 @@ MOST_GROWTH = 0.05
 MOST_MORE_FILES = 0
 """Of the number that is open, by the same measure: connections come and go."""
 
-SAMPLE_S = 0.5
+SAMPLE_S = 1.0
 
 
 class Sample(NamedTuple):
@@ -119,8 +119,9 @@ def _sample(run: Run) -> Sample | None:
         return None
 
 
-def judge_growth(samples: list[Sample]) -> bool:
-    """Print what became of memory and files; whether they are flat."""
+def print_growth(samples: list[Sample]) -> bool:
+    """Print what became of memory and files; whether they are flat. A server that was killed has no
+    history to judge."""
     quarter = len(samples) // 4
     if not quarter:
         print("too short to say what grew")
@@ -142,7 +143,6 @@ def judge_growth(samples: list[Sample]) -> bool:
     for what, at, unit in (("objects", 4, 1), ("MiB of heap in use", 5, MiB)):
         before, after = (statistics.median(s[at] for s in part) / unit for part in (early, late))
         print(f"clients: {before:.6g} {what} in the second quarter, {after:.6g} in the last")
-    print("flat" if flat else "NOT FLAT")
     return flat
 
 
@@ -187,14 +187,14 @@ def _machine() -> dict[str, int]:
 def plan_of(flags: argparse.Namespace) -> Plan:
     common = Plan(flags.seed, round_s=flags.round_s, calm=flags.calm)
     if flags.operations is None:
-        minutes = flags.minutes
-        return replace(common, seconds=minutes * 60, processes=1, server_faults=UNDYING)
+        seconds, steady = flags.minutes * 60, Habits(detaches=False)
+        return replace(common, seconds=seconds, processes=1, habits=steady, server_faults=UNDYING)
     return replace(
         common,
         operations=flags.operations,
         transports=("tcp", "shm", "tcp", "auto"),
         processes=2,
-        habits=Habits(SMALL_NAMESPACES, clears_percent=0.01, most_under_way=12),
+        habits=Habits(SMALL_NAMESPACES, clears_percent=0.03, most_under_way=12),
         memory="16MiB",
         disk_bytes="32MiB",
         server_faults=LONG_LIVED,
@@ -231,8 +231,10 @@ def main() -> int:
         error = caught
     run.report.seconds = run.report.seconds or time.monotonic() - began
     print(run.report)
-    if error is None and flags.operations is None:
-        flat = judge_growth(watch.samples)
+    grown = not print_growth(watch.samples)
+    if flags.operations is None and error is None:
+        flat = not grown
+        print("flat" if flat else "NOT FLAT")
     if error is None:
         print("0 wrong blocks, 0 hangs, nothing left over")
     else:
