@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chaos_client import ChaosClient, Request
-from chaos_server import PATIENCE_S
+from chaos_server import PATIENCE_S, eventually
 from detaching import detach_one
 from oracle import NAMESPACES, Namespace
 from sky import Sky
@@ -118,7 +118,7 @@ class Actor:
 
     def warm_up(self) -> None:
         """Use everything that stays open once it has been used."""
-        self._client.wait_until_ready(SETTLE_S)
+        self._wait_until_complete(SETTLE_S)
         for namespace in self._habits.namespaces:
             numbers = range(namespace.most_at_once)
             self._client.finish(self._client.put(namespace, numbers, force=True))
@@ -128,7 +128,7 @@ class Actor:
 
     def settle(self, patience_s: float) -> None:
         """At rest, without faults: it is ready again, its books balance, and it holds nothing."""
-        self._client.wait_until_ready(patience_s)
+        self._wait_until_complete(patience_s)
         self._client.check()
 
     def end(self) -> None:
@@ -164,6 +164,15 @@ class Actor:
         self._count("close", "done", faulted=True)
         self._past.add(self._client)
         self._client = self._open()
+
+    def _wait_until_complete(self, patience_s: float) -> None:
+        """Ready, and attached to the server's memory unless it uses tcp alone."""
+        wanted = "tcp" if self._transport == "tcp" else "shm"
+        eventually(
+            lambda: self.client.ready and self.client.transport == wanted,
+            f"{self.name} is ready over {wanted}",
+            patience_s,
+        )
 
     def _interfere(self) -> None:
         """Now and then, with what is under way."""

@@ -8,6 +8,7 @@ import ctypes
 import os
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -179,11 +180,8 @@ class Crew:
         latest."""
         for actor in self._actors:
             actor.settle(patience_s)
-        eventually(
-            lambda: Held.by(os.getpid()).fits(self._most),
-            f"crew {self._plan.number} has {self._most}",
-            patience_s,
-        )
+        number = self._plan.number
+        no_more_than(self._most, lambda: Held.by(os.getpid()), f"crew {number}", patience_s)
 
     def aim(self, endpoint: str) -> None:
         """New connections lead to this server."""
@@ -231,6 +229,16 @@ class Crew:
             actor.run(lambda: not (self._over.is_set() or self._errors))
         except BaseException as error:
             self._errors.append(error)
+
+
+def no_more_than(
+    most: Held, look: Callable[[], Held], who: str, patience_s: float = SETTLE_S
+) -> None:
+    """Wait until `look` returns at most `most`. AssertionError after `patience_s`."""
+    deadline = time.monotonic() + patience_s
+    while not (held := look()).fits(most):
+        assert time.monotonic() < deadline, f"{who} has {held}, and had {most}"
+        time.sleep(0.01)
 
 
 def steady(look: Callable[[], Held]) -> Held:

@@ -26,8 +26,8 @@ from pathlib import Path
 
 from actors import SETTLE_S, Habits, Totals
 from chaos_client import ChaosClient
-from chaos_server import ChaosServer, eventually, resident_bytes
-from crew import Crew, CrewPlan, Held, Tally, steady
+from chaos_server import ChaosServer, resident_bytes
+from crew import Crew, CrewPlan, Held, Tally, no_more_than, steady
 from crew_process import CrewProcess
 from oracle import LARGE
 from sky import Sky
@@ -251,9 +251,7 @@ class Run:
         stats = self.server.wait_until_at_rest(patience_s)
         self._count(stats)
         self._check_budgets(stats)
-        eventually(
-            lambda: self._held().fits(self._used), f"the server has {self._used}", patience_s
-        )
+        no_more_than(self._used, self._held, "the server", patience_s)
         self.report.rounds += 1
         self._sum_up()
 
@@ -295,10 +293,7 @@ class Run:
         for crew in self.crews:
             crew.end()
         self.server.wait_until_at_rest(SETTLE_S)
-        eventually(
-            lambda: self._held().fits(self._unused),
-            f"without clients the server has {self._unused}",
-        )
+        no_more_than(self._unused, self._held, "the server, without clients,")
 
 
 def _size(path: Path) -> int:
@@ -312,5 +307,5 @@ def run(plan: Plan) -> Report:
     before = Held.by(os.getpid())
     with Run(plan) as one:
         report = one.go()
-    eventually(lambda: Held.by(os.getpid()).fits(before), f"this process has {before}")
+    no_more_than(before, lambda: Held.by(os.getpid()), "this process")
     return report
