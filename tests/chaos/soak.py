@@ -194,7 +194,7 @@ def plan_of(flags: argparse.Namespace) -> Plan:
         operations=flags.operations,
         transports=("tcp", "shm", "tcp", "auto"),
         processes=2,
-        habits=Habits(SMALL_NAMESPACES, clears_percent=0.03, most_under_way=12),
+        habits=Habits(SMALL_NAMESPACES, clears_percent=0.01, most_under_way=12),
         memory="16MiB",
         disk_bytes="32MiB",
         server_faults=LONG_LIVED,
