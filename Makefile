@@ -3,11 +3,11 @@ PYTHON_VENV := .venv/bin/python
 READY := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check format test whole fuzz chaos soak demo docs serve peers lock clean
+.PHONY: help setup check format test whole fuzz chaos chaos-long soak demo docs serve peers lock clean
 
 help: ## show this list
 	@echo "make TARGET [ARGS='…']"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: $(READY) ## build .venv: vLLM for this machine, the tools, this project
 
@@ -37,6 +37,11 @@ fuzz: $(READY) ## property tests on new examples for MINUTES=10; 0 retries earli
 
 chaos: $(READY) ## kills, freezes, damages: a quarter of an hour; ARGS="--seed 7 -k random" runs one again
 	timeout --signal=INT --kill-after=20 1200 $(PYTHON_VENV) -m pytest -m chaos --whole $(ARGS)
+
+OPERATIONS := 1000000
+
+chaos-long: $(READY) ## OPERATIONS=1000000 under kills, freezes and damage; ARGS="--seed 7 --json PATH"; Ctrl-C prints the result
+	@$(PYTHON_VENV) tests/chaos/soak.py --operations $(OPERATIONS) $(ARGS)
 
 soak: $(READY) ## a full cache under load and faults for MINUTES=10; Ctrl-C prints the result
 	@$(PYTHON_VENV) tests/chaos/soak.py --minutes $(MINUTES) $(ARGS)

@@ -148,6 +148,8 @@ class Session:
     connected: bool = False
     ready: bool = False
     """Connected, breaker closed, every declared namespace welcome. Any thread may read it."""
+    _renewing: bool = False
+    """A hello is due for a namespace that is welcome."""
     _past_epochs: deque[str] = field(default_factory=lambda: deque(maxlen=8))
     _logged_ready: bool = False
     turned_away: str = ""
@@ -188,7 +190,12 @@ class Session:
         if self.breaker.retry_at <= now:
             self._renew_hellos()
         due = self.declarations.due(now)
-        return due if self.connected and self.breaker.state is not BreakerState.OPEN else []
+        if not self.connected or self.breaker.state is BreakerState.OPEN:
+            return []
+        if self._renewing and not due:
+            due = [one for one in self.declarations if one.is_welcome][:1]
+        self._renewing = False
+        return due
 
     def wake_at(self) -> float:
         """Time at which `due` may return more."""
@@ -258,9 +265,15 @@ class Session:
         self._renew_hellos()
         return Epoch.NEW
 
+    def renew_welcome(self) -> None:
+        """Send another hello: what the last welcome offers does not work, and may be damaged. All
+        namespaces stay welcome, also if there is no reply."""
+        self._renewing = True
+
     def hello_sent(self, declaration: Declaration) -> None:
         """A hello for it is being sent."""
-        declaration.standing = Standing.ASKED
+        if not declaration.is_welcome:
+            declaration.standing = Standing.ASKED
         self.counters["hellos"] += 1
         self.breaker.probe()
 
@@ -304,6 +317,8 @@ class Session:
 
     def probe_failed(self, declaration: Declaration, now: float) -> None:
         """A hello had no reply in time."""
+        if declaration.is_welcome:
+            return
         self.hello_ended(declaration)
         if self.breaker.state is not BreakerState.OPEN and self.breaker.trip(now):
             self._breaker_opened()

@@ -5,7 +5,8 @@
      └─────────────────────────────────┴─────────────────────┘
 
 A welcome starts an attempt, so a restarted server is attached anew. A client that cannot reach the
-socket is on another host: that is no error, and all transfers use tcp.
+socket is on another host: that is no error, and all transfers use tcp. A welcome has no checksum:
+another one is requested every `RETRY_S` until an attempt succeeds.
 """
 
 import array
@@ -37,7 +38,8 @@ ANSWER_S = 1.0
 """Wait for a reply to `attach` before the attempt fails."""
 
 RETRY_S = 5.0
-"""Pause before the same socket is tried again. A different socket is tried at once."""
+"""Pause before another welcome is requested and the same socket is tried again. A welcome with
+another socket or secret is tried at once."""
 
 _MOST_BYTES = 4096
 
@@ -55,7 +57,8 @@ class Attachment:
         self._counters = client_context.counters
         self._socket: socket.socket | None = None
         self._data = b""
-        self._tried: str | None = None
+        self._tried: tuple[str | None, bytes] = None, b""
+        """The socket and the secret of the last attempt."""
         self._refused = False
         self._logged: set[str] = set()
         self._unmapping: list[ArenaView] = []
@@ -72,26 +75,31 @@ class Attachment:
     @property
     def wake_at(self) -> float:
         """Time at which `poll` may have work that no socket announces."""
-        idle = self._socket is None and (self._refused or not self._tried)
+        idle = self._socket is None and self._tried[0] is None
         return inf if idle or self.arena is not None else self._due
 
     def poll(self, now: float, session: Session, readable: Container[object]) -> None:
         """Do what is due, given the session's last welcome and the sockets that are `readable`."""
-        local_socket, epoch = session.local_socket, session.epoch
+        local_socket, secret, epoch = session.local_socket, session.local_secret, session.epoch
         if self._socket is not None and self._socket.fileno() in readable:
             self._read(epoch, now)
         if self._socket is not None and self.arena is None and now >= self._due:
             self.fail("its local socket does not answer", now)
         if self.arena is not None and epoch != self.epoch:
             self.fail("the server restarted", now)
-        if local_socket != self._tried:
-            self._tried, self._refused, self._due = local_socket, False, now
+        is_new = (local_socket, secret) != self._tried
+        if is_new:
+            self._tried, self._refused, self._due = (local_socket, secret), False, now
             if self._socket is not None and self.arena is None:
                 self.hang_up("the server restarted")
             if local_socket == "":
                 self._refuse("the server does not offer it")
-        if self._socket is None and local_socket and not self._refused and now >= self._due:
-            self._connect(local_socket, session.local_secret, now)
+        if self._socket is None and local_socket is not None and now >= self._due:
+            self._due = now + RETRY_S
+            if not is_new:
+                session.renew_welcome()
+            if local_socket and not self._refused:
+                self._connect(local_socket, secret, now)
 
     def hang_up(self, reason: str) -> None:
         """Close the connection and unmap the arena. No copy may be under way."""
@@ -184,7 +192,7 @@ class Attachment:
                 raise RemoteProtocolError("not a reply to attach")
 
     def _refuse(self, reason: str) -> None:
-        """Give up on this server: a second attempt would be refused as well."""
+        """Give up on this socket and secret: a second attempt would be refused as well."""
         self._counters["shm_refused"] += 1
         self._refused = True
         self.hang_up(reason)

@@ -3,25 +3,61 @@
 import random
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from chaos_client import ChaosClient, Request
-from oracle import LARGE, MEDIUM, NAMESPACES, SMALL, Namespace
+from chaos_server import PATIENCE_S, eventually
+from detaching import detach_one
+from oracle import NAMESPACES, Namespace
+from sky import Sky
 
-_OPS = {"lookup": 25, "get": 38, "put": 24, "touch": 6, "force": 5, "stats": 2, "clear": 0.05}
+from remote_server.client import RemoteClient
 
-_WEIGHTS = {SMALL: 6, MEDIUM: 3, LARGE: 1}
-"""So that each size moves about as many bytes."""
+_OPS = {"lookup": 25, "get": 38, "put": 24, "touch": 6, "force": 5, "stats": 2}
 
-_MOST_UNDER_WAY = 4
+_PATIENCE_S = (0.005, 0.05, 0.5, 2.0)
+"""Deadlines. The first ends a request in the middle of what it does."""
+
+
+SETTLE_S = 20.0
+"""The longest pause before something is tried again, and what a busy machine adds."""
 
 _WAIT_WHEN_AWAY_S = 0.1
 """A client whose server is away answers at once; without a pause such answers would be most of
 what is counted."""
 
-_CANCEL_ONCE_IN = 2000
-_REOPEN_ONCE_IN = 2500
+_CANCEL_ONCE_IN = 500
+_REOPEN_ONCE_IN = 1500
+_DETACH_ONCE_IN = 1500
+
+ENDED_BY_A_FAULT = {"late", "unavailable", "refused", "corrupt"}
+"""Words for the end of an operation that a healthy server and a patient client do not give."""
+
+
+@dataclass(frozen=True)
+class Habits:
+    """What a client asks for."""
+
+    namespaces: tuple[Namespace, ...] = NAMESPACES
+    clears_percent: float = 0.05
+    """Of all operations, those that remove every block of a namespace."""
+
+    most_under_way: int = 4
+    """At a time."""
+
+    detaches: bool = True
+    """It loses its attachment to the server's memory now and then, for five seconds."""
+
+    @property
+    def ops(self) -> dict[str, float]:
+        """Operations, with their weights."""
+        return {**_OPS, "clear": self.clears_percent}
+
+    @property
+    def sizes(self) -> list[float]:
+        """Weights of the namespaces: each moves about as many bytes."""
+        return [1 / (one.block_bytes * one.most_at_once) for one in self.namespaces]
 
 
 @dataclass
@@ -42,30 +78,58 @@ class Totals:
 
 
 class Actor:
-    """Runs requests until it is stopped. One thread calls it."""
+    """Runs operations until it is stopped. One thread calls it.
 
-    def __init__(self, name: str, seed: int, endpoint: str, transport: str) -> None:
+    An operation is one call of the client with one end: a request, the cancellation of all requests
+    under way, or a close of the client in the middle of its transfers.
+    """
+
+    def __init__(
+        self, name: str, seed: int, endpoint: str, transport: str,
+        habits: Habits = Habits(), skies: Sequence[Sky] = (),
+    ) -> None:  # fmt: skip
+        """`skies`: the faults on the way to the server, and those of the server."""
         self.name = name
+        self.num_operations = 0
+        self.num_faulted = 0
+        """Those that overlapped a fault of `skies` or ended by one (`ENDED_BY_A_FAULT`), and all
+        cancellations and closes."""
         self._rng = random.Random(f"{seed}/{name}")
         self._endpoint, self._transport = endpoint, transport
+        self._habits, self._skies = habits, skies
+        self._ops = list(habits.ops), list(habits.ops.values())
+        self._sizes = habits.sizes
+        self.num_detached = 0
+        """Attachments to the server's memory that it has broken, its own or a neighbour's."""
         self._past = Totals()
         self._client = self._open()
         self._under_way: deque[Request] = deque()
 
     def run(self, take_turn: Callable[[], bool]) -> None:
-        """Request after request, each once `take_turn` has returned true."""
+        """Operation after operation, each once `take_turn` has returned true. All have ended when
+        this returns. May be called again."""
         while take_turn():
             self._wait_a_little_for_the_server()
-            while len(self._under_way) >= self._rng.randint(1, _MOST_UNDER_WAY):
-                self._client.finish(self._under_way.popleft())
+            while len(self._under_way) >= self._rng.randint(1, self._habits.most_under_way):
+                self._finish_one()
             self._under_way.append(self._next())
-            if self._rng.randrange(_CANCEL_ONCE_IN) == 0:
-                assert self._client.client.cancel_all(10.0), "cancel_all took too long"
-            if self._rng.randrange(_REOPEN_ONCE_IN) == 0:
-                self._finish_all()
-                self._close()
-                self._client = self._open()
+            self._interfere()
         self._finish_all()
+
+    def warm_up(self) -> None:
+        """Use everything that stays open once it has been used."""
+        self._wait_until_complete(SETTLE_S)
+        for namespace in self._habits.namespaces:
+            numbers = range(namespace.most_at_once)
+            self._client.finish(self._client.put(namespace, numbers, force=True))
+            self._client.finish(self._client.get(namespace, numbers))
+        self._client.outcomes.clear()
+        self._client.blocks.clear()
+
+    def settle(self, patience_s: float) -> None:
+        """At rest, without faults: it is ready again, its books balance, and it holds nothing."""
+        self._wait_until_complete(patience_s)
+        self._client.check()
 
     def end(self) -> None:
         """Check its books and leave. Every request has ended."""
@@ -80,21 +144,64 @@ class Actor:
         return totals
 
     @property
-    def ready(self) -> bool:
-        return self._client.client.ready
+    def client(self) -> RemoteClient:
+        """Until it is closed and opened again."""
+        return self._client.client
 
     # ── its own ──────────────────────────────────────────────────────────────────────────
 
     def _open(self) -> ChaosClient:
-        return ChaosClient(self._endpoint, self._transport, num_pieces=_MOST_UNDER_WAY)
+        return ChaosClient(
+            self._endpoint, self._transport, num_pieces=self._habits.most_under_way,
+            namespaces=self._habits.namespaces,
+        )  # fmt: skip
 
-    def _close(self) -> None:
+    def _reopen(self) -> None:
+        """Close the client with what is under way, and go on with another one."""
+        self._client.client.close(PATIENCE_S)
+        self._finish_all()
         self._client.close()
+        self._count("close", "done", faulted=True)
         self._past.add(self._client)
+        self._client = self._open()
+
+    def _wait_until_complete(self, patience_s: float) -> None:
+        """Ready, and attached to the server's memory unless it uses tcp alone."""
+        wanted = "tcp" if self._transport == "tcp" else "shm"
+        eventually(
+            lambda: self.client.ready and self.client.transport == wanted,
+            f"{self.name} is ready over {wanted}",
+            patience_s,
+        )
+
+    def _interfere(self) -> None:
+        """Now and then, with what is under way."""
+        if self._rng.random() < 1 / _CANCEL_ONCE_IN:
+            assert self.client.cancel_all(10.0), "cancel_all took too long"
+            self._count("cancel", "done", faulted=True)
+        if self._rng.random() < 1 / _REOPEN_ONCE_IN:
+            self._reopen()
+        if self._rng.random() < 1 / _DETACH_ONCE_IN and self._habits.detaches:
+            self.num_detached += self.client.transport == "shm" and detach_one(self._rng)
 
     def _finish_all(self) -> None:
         while self._under_way:
-            self._client.finish(self._under_way.popleft())
+            self._finish_one()
+
+    def _finish_one(self) -> None:
+        request = self._under_way.popleft()
+        word = self._client.finish(request)
+        faulted = word in ENDED_BY_A_FAULT or any(
+            sky.overlaps(request.began, request.ended) for sky in self._skies
+        )
+        self._count("", word, faulted=faulted)
+
+    def _count(self, op: str, word: str, *, faulted: bool) -> None:
+        """`op` is empty where the client has counted it itself."""
+        self.num_operations += 1
+        self.num_faulted += faulted
+        if op:
+            self._client.outcomes[op, word] += 1
 
     def _wait_a_little_for_the_server(self) -> None:
         until = time.monotonic() + _WAIT_WHEN_AWAY_S
@@ -103,10 +210,10 @@ class Actor:
 
     def _next(self) -> Request:
         rng, client = self._rng, self._client
-        op = rng.choices(list(_OPS), list(_OPS.values()))[0]
-        ns = rng.choices(NAMESPACES, [_WEIGHTS[ns] for ns in NAMESPACES])[0]
+        op = rng.choices(*self._ops)[0]
+        ns = rng.choices(self._habits.namespaces, self._sizes)[0]
         numbers = self._numbers(ns)
-        patience_s = rng.choice([0.05, 0.5, 2.0])
+        patience_s = rng.choice(_PATIENCE_S)
         match op:
             case "lookup":
                 return client.lookup(ns, numbers, patience_s)

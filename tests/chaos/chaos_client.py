@@ -53,6 +53,7 @@ class Request:
     numbers: Sequence[int] = ()
     rows: Sequence[memoryview] = ()
     piece: int = -1
+    began: float = field(default_factory=time.monotonic)
     _ends: list[float] = field(default_factory=list)
     """When its future ended. The callback must not hold the request, which holds the future."""
 
@@ -71,8 +72,12 @@ class Request:
     @property
     def overrun_s(self) -> float:
         """How long after its deadline it ended; negative when it was in time."""
-        ended_at = self._ends[0] if self._ends else time.monotonic()  # it is ending right now
-        return ended_at - self.ends_by
+        return self.ended - self.ends_by
+
+    @property
+    def ended(self) -> float:
+        """When its future ended: now, if its callback has not run yet."""
+        return self._ends[0] if self._ends else time.monotonic()
 
     def judge(self, result: Any) -> str:
         """How it ended, in one word. Raises `WrongBytes`."""
@@ -135,8 +140,8 @@ class ChaosClient:
         """The same for single keys of gets."""
         self.worst_overrun_s = 0.0
         self._memory = SharedRegion(num_pieces * PIECE_BYTES)
-        self._memory.view[:] = bytes([0xEE]) * self._memory.num_bytes
         self._free = deque(range(num_pieces))
+        poison([self._piece(number) for number in self._free])
         config = ClientConfig(endpoint, transport=transport, **{**QUICK, **settings})  # type: ignore[arg-type]
         self.client = RemoteClient(config, clock=clock)
         self.client.register(self._memory.view, self._memory.fd)
@@ -216,6 +221,9 @@ class ChaosClient:
         self._look_at(rows)
         return piece, rows
 
+    def _piece(self, number: int) -> memoryview:
+        return self._memory.view[number * PIECE_BYTES : (number + 1) * PIECE_BYTES]
+
     def _look_at(self, rows: Sequence[memoryview]) -> None:
         if not all(map(is_poison, rows)):
             raise WrongBytes("a row was written after its request had ended")
@@ -228,7 +236,7 @@ class ChaosClient:
         assert self.client.queued_bytes == 0
         assert self.client.counters()["internal_errors"] == 0
         for piece in self._free:
-            self._look_at([self._memory.view[piece * PIECE_BYTES : (piece + 1) * PIECE_BYTES]])
+            self._look_at([self._piece(piece)])
 
     def close(self) -> None:
         self.client.close(PATIENCE_S)

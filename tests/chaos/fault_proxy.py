@@ -336,6 +336,8 @@ class FaultProxy:
                 self._of(pipe).rest += unit.raw  # it waits behind what was caught
             else:
                 self._pass_on(pipe, unit)
+        if pipe.queue and not pipe.held:
+            self._write(pipe)  # most of it is due, and the sink has room
 
     def _of(self, pipe: _Pipe) -> Catch:
         return next(one for one in self._catches if one.pipe is pipe)

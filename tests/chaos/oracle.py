@@ -6,6 +6,7 @@ up on the way: a row that is announced as landed holds exactly those bytes, or t
 
 import random
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 KiB = 1 << 10
@@ -32,6 +33,11 @@ MEDIUM = Namespace("medium", 64 * KiB, 600, 8)
 LARGE = Namespace("large", 320 * KiB, 100, 3)  # a frame each, sent without a copy
 NAMESPACES = (SMALL, MEDIUM, LARGE)
 
+PAGES = Namespace("pages", 4 * KiB, 6000, 4)
+CHUNKS = Namespace("chunks", 16 * KiB, 2500, 3)
+SMALL_NAMESPACES = (PAGES, CHUNKS)
+"""63 MiB of blocks that cost little to make and to compare."""
+
 
 def key(namespace: Namespace, number: int) -> bytes:
     return b"%s/%020d" % (namespace.name.encode(), number)
@@ -48,8 +54,13 @@ def content(namespace: Namespace, number: int) -> bytes:
 def poison(rows: Sequence[memoryview]) -> None:
     """Fill rows whose request has ended: they are ours again, and no one else may write there."""
     for row in rows:
-        row[:] = bytes([POISON]) * row.nbytes
+        row[:] = _poison(row.nbytes)
 
 
 def is_poison(row: memoryview) -> bool:
-    return bytes(row) == bytes([POISON]) * row.nbytes
+    return bytes(row) == _poison(row.nbytes)
+
+
+@lru_cache
+def _poison(num_bytes: int) -> bytes:
+    return bytes([POISON]) * num_bytes

@@ -1,28 +1,70 @@
 """Seeded clients in seeded weather: the whole system under everything at once, and its accounts.
 
-    python tests/chaos/random_run.py --seed 7 --requests 100000
+A *faulted* operation overlapped a fault on its client's way or of the server, from submission to
+end, or it ended by one (`actors.ENDED_BY_A_FAULT`; short deadlines are faults, too). Cancellations
+and closes in mid-transfer are faults themselves. A damaged message or block is a fault only while
+damage is done: what is found later counts when it ends an operation.
+
+The run goes in rounds. After each, without faults, every client is ready again and holds nothing;
+the server has nothing pinned, leased or pending, its memory and disk are within their budgets, and
+it has no more files and threads than after the first round's warm-up.
 
 A seed fixes what each client asks and which faults come for how long. How the two meet is up to
 the machine, so a seed that failed is run again rather than replayed to the letter.
 """
 
-import argparse
 import os
-import sys
+import tempfile
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from math import inf
+from pathlib import Path
 
-from actors import Actor, Totals
+from actors import SETTLE_S, Habits, Totals
 from chaos_client import ChaosClient
-from chaos_server import ChaosServer, eventually, open_files
-from fault_proxy import FaultProxy
+from chaos_server import ChaosServer, resident_bytes
+from crew import Crew, CrewPlan, Held, Tally, no_more_than, steady
+from crew_process import CrewProcess
 from oracle import LARGE
-from weather import Weather
+from sky import Sky
+from weather import MORTAL, Weather
 
-TRANSPORTS = ("tcp", "shm", "tcp", "shm")
+from remote_server.protocol import StatsReply
+
+MiB = 1 << 20
+
+MOST_BESIDE_MEMORY = 128 * MiB
+"""Of the server's resident memory: the interpreter, libraries, messages under way."""
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does, until it has `operations` or has lasted `seconds`."""
+
+    seed: int
+    operations: float = inf
+    seconds: float = inf
+    round_s: float = inf
+    transports: tuple[str, ...] = ("tcp", "shm", "tcp", "shm")
+    """Of the clients of one crew."""
+
+    processes: int = 0
+    """Crews, each in a process of its own. 0: one crew in this process."""
+
+    habits: Habits = field(default_factory=Habits)
+    memory: str = "32MiB"
+    disk_bytes: str = ""
+    """Empty: no disk."""
+
+    server_faults: tuple[str, ...] = MORTAL
+    calm: bool = False
+    """Without faults on the way and of the server."""
 
 
 @dataclass
@@ -31,133 +73,239 @@ class Report:
 
     seed: int
     seconds: float = 0.0
-    totals: Totals = field(default_factory=Totals)
-    faults: Counter[str] = field(default_factory=Counter)
-    tampered: int = 0
+    rounds: int = 0
+    interrupted: bool = False
+    tally: Tally = field(default_factory=Tally)
+    server: Counter[str] = field(default_factory=Counter)
+    """Counters of all boots, read between rounds and before kills."""
 
     @property
-    def num_requests(self) -> int:
-        return sum(self.totals.outcomes.values())
+    def totals(self) -> Totals:
+        return self.tally.totals
 
     def __str__(self) -> str:
-        words = sorted({word for _, word in self.totals.outcomes})
-        ops = sorted({op for op, _ in self.totals.outcomes})
+        tally, outcomes = self.tally, self.totals.outcomes
+        words = sorted({word for _, word in outcomes})
+        ops = sorted({op for op, _ in outcomes})
         lines = [
-            f"seed {self.seed}: {self.num_requests} requests in {self.seconds:.0f} s, "
-            f"latest end {max(0.0, self.totals.worst_overrun_s) * 1e3:.0f} ms behind its deadline",
-            "".join(["  ", "request".ljust(9), *(word.rjust(12) for word in words)]),
+            f"seed {self.seed}: {tally.operations} operations, {tally.faulted} of them faulted, in "
+            f"{self.seconds:.0f} s, latest end {max(0.0, self.totals.worst_overrun_s) * 1e3:.0f} "
+            f"ms behind its deadline, {self.rounds} checks at rest",
+            "".join(["  ", "operation".ljust(9), *(word.rjust(12) for word in words)]),
         ]
         for op in ops:
-            cells = (str(self.totals.outcomes[op, word] or ".").rjust(12) for word in words)
+            cells = (str(outcomes[op, word] or ".").rjust(12) for word in words)
             lines.append("".join(["  ", op.ljust(9), *cells]))
         lines.append(_listed("keys of gets", self.totals.blocks))
-        lines.append(_listed("faults", self.faults) + f"; {self.tampered} messages tampered with")
-        names = (
-            "connects", "server_restarts", "breaker_opened", "checksum_failures", "short_blocks",
-            "verify_removed", "verify_intact", "expired_blocks", "withdrawn_puts", "get_resets",
-            "put_resets", "protocol_errors", "late_replies",
-        )  # fmt: skip
-        lines.append(
-            _listed("clients", Counter({name: self.totals.counters[name] for name in names}))
-        )
+        lines.append(_listed("faults", tally.faults) + f"; {tally.tampered} units tampered with")
+        lines.append(_listed("clients", Counter({n: self.totals.counters[n] for n in _OF_CLIENTS})))
+        lines.append(_listed("servers", Counter({name: self.server[name] for name in _OF_SERVER})))
         return "\n".join(lines)
+
+
+_OF_CLIENTS = (
+    "connects", "server_restarts", "breaker_opened", "checksum_failures", "short_blocks",
+    "verify_sent", "verify_removed", "verify_intact", "expired_blocks", "withdrawn_puts",
+    "get_resets", "put_resets", "protocol_errors", "late_replies", "shm_attached",
+    "released_leases",
+)  # fmt: skip
+_OF_SERVER = (
+    "evicted", "disk_written", "disk_read", "disk_evicted", "disk_recovered", "leases_expired",
+    "regions_attached",
+)  # fmt: skip
 
 
 def _listed(title: str, counts: Counter[str]) -> str:
     return f"  {title}: " + ", ".join(f"{name} {counts[name]}" for name in sorted(counts))
 
 
-def run(seed: int, num_requests: int, most_seconds: float = 3600.0) -> Report:
-    """Raises what was wrong: bytes, a hang, a leak, or books that do not balance."""
-    report = Report(seed)
-    began = time.monotonic()
-    with ExitStack() as stack:
-        server = stack.enter_context(ChaosServer())
-        files_of_server = _files_after_use(server)
-        files_before = open_files(os.getpid())
-        proxies = [
-            stack.enter_context(FaultProxy(server.endpoint, seed + number))
-            for number in range(len(TRANSPORTS))
-        ]
-        actors = [
-            Actor(f"{transport} {number}", seed, proxy.endpoint, transport)
-            for number, (transport, proxy) in enumerate(zip(TRANSPORTS, proxies, strict=True))
-        ]
-        weather = Weather(seed, server, proxies)
-        weather.start()
-        errors = _act(actors, num_requests, began + most_seconds)
-        for proxy in proxies:
-            report.tampered += sum(proxy.counts.values())
-        weather.stop()
-        if errors:
-            raise errors[0]
-        for actor in actors:
-            eventually(lambda actor=actor: actor.ready, f"{actor.name} is ready again", 20.0)
-        for actor in actors:
-            actor.end()
-        server.wait_until_at_rest(20.0)
-        eventually(
-            lambda: open_files(server.pid) <= files_of_server, "the server holds no more files"
+class Run:
+    """One run of a plan. A context: the server and all processes have ended after it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.report = Report(plan.seed)
+        """Up to the last check at rest, or to a failure."""
+        self.faults: Counter[str] = Counter()
+        """Of the server."""
+        self._stack = ExitStack()
+        self._stop = threading.Event()
+        self._done = False
+        self._counted_epoch = ""
+        self._counted: dict[str, int] = {}
+
+    def __enter__(self) -> "Run":
+        with ExitStack() as stack:
+            self._set_up(stack)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def _set_up(self, stack: ExitStack) -> None:
+        plan = self.plan
+        self._folder = None
+        if plan.disk_bytes:
+            folder = tempfile.TemporaryDirectory(
+                prefix="kvferry-chaos-", ignore_cleanup_errors=True
+            )
+            self._folder = Path(stack.enter_context(folder))
+        self.server = stack.enter_context(
+            ChaosServer(plan.memory, self._folder, plan.disk_bytes or "0")
         )
-        eventually(
-            lambda: not any(proxy.num_connections for proxy in proxies), "no connection is left"
-        )
-    eventually(lambda: open_files(os.getpid()) <= files_before, "no file of ours is left")
-    report.seconds = time.monotonic() - began
-    report.faults = weather.faults
-    for actor in actors:
-        report.totals.add(actor.totals())
-    return report
+        self._unused = self._held_after_use()
+        self._sky = Sky()
+        self.crews: list[Crew | CrewProcess] = []
+        for number in range(plan.processes or 1):
+            crew_plan = CrewPlan(number, plan.seed, plan.transports, plan.habits, plan.calm)
+            kind = CrewProcess if plan.processes else Crew
+            crew = kind(crew_plan, self.server.endpoint, self._sky)
+            stack.callback(crew.close)
+            self.crews.append(crew)
+        for crew in self.crews:
+            crew.warm_up()
+        self._used = steady(self._held)
+        self._began = time.monotonic()
 
+    def stop(self) -> None:
+        """End the run with this round. Any thread, or a signal's handler, may call it."""
+        self.report.interrupted = not self._done
+        self._stop.set()
 
-def _files_after_use(server: ChaosServer) -> int:
-    """What the server has open when clients have come and gone. pyzmq opens a few files, once in
-    a process, with the first frame that it does not copy; also in this process."""
-    for transport in ("tcp", "shm"):
-        with ChaosClient(server.endpoint, transport) as client:
-            client.wait_until_ready()
-            assert client.finish(client.put(LARGE, [0], force=True)) == "stored"
-            assert client.finish(client.get(LARGE, [0])) == "hit"
-    server.wait_until_at_rest()
-    number = open_files(server.pid)
-    eventually(lambda: open_files(server.pid) == number, "the number of open files stands")
-    return number
-
-
-def _act(actors: list[Actor], num_requests: int, until: float) -> list[BaseException]:
-    """Let all of them run until that many requests were made; gives what went wrong."""
-    left, turn, errors = [num_requests], threading.Lock(), []
-
-    def take_turn() -> bool:
-        with turn:
-            left[0] -= 1
-            return left[0] >= 0 and not errors and time.monotonic() < until
-
-    def run(actor: Actor) -> None:
+    def go(self, watch: Callable[["Run"], None] = lambda _: None) -> Report:
+        """Round after round; `watch` is called several times a second while they work. Raises what
+        was wrong: bytes, a hang, a leak, or books that do not balance."""
         try:
-            actor.run(take_turn)
-        except BaseException as error:
-            errors.append(error)
+            while not self._done:
+                self.round(watch)
+                self.check()
+            self._end()
+        except BaseException:
+            with suppress(Exception):  # a crew may have ended
+                self._sum_up()
+            raise
+        return self.report
 
-    threads = [threading.Thread(target=run, args=(actor,), daemon=True) for actor in actors]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return errors
+    @property
+    def num_kills(self) -> int:
+        """Of the server, so far."""
+        return self.faults["server: kill"]
+
+    @property
+    def seconds(self) -> float:
+        """Since the start of the first round."""
+        return time.monotonic() - self._began
+
+    # ── a round ──────────────────────────────────────────────────────────────────────────
+
+    def round(self, watch: Callable[["Run"], None] = lambda _: None) -> None:
+        """Work until it is over, or there is enough. No fault is left afterwards."""
+        number = self.report.rounds
+        weather = Weather(
+            f"{self.plan.seed}/round {number}", self.server, [], kinds=self.plan.server_faults,
+            server_sky=self._sky, before_kill=self._count_boot, moved=self._aim,
+        )  # fmt: skip
+        weather.faults = self.faults
+        ends = time.monotonic() + self.plan.round_s
+        with ExitStack() as stack:  # all of them end, whatever fails
+            for crew in self.crews:
+                crew.begin(number)
+                stack.callback(crew.stop)
+            if not self.plan.calm:
+                weather.start()
+                stack.callback(weather.stop)
+            while not self._done and time.monotonic() < ends and not weather.errors:
+                self._done = self._stop.wait(_POLL_S) or self._is_enough()
+                watch(self)
+
+    def _is_enough(self) -> bool:
+        return self.operations >= self.plan.operations or self.seconds >= self.plan.seconds
+
+    @property
+    def operations(self) -> int:
+        return sum(crew.progress().operations for crew in self.crews)
+
+    def _aim(self, endpoint: str) -> None:
+        for crew in self.crews:
+            crew.aim(endpoint)
+
+    def _count_boot(self) -> None:
+        self._count(self.server.stats())
+
+    def _count(self, stats: StatsReply) -> None:
+        """Add what this boot has counted since the last call."""
+        last = self._counted if self._counted_epoch == stats.epoch else {}
+        self.report.server.update(
+            {name: value - last.get(name, 0) for name, value in stats.counters.items()}
+        )
+        self._counted_epoch, self._counted = stats.epoch, stats.counters
+
+    # ── at rest ──────────────────────────────────────────────────────────────────────────
+
+    def check(self, patience_s: float = SETTLE_S) -> None:
+        """Nothing is under way: AssertionError if something is still held after `patience_s`, by
+        either side."""
+        for crew in self.crews:
+            crew.settle(patience_s)
+        stats = self.server.wait_until_at_rest(patience_s)
+        self._count(stats)
+        self._check_budgets(stats)
+        no_more_than(self._used, self._held, "the server", patience_s)
+        self.report.rounds += 1
+        self._sum_up()
+
+    def _sum_up(self) -> None:
+        """The report has all up to now."""
+        self.report.seconds = self.seconds
+        self.report.tally = tally = Tally()
+        for crew in self.crews:
+            tally.add(crew.tally())
+        tally.faults.update(self.faults)
+
+    def _check_budgets(self, stats: StatsReply) -> None:
+        for name, tier in stats.tiers.items():
+            assert tier.used_bytes <= tier.budget_bytes, f"{name} is larger than its budget"
+        assert stats.counters["internal_errors"] == 0, stats.counters
+        resident = resident_bytes(self.server.pid)
+        most = stats.tiers["memory"].budget_bytes + MOST_BESIDE_MEMORY
+        assert resident <= most, f"the server takes {resident / MiB:.0f} MiB"
+        if self._folder is not None:
+            on_disk = sum(_size(path) for path in self._folder.iterdir())
+            assert on_disk <= stats.tiers["disk"].budget_bytes + MiB, f"{on_disk} bytes on disk"
+
+    def _held(self) -> Held:
+        """Its segments on disk do not count: their number follows from what it stores."""
+        return Held.by(self.server.pid, beside=str(self._folder) if self._folder else "\0")
+
+    def _held_after_use(self) -> Held:
+        """What the server has open when clients have come and gone. pyzmq opens a few files, once
+        in a process, with the first frame that it does not copy; also in this process."""
+        for transport in ("tcp", "shm"):
+            with ChaosClient(self.server.endpoint, transport) as client:
+                client.wait_until_ready()
+                assert client.finish(client.put(LARGE, [0], force=True)) == "stored"
+                assert client.finish(client.get(LARGE, [0])) == "hit"
+        self.server.wait_until_at_rest()
+        return steady(self._held)
+
+    def _end(self) -> None:
+        for crew in self.crews:
+            crew.end()
+        self.server.wait_until_at_rest(SETTLE_S)
+        no_more_than(self._unused, self._held, "the server, without clients,")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seed", type=int, default=int(time.time()) % 100_000)
-    parser.add_argument("--requests", type=int, default=10_000)
-    flags = parser.parse_args()
-    try:
-        print(run(flags.seed, flags.requests))
-    except BaseException:
-        print(f"failed with --seed {flags.seed}", file=sys.stderr)
-        raise
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0
 
 
-if __name__ == "__main__":
-    main()
+def run(plan: Plan) -> Report:
+    """Raises what was wrong. This process has no more files open after it than before."""
+    before = Held.by(os.getpid())
+    with Run(plan) as one:
+        report = one.go()
+    no_more_than(before, lambda: Held.by(os.getpid()), "this process")
+    return report

@@ -1,31 +1,42 @@
-"""A full cache under load and faults for as long as you like: does anything grow?
+"""A full cache under load and faults, for minutes or for a number of operations.
 
-    make soak MINUTES=30
+    make soak MINUTES=30                      # does anything grow?
+    make chaos-long OPERATIONS=1000000        # is any byte wrong, does anything hang or stay?
 
-Four clients, two over each transport, ask for three times what the server can hold, so that it
-evicts all the time; faults come and go as in the random run, but the server is not killed, so
-that its memory has one history. Every byte is judged by the oracle. One line every few seconds;
-at the end, or after Ctrl-C, what became of resident memory and open files since the warm-up.
+Faults come and go as in the random run; `random_run.py` defines a faulted operation, and the checks
+at rest after each round.
+
+For a number of operations, eight clients in two processes, over tcp and shared memory, ask for four
+times what the server's memory holds and for twice what its disk holds, so that both evict all the
+time. The blocks are small, and the server is killed as well.
+
+For minutes, four clients in one process ask for three times what the server's memory holds. It is
+not killed, so that its memory has one history, and growth is a failure.
+
+One line every few seconds; at the end, or after Ctrl-C, the result so far, which `--json` writes.
+Exit status: 0 all was right, 1 something was not, 130 it was right until Ctrl-C.
 """
 
 import argparse
-import ctypes
+import json
+import logging
 import os
 import signal
 import statistics
 import sys
-import threading
 import time
-from contextlib import ExitStack
-from typing import NamedTuple
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from actors import Actor
-from chaos_server import ChaosServer, open_files, resident_bytes, stats_of
-from fault_proxy import FaultProxy
-from random_run import TRANSPORTS
-from weather import Weather
-
-from remote_server.client import ClientConfig, RemoteClient
+from actors import Habits
+from chaos_client import Hung, WrongBytes
+from chaos_server import open_files, resident_bytes
+from crew_process import CrewProcess
+from oracle import SMALL_NAMESPACES
+from random_run import Plan, Report, Run
+from weather import LONG_LIVED, UNDYING
 
 MiB = 1 << 20
 
@@ -35,6 +46,8 @@ MOST_GROWTH = 0.05
 MOST_MORE_FILES = 0
 """Of the number that is open, by the same measure: connections come and go."""
 
+SAMPLE_S = 1.0
+
 
 class Sample(NamedTuple):
     server_bytes: int
@@ -42,150 +55,195 @@ class Sample(NamedTuple):
     server_files: int
     client_files: int
     client_objects: int
-    """Blocks that Python has allocated in this process, garbage included."""
+    """Blocks that Python has allocated in the clients' processes, garbage included."""
+
     client_heap: int
-    """Bytes that malloc has handed out in this process: resident memory without what it keeps."""
+    """Bytes that malloc has handed out there: resident memory without what it keeps."""
 
 
-class _MallocInfo(ctypes.Structure):
-    _fields_ = tuple(
-        (name, ctypes.c_size_t)
-        for name in (
-            "arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks",
-            "fordblks", "keepcost",
-        )
-    )  # fmt: skip
+class Watch:
+    """Samples what the processes occupy, and prints a line every few seconds."""
 
+    def __init__(self, every_s: float) -> None:
+        self.samples: list[Sample] = []
+        self._every_s = every_s
+        self._next_sample = self._next_line = 0.0
+        self._last = (0.0, 0)
 
-_mallinfo2 = ctypes.CDLL(None).mallinfo2
-_mallinfo2.restype = _MallocInfo
-
-
-def heap_in_use() -> int:
-    """Bytes that malloc has handed out and not got back, in all of its arenas."""
-    info = _mallinfo2()
-    return int(info.uordblks + info.hblkhd)
-
-
-class Soak:
-    def __init__(self, seconds: float, seed: int, every_s: float, *, calm: bool = False) -> None:
-        """`calm`: without faults."""
-        self._until = time.monotonic() + seconds
-        self._seed, self._every_s, self._calm = seed, every_s, calm
-        self._over = threading.Event()
-        self._errors: list[BaseException] = []
-        self._samples: list[Sample] = []
-        self._actors: list[Actor] = []
-
-    def run(self) -> bool:
-        """Whether nothing grew. Raises what was wrong with bytes, requests or books."""
-        with ExitStack() as stack:
-            server = stack.enter_context(ChaosServer())
-            proxies = [
-                stack.enter_context(FaultProxy(server.endpoint, self._seed + number))
-                for number in range(len(TRANSPORTS))
-            ]
-            self._actors = [
-                Actor(f"{transport} {number}", self._seed, proxy.endpoint, transport)
-                for number, (transport, proxy) in enumerate(zip(TRANSPORTS, proxies, strict=True))
-            ]
-            observer = RemoteClient(ClientConfig(server.endpoint, client_name="observer"))
-            stack.callback(observer.close)
-            threads = [threading.Thread(target=self._act, args=(one,)) for one in self._actors]
-            weather = Weather(self._seed, server, proxies, restarts=False)
-            for thread in threads:
-                thread.start()
-            if not self._calm:
-                weather.start()
-            signal.signal(signal.SIGINT, lambda *_: self._over.set())
-            self._watch(server, observer)
-            self._over.set()
-            if not self._calm:
-                weather.stop()
-            for thread in threads:
-                thread.join()
-            if self._errors:
-                raise self._errors[0]
-            for actor in self._actors:
-                actor.end()
-            observer.close()
-            server.wait_until_at_rest(20.0)
-        return self._judge()
-
-    def _act(self, actor: Actor) -> None:
-        try:
-            actor.run(lambda: not self._over.is_set())
-        except BaseException as error:
-            self._errors.append(error)
-            self._over.set()
-
-    def _watch(self, server: ChaosServer, observer: RemoteClient) -> None:
-        began = next_line = time.monotonic()
+    def head(self) -> None:
         print(
-            "  seconds   requests  evicted  server MiB  files  clients MiB  files  objects"
-            "  heap MiB",
+            "  seconds  operations  faulted   per s   faults  kills  checks  server MiB  files"
+            "  clients MiB  files",
             flush=True,
         )
-        while not self._over.wait(0.5) and time.monotonic() < self._until:
-            sample = Sample(
-                resident_bytes(server.pid), resident_bytes(os.getpid()),
-                open_files(server.pid), open_files(os.getpid()), sys.getallocatedblocks(),
-                heap_in_use(),
-            )  # fmt: skip
-            self._samples.append(sample)
-            if time.monotonic() >= next_line:
-                next_line += self._every_s
-                evicted = stats_of(observer).counters["evicted"]
-                print(
-                    f"{time.monotonic() - began:9.0f} {self._num_requests:10} {evicted:8}"
-                    f"{sample.server_bytes / MiB:12.1f} {sample.server_files:6}"
-                    f"{sample.client_bytes / MiB:13.1f} {sample.client_files:6}"
-                    f"{sample.client_objects:9}{sample.client_heap / MiB:10.1f}",
-                    flush=True,
-                )
 
-    @property
-    def _num_requests(self) -> int:
-        return sum(actor.totals().outcomes.total() for actor in self._actors)
+    def look(self, run: Run) -> None:
+        now = run.seconds
+        if now < self._next_sample:
+            return
+        self._next_sample = now + SAMPLE_S
+        sample = _sample(run)
+        if sample is None:  # the server is away
+            return
+        self.samples.append(sample)
+        if now >= self._next_line:
+            self._next_line = now + self._every_s
+            self._print(run, sample, now)
 
-    def _judge(self) -> bool:
-        quarter = len(self._samples) // 4
-        if not quarter:
-            print("too short to say what grew")
-            return True
-        early, late = self._samples[quarter : 2 * quarter], self._samples[-quarter:]
-        flat = True
-        for who, at in (("server", 0), ("clients", 1)):
-            before, after = (statistics.median(s[at] for s in part) for part in (early, late))
-            growth = after / before - 1
-            flat &= growth <= MOST_GROWTH
-            print(
-                f"{who}: resident {before / MiB:.1f} MiB in the second quarter, "
-                f"{after / MiB:.1f} in the last: {growth:+.1%}"
-            )
-        for who, at in (("server", 2), ("clients", 3)):
-            before, after = (statistics.median(s[at] for s in part) for part in (early, late))
-            flat &= after <= before + MOST_MORE_FILES
-            print(f"{who}: {before:g} files open in the second quarter, {after:g} in the last")
-        for what, at, unit in (("objects", 4, 1), ("MiB of heap in use", 5, MiB)):
-            before, after = (
-                statistics.median(s[at] for s in part) / unit for part in (early, late)
-            )
-            print(f"clients: {before:.6g} {what} in the second quarter, {after:.6g} in the last")
-        print(f"{self._num_requests} requests, no wrong block, none hung: seed {self._seed}")
-        print("flat" if flat else "NOT FLAT")
-        return flat
+    def _print(self, run: Run, sample: Sample, now: float) -> None:
+        each = [crew.progress() for crew in run.crews]
+        operations = sum(one.operations for one in each)
+        faulted = sum(one.faulted for one in each)
+        faults = sum(one.faults for one in each) + run.faults.total()
+        rate = (operations - self._last[1]) / max(now - self._last[0], 1e-3)
+        self._last = now, operations
+        print(
+            f"{now:9.0f} {operations:11} {faulted:8} {rate:7.0f} {faults:8} {run.num_kills:6}"
+            f"{run.report.rounds:8}{sample.server_bytes / MiB:12.1f} {sample.server_files:6}"
+            f"{sample.client_bytes / MiB:13.1f} {sample.client_files:6}",
+            flush=True,
+        )
+
+
+def _sample(run: Run) -> Sample | None:
+    pids = [crew.pid for crew in run.crews if isinstance(crew, CrewProcess)]
+    memory = [crew.memory() for crew in run.crews]
+    try:
+        server = run.server.pid
+        return Sample(
+            resident_bytes(server), sum(map(resident_bytes, pids)),
+            open_files(server), sum(map(open_files, pids)),
+            sum(one.objects for one in memory), sum(one.heap for one in memory),
+        )  # fmt: skip
+    except (OSError, AssertionError):
+        return None
+
+
+def print_growth(samples: list[Sample]) -> bool:
+    """Print what became of memory and files; whether they are flat. A server that was killed has no
+    history to judge."""
+    quarter = len(samples) // 4
+    if not quarter:
+        print("too short to say what grew")
+        return True
+    early, late = samples[quarter : 2 * quarter], samples[-quarter:]
+    flat = True
+    for who, at in (("server", 0), ("clients", 1)):
+        before, after = (statistics.median(s[at] for s in part) for part in (early, late))
+        growth = after / before - 1
+        flat &= growth <= MOST_GROWTH
+        print(
+            f"{who}: resident {before / MiB:.1f} MiB in the second quarter, "
+            f"{after / MiB:.1f} in the last: {growth:+.1%}"
+        )
+    for who, at in (("server", 2), ("clients", 3)):
+        before, after = (statistics.median(s[at] for s in part) for part in (early, late))
+        flat &= after <= before + MOST_MORE_FILES
+        print(f"{who}: {before:g} files open in the second quarter, {after:g} in the last")
+    for what, at, unit in (("objects", 4, 1), ("MiB of heap in use", 5, MiB)):
+        before, after = (statistics.median(s[at] for s in part) / unit for part in (early, late))
+        print(f"clients: {before:.6g} {what} in the second quarter, {after:.6g} in the last")
+    return flat
+
+
+def record(report: Report, error: BaseException | None) -> dict[str, Any]:
+    """The run as JSON has it. A run ends with the first thing that is wrong."""
+    wrong, hung = isinstance(error, WrongBytes), isinstance(error, Hung)
+    operations: Counter[str] = Counter()
+    outcomes: dict[str, dict[str, int]] = {}
+    for (op, word), number in sorted(report.totals.outcomes.items()):
+        operations[op] += number
+        outcomes.setdefault(op, {})[word] = number
+    return {
+        "schema": 1,
+        "seed": report.seed,
+        "interrupted": report.interrupted,
+        "seconds": round(report.seconds, 1),
+        "operations": report.tally.operations,
+        "faulted": report.tally.faulted,
+        "operations_by_kind": dict(operations),
+        "outcomes": outcomes,
+        "keys_of_gets": dict(sorted(report.totals.blocks.items())),
+        "verifies_sent": report.totals.counters["verify_sent"],
+        "faults": dict(sorted(report.tally.faults.items())),
+        "units_tampered_with": report.tally.tampered,
+        "checks_at_rest": report.rounds,
+        "latest_end_behind_its_deadline_s": round(max(0.0, report.totals.worst_overrun_s), 3),
+        "clients": {name: count for name, count in report.totals.counters.items() if count},
+        "servers": {name: count for name, count in sorted(report.server.items()) if count},
+        "wrong_blocks": int(wrong),
+        "hangs": int(hung),
+        "left_over": int(error is not None and not wrong and not hung),
+        "error": "" if error is None else str(error),
+        "machine": _machine(),
+    }
+
+
+def _machine() -> dict[str, int]:
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {"cores": os.cpu_count() or 0, "memory_gib": round(memory / (1 << 30))}
+
+
+def plan_of(flags: argparse.Namespace) -> Plan:
+    common = Plan(flags.seed, round_s=flags.round_s, calm=flags.calm)
+    if flags.operations is None:
+        seconds, steady = flags.minutes * 60, Habits(detaches=False)
+        return replace(common, seconds=seconds, processes=1, habits=steady, server_faults=UNDYING)
+    return replace(
+        common,
+        operations=flags.operations,
+        transports=("tcp", "shm", "tcp", "auto"),
+        processes=2,
+        habits=Habits(SMALL_NAMESPACES, clears_percent=0.01, most_under_way=12),
+        memory="16MiB",
+        disk_bytes="32MiB",
+        server_faults=LONG_LIVED,
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--minutes", type=float, default=10.0)
+    limit = parser.add_mutually_exclusive_group()
+    limit.add_argument("--minutes", type=float, default=10.0)
+    limit.add_argument("--operations", type=int, help="instead, and the server is killed as well")
     parser.add_argument("--seed", type=int, default=20)
     parser.add_argument("--every-s", type=float, default=10.0, help="between two lines")
+    parser.add_argument("--round-s", type=float, default=60.0, help="between two checks at rest")
     parser.add_argument("--calm", action="store_true", help="without faults")
+    parser.add_argument("--json", type=Path, help="write the record of the run")
     flags = parser.parse_args()
-    soak = Soak(flags.minutes * 60, flags.seed, flags.every_s, calm=flags.calm)
-    return 0 if soak.run() else 1
+    logging.getLogger("remote_server").setLevel(logging.ERROR)  # outages are what it is about
+    watch, error, flat = Watch(flags.every_s), None, True
+    began = time.monotonic()
+    run = Run(plan_of(flags))
+
+    def on_interrupt(*_: object) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        run.stop()
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    watch.head()
+    try:
+        with run:
+            run.go(watch.look)
+    except Exception as caught:
+        error = caught
+    run.report.seconds = run.report.seconds or time.monotonic() - began
+    print(run.report)
+    grown = not print_growth(watch.samples)
+    if flags.operations is None and error is None:
+        flat = not grown
+        print("flat" if flat else "NOT FLAT")
+    if error is None:
+        print("0 wrong blocks, 0 hangs, nothing left over")
+    else:
+        print(f"FAILED, seed {flags.seed}: {error}", file=sys.stderr)
+    if flags.json:
+        flags.json.write_text(json.dumps(record(run.report, error), indent=1) + "\n")
+    if error is not None or not flat:
+        return 1
+    return 130 if run.report.interrupted else 0
 
 
 if __name__ == "__main__":

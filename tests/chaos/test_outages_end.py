@@ -67,7 +67,7 @@ def test_a_stop_that_is_interrupted_before_it_is_seen_is_ended(server, monkeypat
 def test_a_server_goes_on_when_the_weather_has_failed_in_the_middle_of_a_stop(
     server, proxy, monkeypatch
 ):
-    def fail(_):
+    def fail(*_):
         server.freeze()
         raise OSError("what follows a stop fails")
 

@@ -3,16 +3,27 @@
 import random
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from chaos_server import ChaosServer
 from fault_proxy import BOTH, CLEAR, TO_CLIENT, TO_SERVER, FaultProxy, Faults
+from sky import Sky
 from tampering import TAMPERS, ReorderMessages
 
 MB = 1_000_000
 
 LATENCIES_S = (0.1, 1.0)
 """One way: round trips of 200 ms and 2 s."""
+
+UNDYING = ("freeze", "flip in memory", "flip in memory")
+"""Faults of a server whose memory has one history."""
+
+MORTAL = (*UNDYING, "kill")
+"""A kill every five seconds."""
+
+LONG_LIVED = (*UNDYING * 5, "kill")
+"""A kill every twenty seconds: the server fills its memory and its disk meanwhile."""
 
 
 def _on_the_way(rng: random.Random) -> tuple[str, Faults, float]:
@@ -43,27 +54,38 @@ class Weather:
 
     def __init__(
         self,
-        seed: int,
-        server: ChaosServer,
-        proxies: list[FaultProxy],
+        seed: object,
+        server: ChaosServer | None,
+        proxies: Sequence[FaultProxy],
         *,
-        restarts: bool = True,
+        kinds: Sequence[str] = MORTAL,
         pause_s: tuple[float, float] = (0.1, 0.5),
+        server_sky: Sky | None = None,
+        skies: Sequence[Sky] = (),
+        before_kill: Callable[[], None] = lambda: None,
+        moved: Callable[[str], None] | None = None,
     ) -> None:
-        """`restarts`: whether the server is killed now and then. `pause_s`: how long nothing
-        happens on the way to one client, between two faults."""
+        """`server`: None for faults on the way alone. `kinds`: the faults of the server, each as
+        likely as the others. `pause_s`: how long nothing happens on the way to one client, between
+        two faults. `server_sky` and `skies`, one for each proxy, log the faults. `moved` is called
+        with the address of a server that was started in place of another one; by default it becomes
+        the target of `proxies`."""
         self.faults: Counter[str] = Counter()
         self.errors: list[BaseException] = []
         self._seed, self._server, self._proxies = seed, server, proxies
-        self._restarts, self._pause_s = restarts, pause_s
+        self._kinds, self._pause_s = kinds, pause_s
+        self._sky = server_sky or Sky()
+        self._before_kill, self._moved = before_kill, moved or self._aim
         self._over = threading.Event()
-        runs = [
-            lambda proxy=proxy, number=number: self._blow(proxy, number)
-            for number, proxy in enumerate(proxies)
+        skies = skies or [Sky() for _ in proxies]
+        runs: list[Callable[[], None]] = [
+            partial(self._blow, proxy, sky, number)
+            for number, (proxy, sky) in enumerate(zip(proxies, skies, strict=True))
         ]
+        if server is not None:
+            runs.append(partial(self._trouble_the_server, server))
         self._threads = [
-            threading.Thread(target=self._guard, args=(run,), daemon=True)
-            for run in (*runs, self._trouble_the_server)
+            threading.Thread(target=self._guard, args=(run,), daemon=True) for run in runs
         ]
 
     def start(self) -> None:
@@ -87,38 +109,42 @@ class Weather:
 
     def _clear_up(self) -> None:
         """A thread that failed may have failed between a fault and its end."""
-        self._server.revive()
         for proxy in self._proxies:
             proxy.clear()
-            proxy.target = self._server.endpoint
+        if self._server is not None:
+            self._server.revive()
+            self._moved(self._server.endpoint)
 
-    def _blow(self, proxy: FaultProxy, number: int) -> None:
+    def _aim(self, endpoint: str) -> None:
+        for proxy in self._proxies:
+            proxy.target = endpoint
+
+    def _blow(self, proxy: FaultProxy, sky: Sky, number: int) -> None:
         rng = random.Random(f"{self._seed}/proxy {number}")
         while not self._over.wait(rng.uniform(*self._pause_s)):
             name, faults, seconds = _on_the_way(rng)
             self.faults[name] += 1
-            proxy.set(faults)
-            self._over.wait(seconds)
-            proxy.set(CLEAR)
+            with sky.fault():
+                proxy.set(faults)
+                self._over.wait(seconds)
+                proxy.set(CLEAR)
 
-    def _trouble_the_server(self) -> None:
+    def _trouble_the_server(self, server: ChaosServer) -> None:
         rng = random.Random(f"{self._seed}/server")
         while not self._over.wait(rng.uniform(0.5, 2.0)):
-            kinds = ["freeze", "flip in memory", "flip in memory"]
-            kind = rng.choice([*kinds, "kill"] if self._restarts else kinds)
+            kind = rng.choice(self._kinds)
             self.faults[f"server: {kind}"] += 1
-            match kind:
-                case "freeze":
-                    with self._server.frozen():
-                        self._over.wait(rng.uniform(0.05, 0.6))
-                case "flip in memory":
-                    self._server.flip_some(rng, rng.choice([1, 30, 300]))
-                case "kill":
-                    self._kill_and_restart(rng)
-
-    def _kill_and_restart(self, rng: random.Random) -> None:
-        self._server.kill()
-        self._over.wait(rng.uniform(0.0, 0.3))
-        self._server.restart()
-        for proxy in self._proxies:
-            proxy.target = self._server.endpoint
+            if kind == "kill":
+                self._before_kill()
+            with self._sky.fault():
+                match kind:
+                    case "freeze":
+                        with server.frozen():
+                            self._over.wait(rng.uniform(0.05, 0.6))
+                    case "flip in memory":
+                        server.flip_some(rng, rng.choice([1, 30, 300]))
+                    case "kill":
+                        server.kill()
+                        self._over.wait(rng.uniform(0.0, 0.3))
+                        server.restart()
+                        self._moved(server.endpoint)

@@ -132,6 +132,7 @@ class FakeServer:
 
     def _open_local_socket(self) -> None:
         self.local_socket = f"kvferry-test-{secrets.token_hex(8)}"
+        self.local_secret = b""
         self.arena_fd = memfd(ARENA_BYTES)
         self.arena = mmap.mmap(self.arena_fd, ARENA_BYTES)
         self.words = memoryview(self.arena)[WORDS:].cast("Q")
@@ -415,6 +416,7 @@ class FakeServer:
             max_frame_bytes=protocol.MAX_FRAME_BYTES,
             max_message_bytes=protocol.MAX_MESSAGE_BYTES, transports=["tcp"],
             local_socket=self.local_socket if self.near else "",
+            local_secret=self.local_secret,
         )  # fmt: skip
 
     def answer_put(self, asked: Asked) -> None:

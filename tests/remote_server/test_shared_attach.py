@@ -26,7 +26,7 @@ from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
 from remote_server.client.shm_link import ANSWER_S, RETRY_S, ShmLink
 from remote_server.errors import ConfigError, ServerUnavailable
-from remote_server.protocol import Get, Put
+from remote_server.protocol import Get, Hello, NotAttached, Put
 from remote_server.server.config import ServerConfig
 from remote_server.server.server import Server
 from remote_server.shm import mapping
@@ -35,6 +35,7 @@ from remote_server.sizes import MiB
 pytest_plugins = ["client_fixtures", "shared_fixtures"]
 
 UNAVAILABLE = GetOutcome.UNAVAILABLE
+FAILED = ("the server does not offer it", "its local socket cannot be reached", "another secret")
 
 
 def works(client, near, kind):
@@ -45,6 +46,11 @@ def works(client, near, kind):
     assert got.landed == [0, 1]
     assert [bytes(row) for row in rows] == [block(0), block(1)]
     assert len(near.all_asked(kind)) == before + 1
+
+
+def reason_of(client):
+    links = [one for one in client._loop.channels if isinstance(one, ShmLink)]
+    return links[0]._attachment.reason if links else ""
 
 
 @pytest.fixture
@@ -192,6 +198,53 @@ def test_a_silent_local_socket_is_given_up_and_tried_again(near, shared, make_cl
     clock.advance(RETRY_S + 0.1)
     eventually(lambda: client.transport == "shm")
     works(client, near, SharedGet)
+
+
+def _not_offered(near):
+    near.near = False
+
+
+def _another_name(near):
+    near.local_socket += "0"
+
+
+def _another_secret(near):
+    near.local_secret = b"another"
+
+
+@pytest.mark.parametrize("damage", [_not_offered, _another_name, _another_secret])
+def test_a_welcome_that_was_damaged_on_the_way_costs_shared_memory_until_the_next_attempt(
+    near, shared, make_client, clock, damage
+):
+    def attach(connection, message, files):
+        if message.secret:
+            near.say(connection, NotAttached(reason="another secret"), [])
+        else:
+            near.attach(connection, message, files)
+
+    near.local_rule = attach
+    right = near.near, near.local_socket, near.local_secret
+    damage(near)
+    client = make_client(near.endpoint, transport="shm", clock=clock, wait=False)
+    eventually(lambda: reason_of(client).startswith(FAILED))
+    near.near, near.local_socket, near.local_secret = right
+    clock.advance(RETRY_S + 0.1)
+    eventually(lambda: client.ready)
+    works(client, near, SharedGet)
+
+
+def test_the_namespaces_stay_welcome_while_the_welcome_is_asked_for_again(
+    near, shared, make_client, clock
+):
+    near.near = False
+    client = make_client(near.endpoint, transport="auto", clock=clock)
+    hellos = len(near.all_asked(Hello))
+    near.silence(Hello)
+    for number in range(1, 4):
+        clock.advance(RETRY_S + 0.1)
+        eventually(lambda number=number: len(near.all_asked(Hello)) == hellos + number)
+        assert client.ready
+        works(client, near, Get)
 
 
 def _unsealed(near):
