@@ -6,7 +6,7 @@
 
 A welcome starts an attempt, so a restarted server is attached anew. A client that cannot reach the
 socket is on another host: that is no error, and all transfers use tcp. A welcome has no checksum:
-another one is requested every `RETRY_S` until an attempt succeeds.
+another one is requested after `RETRY_S`, and less and less often until an attempt succeeds.
 """
 
 import array
@@ -38,8 +38,11 @@ ANSWER_S = 1.0
 """Wait for a reply to `attach` before the attempt fails."""
 
 RETRY_S = 5.0
-"""Pause before another welcome is requested and the same socket is tried again. A welcome with
-another socket or secret is tried at once."""
+"""Pause before another welcome is requested and the same socket is tried again. It doubles while
+attempts fail. A welcome with another socket or secret is tried at once."""
+
+LONGEST_RETRY_S = 60.0
+"""The pause of a client on another host, whose attempts all fail."""
 
 _MOST_BYTES = 4096
 
@@ -71,6 +74,7 @@ class Attachment:
         self.epoch: str | None = None
         """The server's boot to which we are, or were last, attached."""
         self._due = 0.0
+        self._pause_s = RETRY_S
 
     @property
     def wake_at(self) -> float:
@@ -90,14 +94,16 @@ class Attachment:
         is_new = (local_socket, secret) != self._tried
         if is_new:
             self._tried, self._refused, self._due = (local_socket, secret), False, now
+            self._pause_s = RETRY_S
             if self._socket is not None and self.arena is None:
                 self.hang_up("the server restarted")
             if local_socket == "":
                 self._refuse("the server does not offer it")
         if self._socket is None and local_socket is not None and now >= self._due:
-            self._due = now + RETRY_S
             if not is_new:
                 session.renew_welcome()
+                self._pause_s = min(2 * self._pause_s, LONGEST_RETRY_S)
+            self._due = now + self._pause_s
             if local_socket and not self._refused:
                 self._connect(local_socket, secret, now)
 
@@ -184,6 +190,7 @@ class Attachment:
                     raise RemoteProtocolError("the attached reply is not from this server")
                 self.arena = ArenaView(files[0], reply.arena_bytes, _user_of(self._socket))
                 self.token, self.epoch = reply.region, reply.epoch
+                self._pause_s = RETRY_S
                 self._counters["shm_attached"] += 1
                 logger.info("%s: shared memory in use", self._config.endpoint)
             case NotAttached():
@@ -199,9 +206,9 @@ class Attachment:
         self._log_once(reason)
 
     def fail(self, reason: str, now: float) -> None:
-        """Hang up, and try again after `RETRY_S`."""
+        """Hang up, and try again after the pause."""
         self.hang_up(reason)
-        self._due = now + RETRY_S
+        self._due = now + self._pause_s
         self._log_once(reason)
 
     def _log_once(self, reason: str) -> None:

@@ -15,6 +15,7 @@ from client_helpers import (
     hold_blocks,
     key,
     rows_of,
+    turn,
     wake,
 )  # fmt: skip
 from descriptors import memfd, open_fds
@@ -24,7 +25,7 @@ from shared_messages import SharedGet, SharedPut
 
 from remote_server import protocol
 from remote_server.client import ClientConfig, GetOutcome, RemoteClient, SharedRegion
-from remote_server.client.shm_link import ANSWER_S, RETRY_S, ShmLink
+from remote_server.client.shm_link import ANSWER_S, LONGEST_RETRY_S, RETRY_S, ShmLink
 from remote_server.errors import ConfigError, ServerUnavailable
 from remote_server.protocol import Get, Hello, NotAttached, Put
 from remote_server.server.config import ServerConfig
@@ -233,15 +234,19 @@ def test_a_welcome_that_was_damaged_on_the_way_costs_shared_memory_until_the_nex
     works(client, near, SharedGet)
 
 
-def test_the_namespaces_stay_welcome_while_the_welcome_is_asked_for_again(
+def test_the_namespaces_stay_welcome_while_the_welcome_is_requested_more_and_more_rarely(
     near, shared, make_client, clock
 ):
     near.near = False
     client = make_client(near.endpoint, transport="auto", clock=clock)
     hellos = len(near.all_asked(Hello))
     near.silence(Hello)
-    for number in range(1, 4):
-        clock.advance(RETRY_S + 0.1)
+    pauses = [RETRY_S, 10, 20, 40, LONGEST_RETRY_S, LONGEST_RETRY_S]
+    for number, pause_s in enumerate(pauses, start=1):
+        clock.advance(pause_s - 0.1)
+        turn(client)
+        assert len(near.all_asked(Hello)) == hellos + number - 1
+        clock.advance(0.2)
         eventually(lambda number=number: len(near.all_asked(Hello)) == hellos + number)
         assert client.ready
         works(client, near, Get)
