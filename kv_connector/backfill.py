@@ -172,7 +172,7 @@ class Backfill:
                 self._resting = False
                 self._count(len(batch), "offered")
                 # Never raises, and ends the job once. A job without an end pins its rows for ever.
-                self.transfers.store(namespace, job, None)
+                self.transfers.store(namespace, job, None, lacked=False)
         finally:
             parent.on_request_finished(request)
 

@@ -27,6 +27,10 @@ PENDING, READABLE = KeyState.PENDING, KeyState.READABLE
 # Assumed speed of the link, in bytes a second, until loads have been measured.
 UNMEASURED_LINK = 512 << 20
 
+# Finished requests whose states are kept, and the keys of all of them: 10 MB.
+MOST_PAST = 256
+MOST_PAST_KEYS = 65_536
+
 
 class Lookups:
     """Lookup states of all requests. Belongs to the scheduler thread.
@@ -52,6 +56,8 @@ class Lookups:
         self._break_even = break_even
         self._clock = clock
         self._waits: dict[str, LookupState] = {}
+        self._past: dict[str, Mapping[bytes, KeyState | Missed | None]] = {}
+        """States of the last finished requests: vLLM may store their last blocks later."""
         self._step = 0
         self.workers_missing = False
         """Whether `namespace` is None because not every worker has reported yet."""
@@ -82,6 +88,7 @@ class Lookups:
     # ── a request, from its first lookup to its end ──────────────────────────────────────
 
     def begin(self, req_context: ReqContext) -> None:
+        self._past.pop(req_context.req_id, None)
         params = req_context.kv_transfer_params
         prefetch = prefetches(params)
         budget_ms = self._config.load_timeout_ms if prefetch else self._config.wait_budget_ms
@@ -181,6 +188,14 @@ class Lookups:
         wait = self._waits.get(request_id)
         return {} if wait is None else wait.states
 
+    def lacked(self, request_id: str, keys: Collection[bytes]) -> bool:
+        """Whether the server lacks all of `keys`, by its replies to this request: it reported each
+        of them absent, or did not report it and reported another one absent, behind which the
+        request's blocks are new."""
+        states = self._past.get(request_id) or self.states_of(request_id)
+        absent = Missed.ABSENT
+        return absent in states.values() and all(states.get(key, absent) is absent for key in keys)
+
     def _scheduled(self, request_id: str) -> None:
         """The request was scheduled. A bare tier detects the admission only here, and sees no
         deferral."""
@@ -198,12 +213,19 @@ class Lookups:
         self._counters.observe(metrics.WAIT_STEPS, steps)
 
     def finished(self, request_id: str) -> None:
-        self._waits.pop(request_id, None)
+        wait = self._waits.pop(request_id, None)
+        if wait is not None and wait.states:
+            self._past[request_id] = wait.states
+            while (
+                len(self._past) > MOST_PAST or sum(map(len, self._past.values())) > MOST_PAST_KEYS
+            ):
+                del self._past[next(iter(self._past))]
         self._room.release(request_id)
         self._resumed.discard(request_id)
 
     def forget_answers(self) -> None:
         """The weights may have changed: drop replies that belong to the old ones."""
+        self._past.clear()
         for wait in self._waits.values():
             wait.forget_answers()
 

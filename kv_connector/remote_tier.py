@@ -276,7 +276,12 @@ class RemoteTier(SecondaryTierManager):
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Pool → server, unless there is a reason not to."""
         declined = self._why_not_to_store(job_metadata)
-        self._transfers.store(self._namespace, job_metadata, declined)
+        lacked = declined is None and self._server_lacks(job_metadata)
+        self._transfers.store(self._namespace, job_metadata, declined, lacked=lacked)
+
+    @never_raises(lambda: False)
+    def _server_lacks(self, job: TransferJob) -> bool:
+        return self._lookups.lacked(job.req_context.req_id, job.keys)
 
     @never_raises(lambda: UNAVAILABLE)
     def _why_not_to_store(self, job: TransferJob) -> str | None:

@@ -75,7 +75,8 @@ class Ended(NamedTuple):
 
 @dataclass(frozen=True)
 class _Put:
-    """One store job under way: a lookup of what the server lacks, then a put of that."""
+    """One store job under way: a put of what the server lacks, after a lookup if that is not
+    known."""
 
     job_id: int
     namespace: str
@@ -208,8 +209,14 @@ class Transfers:
 
     # ── store: pool → server ─────────────────────────────────────────────────────────────
 
-    def store(self, namespace: str | None, job: TransferJob, declined: str | None) -> None:
-        """Offer the job's rows to the server, or decline them all for the reason `declined`."""
+    def store(
+        self, namespace: str | None, job: TransferJob, declined: str | None, *, lacked: bool
+    ) -> None:
+        """Offer the job's rows to the server, or decline them all for the reason `declined`.
+
+        `lacked`: the server has reported that it lacks the blocks, so they are put at once: one
+        round trip. Otherwise a lookup comes first, which keeps blocks that exist off the network.
+        """
         try:
             self._begin(job, 2 * self._put_timeout_s)
             keys = list(job.keys)
@@ -226,6 +233,9 @@ class Transfers:
             self._open[job.job_id].pinned = len(job.keys)
             rows = job.chunk_ids[:room]
             put = _Put(job.job_id, namespace, keys, rows, left_out, self._clock())
+            if lacked:
+                self._put(put, keys, rows, [])
+                return
             found = self._client.lookup(namespace, keys, timeout_s=self._put_timeout_s)
             found.add_done_callback(partial(self._put_absent, put))
         except Exception:
@@ -248,16 +258,21 @@ class Transfers:
             if not len(absent):
                 self._end_put(put, Ended(_nothing_to_do(put.job_id), held=present))
                 return
-            keys = [put.keys[index] for index in absent]
-            stored = self._client.put(
-                put.namespace,
-                keys,
-                self._rows.at(put.rows[absent]),
-                timeout_s=self._put_timeout_s,
-            )
-            stored.add_done_callback(partial(self._on_stored, put, keys, present))
+            self._put(put, [put.keys[index] for index in absent], put.rows[absent], present)
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_store", put.job_id)
+
+    def _put(
+        self,
+        put: _Put,
+        keys: list[OffloadKey],
+        rows: npt.NDArray[np.int32],
+        present: list[OffloadKey],
+    ) -> None:
+        stored = self._client.put(
+            put.namespace, keys, self._rows.at(rows), timeout_s=self._put_timeout_s
+        )
+        stored.add_done_callback(partial(self._on_stored, put, keys, present))
 
     def _on_stored(
         self,

@@ -1,10 +1,13 @@
 """The tier asks once, promises only what landed, and ends every job exactly once."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scripted_client import BLOCK_BYTES, ROW_BYTES, Engine
+from vllm.v1.kv_offload.base import ReqContext
 
-from kv_connector import metrics
+from kv_connector import lookups, metrics
 from kv_connector.config import BYPASS_KEY, Bypass
 from remote_server.client import BreakerState
 from remote_server.client.results import new_counters
@@ -117,6 +120,62 @@ def test_only_what_the_server_lacks_is_put(engine: Engine):
     assert [row[0] for row in put.rows] == [5, 7]
     put.stored()
     assert engine.finished() == [(1, True, None)]
+
+
+def looked_up(engine: Engine, context: ReqContext, keys: list[Any], *states: KeyState) -> None:
+    engine.lookup(context, keys)
+    engine.step()
+    engine.client.last("lookup").found(*states)
+    engine.lookup(context, keys)
+
+
+@pytest.mark.parametrize("finished", [False, True])
+def test_blocks_that_the_server_reported_absent_are_put_without_a_second_lookup(
+    engine: Engine, finished: bool
+):
+    context, keys = engine.request("r", 4)
+    looked_up(engine, context, keys[:3], READABLE, ABSENT, ABSENT)
+    if finished:
+        engine.tier.on_request_finished(context)
+    engine.tier.submit_store(engine.job(context, keys[1:], [4, 5, 6]))
+    assert engine.client.count("lookup") == 1
+    assert engine.client.last("put").keys == keys[1:], "with the one that the engine has generated"
+    engine.client.last("put").stored()
+    assert engine.finished() == [(1, True, None)]
+
+
+@pytest.mark.parametrize("states", [[READABLE] * 2, [READABLE, ABSENT], [PENDING, ABSENT]])
+def test_blocks_that_may_exist_are_looked_up_before_their_bytes_are_sent(
+    engine: Engine, states: list[KeyState]
+):
+    context, keys = engine.request("r", 2)
+    looked_up(engine, context, keys, *states)
+    engine.tier.submit_store(engine.job(context, keys, [0, 1]))
+    assert (engine.client.count("lookup"), engine.client.count("put")) == (2, 0)
+
+
+def test_what_was_absent_under_the_old_weights_is_looked_up(engine: Engine):
+    context, keys = engine.request("r", 2)
+    looked_up(engine, context, keys, ABSENT, ABSENT)
+    engine.tier.on_request_finished(context)
+    engine.tier.drain_jobs()
+    engine.tier.submit_store(engine.job(context, keys, [0, 1]))
+    assert (engine.client.count("lookup"), engine.client.count("put")) == (2, 0)
+
+
+def test_the_states_of_finished_requests_are_bounded(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(lookups, "MOST_PAST", 1)
+    contexts = []
+    for name in ("first", "second"):
+        context, keys = engine.request(name, 2)
+        looked_up(engine, context, keys, ABSENT, ABSENT)
+        engine.tier.on_request_finished(context)
+        contexts.append(context)
+    for context in contexts:
+        engine.tier.submit_store(engine.job(context, keys, [0, 1]))
+    assert [asked.operation for asked in engine.client.asked[2:]] == ["lookup", "put"]
 
 
 def test_a_second_identical_store_sends_nothing(engine: Engine):

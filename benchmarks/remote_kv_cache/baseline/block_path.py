@@ -68,6 +68,8 @@ class BlockPath(NamedTuple):
     files: list[str]
     threads: int
     crossings: int
+    requests: int
+    """Messages that the client sends."""
 
 
 Enough = Callable[[BlockPath], bool]
@@ -125,7 +127,8 @@ def way_of(name: str, calls: Sequence[Call], idle: Sequence[Call]) -> BlockPath:
     bursts = list(dict.fromkeys((call.thread, call.burst) for call in own))
     crossings = sum(one[0] != next_one[0] for one, next_one in pairwise(bursts))
     files = sorted({call.file for call in own})
-    return BlockPath(name, files, len({thread for thread, _ in bursts}), crossings)
+    requests = sum(call.function == "Connection.send" for call in calls)
+    return BlockPath(name, files, len({thread for thread, _ in bursts}), crossings, requests)
 
 
 def measure(trials: int = TRIALS, enough: Enough = lambda _: False) -> list[BlockPath]:
@@ -169,8 +172,8 @@ def _paths(
     return best
 
 
-def _length(way: BlockPath) -> tuple[int, int]:
-    return way.crossings, len(way.files)
+def _length(way: BlockPath) -> tuple[int, int, int]:
+    return way.requests, way.crossings, len(way.files)
 
 
 def _put_and_get(
@@ -182,8 +185,9 @@ def _put_and_get(
     first = number * (1 + ROWS)
     keys = [key_of(first)]
     prompt = pool.begin(f"put {number}", keys)
-    pool.find(prompt, keys)
-    pool.settle()
+    while pool.find(prompt, keys) is None:  # until the server has reported it absent
+        pool.step()
+        time.sleep(PAUSE_S)
     stored, _ = pool.store(prompt, keys)
     put = recorder.record(partial(_store, pool, prompt, stored))
     pool.finish(prompt)
@@ -232,9 +236,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--files", action="store_true", help="name them")
     named = parser.parse_args(arguments).files
-    print(f"{'':12}  files  threads  crossings")
+    print(f"{'':12}  files  threads  crossings  requests")
     for path in measure():
-        print(f"{path.name:12}  {len(path.files):5}  {path.threads:7}  {path.crossings:9}")
+        print(
+            f"{path.name:12}  {len(path.files):5}  {path.threads:7}  {path.crossings:9}"
+            f"  {path.requests:8}"
+        )
         for file in path.files if named else ():
             print(f"    {file}")
 
