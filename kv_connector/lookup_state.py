@@ -5,9 +5,10 @@ returns RETRY. This state reduces that to one query per prompt and one time budg
 uses no socket and no clock. Only the scheduler thread uses it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
+from typing import Any
 
 from remote_server.protocol import KeyState
 
@@ -88,6 +89,16 @@ class LookupState:
     """Per key: the server's reply, why it is a miss, or None while a query is under way."""
     wanted: list[bytes] = field(default_factory=list)
     """Keys for the query at the end of this engine step, in prefix order."""
+    wanted_ends: list[int | None] = field(default_factory=list)
+    """Where the tokens of each end in the prompt."""
+    above: int = -1
+    """Tokens of the prompt before the first block that was queried: the engine's levels have
+    them. -1 before the first query."""
+    reused: int = -1
+    """Tokens of the prompt that were found in any level when the engine first admitted the request;
+    -1 when that is not known."""
+    position: Callable[[Any], int | None] = lambda _: None
+    """Where the tokens of a key end in the prompt."""
     queries: int = 0
     """Queries under way."""
     news: bool = False
@@ -159,10 +170,11 @@ class LookupState:
 
     # ── queries and answers ────────────────────────────────────────────────────────────
 
-    def take_wanted(self) -> list[bytes]:
-        """The keys to query now; the caller sends one lookup for all of them."""
+    def take_wanted(self) -> tuple[list[bytes], list[int | None]]:
+        """The keys to query now, and their ends; the caller sends one lookup for all of them."""
         wanted, self.wanted = self.wanted, []
-        return wanted
+        ends, self.wanted_ends = self.wanted_ends, []
+        return wanted, ends
 
     def sent(self, now_s: float) -> None:
         """A query was sent: the wait for its reply begins."""
@@ -223,7 +235,7 @@ class LookupState:
         self._forget()
 
     def _forget(self) -> None:
-        self.states, self.wanted = {}, []
+        self.states, self.wanted, self.wanted_ends = {}, [], []
         self.generation += 1
         self.queries, self._owed_since_s = 0, None
         self.queried = self.judged = self.held = False

@@ -15,10 +15,16 @@ import numpy as np
 import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import get_offloading_group_ids
 from vllm.v1.kv_cache_interface import AttentionSpec, UniformTypeKVCacheSpecs, group_kernel_blocks
-from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches
+from vllm.v1.kv_offload.base import (
+    CanonicalKVCacheRef,
+    CanonicalKVCaches,
+    OffloadKey,
+    get_offload_group_idx,
+)
 
 from kv_connector.fact_text import NotKnown
 from remote_server.errors import ConfigError
+from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, Stretch
 
 if TYPE_CHECKING:
     import torch
@@ -201,6 +207,10 @@ class PoolRows:
         self._tokens_of_a_whole_row = (
             self._tokens_per_row if len(sizes) == 1 < self._rows_per_stretch else 1
         )
+        self._tokens_of_group = {
+            group.group_id: group.tokens_per_block * spec.blocks_per_chunk
+            for group in spec.config.groups
+        }
         self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
         """Rows that waiting prompts may fill with blocks of the server."""
         tokens = self.rows_for_loads // self._rows_per_stretch * self._tokens_per_row
@@ -215,10 +225,58 @@ class PoolRows:
             for row in map(int, rows)
         ]
 
+    @property
+    def can_be_partial(self) -> bool:
+        """Whether `is_partial` can be True for any key of this model."""
+        return self._tokens_of_a_whole_row > 1
+
     def is_partial(self, end_token: int | None) -> bool:
         """Whether a key whose tokens end there identifies only the first part of a block. The rest
         of its row is not its own: later tokens, or older content of the engine's block."""
         return bool(end_token and end_token % self._tokens_of_a_whole_row)
+
+    def chain(
+        self, keys: Sequence[bytes], ends: Sequence[int | None], known: Sequence[int]
+    ) -> list[Stretch]:
+        """The chain fields of blocks whose tokens end at `ends`, put by requests of the classes
+        `known`; empty when a position is not known, or there are too many stretches."""
+        if not ends or (first := ends[0]) is None or None in ends:
+            return []
+        if len(self._tokens_of_group) == 1 and known.count(known[0]) == len(known):
+            ((group, step),) = self._tokens_of_group.items()
+            stop = first + len(ends) * step
+            if first >= step and stop <= MAX_TOKENS and ends == [*range(first, stop, step)]:
+                return [Stretch(len(ends), group, first - step, step, known[0])]
+        return self._stretches(keys, ends, known)  # type: ignore[arg-type]  # no None in it
+
+    def _stretches(
+        self, keys: Sequence[bytes], ends: Iterable[int], known: Iterable[int]
+    ) -> list[Stretch]:
+        stretches: list[Stretch] = []
+        before: tuple[int, int, int] | None = None
+        rows = first = last = step = 0
+
+        def end_stretch() -> None:
+            if before is not None:
+                stretches.append(Stretch(rows, before[0], first, *before[1:], step < 0))
+
+        for key, end, request in zip(keys, ends, known, strict=True):
+            group = get_offload_group_idx(OffloadKey(key))
+            tokens = self._tokens_of_group.get(group)
+            if tokens is None or not 0 < end <= MAX_TOKENS:
+                return []
+            start = (end - 1) // tokens * tokens
+            size = end - start  # less than `tokens` for the first part of a block
+            this = (group, size, request)
+            if this == before and (start - last == step or (rows == 1 and last - start == size)):
+                step = start - last
+                rows += 1
+            else:
+                end_stretch()
+                before, rows, first, step = this, 1, start, size
+            last = start
+        end_stretch()
+        return stretches if len(stretches) <= MAX_STRETCHES else []
 
     def tokens_of(self, num_rows: int) -> int:
         """Prompt tokens whose blocks these rows hold."""

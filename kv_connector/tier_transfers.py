@@ -8,12 +8,13 @@ would go undetected.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from math import inf
 from threading import Thread
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ from kv_connector.guard import kept_from_engine
 from kv_connector.metrics import TierCounters
 from kv_connector.pool_rows import PoolRows
 from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
-from remote_server.protocol import Declined, Found, KeyState, PutOutcome
+from remote_server.protocol import Declined, Found, KeyState, PutOutcome, Stretch, select
 
 logger = init_logger("vllm.kvferry.tier_transfers")
 
@@ -52,6 +53,23 @@ UNAVAILABLE = "unavailable"
 PARTIAL_BLOCK = "partial_block"
 
 
+Place = tuple[int | None, int]
+"""Where the tokens of a key end in its prompt, and the class of the request that put it: see
+`protocol.Stretch`. None and -1 when they are not known."""
+
+NOWHERE: Place = (None, -1)
+
+Places = Mapping[OffloadKey, Place]
+
+NO_PLACES: Places = MappingProxyType({})
+
+
+def places_of(job: TransferJob, known: int = -1) -> Places:
+    """The places of the job's keys in its prompt, for a request of the class `known`."""
+    position = job.req_context.get_offload_key_position
+    return {key: (position(key), known) for key in job.keys}
+
+
 class Ended(NamedTuple):
     """A job that has ended, with its effect on the server's keys and its measure of the link."""
 
@@ -64,6 +82,9 @@ class Ended(NamedTuple):
 
     unsent: Sequence[OffloadKey] = ()
     """Keys not put for lack of a server or of room, which a later put may store."""
+
+    places: Places = NO_PLACES
+    """Of `held` and `unsent`, as far as they are known."""
 
     namespace: str | None = None
     epoch: str | None = None
@@ -82,6 +103,8 @@ class _Put:
     keys: list[OffloadKey]
     rows: npt.NDArray[np.int32]
     left_out: list[OffloadKey]
+    places: Places
+    chain: list[Stretch]
     started_s: float
 
 
@@ -164,6 +187,7 @@ class Transfers:
             if namespace is None:
                 self._end_load(_failed(job.job_id), lost=keys)
                 return
+            places = places_of(job)
             got = self._client.get(
                 namespace,
                 keys,
@@ -171,7 +195,9 @@ class Transfers:
                 stall_s=self._patience.load_stall_s,
                 timeout_s=self._load_timeout_s,
             )
-            got.add_done_callback(partial(self._on_got, namespace, job.job_id, keys, self._clock()))
+            got.add_done_callback(
+                partial(self._on_got, namespace, job.job_id, keys, places, self._clock())
+            )
         except Exception:
             self._end_by_bug("submit_load", job.job_id, keys)
 
@@ -180,6 +206,7 @@ class Transfers:
         namespace: str,
         job_id: int,
         keys: list[OffloadKey],
+        places: Places,
         started_s: float,
         reply: "Future[GetResult]",
     ) -> None:
@@ -204,6 +231,7 @@ class Transfers:
                 ),
                 lost=lost,
                 held=landed,
+                places=places,
                 namespace=namespace,
                 link_s=link_s if served else None,
             )
@@ -212,8 +240,11 @@ class Transfers:
 
     # ── store: pool → server ─────────────────────────────────────────────────────────────
 
-    def store(self, namespace: str | None, job: TransferJob, declined: str | None) -> None:
-        """Offer the job's rows to the server, or decline them all for the reason `declined`."""
+    def store(
+        self, namespace: str | None, job: TransferJob, declined: str | None, places: Places
+    ) -> None:
+        """Offer the job's rows to the server, or decline them all for the reason `declined`.
+        `places` are those of its keys, as far as they are known."""
         try:
             self._begin(job, 2 * self._put_timeout_s)
             keys = list(job.keys)
@@ -224,12 +255,17 @@ class Transfers:
             left_out = keys[room:] if declined in (None, UNAVAILABLE) else []
             keys = keys[:room]
             if not keys or namespace is None:
-                self._end(_nothing_to_do(job.job_id), unsent=left_out, namespace=namespace)
+                self._end(
+                    _nothing_to_do(job.job_id), unsent=left_out, places=places, namespace=namespace
+                )
                 return
             self._open[job.job_id].pinned = len(job.keys)
             rows = job.chunk_ids[:room]
-            put = _Put(job.job_id, namespace, keys, rows, left_out, self._clock())
-            found = self._client.lookup(namespace, keys, timeout_s=self._put_timeout_s)
+            of_keys = [places.get(key, NOWHERE) for key in keys]
+            ends, known = [end for end, _ in of_keys], [request for _, request in of_keys]
+            chain = self._rows.chain(keys, ends, known)
+            put = _Put(job.job_id, namespace, keys, rows, left_out, places, chain, self._clock())
+            found = self._client.lookup(namespace, keys, timeout_s=self._put_timeout_s, chain=chain)
             found.add_done_callback(partial(self._put_absent, put))
         except Exception:
             self._end_by_bug("submit_store", job.job_id)
@@ -257,6 +293,7 @@ class Transfers:
                 keys,
                 self._rows.at(put.rows[absent]),
                 timeout_s=self._put_timeout_s,
+                chain=select(put.chain, absent.tolist()),
             )
             stored.add_done_callback(partial(self._on_stored, put, keys, present))
         except BaseException:  # a cancelled future included: the job must end exactly once
@@ -377,11 +414,14 @@ class Transfers:
         lost: Sequence[OffloadKey] = (),
         held: Sequence[OffloadKey] = (),
         unsent: Sequence[OffloadKey] = (),
+        places: Places = NO_PLACES,
         namespace: str | None = None,
         link_s: float | None = None,
     ) -> None:
         epoch = self._client.epoch
-        self._ended.append(Ended(result, lost, held, unsent, namespace, epoch, link_s=link_s))
+        self._ended.append(
+            Ended(result, lost, held, unsent, places, namespace, epoch, link_s=link_s)
+        )
 
     def _end_load(
         self,
@@ -389,10 +429,11 @@ class Transfers:
         *,
         lost: Sequence[OffloadKey],
         held: Sequence[OffloadKey] = (),
+        places: Places = NO_PLACES,
         namespace: str | None = None,
         link_s: float | None = None,
     ) -> None:
-        self._end(result, lost=lost, held=held, namespace=namespace, link_s=link_s)
+        self._end(result, lost=lost, held=held, places=places, namespace=namespace, link_s=link_s)
         self._load_has_ended = True
 
     def _end_put(
@@ -403,7 +444,8 @@ class Transfers:
         held: Sequence[OffloadKey] = (),
         unsent: Sequence[OffloadKey] = (),
     ) -> None:
-        self._end(result, held=held, unsent=[*unsent, *put.left_out], namespace=put.namespace)
+        unsent = [*unsent, *put.left_out]
+        self._end(result, held=held, unsent=unsent, places=put.places, namespace=put.namespace)
 
     def _end_by_bug(self, hook: str, job_id: int, lost: Sequence[OffloadKey] = ()) -> None:
         # Before anything that could raise: a job without an end waits for ever.
