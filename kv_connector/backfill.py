@@ -10,16 +10,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from types import MappingProxyType
+from typing import NamedTuple
 
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext, TierFilter
 from vllm.v1.kv_offload.tiering.base import ParentManager
 
 from kv_connector import metrics
 from kv_connector.metrics import TierCounters
+from kv_connector.pool_rows import NO_PLACES, NOWHERE, Place, Places
 from kv_connector.tier_transfers import Ended, Transfers
 from remote_server.protocol import KeyState
 
-# About 150 bytes each: at most 20 MB for both lists. At 1 MiB a block this covers a pool of 64 GiB.
+# About 250 bytes each: at most 32 MB for both lists. At 1 MiB a block this covers a pool of 64 GiB.
 # A dropped key costs one recomputation after an outage.
 MOST_KEYS = 65_536
 
@@ -27,8 +29,17 @@ MOST_KEYS = 65_536
 MOST_ATTEMPTS = 3
 
 
+class Due(NamedTuple):
+    """A key that is due to be offered to the server."""
+
+    place: Place
+    attempts: int = 0
+    """Failed puts."""
+
+
 class Backlog:
-    """Two lists of keys, oldest first: held by the server, and due to be offered to it.
+    """Two lists of keys, oldest first: held by the server, and due to be offered to it. Each key
+    keeps its place in its prompt.
 
     Each list holds at most `most_keys`. A full list drops its oldest keys, whose rows are the most
     likely to be evicted from the pool.
@@ -36,16 +47,16 @@ class Backlog:
 
     def __init__(self, most_keys: int) -> None:
         self._most_keys = max(1, min(most_keys, MOST_KEYS))
-        self._held: dict[bytes, None] = {}
-        self._due: dict[bytes, int] = {}
+        self._held: dict[OffloadKey, Place] = {}
+        self._due: dict[OffloadKey, Due] = {}
 
     def __len__(self) -> int:
         """Number of due keys, without those that were taken."""
         return len(self._due)
 
-    def held(self, keys: Iterable[bytes]) -> None:
+    def held(self, keys: Iterable[OffloadKey], places: Places = NO_PLACES) -> None:
         """The server holds these keys now."""
-        held = dict.fromkeys(keys)
+        held = {key: places.get(key, NOWHERE) for key in keys}
         for known in (self._due, self._held):
             if known and not known.keys().isdisjoint(held):
                 for key in held:
@@ -53,31 +64,35 @@ class Backlog:
         self._held |= held
         _drop_oldest(self._held, self._most_keys)
 
-    def missing(self, keys: Iterable[bytes]) -> int:
+    def missing(self, keys: Iterable[OffloadKey], places: Places = NO_PLACES) -> int:
         """The server lacks these keys: they become due. Returns how many due keys were dropped."""
         for key in keys:
             self._held.pop(key, None)
-            self._due.setdefault(key, 0)
+            self._due.setdefault(key, Due(places.get(key, NOWHERE)))
         return _drop_oldest(self._due, self._most_keys)
 
     def lost(self) -> int:
         """The server restarted empty: all held keys become due. Returns the number dropped."""
         held, self._held = self._held, {}
-        self._due = {**dict.fromkeys(held, 0), **self._due}
+        self._due = {key: Due(place) for key, place in held.items()} | self._due
         return _drop_oldest(self._due, self._most_keys)
 
-    def take(self, most: int) -> dict[bytes, int]:
-        """Remove and return the oldest due keys, each with its number of failed puts. The caller
-        reports the result with `held` or `failed`."""
+    def take(self, most: int) -> dict[OffloadKey, Due]:
+        """Remove and return the oldest due keys. The caller reports the result with `held` or
+        `failed`."""
         taken = dict(islice(self._due.items(), most))
         for key in taken:
             del self._due[key]
         return taken
 
-    def failed(self, taken: Mapping[bytes, int]) -> int:
+    def failed(self, taken: Mapping[OffloadKey, Due]) -> int:
         """The puts of these taken keys failed: they become due again, up to `MOST_ATTEMPTS`.
         Returns how many were dropped."""
-        again = {key: n + 1 for key, n in taken.items() if n + 1 < MOST_ATTEMPTS}
+        again = {
+            key: due._replace(attempts=due.attempts + 1)
+            for key, due in taken.items()
+            if due.attempts + 1 < MOST_ATTEMPTS
+        }
         self._due |= again
         return len(taken) - len(again)
 
@@ -89,7 +104,7 @@ class Backlog:
         return dropped
 
 
-def _drop_oldest(keys: dict[bytes, None] | dict[bytes, int], most: int) -> int:
+def _drop_oldest(keys: dict[OffloadKey, Place] | dict[OffloadKey, Due], most: int) -> int:
     excess = max(0, len(keys) - most)
     for key in list(islice(keys, excess)):
         del keys[key]
@@ -127,7 +142,7 @@ class Backfill:
     counters: TierCounters
     clock: Callable[[], float]
     block_bytes: int
-    _batch: dict[OffloadKey, int] = field(default_factory=dict)
+    _batch: dict[OffloadKey, Due] = field(default_factory=dict)
     _job_id: int | None = None
     _began_s: float = 0.0
     _next_s: float = float("-inf")
@@ -171,8 +186,9 @@ class Backfill:
                 self._batch, self._job_id, self._began_s = batch, job.job_id, now_s
                 self._resting = False
                 self._count(len(batch), "offered")
+                places = {key: due.place for key, due in batch.items()}
                 # Never raises, and ends the job once. A job without an end pins its rows for ever.
-                self.transfers.store(namespace, job, None, lacked=False)
+                self.transfers.store(namespace, job, None, places, lacked=False)
         finally:
             parent.on_request_finished(request)
 
@@ -188,8 +204,8 @@ class Backfill:
             self._next_s = now_s + (REST_AFTER_FAILURE_S if self._resting else took_s)
             self._batch = {}
         else:
-            self._count(self.backlog.missing(ended.unsent), "overflow")
-        self.backlog.held(ended.held)
+            self._count(self.backlog.missing(ended.unsent, ended.places), "overflow")
+        self.backlog.held(ended.held, ended.places)
 
     def server_restarted(self) -> None:
         """A new boot of the server: blocks put to the previous one are offered again."""
@@ -206,8 +222,8 @@ class Backfill:
 
     def _still_in_pool(
         self, parent: ParentManager, request: ReqContext, most: int
-    ) -> dict[OffloadKey, int]:
-        found: dict[OffloadKey, int] = {}
+    ) -> dict[OffloadKey, Due]:
+        found: dict[OffloadKey, Due] = {}
         looked_for = 0
         while len(found) < most and looked_for < LOOKED_FOR_IN_A_STEP:
             taken = self.backlog.take(min(most - len(found), LOOKED_FOR_IN_A_STEP - looked_for))
@@ -215,9 +231,9 @@ class Backfill:
                 break
             looked_for += len(taken)
             here = {
-                key: attempts
-                for key, attempts in taken.items()
-                if parent.lookup(OffloadKey(key), request) is LookupResult.HIT
+                key: due
+                for key, due in taken.items()
+                if parent.lookup(key, request) is LookupResult.HIT
             }
             # A row still being written is dropped too: vLLM offers it when it is written.
             self._count(len(taken) - len(here), "left_pool")

@@ -258,7 +258,7 @@ class KVFerryConnector(OffloadingConnector):
         self._traffic.looked_up(request.request_id, request.num_tokens, engine_tokens)
         if self._remote is not None:
             keys = self._prefix_keys(request.request_id, 0, reused_tokens)
-            self._remote.admitted(request.request_id, keys)
+            self._remote.admitted(request.request_id, keys, reused_tokens)
 
     def _prefix_keys(self, request_id: str, first_token: int, end_token: int) -> list[OffloadKey]:
         """The keys of the whole rows between these tokens, in prefix order, of the groups that

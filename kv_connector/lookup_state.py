@@ -6,12 +6,12 @@ It uses no socket and no clock. Only the scheduler thread uses it.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kv_connector import metrics
 from kv_connector.break_even import LinkSpeed, LookupBreaker, Patience
@@ -19,7 +19,7 @@ from kv_connector.guard import never_raises
 from kv_connector.metrics import TierCounters
 from remote_server.client import RemoteClient
 from remote_server.errors import DeadlineExceeded, ServerUnavailable
-from remote_server.protocol import Found, KeyState
+from remote_server.protocol import Found, KeyState, Stretch
 
 
 class Missed(StrEnum):
@@ -98,6 +98,16 @@ class LookupState:
     """Per key: the server's reply, why it is a miss, or None while a query is under way."""
     wanted: list[bytes] = field(default_factory=list)
     """Keys for the query at the end of this engine step, in prefix order."""
+    wanted_ends: list[int | None] = field(default_factory=list)
+    """Where the tokens of each end in the prompt."""
+    above: int = -1
+    """Tokens of the prompt before the first block that was queried: the engine's levels have
+    them. -1 before the first query."""
+    reused: int = -1
+    """Tokens of the prompt that were found in any level when the engine first admitted the request;
+    -1 when that is not known."""
+    position: Callable[[Any], int | None] = lambda _: None
+    """Where the tokens of a key end in the prompt."""
     queries: int = 0
     """Queries under way."""
     news: bool = False
@@ -169,10 +179,11 @@ class LookupState:
 
     # ── queries and answers ────────────────────────────────────────────────────────────
 
-    def take_wanted(self) -> list[bytes]:
-        """The keys to query now; the caller sends one lookup for all of them."""
+    def take_wanted(self) -> tuple[list[bytes], list[int | None]]:
+        """The keys to query now, and their ends; the caller sends one lookup for all of them."""
         wanted, self.wanted = self.wanted, []
-        return wanted
+        ends, self.wanted_ends = self.wanted_ends, []
+        return wanted, ends
 
     def sent(self, now_s: float) -> None:
         """A query was sent: the wait for its reply begins."""
@@ -233,7 +244,7 @@ class LookupState:
         self._forget()
 
     def _forget(self) -> None:
-        self.states, self.wanted = {}, []
+        self.states, self.wanted, self.wanted_ends = {}, [], []
         self.generation += 1
         self.queries, self._owed_since_s = 0, None
         self.queried = self.judged = self.held = False
@@ -308,9 +319,14 @@ class Queries:
         return not self._keys_under_way or self._keys_under_way + num_keys <= MOST_KEYS_UNDER_WAY
 
     def send(
-        self, namespace: str, kind: Kind, keys: list[bytes], wait: LookupState | None = None
+        self,
+        namespace: str,
+        kind: Kind,
+        keys: list[bytes],
+        wait: LookupState | None = None,
+        chain: Sequence[Stretch] = (),
     ) -> None:
-        """Look `keys` up on the server."""
+        """Look `keys` up on the server, with their chain fields if they are known."""
         query = Query(kind, wait, wait.generation if wait is not None else 0, keys, self._clock())
         if wait is not None:
             self._keys_under_way += len(keys)
@@ -319,7 +335,9 @@ class Queries:
             wait.sent(query.sent_s)
             on_late = partial(self._on_late, query)
         timeout_s = self._patience.lookup_s
-        found = self._client.lookup(namespace, keys, timeout_s=timeout_s, on_late=on_late)
+        found = self._client.lookup(
+            namespace, keys, timeout_s=timeout_s, on_late=on_late, chain=chain
+        )
         found.add_done_callback(partial(self._on_found, query))
 
     def probe(self, namespace: str) -> None:

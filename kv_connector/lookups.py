@@ -7,8 +7,9 @@ query per prompt, and decides from recent replies whether a query is worth its w
 
 import math
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
+from msgspec.structs import replace
 from vllm.v1.kv_offload.base import LookupResult, OffloadKey, ReqContext
 
 from kv_connector import metrics
@@ -16,9 +17,9 @@ from kv_connector.break_even import BreakEven, Patience, PoolRoom, Room
 from kv_connector.config import RemoteConfig, bypass_of, prefetches
 from kv_connector.lookup_state import LOOKUPS_TO_USE_A_REPLY, Kind, LookupState, Missed, Queries
 from kv_connector.metrics import TierCounters
-from kv_connector.pool import PoolRows
+from kv_connector.pool_rows import PoolRows
 from remote_server.client import RemoteClient
-from remote_server.protocol import KeyState
+from remote_server.protocol import KeyState, Stretch
 
 MISS, HIT, RETRY = LookupResult.MISS, LookupResult.HIT, LookupResult.RETRY
 PENDING, READABLE = KeyState.PENDING, KeyState.READABLE
@@ -93,8 +94,9 @@ class Lookups:
         prefetch = prefetches(params)
         budget_ms = self._config.load_timeout_ms if prefetch else self._config.wait_budget_ms
         self._waits[req_context.req_id] = LookupState(
-            budget_s=budget_ms / 1000, bypass=bypass_of(params) is not None, prefetch=prefetch
-        )
+            budget_s=budget_ms / 1000, bypass=bypass_of(params) is not None, prefetch=prefetch,
+            position=req_context.get_offload_key_position,
+        )  # fmt: skip
 
     def still_waits(self, request_id: str, loading: Collection[bytes]) -> bool:
         """Whether vLLM would defer this request again, found without a walk over its keys: no
@@ -155,6 +157,7 @@ class Lookups:
                 return self._refuse(wait, key, Missed.ABSENT)
             wait.states[key] = None
             wait.wanted.append(key)
+            wait.wanted_ends.append(end_token)
         return RETRY
 
     def deferred(self, request_id: str, keys: Iterable[bytes], loading: Collection[bytes]) -> None:
@@ -171,9 +174,12 @@ class Lookups:
         for wait in self._waits.values() if lost else ():
             wait.load_failed(lost)
 
-    def admitted(self, request_id: str) -> None:
-        """The engine no longer waits for this request's lookups."""
+    def admitted(self, request_id: str, reused_tokens: int) -> None:
+        """The engine no longer waits for this request's lookups. `reused_tokens` of its prompt were
+        found in any level; -1 when that is not known."""
         wait = self._waits.get(request_id)
+        if wait is not None and wait.reused < 0:
+            wait.reused = reused_tokens
         if wait is not None and wait.lookup_steps and not wait.admitted:
             wait.looked_up(now_s=self._clock(), step=self._step)
             self._observe_wait(wait, wait.waited_s, wait.waited_steps)
@@ -182,6 +188,12 @@ class Lookups:
         """False for requests that opted out, or must not use the server."""
         wait = self._waits.get(request_id)
         return wait is not None and not wait.bypass
+
+    def class_of(self, request_id: str) -> int:
+        """Tokens of the prompt that were found in any level when the engine first admitted the
+        request; -1 when that is not known."""
+        wait = self._waits.get(request_id)
+        return -1 if wait is None else wait.reused
 
     def states_of(self, request_id: str) -> Mapping[bytes, KeyState | Missed | None]:
         """The state of each of this request's keys, valid until the next call."""
@@ -382,13 +394,14 @@ class Lookups:
         self._queries.breaker.forget()
 
     def _query(self, wait: LookupState, namespace: str | None) -> None:
-        keys = wait.take_wanted()
+        keys, ends = wait.take_wanted()
         if namespace is None:
             wait.give_up(keys, Missed.UNAVAILABLE)
         elif not wait.queried and not self._worth_fetching(wait, keys, round_trips=2):
             wait.give_up(keys, Missed.BREAK_EVEN)
         else:
-            self._queries.send(namespace, Kind.AWAITED, keys, wait)
+            chain = self._chain(wait, keys, ends)
+            self._queries.send(namespace, Kind.AWAITED, keys, wait, chain)
 
     def _query_again(self, wait: LookupState, namespace: str | None) -> None:
         """The engine could not admit this request, whose lookup was late or not sent. Send another
@@ -398,7 +411,18 @@ class Lookups:
         keys = [*wait.missed_for_now]
         if self._queries.has_room(len(keys)):
             wait.queried_again = True
-            self._queries.send(namespace, Kind.AGAIN, keys, wait)
+            chain = self._chain(wait, keys, [*map(wait.position, keys)])
+            self._queries.send(namespace, Kind.AGAIN, keys, wait, chain)
+
+    def _chain(
+        self, wait: LookupState, keys: list[bytes], ends: Sequence[int | None]
+    ) -> list[Stretch]:
+        """The chain fields of a query. The class of its request is what levels above have of it."""
+        chain = self._rows.chain(keys, ends, [wait.above] * len(keys))
+        if chain and wait.above < 0:
+            wait.above = min(stretch.lowest for stretch in chain)
+            chain = [replace(stretch, known=wait.above) for stretch in chain]
+        return chain
 
     def _worth_fetching(self, wait: LookupState, keys: list[bytes], *, round_trips: int) -> bool:
         if wait.prefetch:

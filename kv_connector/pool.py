@@ -15,7 +15,7 @@ import inspect
 import multiprocessing
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -29,7 +29,7 @@ from remote_server.process_limits import check_file_sizes
 from remote_server.server.config import check_memory_fits
 
 if TYPE_CHECKING:
-    from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches, OffloadingSpec
+    from vllm.v1.kv_offload.base import CanonicalKVCacheRef, CanonicalKVCaches
 
 
 SHM = Path("/dev/shm")
@@ -335,66 +335,3 @@ class RestOfRows:
 
     def release(self) -> None:
         self._views = []
-
-
-# The part of the pool that loads may fill; the rest is for computed blocks and puts. A key at a
-# later position is a miss: the loads of a prompt longer than the pool evict the prompt's own
-# earlier rows, and vLLM would never admit it.
-POOL_SHARE_FOR_LOADS = 0.75
-
-
-class PoolRows:
-    """Views of the pool's rows, cut to the bytes that a block owns.
-
-    A row may end in padding to a page. `block_bytes` excludes it, so it is neither hashed nor sent.
-    """
-
-    def __init__(self, pool: memoryview, spec: "OffloadingSpec") -> None:
-        assert pool.shape is not None and pool.strides is not None
-        self.count, self._stride = pool.shape[0], pool.strides[0]
-        self.block_bytes = owned_bytes(spec, self._stride)
-        self.memory = pool.cast("B")
-        """All of the pool, for a transport that maps it as a whole."""
-        sizes = set(spec.tokens_per_block)
-        self._tokens_per_row = max(sizes) * spec.blocks_per_chunk
-        self._rows_per_stretch = len(spec.tokens_per_block)
-        """Rows that hold the same tokens: one for each KV cache group."""
-        # vLLM stores the partial block at the end of a prompt only for models with several groups,
-        # all of one block size.
-        self._tokens_of_a_whole_row = (
-            self._tokens_per_row if len(sizes) == 1 < self._rows_per_stretch else 1
-        )
-        self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
-        """Rows that waiting prompts may fill with blocks of the server."""
-        tokens = self.rows_for_loads // self._rows_per_stretch * self._tokens_per_row
-        self.last_token_of_a_prompt = tokens
-        """The last token of a prompt whose block fits in the pool together with all blocks before
-        it."""
-
-    def at(self, rows: Iterable[int]) -> list[memoryview]:
-        """The bytes of these rows, in place. They stay valid until `release`."""
-        return [
-            self.memory[row * self._stride : row * self._stride + self.block_bytes]
-            for row in map(int, rows)
-        ]
-
-    def is_partial(self, end_token: int | None) -> bool:
-        """Whether a key whose tokens end there identifies only the first part of a block. The rest
-        of its row is not its own: later tokens, or older content of the engine's block."""
-        return bool(end_token and end_token % self._tokens_of_a_whole_row)
-
-    def tokens_of(self, num_rows: int) -> int:
-        """Prompt tokens whose blocks these rows hold."""
-        return num_rows * self._tokens_per_row // self._rows_per_stretch
-
-    def release(self) -> None:
-        """Release the pool's memory; views from `at` must not be used afterwards."""
-        self.memory.release()
-
-
-def owned_bytes(spec: "OffloadingSpec", row_bytes: int) -> int:
-    """The bytes of a row that belong to its block, without the padding at its end."""
-    per_worker: int = getattr(spec, "cpu_page_size_per_worker", 0)
-    copies = 1 if spec.replicated_layout else spec.config.parallel.world_size
-    owned = per_worker * copies
-    return owned if 0 < owned <= row_bytes else row_bytes

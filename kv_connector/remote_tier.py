@@ -42,7 +42,7 @@ from kv_connector.introduction import look_for_gaps
 from kv_connector.lookups import Lookups
 from kv_connector.metrics import TierCounters
 from kv_connector.namespace import Facts, bare_facts, namespace_of, new_weight_epoch
-from kv_connector.pool import PoolRows
+from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
 from kv_connector.tier_transfers import PARTIAL_BLOCK, UNAVAILABLE, Ended, Transfers
 from remote_server.client import ClientConfig, RemoteClient
 from remote_server.errors import ConfigError
@@ -256,10 +256,12 @@ class RemoteTier(SecondaryTierManager):
         self._lookups.deferred(request_id, keys, self._transfers.loading)
 
     @never_raises(lambda: None)
-    def admitted(self, request_id: str, keys: Sequence[OffloadKey]) -> None:
+    def admitted(
+        self, request_id: str, keys: Sequence[OffloadKey], reused_tokens: int = -1
+    ) -> None:
         """The request no longer waits for the tier. The engine reuses the blocks of `keys`, in
-        prefix order, from any level."""
-        self._lookups.admitted(request_id)
+        prefix order, from any level, and with them `reused_tokens` of the prompt."""
+        self._lookups.admitted(request_id, reused_tokens)
         if self._lookups.uses_server(request_id):
             self._recency.used(keys, self._lookups.states_of(request_id))
 
@@ -275,22 +277,23 @@ class RemoteTier(SecondaryTierManager):
 
     def submit_store(self, job_metadata: TransferJob) -> None:
         """Pool → server, unless there is a reason not to."""
-        declined = self._why_not_to_store(job_metadata)
+        declined, places = self._why_not_to_store(job_metadata)
         lacked = declined is None and self._server_lacks(job_metadata)
-        self._transfers.store(self._namespace, job_metadata, declined, lacked=lacked)
+        self._transfers.store(self._namespace, job_metadata, declined, places, lacked=lacked)
 
     @never_raises(lambda: False)
     def _server_lacks(self, job: TransferJob) -> bool:
         return self._lookups.lacked(job.req_context.req_id, job.keys)
 
-    @never_raises(lambda: UNAVAILABLE)
-    def _why_not_to_store(self, job: TransferJob) -> str | None:
+    @never_raises(lambda: (UNAVAILABLE, NO_PLACES))
+    def _why_not_to_store(self, job: TransferJob) -> tuple[str | None, Places]:
         context = job.req_context
         if (bypass := bypass_of(context.kv_transfer_params)) is not None:
-            return bypass
-        if any(self._rows.is_partial(context.get_offload_key_position(key)) for key in job.keys):
-            return PARTIAL_BLOCK
-        return None if self._client.ready and self._namespace else UNAVAILABLE
+            return bypass, NO_PLACES
+        places = places_of(job, self._lookups.class_of(context.req_id))
+        if self._rows.can_be_partial and any(self._rows.is_partial(e) for e, _ in places.values()):
+            return PARTIAL_BLOCK, NO_PLACES
+        return None if self._client.ready and self._namespace else UNAVAILABLE, places
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
         """Jobs that ended since the last call, each exactly once."""

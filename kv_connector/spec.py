@@ -38,7 +38,6 @@ from kv_connector.pool import (
     leave_mark,
     offer_sealed_file,
     owned_by_groups,
-    owned_bytes,
     pages_of,
     places_of_rows,
     pool_file_of,
@@ -46,6 +45,7 @@ from kv_connector.pool import (
     pool_path,
     take_marks,
 )
+from kv_connector.pool_rows import owned_bytes
 from kv_connector.self_test import Fixture, Part
 from remote_server.errors import ConfigError
 

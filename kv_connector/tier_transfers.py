@@ -27,9 +27,9 @@ from kv_connector.break_even import Patience
 from kv_connector.config import RemoteConfig
 from kv_connector.guard import kept_from_engine
 from kv_connector.metrics import TierCounters
-from kv_connector.pool import PoolRows
+from kv_connector.pool_rows import NO_PLACES, Places, PoolRows, places_of
 from remote_server.client import GetOutcome, GetResult, PutResult, RemoteClient
-from remote_server.protocol import Declined, Found, KeyState, PutOutcome
+from remote_server.protocol import Declined, Found, KeyState, PutOutcome, Stretch, select
 
 logger = init_logger("vllm.kvferry.tier_transfers")
 
@@ -65,6 +65,9 @@ class Ended(NamedTuple):
     unsent: Sequence[OffloadKey] = ()
     """Keys not put for lack of a server or of room, which a later put may store."""
 
+    places: Places = NO_PLACES
+    """Of `held` and `unsent`, as far as they are known."""
+
     namespace: str | None = None
     epoch: str | None = None
     is_load: bool = False
@@ -83,6 +86,8 @@ class _Put:
     keys: list[OffloadKey]
     rows: npt.NDArray[np.int32]
     left_out: list[OffloadKey]
+    places: Places
+    chain: list[Stretch]
     started_s: float
 
 
@@ -165,6 +170,7 @@ class Transfers:
             if namespace is None:
                 self._end_load(Ended(_failed(job.job_id), lost=keys))
                 return
+            places = places_of(job)
             got = self._client.get(
                 namespace,
                 keys,
@@ -172,7 +178,9 @@ class Transfers:
                 stall_s=self._patience.load_stall_s,
                 timeout_s=self._load_timeout_s,
             )
-            got.add_done_callback(partial(self._on_got, namespace, job.job_id, keys, self._clock()))
+            got.add_done_callback(
+                partial(self._on_got, namespace, job.job_id, keys, places, self._clock())
+            )
         except Exception:
             self._end_by_bug("submit_load", job.job_id, keys)
 
@@ -181,6 +189,7 @@ class Transfers:
         namespace: str,
         job_id: int,
         keys: list[OffloadKey],
+        places: Places,
         started_s: float,
         reply: "Future[GetResult]",
     ) -> None:
@@ -203,16 +212,25 @@ class Transfers:
                 transfer_bytes=got.bytes,
             )
             link_s = link_s if served else None
-            self._end_load(Ended(result, lost, landed, namespace=namespace, link_s=link_s))
+            self._end_load(
+                Ended(result, lost, landed, places=places, namespace=namespace, link_s=link_s)
+            )
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_load", job_id, keys)
 
     # ── store: pool → server ─────────────────────────────────────────────────────────────
 
     def store(
-        self, namespace: str | None, job: TransferJob, declined: str | None, *, lacked: bool
+        self,
+        namespace: str | None,
+        job: TransferJob,
+        declined: str | None,
+        places: Places,
+        *,
+        lacked: bool,
     ) -> None:
         """Offer the job's rows to the server, or decline them all for the reason `declined`.
+        `places` are those of its keys, as far as they are known.
 
         `lacked`: the server has reported that it lacks the blocks, so they are put at once: one
         round trip. Otherwise a lookup comes first, which keeps blocks that exist off the network.
@@ -228,15 +246,16 @@ class Transfers:
             keys = keys[:room]
             if not keys or namespace is None:
                 nothing = _nothing_to_do(job.job_id)
-                self._end(Ended(nothing, unsent=left_out, namespace=namespace))
+                self._end(Ended(nothing, unsent=left_out, places=places, namespace=namespace))
                 return
             self._open[job.job_id].pinned = len(job.keys)
             rows = job.chunk_ids[:room]
-            put = _Put(job.job_id, namespace, keys, rows, left_out, self._clock())
+            chain = self._rows.chain_at(keys, places)
+            put = _Put(job.job_id, namespace, keys, rows, left_out, places, chain, self._clock())
             if lacked:
-                self._put(put, keys, rows, [])
+                self._put(put, range(len(keys)), [])
                 return
-            found = self._client.lookup(namespace, keys, timeout_s=self._put_timeout_s)
+            found = self._client.lookup(namespace, keys, timeout_s=self._put_timeout_s, chain=chain)
             found.add_done_callback(partial(self._put_absent, put))
         except Exception:
             self._end_by_bug("submit_store", job.job_id)
@@ -258,19 +277,16 @@ class Transfers:
             if not len(absent):
                 self._end_put(put, Ended(_nothing_to_do(put.job_id), held=present))
                 return
-            self._put(put, [put.keys[index] for index in absent], put.rows[absent], present)
+            self._put(put, absent.tolist(), present)
         except BaseException:  # a cancelled future included: the job must end exactly once
             self._end_by_bug("submit_store", put.job_id)
 
-    def _put(
-        self,
-        put: _Put,
-        keys: list[OffloadKey],
-        rows: npt.NDArray[np.int32],
-        present: list[OffloadKey],
-    ) -> None:
+    def _put(self, put: _Put, indices: Sequence[int], present: list[OffloadKey]) -> None:
+        keys = [put.keys[index] for index in indices]
+        rows = self._rows.at(put.rows[indices])
+        chain = select(put.chain, indices)
         stored = self._client.put(
-            put.namespace, keys, self._rows.at(rows), timeout_s=self._put_timeout_s
+            put.namespace, keys, rows, timeout_s=self._put_timeout_s, chain=chain
         )
         stored.add_done_callback(partial(self._on_stored, put, keys, present))
 
@@ -391,7 +407,7 @@ class Transfers:
 
     def _end_put(self, put: _Put, ended: Ended) -> None:
         unsent = [*ended.unsent, *put.left_out]
-        self._end(ended._replace(unsent=unsent, namespace=put.namespace))
+        self._end(ended._replace(unsent=unsent, places=put.places, namespace=put.namespace))
 
     def _end_by_bug(self, hook: str, job_id: int, lost: Sequence[OffloadKey] = ()) -> None:
         # Before anything that could raise: a job without an end waits for ever.

@@ -128,6 +128,7 @@ vllm.v1.kv_offload.base
     CanonicalKVCacheRef.tensor_idx .page_size_bytes .mapping: GEOMETRY
     CanonicalPageMapping.canonical_page_size_bytes: GEOMETRY
     OffloadKey: names a block
+    get_offload_group_idx: the group of a key
     ReqContext.req_id: the request of a lookup
     ReqContext.kv_transfer_params: the options of a request
     ReqContext.load_tier_filter: limits backfill to the pool
@@ -164,6 +165,8 @@ vllm.v1.kv_offload.config
     OffloadingConfig.canonical_layout .kv_cache_layout: FACT
     OffloadingCacheConfig.blocks_per_chunk .tokens_per_hash: FACT
     OffloadingGroupConfig.layer_names: FACT
+    OffloadingGroupConfig.group_id: the group of a key
+    OffloadingGroupConfig.tokens_per_block: the start of a key's tokens
     OffloadingParallelConfig.rank .world_size: GEOMETRY
     OffloadingParallelConfig.dcp_size: FACT
 vllm.v1.metrics.cache_hit_source

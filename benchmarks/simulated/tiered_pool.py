@@ -81,7 +81,11 @@ class TieredPool:
             blocks_per_chunk=1,
             cpu_page_size_per_worker=block_bytes,
             replicated_layout=False,
-            config=SimpleNamespace(engine_id=name, parallel=SimpleNamespace(world_size=1)),
+            config=SimpleNamespace(
+                engine_id=name,
+                parallel=SimpleNamespace(world_size=1),
+                groups=(SimpleNamespace(group_id=0, tokens_per_block=tokens_per_block),),
+            ),
             _scheduler_mmap=region,
         )
         view = self._primary.get_kv_memoryview()

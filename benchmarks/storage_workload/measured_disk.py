@@ -11,6 +11,7 @@ from pathlib import Path
 
 from benchmarks.storage_workload.device_times import Calls, Interval, ReadTimes
 from remote_server.errors import ConfigError
+from remote_server.protocol import Stretch
 from remote_server.sizes import format_bytes
 from remote_server.store.disk.files import File, Files, View
 from remote_server.store.disk.folder import TakenFolder
@@ -114,8 +115,9 @@ class MeasuredDiskTier(DiskTier):
         block_bytes: int,
         lengths: Sequence[int],
         checksums: Sequence[int],
+        chain: Sequence[Stretch] = (),
     ) -> list[DiskBlock]:
-        blocks = super().begin_puts(namespace, keys, block_bytes, lengths, checksums)
+        blocks = super().begin_puts(namespace, keys, block_bytes, lengths, checksums, chain)
         if len(blocks) < len(keys):
             self.on_declined(keys[len(blocks) :])
         return blocks

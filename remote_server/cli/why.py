@@ -1,11 +1,13 @@
-"""`kvferry why`: the settings that keep engines from sharing blocks."""
+"""`kvferry why`: the settings that keep engines from sharing blocks, or the origin of one block."""
 
 import argparse
+from collections.abc import Iterable
 from typing import Any
 
 from remote_server.ascii_json import ascii_json
 from remote_server.cli.common import add_server, ask_stats, connected, print_lines
-from remote_server.protocol import StatsReply
+from remote_server.client import RemoteClient
+from remote_server.protocol import UNKNOWN, StatsReply, Stretch, read_key
 from remote_server.protocol.namespace_diff import Difference, all_gaps
 
 
@@ -14,10 +16,15 @@ def add(commands: Any) -> None:
         "why",
         help="why does an engine get no hits? which setting differs?",
         description="Compare what the engines of a server declared, and name the settings that "
-        "keep them from each other's blocks. Exit status 1 when there are any.",
+        "keep them from each other's blocks. Exit status 1 when there are any. With a key: the "
+        "tokens and the group of its block, and the request that put it. Exit status 1 when no "
+        "namespace has it.",
     )
     add_server(parser)
-    parser.add_argument("namespace", nargs="?", help="only this one, or those with this prefix")
+    parser.add_argument(
+        "about", nargs="?", metavar="NAMESPACE|KEY",
+        help="only this namespace, or those with this prefix; or a block's key in hexadecimal",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="one object for scripts")
     parser.set_defaults(run=run)
 
@@ -25,7 +32,9 @@ def add(commands: Any) -> None:
 def run(flags: argparse.Namespace) -> int:
     with connected(flags) as client:
         reply = ask_stats(client, flags.timeout_s, fingerprints=True)
-    chosen = flags.namespace or ""
+        chosen = flags.about or ""
+        if (key := _key_in(chosen, reply.namespaces)) is not None:
+            return _explain(client, key, [*reply.namespaces], flags)
     gaps = [gap for gap in all_gaps(reply.namespaces) if gap.namespace.startswith(chosen)]
     known = [name for name in reply.namespaces if name.startswith(chosen)]
     if flags.json:
@@ -40,6 +49,50 @@ def run(flags: argparse.Namespace) -> int:
     else:
         print_lines(*_report(reply, known, gaps))
     return 1 if gaps else 0
+
+
+def _key_in(text: str, namespaces: Iterable[str]) -> bytes | None:
+    """The key that `text` holds, unless a namespace begins with it."""
+    if not text or any(name.startswith(text) for name in namespaces):
+        return None
+    try:
+        return read_key(text)
+    except ValueError:
+        return None
+
+
+def _explain(
+    client: RemoteClient, key: bytes, namespaces: list[str], flags: argparse.Namespace
+) -> int:
+    timeout_s = flags.timeout_s
+    asked = {
+        name: client.lookup(name, (key,), explain=True, timeout_s=timeout_s) for name in namespaces
+    }
+    replies = {name: reply.result(timeout_s + 1) for name, reply in asked.items()}
+    found = {
+        name: next(iter(reply.chain), UNKNOWN) for name, reply in replies.items() if reply.prefix
+    }
+    if flags.json:
+        facts = [
+            {"namespace": name, "start": block.start, "end": block.end, "group": block.group,
+             "known": block.known}
+            for name, block in found.items()
+        ]  # fmt: skip
+        print_lines(ascii_json(facts))
+    elif found:
+        print_lines(*(f"{name}: {_origin(block)}" for name, block in found.items()))
+    else:
+        print_lines("no namespace has a readable block of this key")
+    return 0 if found else 1
+
+
+def _origin(block: Stretch) -> str:
+    if not block.tokens:
+        return "readable; its client sent no place in the prompt"
+    request = {-1: "a request of unknown class", 0: "a first turn"}.get(
+        block.known, f"a continued request, {block.known:,} tokens of which were known"
+    )
+    return f"tokens {block.start:,} to {block.end:,} of group {block.group}, put by {request}"
 
 
 def _report(reply: StatsReply, known: list[str], gaps: list[Difference]) -> list[str]:

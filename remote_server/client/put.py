@@ -1,6 +1,7 @@
 """One caller's put as a state machine: cut into batches, sent, summed up from the replies."""
 
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum, auto
@@ -51,6 +52,8 @@ class PutTransfer:
     force: bool
     timeout_s: float
     """Counts from when the I/O thread takes it over."""
+    chain: Sequence[protocol.Stretch] = ()
+    """The stretches of all keys, or none."""
     deadline: float = inf
     state: PutState = PutState.SUBMITTED
     offsets: list[int] = field(default_factory=list)

@@ -175,9 +175,13 @@ class RemoteClient:
         *,
         timeout_s: float = 0.05,
         on_late: Callable[[protocol.Found], None] | None = None,
+        chain: Sequence[protocol.Stretch] = (),
+        explain: bool = False,
     ) -> "Future[protocol.Found]":
         """Query which of `keys` are there: one state per key, and the readable prefix. A reply
         that comes after the deadline goes to `on_late`, on the I/O thread and at most once.
+        `chain` has the stretches of all keys, or none. With `explain` the reply has the chain
+        fields of each block, and the namespace may be any that the server knows.
 
         Raises, through the future, `ServerUnavailable`, `DeadlineExceeded`, `RequestRefused`, or
         `LocalProtocolError` for keys or a namespace that the protocol cannot carry. So do `touch`,
@@ -185,7 +189,9 @@ class RemoteClient:
         """
         future = _future(protocol.Found)
         self._loop.mailbox.submit(
-            requests.lookup(future, namespace, list(keys), _seconds(timeout_s), on_late)
+            requests.lookup(
+                future, namespace, list(keys), _seconds(timeout_s), on_late, chain, explain=explain
+            )
         )
         return future
 
@@ -198,15 +204,17 @@ class RemoteClient:
         deferred: bool = True,
         force: bool = False,
         timeout_s: float = 5.0,
+        chain: Sequence[protocol.Stretch] = (),
     ) -> "Future[PutResult]":
-        """Offer the blocks in `rows`, each exactly as long as its block.
+        """Offer the blocks in `rows`, each exactly as long as its block. `chain` has the stretches
+        of all keys, or none.
 
         The rows are read until the future ends and must not change before. The future never raises:
         see `PutResult.error`. `protocol.Put` explains `deferred` and `force`.
         """
         future = _future(PutResult)
         put = PutTransfer(
-            future, namespace, list(keys), list(rows), deferred, force, _seconds(timeout_s)
+            future, namespace, list(keys), list(rows), deferred, force, _seconds(timeout_s), chain
         )
         self._loop.mailbox.submit(put)
         return future

@@ -90,9 +90,13 @@ def lookup(
     keys: Sequence[bytes],
     timeout_s: float,
     on_late: Callable[[protocol.Found], None] | None = None,
+    chain: Sequence[protocol.Stretch] = (),
+    *,
+    explain: bool = False,
 ) -> Ask:
     """`future` receives one `Found` for all of `keys`, from any number of messages. After its
-    deadline `on_late` receives it instead."""
+    deadline `on_late` receives it instead. `chain` has the stretches of all keys, or none. With
+    `explain` the namespace need not be declared here."""
 
     def fits(reply: protocol.Reply, part: Build) -> bool:
         return (
@@ -109,13 +113,14 @@ def lookup(
             request_id=0, epoch="", prefix=0, states=b""
         )  # fmt: skip
         return protocol.Found(
-            request_id=last.request_id, epoch=last.epoch, prefix=prefix, states=states
-        )
+            request_id=last.request_id, epoch=last.epoch, prefix=prefix, states=states,
+            chain=[stretch for reply in replies for stretch in reply.chain],
+        )  # fmt: skip
 
     end_late = None if on_late is None else lambda replies: on_late(merge(replies))
     return Ask(
-        Op.LOOKUP, _by_keys(protocol.Lookup, namespace, keys), fits, _resolve(future, merge),
-        timeout_s, namespace, end_late=end_late,
+        Op.LOOKUP, _by_keys(partial(protocol.Lookup, explain=explain), namespace, keys, chain),
+        fits, _resolve(future, merge), timeout_s, None if explain else namespace, end_late=end_late,
     )  # fmt: skip
 
 
@@ -198,13 +203,19 @@ def verify(namespace: str, keys: Sequence[bytes], timeout_s: float, counters: Co
     return Ask(Op.VERIFY, split, _is(protocol.Verified), end, timeout_s, namespace)
 
 
-def _by_keys(kind: Build, namespace: str, keys: Sequence[bytes]) -> Callable[[int], list[Build]]:
+def _by_keys(
+    kind: Build, namespace: str, keys: Sequence[bytes], chain: Sequence[protocol.Stretch] = ()
+) -> Callable[[int], list[Build]]:
     def split(max_keys: int) -> list[Build]:
         check_keys(keys)
-        return [
-            partial(kind, namespace=namespace, keys=list(keys[first : first + max_keys]))
-            for first in range(0, len(keys), max_keys)
-        ]
+        builds: list[Build] = []
+        for first in range(0, len(keys), max_keys):
+            part = list(keys[first : first + max_keys])
+            builds.append(partial(kind, namespace=namespace, keys=part))
+            if chain:
+                of_part = protocol.select(chain, range(first, first + len(part)))
+                builds[-1] = partial(builds[-1], chain=of_part)
+        return builds
 
     return split
 

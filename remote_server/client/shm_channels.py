@@ -280,6 +280,7 @@ class ShmPuts(PutChannel):
             request_id=self._next_request_id(), namespace=transfer.namespace,
             keys=transfer.keys[part.start : part.stop], lengths=batch.lengths,
             checksums=checksums, deferred=transfer.deferred, force=transfer.force, shared=rows,
+            chain=protocol.select(transfer.chain, part),
         )  # fmt: skip
         if not self._link.send(message):
             self._link.tickets.withdraw(batch.ticket)

@@ -58,6 +58,7 @@ class TcpPuts(PutChannel):
             checksums=transfer.checksums(part) if self._config.integrity else [],
             blocks_per_frame=_blocks_per_frame(batch.lengths, self._session.limits),
             deferred=transfer.deferred, force=transfer.force,
+            chain=protocol.select(transfer.chain, part),
         )  # fmt: skip
         if message.blocks_per_frame > 1:
             frames = _packed(rows, message.blocks_per_frame)

@@ -5,9 +5,18 @@ block bytes. The header is a map whose `type` names one of the structs below. PR
 the same for clients in other languages; the golden bytes in `tests/remote_server/test_protocol.py`
 keep both equal.
 
-Client and server share these files: `limits`, `messages` and `codec`.
+Client and server share these files: `limits`, `chain`, `messages` and `codec`.
 """
 
+from remote_server.protocol.chain import (
+    MAX_STRETCHES,
+    MAX_TOKENS,
+    UNKNOWN,
+    ChainTable,
+    Stretch,
+    check_chain,
+    select,
+)
 from remote_server.protocol.codec import (
     checksum,
     checksums,
@@ -95,13 +104,17 @@ __all__ = [
     "MAX_KEY_BYTES",
     "MAX_MESSAGE_BYTES",
     "MAX_NAMESPACE_CHARS",
+    "MAX_STRETCHES",
     "MAX_TICKETS",
+    "MAX_TOKENS",
     "PROTOCOL_VERSION",
     "SELF_TESTS",
+    "UNKNOWN",
     "Attach",
     "Attached",
     "BlockKey",
     "Blocks",
+    "ChainTable",
     "Checksums",
     "Clear",
     "Cleared",
@@ -136,6 +149,7 @@ __all__ = [
     "Stats",
     "StatsReply",
     "Stored",
+    "Stretch",
     "TierShare",
     "TierStats",
     "Touch",
@@ -143,6 +157,7 @@ __all__ = [
     "Verified",
     "Verify",
     "Welcome",
+    "check_chain",
     "check_name",
     "check_names",
     "checksum",
@@ -157,5 +172,6 @@ __all__ = [
     "other_protocol",
     "read_key",
     "request_id_of",
+    "select",
     "split_frames",
 ]

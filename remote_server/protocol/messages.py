@@ -6,6 +6,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from remote_server.protocol.chain import Chain, Stretch
 from remote_server.protocol.limits import (
     MAX_FRAME_BYTES,
     MAX_TICKETS,
@@ -36,10 +37,13 @@ class Hello(Message, frozen=True, tag="hello"):
 
 
 class Lookup(Message, frozen=True, tag="lookup"):
-    """Query which blocks are there. Changes nothing, not even recency."""
+    """Query which blocks are there. Changes nothing, not even recency. With `explain` the reply has
+    the chain fields of each."""
 
     namespace: Namespace
     keys: Keys
+    chain: Chain = []
+    explain: bool = False
 
 
 class SharedRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +77,7 @@ class Put(Message, frozen=True, tag="put"):
     blocks_per_frame: Annotated[int, Meta(ge=1)] = 1
     deferred: bool = True
     force: bool = False
+    chain: Chain = []
     shared: SharedRows | None = None
 
 
@@ -177,10 +182,12 @@ class Welcome(_Reply, frozen=True, tag="welcome"):
 
 
 class Found(_Reply, frozen=True, tag="found"):
-    """One `KeyState` byte per key, and how many keys from the first are readable."""
+    """One `KeyState` byte per key, and how many keys from the first are readable. `chain` has one
+    stretch per key, if the request has `explain`."""
 
     prefix: int
     states: bytes
+    chain: list[Stretch] = []
 
 
 class Stored(_Reply, frozen=True, tag="stored"):

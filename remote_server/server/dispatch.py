@@ -252,7 +252,8 @@ class Handlers:
     def _lookup(
         self, client: bytes, request: protocol.Lookup, _: Sequence[memoryview]
     ) -> Steps[None] | None:
-        if len(request.keys) > LOOKUP_KEYS_PER_STEP:
+        protocol.check_chain(request.chain, len(request.keys))
+        if len(request.keys) > LOOKUP_KEYS_PER_STEP or request.explain:
             return self._look_up_in_steps(client, request)
         self._found(client, request, *self._store.lookup(request.namespace, request.keys))
         return None
@@ -260,6 +261,7 @@ class Handlers:
     def _look_up_in_steps(self, client: bytes, request: protocol.Lookup) -> Steps[None]:
         states = b""
         prefix = 0
+        chain: list[protocol.Stretch] = []
         for part in parts(request.keys, LOOKUP_KEYS_PER_STEP):
             if states:
                 yield
@@ -267,14 +269,24 @@ class Handlers:
             if prefix == len(states):  # all before this part is readable
                 prefix += found.prefix
             states += found.states
-        self._found(client, request, states, prefix)
+            if request.explain:
+                chain += self._store.chains(request.namespace, part)
+        self._found(client, request, states, prefix, chain)
 
-    def _found(self, client: bytes, request: protocol.Lookup, states: bytes, prefix: int) -> None:
+    def _found(
+        self,
+        client: bytes,
+        request: protocol.Lookup,
+        states: bytes,
+        prefix: int,
+        chain: Sequence[protocol.Stretch] = (),
+    ) -> None:
         found = protocol.Found(
             request_id=request.request_id,
             epoch=self._store.epoch,
             prefix=prefix,
             states=states,
+            chain=[*chain],
         )
         self._reply(client, found)
 

@@ -8,7 +8,7 @@ from typing import ClassVar, NamedTuple
 
 from remote_server import protocol
 from remote_server.errors import RequestRefused
-from remote_server.protocol import Declined, ErrorCode, PutOutcome, Stored
+from remote_server.protocol import Declined, ErrorCode, PutOutcome, Stored, Stretch, select
 from remote_server.server.transfer import InState, Transfer
 from remote_server.store.puts import Reserved
 from remote_server.store.store import Store
@@ -133,18 +133,20 @@ class Put(Transfer):
             self._source.check()
             request, checksums = self._request, self._source.checksums
             if len(request.keys) <= KEYS_PER_STEP:
-                self._reserve(request.keys, request.lengths, checksums, None)
+                self._reserve(request.keys, request.lengths, checksums, request.chain, None)
             else:
                 seen: set[bytes] = set()
                 declared = self._declared()
                 each = zip(
                     parts(request.keys), parts(request.lengths), parts(checksums), strict=True
                 )
-                for of_keys, of_lengths, of_checksums in each:
-                    if self.parts:
+                for number, (of_keys, of_lengths, of_checksums) in enumerate(each):
+                    if number:
                         yield
                         self._check_still_declared(declared)
-                    self._reserve(of_keys, of_lengths, of_checksums, seen)
+                    first = number * KEYS_PER_STEP
+                    of_chain = select(request.chain, range(first, first + len(of_keys)))
+                    self._reserve(of_keys, of_lengths, of_checksums, of_chain, seen)
             self._begin_to_fill()
         except BaseException as error:
             self._give_up(error)
@@ -187,11 +189,13 @@ class Put(Transfer):
         keys: Sequence[bytes],
         lengths: Sequence[int],
         checksums: Sequence[int | None],
+        chain: Sequence[Stretch],
         seen: set[bytes] | None,
     ) -> None:
         part = self._puts.store.begin_put(
             self._request.namespace, keys, lengths, checksums,
             force=self._request.force, draining=self._draining, seen=seen,
+            chain=chain,
         )  # fmt: skip
         self.parts.append(part)
         self._source.reserved(part, lengths)

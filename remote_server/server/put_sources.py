@@ -45,6 +45,7 @@ def check_put(request: protocol.Put, num_checksums: int, info: NamespaceInfo | N
             f"{len(request.keys)} keys, {len(request.lengths)} lengths and "
             f"{num_checksums} checksums: there must be one of each per block",
         )
+    protocol.check_chain(request.chain, len(request.keys))
     if 0 in request.lengths:
         raise RequestRefused(ErrorCode.BAD_REQUEST, "a block of no bytes")
     largest, total = max(request.lengths, default=0), sum(request.lengths)

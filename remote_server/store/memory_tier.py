@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 
-from remote_server.protocol import KeyState, TierStats
+from remote_server.protocol import KeyState, Stretch, TierStats, select
 from remote_server.shm.arena import Arena
 from remote_server.store.block_index import OperatorPins, PendingWrites, PinCount
 from remote_server.store.eviction import POLICIES
@@ -77,6 +77,10 @@ class MemoryTier:
                 return bytes(map(max, states, pending))
         return states
 
+    def peek(self, namespace: str, key: bytes) -> Block | None:
+        """The readable block of `key`. Not a use."""
+        return self._index.get(namespace, {}).get(key)
+
     def begin_puts(
         self,
         namespace: str,
@@ -84,9 +88,10 @@ class MemoryTier:
         block_bytes: int,
         lengths: Sequence[int],
         checksums: Sequence[int | None],
+        chain: Sequence[Stretch] = (),
     ) -> list[Block]:
         """A slot for each of the first keys, as many as there is room for now, after evictions. The
-        namespace has blocks of at most `block_bytes`.
+        namespace has blocks of at most `block_bytes`. `chain` has the stretches of all keys.
 
         The caller fills `view(block)` of each, and ends it once, with `complete_puts` or
         `fail_put`. Until then readers see the previous copy, or nothing.
@@ -108,7 +113,11 @@ class MemoryTier:
             slab.blocks.update(new)
             slab.tick_sum += tick * len(new)
             slab.num_pinned += len(new)
+            first = len(blocks)
             blocks += new
+            slab.chains.set(
+                slots, slab.num_slots, chain and select(chain, range(first, len(blocks)))
+            )
         self._writing.add(namespace, blocks)
         return blocks
 

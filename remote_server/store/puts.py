@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from itertools import compress
 from typing import NamedTuple
 
-from remote_server.protocol import Declined, PutOutcome
+from remote_server.protocol import Declined, PutOutcome, Stretch, select
 from remote_server.store.expiry import Expiry
 from remote_server.store.namespaces import Namespaces
 from remote_server.store.slabs import Block, BlockState
@@ -51,6 +51,7 @@ class Puts:
         force: bool,
         draining: bool,
         seen: set[bytes] | None,
+        chain: Sequence[Stretch],
     ) -> Reserved:
         self._expiry.expire(namespace, keys)
         all_keys = keys
@@ -65,12 +66,13 @@ class Puts:
             keys = [keys[index] for index in indices]
             lengths = [lengths[index] for index in indices]
             checksums = [checksums[index] for index in indices]
+            chain = select(chain, indices)
             if declined := outcomes.count(PutOutcome.DECLINED):
                 reasons[Declined.DRAINING] = declined
         if seen is not None:
             seen.update(all_keys)
         block_bytes = self._namespaces.block_bytes_of(namespace)
-        blocks = self._memory.begin_puts(namespace, keys, block_bytes, lengths, checksums)
+        blocks = self._memory.begin_puts(namespace, keys, block_bytes, lengths, checksums, chain)
         if refused := indices[len(blocks) :]:
             at_quota = self._memory.at_quota(namespace, block_bytes)
             reasons[Declined.QUOTA if at_quota else Declined.NO_SLOT] += len(refused)

@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from remote_server.protocol import ChainTable, Stretch
 from remote_server.shm.arena import BYTES_PER_WORD
 from remote_server.sizes import MiB
 from remote_server.store.eviction import LRU, EvictionPolicy, MakePolicy
@@ -74,6 +75,11 @@ class Block(msgspec.Struct, eq=False, gc=False):
         """The index of its generation word in the arena's table."""
         return self.slab.first_word + self.slot
 
+    @property
+    def chain(self) -> Stretch:
+        """Its chain fields."""
+        return self.slab.chains[self.slot]
+
 
 @dataclass(slots=True, eq=False)
 class Slab:
@@ -88,6 +94,7 @@ class Slab:
     blocks: set[Block] = field(default_factory=set)
     num_pinned: int = 0
     tick_sum: int = 0  # of `blocks`
+    chains: ChainTable = field(default_factory=ChainTable)
 
     @property
     def mean_tick(self) -> float:
@@ -170,6 +177,7 @@ class Slabs:
                 del self.classes[size_class.slot_bytes]
             slab.slot_bytes = slab.num_slots = 0
             slab.free = []
+            slab.chains = ChainTable()
             self.free.append(slab)
 
     def coldest_of_others(self, size_class: SizeClass) -> Slab | None:

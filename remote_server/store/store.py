@@ -9,7 +9,7 @@ from operator import add
 from typing import Any, NamedTuple
 
 from remote_server.guard import Guard
-from remote_server.protocol import Declined, NamespaceStats, TierStats
+from remote_server.protocol import Declined, NamespaceStats, Stretch, TierStats
 from remote_server.store.admission import Admission
 from remote_server.store.block_index import PinCount
 from remote_server.store.expiry import Expiry
@@ -105,6 +105,10 @@ class Store:
         """The state of each of `keys`. Not a use of any block."""
         return self._gets.lookup(namespace, keys)
 
+    def chains(self, namespace: str, keys: Sequence[bytes]) -> list[Stretch]:
+        """The chain fields of the blocks of `keys`, of one block each. Not a use of any."""
+        return [self.tier_stack.chain_of(namespace, key) for key in keys]
+
     def get(self, namespace: str, keys: Sequence[bytes]) -> Steps[Pinned]:
         """Pin the blocks of `keys` that are readable in memory, for the caller to unpin."""
         return self._gets.get(namespace, keys)
@@ -185,14 +189,17 @@ class Store:
         force: bool,
         draining: bool,
         seen: set[bytes] | None = None,
+        chain: Sequence[Stretch] = (),
     ) -> Reserved:
         """Reserve a slot for each key worth writing. The namespace must be declared.
 
-        `seen` has the keys that earlier steps of the same put reserved; these keys are added to it.
+        `chain` has the stretches of all keys, or none. `seen` has the keys that earlier steps of
+        the same put reserved; these keys are added to it.
         """
         return self._puts.begin(
-            namespace, keys, lengths, checksums, force=force, draining=draining, seen=seen
-        )
+            namespace, keys, lengths, checksums, force=force, draining=draining, seen=seen,
+            chain=chain,
+        )  # fmt: skip
 
     def end_put(
         self,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import StrEnum, auto
 from typing import Protocol, TypeVar
 
-from remote_server.protocol import TierStats
+from remote_server.protocol import Stretch, TierStats
 
 
 class Written(StrEnum):
@@ -34,6 +34,10 @@ class TierBlock(Protocol):
     @property
     def block_bytes(self) -> int:
         """The size that its namespace was declared with."""
+
+    @property
+    def chain(self) -> Stretch:
+        """Its chain fields."""
 
 
 B = TypeVar("B", bound=TierBlock)
@@ -65,6 +69,9 @@ class Tier(Protocol[B]):
     def holds(self, namespace: str, key: bytes, checksum: int) -> bool:
         """Whether these very bytes are in the tier: another write gains nothing."""
 
+    def peek(self, namespace: str, key: bytes) -> B | None:
+        """The block of `key`, verified or not. Not a use."""
+
     def namespaces(self) -> Mapping[str, int]:
         """The namespaces that have room here, also of earlier servers; their `block_bytes`."""
 
@@ -95,9 +102,11 @@ class Tier(Protocol[B]):
         block_bytes: int,
         lengths: Sequence[int],
         checksums: Sequence[int],
+        chain: Sequence[Stretch] = (),
     ) -> Sequence[B]:
         """Room for each of the first keys, as many as there is room for now, after evictions. The
-        caller ends each with `write` or `fail_put`. The others are counted by reason."""
+        caller ends each with `write` or `fail_put`. The others are counted by reason. `chain` has
+        the stretches of all keys; the tier returns them with its blocks, after a restart too."""
 
     def write(
         self, blocks: Sequence[B], views: Sequence[memoryview], on_written: OnWritten

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from remote_server.guard import Guard
-from remote_server.protocol import KeyState, TierShare
+from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierShare
 from remote_server.store.memory_tier import MemoryTier
 from remote_server.store.slabs import Block, BlockState
 from remote_server.store.tier import Tier
@@ -98,6 +98,12 @@ class TierStack:
     def is_readable(self, namespace: str, key: bytes) -> bool:
         """In any tier."""
         return self.lookup_all(namespace, (key,)) == _READABLE
+
+    def chain_of(self, namespace: str, key: bytes) -> Stretch:
+        """The chain fields of the block of `key`, from the first tier that has it."""
+        peeks = (self.memory.peek, *(tier.peek for tier in self.tiers))
+        found = (peek(namespace, key) for peek in peeks)
+        return next((block.chain for block in found if block is not None), UNKNOWN)
 
     def namespaces_below(self) -> Mapping[str, int]:
         """The namespaces that are below memory, and their `block_bytes`."""
@@ -310,6 +316,7 @@ class TierStack:
             sources[0].block_bytes,  # the namespace may be undeclared
             [block.length for block in sources],
             [block.checksum for block in sources],
+            [block.chain for block in sources],
         )
         has_room = len(targets) == len(sources)
         if not has_room:

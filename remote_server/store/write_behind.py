@@ -143,6 +143,7 @@ class WriteBehind:
             block_bytes,
             [block.length for block in blocks],
             [self._checksum(block) for block in blocks],
+            [block.chain for block in blocks],
         )
         taken = blocks[: len(places)]
         self.counters["demote_declined"] += len(blocks) - len(taken)

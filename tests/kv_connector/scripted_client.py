@@ -8,11 +8,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 from vllm.v1.kv_offload.base import OffloadKey, ReqContext, ScheduleEndContext, make_offload_key
+from vllm.v1.kv_offload.config import OffloadingGroupConfig
 from vllm.v1.kv_offload.tiering.base import TransferJob
 
 from kv_connector.remote_tier import RemoteTier
 from remote_server.client import BreakerState, GetOutcome, GetResult, PutResult
-from remote_server.protocol import Found, KeyState, PutOutcome
+from remote_server.protocol import Found, KeyState, PutOutcome, Stretch
 
 STEP_END = ScheduleEndContext((), ())
 
@@ -27,6 +28,7 @@ class Asked:
     rows: Sequence[memoryview]
     reply: "Future[Any]" = field(default_factory=Future)
     on_late: Callable[[Found], None] | None = None
+    chain: Sequence[Stretch] = ()
 
     def found(self, *states: KeyState) -> None:
         """The reply comes, in time or after the deadline."""
@@ -88,9 +90,10 @@ class ScriptedClient:
         *,
         timeout_s: float,
         on_late: Callable[[Found], None] | None = None,
+        chain: Sequence[Stretch] = (),
     ) -> "Future[Any]":
         reply = self._ask("lookup", namespace, keys)
-        self.asked[-1].on_late = on_late
+        self.asked[-1].on_late, self.asked[-1].chain = on_late, chain
         return reply
 
     def get(
@@ -98,8 +101,18 @@ class ScriptedClient:
     ) -> "Future[Any]":
         return self._ask("get", namespace, keys, rows)
 
-    def put(self, namespace: str, keys: Any, rows: Any, *, timeout_s: float) -> "Future[Any]":
-        return self._ask("put", namespace, keys, rows)
+    def put(
+        self,
+        namespace: str,
+        keys: Any,
+        rows: Any,
+        *,
+        timeout_s: float,
+        chain: Sequence[Stretch] = (),
+    ) -> "Future[Any]":
+        reply = self._ask("put", namespace, keys, rows)
+        self.asked[-1].chain = chain
+        return reply
 
     def touch(self, namespace: str, keys: Sequence[bytes]) -> "Future[Any]":
         return self._ask("touch", namespace, keys)
@@ -147,6 +160,7 @@ class Clock:
 ROW_BYTES = 4096
 BLOCK_BYTES = 4000
 TOKENS_PER_BLOCK = 32
+GROUPS = (OffloadingGroupConfig(TOKENS_PER_BLOCK, ("layer",), 0),)
 
 
 class Engine:
@@ -160,7 +174,9 @@ class Engine:
             blocks_per_chunk=1,
             cpu_page_size_per_worker=BLOCK_BYTES,
             replicated_layout=False,
-            config=SimpleNamespace(engine_id="engine", parallel=SimpleNamespace(world_size=1)),
+            config=SimpleNamespace(
+                engine_id="engine", parallel=SimpleNamespace(world_size=1), groups=GROUPS
+            ),
         )
         self.tier = RemoteTier(
             spec,  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from scripted_client import (
     BLOCK_BYTES,
+    GROUPS,
     ROW_BYTES,
     STEP_END,
     TOKENS_PER_BLOCK,
@@ -61,7 +62,7 @@ class TieredEngine:
             cpu_page_size_per_worker=BLOCK_BYTES,
             replicated_layout=False,
             config=SimpleNamespace(
-                engine_id=name, parallel=SimpleNamespace(world_size=1, pp_size=1)
+                engine_id=name, parallel=SimpleNamespace(world_size=1, pp_size=1), groups=GROUPS
             ),
         )
 

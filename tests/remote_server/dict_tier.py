@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from remote_server.protocol import KeyState, TierStats
+from remote_server.protocol import UNKNOWN, KeyState, Stretch, TierStats, select
 from remote_server.store.tier import OnRead, OnWritten, Written
 
 
@@ -17,6 +17,7 @@ class DictBlock(msgspec.Struct, eq=False):
     checksum: int
     block_bytes: int
     put_s: float
+    chain: Stretch = UNKNOWN
     data: bytes = b""
     pins: int = 0
     is_readable: bool = False
@@ -57,6 +58,9 @@ class DictTier:
         block = self._blocks.get((namespace, key))
         return block is not None and block.checksum == checksum
 
+    def peek(self, namespace: str, key: bytes) -> DictBlock | None:
+        return self._blocks.get((namespace, key))
+
     def namespaces(self) -> Mapping[str, int]:
         return {block.namespace: block.block_bytes for block in self._blocks.values()}
 
@@ -85,12 +89,14 @@ class DictTier:
         block_bytes: int,
         lengths: Sequence[int],
         checksums: Sequence[int],
+        chain: Sequence[Stretch] = (),
     ) -> list[DictBlock]:
         blocks: list[DictBlock] = []
-        for key, length, checksum in zip(keys, lengths, checksums, strict=True):
+        for place, (key, length, checksum) in enumerate(zip(keys, lengths, checksums, strict=True)):
             if not self._has_room():
                 break
-            block = DictBlock(namespace, key, length, checksum, block_bytes, self._clock())
+            (fields,) = select(chain, (place,)) or (UNKNOWN,)
+            block = DictBlock(namespace, key, length, checksum, block_bytes, self._clock(), fields)
             self._held.add(block)
             blocks.append(block)
         return blocks

@@ -127,8 +127,8 @@ class Waiting(OneByOne):
         self._settle = settle
         self._buffers: dict[TierBlock, bytearray] = {}
 
-    def begin_puts(self, namespace, keys, block_bytes, lengths, checksums):
-        blocks = self.tier.begin_puts(namespace, keys, block_bytes, lengths, checksums)
+    def begin_puts(self, namespace, keys, block_bytes, lengths, checksums, chain=()):
+        blocks = self.tier.begin_puts(namespace, keys, block_bytes, lengths, checksums, chain)
         self._buffers.update({block: bytearray(block.length) for block in blocks})
         return blocks
 

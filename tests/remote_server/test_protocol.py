@@ -26,6 +26,7 @@ from remote_server.protocol import (
     Reply,
     Request,
     SharedRows,
+    Stretch,
     Welcome,
 )
 from remote_server.store import tier_stack, write_behind
@@ -72,6 +73,14 @@ GOLDEN = [
         Get(request_id=6, namespace="n", keys=[b"k"], shared=LeaseRequest(region=3, release=[4])),
         "85a474797065a3676574a96e616d657370616365a16ea46b65797391c4016ba673686172656482a6"
         "726567696f6e03a772656c656173659104aa726571756573745f696406",
+    ),
+    (
+        Lookup(
+            request_id=7, namespace="n", keys=[b"a", b"b", b"c"],
+            chain=[Stretch(2, 1, 64, 32, 96), Stretch(1, 0, 0, 16)],
+        ),
+        "85a474797065a66c6f6f6b7570a96e616d657370616365a16ea46b65797393c40161c40162c40163"
+        "a5636861696e92960201402060c29601000010ffc2aa726571756573745f696407",
     ),
     (
         Got(

@@ -7,7 +7,7 @@ from lfu import LFU
 from one_by_one import OneByOne
 
 from remote_server import protocol
-from remote_server.protocol import KeyState
+from remote_server.protocol import UNKNOWN, KeyState, Stretch
 from remote_server.shm.arena import Arena
 from remote_server.store.eviction import POLICIES
 from remote_server.store.memory_tier import MemoryTier
@@ -293,6 +293,25 @@ def test_many_puts_find_places_for_the_first_that_fit(tier):
     assert tier.stats().blocks == CAPACITY
     assert tier.begin_puts("ns", [], BLOCK_BYTES, [], []) == []
     tier.complete_puts([])
+
+
+def test_a_block_has_the_chain_fields_that_it_was_put_with_and_no_other(tier):
+    keys = [b"%d" % number for number in range(3)]
+    checksums = [protocol.checksum("ns", key, b"1") for key in keys]
+    blocks = tier.begin_puts(
+        "ns", keys, BLOCK_BYTES, [1] * 3, checksums, [Stretch(2, 1, 64, 32, 96), UNKNOWN]
+    )
+    for block in blocks:
+        tier.view(block)[:] = b"1"
+    tier.complete_puts(blocks)
+    first = Stretch(1, 1, 64, 32, 96)
+    assert [tier.tier.peek("ns", key).chain for key in keys] == [
+        first, Stretch(1, 1, 96, 32, 96), UNKNOWN
+    ]  # fmt: skip
+    put(tier, b"0", b"2")
+    assert tier.tier.peek("ns", b"0").chain == UNKNOWN, "its new copy was put without"
+    assert tier.tier.peek("ns", b"absent") is None
+    assert tier.tier.peek("unknown", b"0") is None
 
 
 def test_of_many_puts_those_that_were_cleared_meanwhile_do_not_come_back(tier):

@@ -125,9 +125,9 @@ class Peer:
         message, blocks = self.put_message(numbers, namespace, length, **fields)
         return self.ask(message, *blocks)
 
-    def lookup(self, numbers, namespace="ns"):
+    def lookup(self, numbers, namespace="ns", **fields):
         keys = [key(number) for number in numbers]
-        return self.ask(Lookup(request_id=self.next_id(), namespace=namespace, keys=keys))
+        return self.ask(Lookup(request_id=self.next_id(), namespace=namespace, keys=keys, **fields))
 
     def send_get(self, numbers, namespace="ns", stream=True) -> int:
         keys = [key(number) for number in numbers]

@@ -15,7 +15,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 from benchmarks.remote_kv_cache.replay.server_model import ServerModel
 from benchmarks.simulated.tiered_pool import MakeTier
-from kv_connector.pool import PoolRows
+from kv_connector.pool_rows import PoolRows
 
 
 class ModelTier(SecondaryTierManager):  # type: ignore[misc]  # Any: vLLM is not followed

@@ -5,9 +5,9 @@ file LOCK keep a second server out. A segment is one large preallocated file, nu
 namespace and one block size: a header page, then equal slots. A slot is a header page and a block's
 bytes, in whole pages, so that both can bypass the page cache (O_DIRECT) and a run of neighbours is
 one call. The slot's header holds the block's key, length, checksum (XXH3-64 seeded with namespace
-and key, as on the wire), a generation, and the segment's own random number. The segment's header
-holds the namespace. The last 8 bytes of each header page are its checksum. No file name contains
-data from the network.
+and key, as on the wire), a generation, its chain fields, and the segment's own random number. The
+segment's header holds the namespace. The last 8 bytes of each header page are its checksum. No file
+name contains data from the network.
 
 Only whole slots are overwritten, and headers that are erased. A segment's header is written once,
 before the file gets its name; a segment that changes hands is removed and another one made. So

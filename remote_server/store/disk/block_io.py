@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
+from remote_server.protocol import Stretch, select
 from remote_server.store.disk.allocator import SegmentAllocator
 from remote_server.store.disk.files import Scratch
 from remote_server.store.disk.index import Index, Removal
@@ -60,6 +61,7 @@ class Writing:
         block_bytes: int,
         lengths: Sequence[int],
         checksums: Sequence[int],
+        chain: Sequence[Stretch],
     ) -> list[DiskBlock]:
         blocks: list[DiskBlock] = []
         if block_bytes > largest_block(self._segments.segment_bytes):
@@ -72,6 +74,8 @@ class Writing:
         wanted = zip(keys[:allowed], lengths, checksums, strict=False)
         while (missing := allowed - len(blocks)) and self._has_room(slot_class, missing):
             segment, slots = self._segments.take_slots(slot_class, missing)
+            here = select(chain, range(len(blocks), len(blocks) + len(slots)))
+            segment.chains.set(slots, segment.num_slots, here)
             for slot, (key, length, checksum) in zip(slots, wanted, strict=False):
                 generation = self._segments.next_generation()
                 block = DiskBlock(namespace, key, length, checksum, generation, segment, slot, tick)

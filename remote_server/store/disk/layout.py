@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import xxhash
 
-from remote_server.protocol import MAX_KEY_BYTES, MAX_NAMESPACE_CHARS
+from remote_server.protocol import MAX_KEY_BYTES, MAX_NAMESPACE_CHARS, UNKNOWN, Stretch
+from remote_server.protocol.chain import from_words, to_words
 
 FORMAT_VERSION = 1
 
@@ -30,8 +31,12 @@ _SLOT = struct.Struct("<8sHHIQQQQ")
 _CHECKSUM = struct.Struct("<Q")
 _BODY = PAGE - _CHECKSUM.size
 
+# Before the checksum of a slot header. Earlier servers wrote zeros there, and ignore it.
+_CHAIN = struct.Struct("<QQ")
+_CHAIN_AT = _BODY - _CHAIN.size
+
 assert _SEGMENT.size + 4 * MAX_NAMESPACE_CHARS <= _BODY
-assert _SLOT.size + MAX_KEY_BYTES <= _BODY
+assert _SLOT.size + MAX_KEY_BYTES <= _CHAIN_AT
 
 
 class SegmentHeader(NamedTuple):
@@ -51,6 +56,7 @@ class SlotHeader(NamedTuple):
     length: int
     checksum: int  # `protocol.checksum` of the block's bytes
     generation: int
+    chain: Stretch = UNKNOWN
 
 
 def slot_bytes_for(block_bytes: int) -> int:
@@ -116,7 +122,8 @@ def pack_slot_header(header: SlotHeader, slot: int, incarnation: int) -> bytes:
         SLOT_MAGIC, FORMAT_VERSION, len(header.key), slot, incarnation, header.length,
         header.checksum, header.generation,
     )  # fmt: skip
-    return _sealed(fields + header.key)
+    chain = _CHAIN.pack(*to_words(header.chain))
+    return _sealed((fields + header.key).ljust(_CHAIN_AT, b"\0") + chain)
 
 
 def unpack_slot_header(
@@ -132,7 +139,8 @@ def unpack_slot_header(
     if not 0 < length <= block_bytes or not 0 < key_length <= MAX_KEY_BYTES:
         return None
     key = bytes(page[_SLOT.size : _SLOT.size + key_length])
-    return SlotHeader(key, length, checksum, generation)
+    chain = from_words(*_CHAIN.unpack_from(page, _CHAIN_AT))
+    return SlotHeader(key, length, checksum, generation, chain)
 
 
 def holds_nothing(page: bytes | memoryview) -> bool:

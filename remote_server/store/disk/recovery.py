@@ -83,6 +83,7 @@ class DiskRecoveryIndex:
             namespace, header.key, header.length, header.checksum, header.generation, segment,
             found.slot, self._tick, 0, BlockState.UNVERIFIED,
         )  # fmt: skip
+        segment.chains.set((found.slot,), segment.num_slots, (header.chain,))
         self._segments.place(block)
         if segment.retired:
             self._segments.free_slot(block)

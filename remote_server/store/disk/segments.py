@@ -7,6 +7,7 @@ from enum import Enum, auto
 
 import msgspec
 
+from remote_server.protocol import ChainTable, Stretch
 from remote_server.sizes import GiB
 from remote_server.store.disk.files import File
 from remote_server.store.disk.layout import (
@@ -74,8 +75,13 @@ class DiskBlock(msgspec.Struct, eq=False, gc=False):
         return self.segment.slot_class.block_bytes
 
     @property
+    def chain(self) -> Stretch:
+        """Its chain fields."""
+        return self.segment.chains[self.slot]
+
+    @property
     def header(self) -> SlotHeader:
-        return SlotHeader(self.key, self.length, self.checksum, self.generation)
+        return SlotHeader(self.key, self.length, self.checksum, self.generation, self.chain)
 
 
 class SlotClass:
@@ -112,6 +118,7 @@ class Segment:
     blocks: set[DiskBlock] = field(default_factory=set)
     num_busy: int = 0  # blocks pinned, and 1 for a recovery that is not done with it
     tick_sum: int = 0  # of `blocks`
+    chains: ChainTable = field(default_factory=ChainTable)
 
     @property
     def slot_bytes(self) -> int:

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
-from remote_server.protocol import KeyState, TierStats
+from remote_server.protocol import KeyState, Stretch, TierStats
 from remote_server.store.disk.allocator import SegmentAllocator
 from remote_server.store.disk.block_io import Reading, Writing
 from remote_server.store.disk.files import Files
@@ -145,6 +145,10 @@ class DiskTier:
         block = self._index.find(namespace, key)
         return block is not None and block.checksum == checksum
 
+    def peek(self, namespace: str, key: bytes) -> DiskBlock | None:
+        """The block of `key`, verified or not. Not a use."""
+        return self._index.find(namespace, key)
+
     def room_for(self, lengths: Sequence[int]) -> int:
         """How many blocks of these `lengths` may wait to be written, beside those that do:
         `begin_puts` would decline the others as busy."""
@@ -205,6 +209,7 @@ class DiskTier:
         block_bytes: int,
         lengths: Sequence[int],
         checksums: Sequence[int],
+        chain: Sequence[Stretch] = (),
     ) -> list[DiskBlock]:
         """A slot for each of the first keys, as many as there is room for now, after evictions. The
         others are counted by reason.
@@ -212,7 +217,7 @@ class DiskTier:
         The caller ends each with `write` or `fail_put`. A key that is on disk already gets another
         copy, which replaces the first when it is written: check `lookup_all` before.
         """
-        return self._writing.begin(namespace, keys, block_bytes, lengths, checksums)
+        return self._writing.begin(namespace, keys, block_bytes, lengths, checksums, chain)
 
     def write(
         self, blocks: Sequence[DiskBlock], views: Sequence[memoryview], on_written: OnWritten

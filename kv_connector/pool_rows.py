@@ -1,0 +1,149 @@
+"""Rows of the pool as the tier sees them: their bytes, and the places of their keys in prompts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from vllm.v1.kv_offload.base import OffloadKey, get_offload_group_idx
+from vllm.v1.kv_offload.tiering.base import TransferJob
+
+from remote_server.protocol import MAX_STRETCHES, MAX_TOKENS, Stretch
+
+if TYPE_CHECKING:
+    from vllm.v1.kv_offload.base import OffloadingSpec
+
+Place = tuple[int | None, int]
+"""Where the tokens of a key end in its prompt, and the class of the request that put it: see
+`protocol.Stretch`. None and -1 when they are not known."""
+
+NOWHERE: Place = (None, -1)
+
+Places = Mapping[OffloadKey, Place]
+
+NO_PLACES: Places = MappingProxyType({})
+
+
+def places_of(job: TransferJob, known: int = -1) -> Places:
+    """The places of the job's keys in its prompt, for a request of the class `known`."""
+    position = job.req_context.get_offload_key_position
+    return {key: (position(key), known) for key in job.keys}
+
+
+# The part of the pool that loads may fill; the rest is for computed blocks and puts. A key at a
+# later position is a miss: the loads of a prompt longer than the pool evict the prompt's own
+# earlier rows, and vLLM would never admit it.
+POOL_SHARE_FOR_LOADS = 0.75
+
+
+class PoolRows:
+    """Views of the pool's rows, cut to the bytes that a block owns.
+
+    A row may end in padding to a page. `block_bytes` excludes it, so it is neither hashed nor sent.
+    """
+
+    def __init__(self, pool: memoryview, spec: "OffloadingSpec") -> None:
+        assert pool.shape is not None and pool.strides is not None
+        self.count, self._stride = pool.shape[0], pool.strides[0]
+        self.block_bytes = owned_bytes(spec, self._stride)
+        self.memory = pool.cast("B")
+        """All of the pool, for a transport that maps it as a whole."""
+        sizes = set(spec.tokens_per_block)
+        self._tokens_per_row = max(sizes) * spec.blocks_per_chunk
+        self._rows_per_stretch = len(spec.tokens_per_block)
+        """Rows that hold the same tokens: one for each KV cache group."""
+        # vLLM stores the partial block at the end of a prompt only for models with several groups,
+        # all of one block size.
+        self._tokens_of_a_whole_row = (
+            self._tokens_per_row if len(sizes) == 1 < self._rows_per_stretch else 1
+        )
+        self._tokens_of_group = {
+            group.group_id: group.tokens_per_block * spec.blocks_per_chunk
+            for group in spec.config.groups
+        }
+        self.rows_for_loads = int(self.count * POOL_SHARE_FOR_LOADS)
+        """Rows that waiting prompts may fill with blocks of the server."""
+        tokens = self.rows_for_loads // self._rows_per_stretch * self._tokens_per_row
+        self.last_token_of_a_prompt = tokens
+        """The last token of a prompt whose block fits in the pool together with all blocks before
+        it."""
+
+    def at(self, rows: Iterable[int]) -> list[memoryview]:
+        """The bytes of these rows, in place. They stay valid until `release`."""
+        return [
+            self.memory[row * self._stride : row * self._stride + self.block_bytes]
+            for row in map(int, rows)
+        ]
+
+    @property
+    def can_be_partial(self) -> bool:
+        """Whether `is_partial` can be True for any key of this model."""
+        return self._tokens_of_a_whole_row > 1
+
+    def is_partial(self, end_token: int | None) -> bool:
+        """Whether a key whose tokens end there identifies only the first part of a block. The rest
+        of its row is not its own: later tokens, or older content of the engine's block."""
+        return bool(end_token and end_token % self._tokens_of_a_whole_row)
+
+    def chain(
+        self, keys: Sequence[bytes], ends: Sequence[int | None], known: Sequence[int]
+    ) -> list[Stretch]:
+        """The chain fields of blocks whose tokens end at `ends`, put by requests of the classes
+        `known`; empty when a position is not known, or there are too many stretches."""
+        if not ends or (first := ends[0]) is None or None in ends:
+            return []
+        if len(self._tokens_of_group) == 1 and known.count(known[0]) == len(known):
+            ((group, step),) = self._tokens_of_group.items()
+            stop = first + len(ends) * step
+            if first >= step and stop <= MAX_TOKENS and ends == [*range(first, stop, step)]:
+                return [Stretch(len(ends), group, first - step, step, known[0])]
+        return self._stretches(keys, ends, known)  # type: ignore[arg-type]  # no None in it
+
+    def chain_at(self, keys: Sequence[OffloadKey], places: Places) -> list[Stretch]:
+        """The same for keys whose `places` are known, as far as they are."""
+        of_keys = [places.get(key, NOWHERE) for key in keys]
+        return self.chain(keys, [end for end, _ in of_keys], [known for _, known in of_keys])
+
+    def _stretches(
+        self, keys: Sequence[bytes], ends: Iterable[int], known: Iterable[int]
+    ) -> list[Stretch]:
+        stretches: list[Stretch] = []
+        before: tuple[int, int, int] | None = None
+        rows = first = last = step = 0
+
+        def end_stretch() -> None:
+            if before is not None:
+                stretches.append(Stretch(rows, before[0], first, *before[1:], step < 0))
+
+        for key, end, request in zip(keys, ends, known, strict=True):
+            group = get_offload_group_idx(OffloadKey(key))
+            tokens = self._tokens_of_group.get(group)
+            if tokens is None or not 0 < end <= MAX_TOKENS:
+                return []
+            start = (end - 1) // tokens * tokens
+            size = end - start  # less than `tokens` for the first part of a block
+            this = (group, size, request)
+            if this == before and (start - last == step or (rows == 1 and last - start == size)):
+                step = start - last
+                rows += 1
+            else:
+                end_stretch()
+                before, rows, first, step = this, 1, start, size
+            last = start
+        end_stretch()
+        return stretches if len(stretches) <= MAX_STRETCHES else []
+
+    def tokens_of(self, num_rows: int) -> int:
+        """Prompt tokens whose blocks these rows hold."""
+        return num_rows * self._tokens_per_row // self._rows_per_stretch
+
+    def release(self) -> None:
+        """Release the pool's memory; views from `at` must not be used afterwards."""
+        self.memory.release()
+
+
+def owned_bytes(spec: "OffloadingSpec", row_bytes: int) -> int:
+    """The bytes of a row that belong to its block, without the padding at its end."""
+    per_worker: int = getattr(spec, "cpu_page_size_per_worker", 0)
+    copies = 1 if spec.replicated_layout else spec.config.parallel.world_size
+    owned = per_worker * copies
+    return owned if 0 < owned <= row_bytes else row_bytes
