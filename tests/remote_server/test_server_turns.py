@@ -43,7 +43,7 @@ NUM_KEYS = protocol.MAX_KEYS_PER_MESSAGE
 BLOCK_BYTES = 64
 KEYS = [key(number) for number in range(NUM_KEYS)]
 STEPS = NUM_KEYS // KEYS_PER_STEP
-PATIENCE_MS = 5_000
+PATIENCE_MS = 30_000
 
 
 class ByHand:
