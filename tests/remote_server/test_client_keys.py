@@ -1,6 +1,5 @@
 """Our client at servers with keys and without: it is let in, or reports why not and computes."""
 
-
 import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, Memory, block, key
 from fake_server import eventually
