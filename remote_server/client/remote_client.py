@@ -337,7 +337,7 @@ class RemoteClient:
         """Fully closed: every request has ended, and this client does not touch a row again."""
         return self._loop.mailbox.closed
 
-    def check(self, timeout_s: float = 1.0) -> None:
+    def check(self, timeout_s: float = 30.0) -> None:
         """Raise `AssertionError` when this client's books do not balance. For tests."""
         failure: Future[None] = Future()
 

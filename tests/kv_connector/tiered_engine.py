@@ -23,7 +23,7 @@ from vllm.v1.kv_offload.tiering.manager import (
 
 from kv_connector.remote_tier import RemoteTier
 
-PATIENCE_S = 10.0
+PATIENCE_S = 30.0
 
 
 def key_of(number: int) -> OffloadKey:

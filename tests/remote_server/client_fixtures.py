@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from client_helpers import BLOCK_BYTES, NAMESPACE, Clock, Heap, Memory, Shared, io_threads
-from fake_server import FakeServer, eventually
+from fake_server import PATIENCE_S, FakeServer, eventually
 from held import CHANNELS, FaultPoints
 
 from remote_server.client import ClientConfig, RemoteClient
@@ -90,7 +90,7 @@ def make_client(request: pytest.FixtureRequest) -> Iterator[Callable[..., Remote
     yield make
     for client, thread in clients:
         client.check()
-        client.close()
+        client.close(PATIENCE_S)
         client.check()
         assert not thread.is_alive(), "the thread outlived close"
         assert client.queued_bytes == 0

@@ -24,7 +24,7 @@ from remote_server.turns import to_end
 
 MEMORY = 256 << 10  # 16 slabs of 16 KiB
 REGION_BYTES = 64 << 10
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 class Router:

@@ -1,6 +1,7 @@
 """A server's process, and what it holds beside its arena."""
 
 import mmap
+import os
 import subprocess
 import sys
 import time
@@ -8,8 +9,17 @@ from pathlib import Path
 
 from remote_server.sizes import MiB
 
+PATIENCE_S = 30.0  # a test that waits this long has failed
+
 # What attacks may add to the process, its own overhead included.
 MOST_GROWTH = 64 * MiB
+
+
+def cpu_s(pid: int) -> float:
+    """User and system time of a process so far."""
+    with open(f"/proc/{pid}/stat") as file:
+        fields = file.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class ServerProcess:
@@ -23,6 +33,9 @@ class ServerProcess:
         self.endpoint = self._popen.stdout.readline().split()[3]
         self.at_start = self.private_bytes()
         self.most = 0
+
+    def cpu_s(self) -> float:
+        return cpu_s(self._popen.pid)
 
     def private_bytes(self) -> int:
         """Resident, and no shared memory as the arena is."""
@@ -41,6 +54,14 @@ class ServerProcess:
             self.growth()
             time.sleep(0.01)
 
+    def wait_until_below(self, num_bytes: int) -> None:
+        """libzmq's thread frees what a closed socket held, some time after `close`."""
+        deadline = time.monotonic() + PATIENCE_S
+        while (grown := self.growth()) >= num_bytes:
+            assert time.monotonic() < deadline, f"{grown / MiB:.1f} MiB are held"
+            time.sleep(0.01)
+
     def close(self) -> None:
         self._popen.terminate()
-        assert self._popen.wait(20) == 0
+        self._popen.stdout.close()
+        assert self._popen.wait(PATIENCE_S) == 0

@@ -120,7 +120,7 @@ async def test_a_loop_that_does_not_answer_makes_health_a_503_and_then_200_again
     assert (await http.get("/health"))[0] == 503
     assert (await http.get("/settings"))[0] == 200, "what needs no answer is there"
     go_on.set()
-    standing.result(5)
+    standing.result(30)
     monkeypatch.setattr(site, "ALIVE_S", 5.0)
     assert (await http.get("/health"))[0] == 200
 
@@ -232,11 +232,11 @@ async def test_drain_declines_puts_and_ends_the_server_and_then_nothing_is_alive
             # Something is on its way, so that draining can be seen.
             with server.copy_gate.shut():
                 busy = server.loop_calls.call(lambda: server._copier.submit(CountedJob([])))
-                busy.result(5)
+                busy.result(30)
                 assert (await http.post("/drain"))[0] == 202
                 assert (await http.get("/ready"))[::2] == (503, "draining\n")
                 assert (await http.get("/health"))[0] == 200
-            assert await asyncio.to_thread(server.wait_until_drained, 5)
+            assert await asyncio.to_thread(server.wait_until_drained, 30)
             assert (await http.get("/health"))[0] == 503
 
 
@@ -311,7 +311,7 @@ async def test_a_thousand_connections_are_bounded_and_the_data_port_does_not_not
             said = await asyncio.to_thread(_statuses, many)
             assert len(said) == 1000 and set(said) <= {b"200", b"503", b""}
             assert b"503" in said and b"200" in said
-            open_now = server.loop_calls.call(lambda: threading.active_count()).result(5)
+            open_now = server.loop_calls.call(lambda: threading.active_count()).result(30)
             assert open_now < 40
         finally:
             for connection in many:
@@ -390,8 +390,8 @@ def _statuses(connections) -> list[bytes]:
 def test_a_question_that_fails_fails_the_asker_and_the_loop_goes_on(pair):
     loop_calls = pair[0].loop_calls
     with pytest.raises(ZeroDivisionError):
-        loop_calls.call(lambda: 1 / 0).result(5)
-    assert loop_calls.call(threading.get_ident).result(5) == pair[0]._thread.ident
+        loop_calls.call(lambda: 1 / 0).result(30)
+    assert loop_calls.call(threading.get_ident).result(30) == pair[0]._thread.ident
 
 
 def test_too_many_questions_are_refused_and_a_stopped_server_answers_none():
@@ -404,12 +404,12 @@ def test_too_many_questions_are_refused_and_a_stopped_server_answers_none():
         with pytest.raises(ServerUnavailable):
             refused[0].result()
         go_on.set()
-        first.result(5)
-        assert sum(one.result(5) for one in asked if one not in refused) == 200 - len(refused)
+        first.result(30)
+        assert sum(one.result(30) for one in asked if one not in refused) == 200 - len(refused)
         server.leave()
-        assert server.wait_until_drained(5)
+        assert server.wait_until_drained(30)
         with pytest.raises(ServerUnavailable):
-            server.loop_calls.call(lambda: 1).result(5)
+            server.loop_calls.call(lambda: 1).result(30)
 
 
 # ── settings ─────────────────────────────────────────────────────────────────────────────

@@ -159,10 +159,12 @@ def test_a_frozen_server_costs_one_deadline_and_is_back_when_it_thaws(
     rows = empty_rows(8)
     gets = [client.get(NAMESPACE, keys, rows, stall_s=0.25) for _ in range(3)]
     for get in gets:
-        assert get.result(1).outcomes == [GetOutcome.LATE] * 8
+        assert get.result(PATIENCE_S).outcomes == [GetOutcome.LATE] * 8
     eventually(lambda: not client.ready)
-    assert client.get(NAMESPACE, keys, rows).result(1).outcomes == [UNAVAILABLE] * 8
-    late_put = client.put(NAMESPACE, keys, rows_of(range(8)), timeout_s=0.1).result(1)
+    got = client.get(NAMESPACE, keys, rows).result(PATIENCE_S)
+    assert got.outcomes == [UNAVAILABLE] * 8
+    put = client.put(NAMESPACE, keys, rows_of(range(8)), timeout_s=0.1)
+    late_put = put.result(PATIENCE_S)
     assert late_put.error is not None
     assert_untouched(rows)
 

@@ -17,7 +17,7 @@ from remote_server.sizes import MiB
 
 assert tenancy
 
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 
 
 class Sockets:

@@ -144,7 +144,7 @@ def test_the_end_of_a_disk_job(server, other):
         pool.submit(DiskJob(Priority.READ, lambda scratch: 1, finish))
         pool.submit(DiskJob(Priority.READ, lambda scratch: 2, done.append))
 
-    server.loop_calls.call(submit).result(5)
+    server.loop_calls.call(submit).result(30)
     eventually(lambda: done == [2])
     assert serves(other)
     assert errors(server) == 1
@@ -163,7 +163,7 @@ def test_one_of_those_who_wait_for_a_block_of_the_disk(server, connect, other):
     def fail_with(_):
         raise OSError("a get's end")
 
-    server.loop_calls.call(ask).result(5)
+    server.loop_calls.call(ask).result(30)
     eventually(lambda: came == [1])
     assert errors(server) == 1
     assert serves(other)
@@ -267,7 +267,7 @@ async def test_health_tells_of_a_thread_of_the_disk_that_has_ended(ask, monkeypa
     monkeypatch.setattr(threading, "excepthook", lambda _: None)
     with served(disk=str(tmp_path / "disk"), disk_bytes=64 * MiB) as (server, admin):
         pool = server.tenants[""].disk.pool
-        server.loop_calls.call(lambda: pool.submit(DiskJob(Priority.READ, len, print))).result(5)
+        server.loop_calls.call(lambda: pool.submit(DiskJob(Priority.READ, len, print))).result(30)
         eventually(lambda: server._disk_threads.num_dead)
         assert await ask(admin) == (503, "1 disk threads have ended\n")
 

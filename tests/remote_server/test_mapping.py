@@ -15,7 +15,7 @@ from remote_server.shm.arena import Arena, Population
 from remote_server.shm.mapping import ReadOnlyMap
 from remote_server.sizes import MiB
 
-PATIENCE_S = 5
+PATIENCE_S = 30
 
 
 def num_faults() -> int:

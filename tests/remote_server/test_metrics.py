@@ -359,12 +359,12 @@ async def test_gets_are_counted_by_the_tier_that_had_the_block(tmp_path, context
         peer.hello()
         for first in range(0, 512, 64):  # twice what memory holds
             peer.put(range(first, first + 64))
-            while server.loop_calls.call(lambda: server.store.tier_stack.busy).result(5):
+            while server.loop_calls.call(lambda: server.store.tier_stack.busy).result(30):
                 pass
-        before = server.loop_calls.call(server.snapshot).result(5).counters
+        before = server.loop_calls.call(server.snapshot).result(30).counters
         assert before["evicted"] >= 256 and before["disk_demoted"] == 512
         assert len(peer.get(range(520))[1]) == 512
-        counters = server.loop_calls.call(server.snapshot).result(5).counters
+        counters = server.loop_calls.call(server.snapshot).result(30).counters
     assert counters["disk_lost"] == 0
     assert counters["hits_memory"] + counters["hits_disk"] == counters["get_hit"] == 512
     assert counters["hits_disk"] == counters["disk_promoted"] >= 256

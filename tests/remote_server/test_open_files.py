@@ -13,6 +13,7 @@ from contextlib import suppress
 import pytest
 from descriptors import memfd, open_fds
 from fake_server import eventually
+from server_process import cpu_s
 from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, Peer
 
 from remote_server import plain_text, process_limits, protocol
@@ -46,13 +47,6 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in processes:
         process.kill()
         process.communicate()
-
-
-def cpu_s(pid: int) -> float:
-    """User and system time of a process so far."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # ── the server's own sockets ─────────────────────────────────────────────────────────────
@@ -170,7 +164,7 @@ def test_engines_that_all_come_back_at_once_wait_in_the_local_socket(server, pee
     name = peer.hello().local_socket
     local = server.tenants[""].local
     waiting = []
-    server.loop_calls.call(lambda: local._poller.unregister(local._number)).result(5)
+    server.loop_calls.call(lambda: local._poller.unregister(local._number)).result(30)
     local._listening = False
     local._watch_listener = lambda: None
     try:

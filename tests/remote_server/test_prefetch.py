@@ -89,7 +89,7 @@ async def test_where_everything_is_pinned_nothing_is_read_and_nothing_is_lost(
     )
     assert None not in pinned
     assert await ask(range(3)) == (200, NOTHING | {"no_room": 3})
-    small_pair[0].loop_calls.call(lambda: memory.unpin_all(pinned)).result(5)
+    small_pair[0].loop_calls.call(lambda: memory.unpin_all(pinned)).result(30)
     assert await ask(range(3)) == (200, NOTHING | {"read": 3})
 
 

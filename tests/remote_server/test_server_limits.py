@@ -363,7 +363,7 @@ def test_the_books_of_what_is_held_are_empty_once_all_is_read_or_its_reader_has_
         assert len(peer.get(numbers)[1]) == len(numbers)
 
     def only_of_one(_) -> bool:
-        seen = server.loop_calls.call(server.snapshot).result(5).held[""]
+        seen = server.loop_calls.call(server.snapshot).result(30).held[""]
         return seen.gathered == seen.largest[0].gathered == held.gathered.held > 0
 
     peer.stats_once(only_of_one)

@@ -41,7 +41,7 @@ def nothing(_: object) -> None:
 
 def on_loop(server: Server, act):
     """What `act` returns, called between two turns of the server."""
-    return server.loop_calls.call(act).result(5)
+    return server.loop_calls.call(act).result(30)
 
 
 def pinned(server: Server) -> int:

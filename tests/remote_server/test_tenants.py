@@ -67,11 +67,11 @@ def test_clear_and_prefetch_find_a_namespace_by_its_full_name_alone(two, tenancy
         return [(tenant.name, name)
                 for tenant, name in namespaces_named(server.tenants, full_name)]  # fmt: skip
 
-    assert server.loop_calls.call(names).result(5) == found
+    assert server.loop_calls.call(names).result(30) == found
     if full_name is not None:
         prefetched = server.loop_calls.call(lambda: server.prefetches.begin(full_name, [key(0)]))
-        assert (prefetched.result(5) is not None) == bool(found)
-    cleared = server.loop_calls.call(lambda: clear_blocks(server.tenants, full_name)).result(5)
+        assert (prefetched.result(30) is not None) == bool(found)
+    cleared = server.loop_calls.call(lambda: clear_blocks(server.tenants, full_name)).result(30)
     assert (cleared[0]["memory"] if cleared is not None else 0) == 3 * len(found)
 
 
@@ -383,5 +383,5 @@ def test_what_connections_hold_is_shown_by_tenant(tenancy):
     server = tenancy.start()
     tenancy.peer("a").hello(fingerprint={"model": "m"})
     tenancy.peer("b").stats()
-    held = server.loop_calls.call(server.snapshot).result(5).held
+    held = server.loop_calls.call(server.snapshot).result(30).held
     assert held["a"].fingerprints > held["b"].fingerprints == 0

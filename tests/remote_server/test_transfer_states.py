@@ -423,7 +423,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def states_of(server: Server) -> Counter[str]:
-    seen = server.loop_calls.call(server.snapshot).result(5)
+    seen = server.loop_calls.call(server.snapshot).result(30)
     return +Counter({**seen.puts, **seen.gets})
 
 
@@ -513,7 +513,7 @@ def test_a_put_that_waits_when_the_server_stops_leaves_no_slot(tmp_path, context
             peer.send(message, *blocks)
             peer.stats_once(lambda _: states_of(server) == {"filling": 1})
             server.leave()
-            assert server.wait_until_drained(5)
+            assert server.wait_until_drained(30)
             server._copier.stop()
             assert server.store.tier_stats()["memory"].pending == 0
             assert server.tenants[""].handlers.puts_in_state["filling"] == 0
