@@ -13,7 +13,7 @@ from wire_peer import REGION_BYTES, TICKETS_BYTES, LocalConnection, block
 from remote_server import protocol
 from remote_server.cli.common import ask_stats
 from remote_server.client import GetOutcome
-from remote_server.client.session import OTHER_PROTOCOL_RETRY_S
+from remote_server.client.session import OTHER_PROTOCOL_RETRY_S, Standing
 from remote_server.errors import ServerUnavailable
 from remote_server.protocol import Attach, Hello, NotAttached, Stats
 
@@ -99,6 +99,10 @@ def test_a_command_at_an_old_server_names_the_side_to_upgrade(fake, make_client)
         ask_stats(make_client(fake.endpoint), PATIENCE_S)
 
 
+def all_refused(client):
+    return all(one.standing is Standing.REFUSED for one in client._loop.session.declarations)
+
+
 @pytest.mark.parametrize("answer", [refusal, welcome])
 def test_at_an_old_server_every_block_is_a_miss_and_one_line_gives_the_reason(
     fake, make_client, clock, caplog, answer
@@ -107,21 +111,23 @@ def test_at_an_old_server_every_block_is_a_miss_and_one_line_gives_the_reason(
     client = make_client(fake.endpoint, clock=clock, wait=False)
     client.declare("another", BLOCK_BYTES)
     fake.wait_for(Hello, 2)
-    eventually(lambda: UPGRADE_SERVER in caplog.text)
+    eventually(lambda: all_refused(client), "both have their refusal")
+    assert UPGRADE_SERVER in caplog.text
     got = client.get(NAMESPACE, [key(0)], empty_rows(1)).result(PATIENCE_S)
     assert (got.outcomes, UPGRADE_SERVER in str(got.error)) == ([GetOutcome.UNAVAILABLE], True)
     put = client.put("another", [key(0)], rows_of(range(1))).result(PATIENCE_S)
     assert isinstance(put.error, ServerUnavailable)
     assert isinstance(client.lookup(NAMESPACE, [key(0)]).exception(PATIENCE_S), ServerUnavailable)
     for number in range(2, 5):
+        eventually(lambda: all_refused(client), "both have their refusal")
         clock.advance(OTHER_PROTOCOL_RETRY_S - 1)
         turn(client)
         assert len(fake.all_asked(Hello)) == 2 * (number - 1), "no storm of hellos"
         clock.advance(2)
         fake.wait_for(Hello, 2 * number)
-        turn(client)
     assert caplog.text.count("upgrade the server") == 1, caplog.text
     assert "refused: " not in caplog.text
+    eventually(lambda: all_refused(client), "both have their refusal")
     fake.behave()
     clock.advance(OTHER_PROTOCOL_RETRY_S + 1)
     eventually(lambda: client.ready)
